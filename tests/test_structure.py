@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -11,8 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MODULE, CLASS = 500, 300
 """Most lines of a module and of a class."""
-ALLOWED = {"Message": "each program that the launcher starts has its own messages"}
-"""Names that mean several things, with the reason."""
 
 
 @cache
@@ -41,18 +38,15 @@ def test_classes_are_short() -> None:
 
 
 def test_a_public_type_has_one_meaning() -> None:
-    """Classes, and aliases of types, which are named like classes. An engine may use the words of
-    its system, such as the events of Kubernetes."""
+    """Classes, and aliases of types, which are named like classes."""
     places = defaultdict(list)
     for place, source in sources().items():
         if place.startswith("scripts/"):
             continue
-        engine = re.match(r".*/engines/(\w+)/", place)
         for node in ast.parse(source).body:
             for name in _types(node):
-                places[engine and engine[1], name].append(place)
-    several = {name: found for name, found in places.items() if len(found) > 1}
-    assert {name for _, name in several} == {*ALLOWED}, several
+                places[name].append(place)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def _types(node: ast.stmt) -> list[str]:

@@ -183,16 +183,17 @@ def attach(
 
     Takes over the run if its launcher is gone. ``control.leave()`` returns early and leaves the job
     running; the exit code in the report is then INTERRUPTED. ``run`` is the name of a run, or the
-    start of the name. Raises UsageError if there is no such run, or if it has ended.
+    start of the name; if several runs begin with it, it means the one that is not over. Raises
+    UsageError if there is no such run, or if it has ended.
     """
     from dtrain.engines import existing
-    from dtrain.runs.log_store import RunFolder
     from dtrain.session.control import Control
     from dtrain.session.observer import NullObserver
+    from dtrain.session.status import find_active
 
     watching, receiver = control or Control(), observer or NullObserver()
     return existing.attach(
-        RunFolder.find(run),
+        find_active(run),
         engines=lambda record: _engine(record.request, receiver, watching, ask),
         observer=receiver,
         control=watching,
@@ -213,13 +214,13 @@ def stop(
     code of a run that failed first. Raises UsageError if there is no such run, or if it has ended.
     """
     from dtrain.engines import existing
-    from dtrain.runs.log_store import RunFolder
     from dtrain.session.control import Control
     from dtrain.session.observer import NullObserver
+    from dtrain.session.status import find_active
 
     waiting, receiver = control or Control(), observer or NullObserver()
     return existing.stop(
-        RunFolder.find(run),
+        find_active(run),
         force=force,
         engines=lambda record: _engine(record.request, receiver, waiting, ask),
         observer=receiver,
@@ -247,16 +248,16 @@ def execute(
     an error.
     """
     from dtrain.engines.execution import execute as run_commands
-    from dtrain.runs.log_store import RunFolder
     from dtrain.runs.record import Record
     from dtrain.session.commands import NullReceiver
     from dtrain.session.control import Control
+    from dtrain.session.status import find_active
 
     record = None
     if isinstance(target, str) and "/" not in target and not Path(target).exists():
         if target.endswith((".yaml", ".yml", ".json")):
             load(target)  # says that there is no such file
-        record = Record.load(RunFolder.find(target).path)
+        record = Record.load(find_active(target).path)
     return run_commands(
         load(target) if record is None else record.request,
         record,
@@ -380,11 +381,13 @@ def examine(
     *,
     rendezvous: bool = False,
     bandwidth: bool = False,
+    compute: bool = False,
     depth: Depth | None = None,
     ask: Ask | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Evidence:
-    """The facts that `check` judges; with ``depth``, fewer of them."""
+    """The facts that `check` judges; with ``depth``, fewer of them. With ``compute``, ``bandwidth``
+    also measures the speed of the devices."""
     from dtrain.launchplan.plan import build
     from dtrain.session.gather_order import THOROUGH
     from dtrain.session.ports import draw_ports
@@ -416,7 +419,7 @@ def examine(
         if rendezvous:
             evidence = preflight.rehearse(evidence)
         if bandwidth:
-            evidence = preflight.measure(evidence)
+            evidence = preflight.measure(evidence, compute=compute)
         return evidence
     finally:
         preflight.close()
@@ -441,9 +444,9 @@ def plan(
     """How to split a model over a cluster: ``answer.best`` is the layout, if ``answer.fits``.
 
     - ``strategies``: whether to accept a job for TensorFlow, which has strategies, not layouts.
-    - ``ask`` asks a person for passphrases, if Slurm must say which GPUs a partition has.
+    - ``ask`` asks a person for passphrases, if a host or Slurm must be asked.
 
-    Raises UsageError and SpecError for invalid input.
+    Raises UsageError and SpecError for invalid input, and DtrainError if ``request.probe`` fails.
     """
     from dtrain import planning
 
@@ -452,7 +455,16 @@ def plan(
 
         return queue_gpus(spec, request.file, ask)
 
-    question = planning.pose(request, ask_engine)
+    probe = None
+    if request.probe:
+        from dtrain import probing
+        from dtrain.checks.probe import probe as slowest
+
+        file = probing.measurable(request)
+        probe = slowest(examine(file, bandwidth=True, compute=True, ask=ask))
+    question = planning.pose(request, ask_engine, probe)
+    if probe is not None:
+        question = probing.stored(question, probe)
     if request.calibrate_runs:
         from dtrain.runs.calibration import learned
 

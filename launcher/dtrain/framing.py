@@ -178,6 +178,16 @@ def _harmless(match: re.Match[str]) -> str:
 
 def clean_all(lines: list[str], color: bool = False) -> list[str]:
     """`clean` for many lines. Fast for lines without control characters."""
-    if "".join(lines).isprintable():
+    if _is_clean("".join(lines)):
         return lines
     return [line if line.isprintable() else clean(line, color) for line in lines]
+
+
+_ASCII_CONTROLS = bytes([*range(0x20), 0x7F])
+
+
+def _is_clean(text: str) -> bool:
+    """``text.isprintable()``, which takes four times as long for ASCII."""
+    if text.isascii():
+        return len(text.encode().translate(None, _ASCII_CONTROLS)) == len(text)
+    return text.isprintable()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dtrain.failures.stalls import LEAST, Stall, StallDetector
@@ -90,6 +92,8 @@ def test_a_job_that_stands_without_a_culprit() -> None:
     assert stall is not None
     assert stall.processes == ()
     assert str(stall) == "no rank has done a step for 15 s, after step 100"
+    long = replace(stall, seconds=1439.0)
+    assert str(long) == "no rank has done a step for 23 min, after step 100"
     job.train(1)
     assert job.detector.find(job.now) is None
 

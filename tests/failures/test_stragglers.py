@@ -8,7 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain.failures.stragglers import Block, Straggler, StragglerDetector, causes_seen
+from dtrain.failures.stragglers import (
+    Block,
+    RoundTripTimes,
+    Straggler,
+    StragglerDetector,
+    causes_seen,
+)
 from dtrain.messages.telemetry import HEAT, GpuSample, RankUse, Sample
 from dtrain.runtime.steps import STEPS
 
@@ -150,6 +156,47 @@ def test_a_slow_network_is_named_if_steps_become_longer() -> None:
     assert 0.3 < found.slower < 0.7
     everywhere = {f"rank-{rank}": {"network"} for rank in range(16)}
     assert job.detector.find(everywhere) is None
+
+
+def test_a_far_host_is_named_if_all_ranks_wait() -> None:
+    trips = RoundTripTimes()
+    for now in range(0, 100, 10):
+        for host, trip in (("node0", 0.2), ("node1", 0.3), ("node2", 21.0)):
+            trips.add(host, trip, now)
+    assert trips.far(95.0) == {"node2"}
+    trips.add("node2", 0.2, 95.1)
+    assert trips.far(95.2) == {"node2"}  # compared once a second
+    assert trips.far(96.1) == set()
+    trips.add("node2", 21.0, 97.0)
+    assert trips.far(200.0) == set()  # too old
+    job = Job(24)
+    far = {f"rank-{rank}": {"far"} for rank in range(16, 24)}
+    job.run(100)
+    assert job.detector.find(far) is None  # the round trips cost nothing
+    job = Job(24)
+    job.wait = 1.0
+    job.run(100)
+    found = job.detector.find(far)
+    assert found is not None
+    assert (found.hosts, found.cause, found.measured) == (("node2",), "far", "network")
+    assert str(found).endswith("% longer: the network of node2 is slow")
+
+
+def test_two_hosts_become_far_from_each_other() -> None:
+    trips = RoundTripTimes()
+    for now in range(0, 300, 10):
+        for host in ("node0", "node1"):
+            trips.add(host, 0.2 if now < 200 else 21.0, now)
+        assert trips.far(now) == (set() if now < 200 else {"node0", "node1"})
+    job, far = Job(4), {f"rank-{rank}": {"far"} for rank in range(4)}
+    job.wait = 1.0
+    job.run(200)
+    assert job.detector.find(far) is None  # not longer than before
+    job.wait = 2.0
+    job.run(100)
+    found = job.detector.find(far)
+    assert found is not None
+    assert found.hosts == ("node0", "node1")
 
 
 def test_late_data_is_seen_even_if_the_computation_is_unknown() -> None:

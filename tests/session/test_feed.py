@@ -1,11 +1,15 @@
-"""What a feed keeps for a receiver that takes nothing."""
+"""What a feed keeps for a receiver that takes nothing, and the order of calls and output."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from dtrain.runs.log_store import Stream
 from dtrain.session.feed import MAX_CALLS, Feed
 from support.limits import HANG
 
@@ -36,3 +40,42 @@ def test_progress_does_not_fill_the_memory_while_the_terminal_is_stopped() -> No
     feed.close()
     assert feed.wait(HANG)
     assert shown == [*range(MAX_CALLS)]
+
+
+def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream("a", "worker", 0, 0, "stdout", tmp_path / "worker-0.out")
+    stream.path.write_bytes(b"old\nnew\n")
+    shown: list[str] = []
+    receiver: Any = SimpleNamespace(
+        limit=100,
+        host_state=lambda host, state, detail: None,
+        lines=lambda stream, lines, partial: shown.extend(lines),
+        flush=lambda now: None,
+        next_flush=lambda now: None,
+        suspend=lambda: None,
+    )
+    take = Feed._take_grown
+    caller: list[threading.Thread] = []
+    called = threading.Event()
+
+    def interrupted(feed: Feed) -> dict[Stream, int]:
+        """The caller's two calls, as far as they get, come between two steps of the feed."""
+        if not caller:
+
+            def call() -> None:
+                feed.skip(stream, 4)
+                feed.output(stream, 8)
+                called.set()
+
+            caller.append(threading.Thread(target=call))
+            caller[0].start()
+            caller[0].join(0.2)
+        return take(feed)
+
+    monkeypatch.setattr(Feed, "_take_grown", interrupted)
+    feed = Feed(receiver)
+    feed.host_state("a", "running")
+    assert called.wait(HANG)
+    feed.close()
+    assert feed.wait(HANG)
+    assert shown == ["new"]

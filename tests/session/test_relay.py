@@ -1,4 +1,4 @@
-"""A relay that is given up at the moment at which it answers."""
+"""A relay that is given up at the moment at which it answers, and a writer that never started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 from dtrain.diagnostics import ConnectError
 from dtrain.node import protocol
-from dtrain.session.relay import RelayChannel, SilentRelayError
+from dtrain.session.relay import CommandWriter, RelayChannel, SilentRelayError, heartbeat
 from dtrain.transport.contract import TcpStream
 from support.limits import HANG
 from support.scripted import ScriptedProcess
@@ -55,3 +55,39 @@ def test_a_late_answer_does_not_save_a_relay_that_was_given_up() -> None:
     channel.ping(1)
     reader.join(HANG)
     assert "does not answer" in str(found[0])
+
+
+def test_a_writer_that_starts_after_its_end_sends_no_pings() -> None:
+    writer = CommandWriter[dict[str, str]](lambda: None, lambda bug: None)
+    writer.finish()
+    writer.start()
+    writer.join(HANG)
+    assert writer.ping not in heartbeat._calls
+
+
+class Broken(Relay):
+    """A bug: a write raises what nobody expects, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self._bug: Exception | None = ValueError("a bug")
+
+    def write(self, data: bytes) -> None:
+        bug, self._bug = self._bug, None
+        if bug is not None:
+            raise bug
+        self.written.append(data)
+
+
+def test_commands_follow_one_whose_write_raises() -> None:
+    relay, raised = Broken(), list[Exception]()
+    writer = CommandWriter[dict[str, str]](lambda: None, raised.append)
+    writer.relay = RelayChannel("a", relay, relay)
+    writer.start()
+    writer.send({"op": "start"})
+    writer.send({"op": "kill"})
+    writer.finish()
+    assert writer._idle.wait(HANG)
+    assert [str(bug) for bug in raised] == ["a bug"]
+    assert relay.written == [protocol.encode_command({"op": "kill"})]

@@ -545,7 +545,7 @@ def without_targets(spec: ClusterFile) -> ClusterFile:
 
 
 @given(files(), st.sampled_from(LAYOUTS), st.sampled_from([None, "3d", "none"]))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_file(
     file: tuple[list[tuple[str, bool]], str, bool],
     layout: dict[str, object],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -235,6 +236,45 @@ def test_closing_a_process_ends_a_blocked_write(connection: Connection, tmp_path
         process.close()
         waiting.result(SECONDS)
     gate.write_text("go\n")
+
+
+def test_follow_passes_on_all_output_and_the_end(connection: Connection) -> None:
+    process = connection.start("head -c 10000000 /dev/zero; exit 3")
+    sizes: list[int] = []
+    ended = threading.Event()
+
+    def receive(data: bytes | ConnectError) -> bool:
+        assert isinstance(data, bytes)
+        sizes.append(len(data))
+        if not data:
+            ended.set()
+        return True
+
+    process.follow(receive)
+    assert ended.wait(SECONDS)
+    assert sum(sizes) == 10000000
+    assert 0 not in sizes[:-1]
+    assert process.wait(SECONDS) == 3
+
+
+def test_follow_ends_with_the_connection(connection: Connection) -> None:
+    process = connection.start("echo; cat")
+    pieces: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
+    process.follow(lambda data: not pieces.put(data))
+    assert pieces.get(timeout=SECONDS) == b"\n"
+    connection.close()
+    assert pieces.get(timeout=SECONDS) == b""
+
+
+def test_follow_ends_once_the_receiver_wants_no_more(connection: Connection) -> None:
+    process = connection.start("exec yes")
+    pieces: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
+    process.follow(lambda data: bool(pieces.put(data)))
+    assert pieces.get(timeout=SECONDS)
+    assert run(connection, "echo still works")[1] == b"still works\n"
+    process.close()
+    connection.close()
+    assert pieces.empty()
 
 
 def test_closing_a_process_does_not_kill_it(connection: Connection, tmp_path: Path) -> None:

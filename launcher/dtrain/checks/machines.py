@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from dtrain.checks.evidence import Evidence, HostFacts
@@ -24,7 +24,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _one_machine_twice(evidence: Evidence) -> Iterator[Finding]:
-    for first, second in combinations(evidence.hosts, 2):
+    for first, second in _alike(evidence.hosts):
         local = {first.part.host.transport, second.part.host.transport} == {"local"}
         shared = set(_uuids(first)) & set(_uuids(second))
         same = first.machine is not None and first.machine == second.machine
@@ -42,6 +42,16 @@ def _one_machine_twice(evidence: Evidence) -> Iterator[Finding]:
                 f"remove one of them from cluster.hosts, or correct cluster.overrides"
                 f".{second.name}.address",
             )
+
+
+def _alike(hosts: Sequence[HostFacts]) -> list[tuple[HostFacts, HostFacts]]:
+    """The pairs of hosts that have a machine or a GPU in common."""
+    owners: dict[object, list[int]] = defaultdict(list)
+    for place, host in enumerate(hosts):
+        for identity in {host.machine, *_uuids(host)} - {None}:
+            owners[identity].append(place)
+    pairs = {pair for places in owners.values() for pair in combinations(places, 2)}
+    return [(hosts[first], hosts[second]) for first, second in sorted(pairs)]
 
 
 def _claims(host: HostFacts) -> set[tuple[str, int]]:

@@ -13,8 +13,9 @@ SLOW_REVERSE = 2.0
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
+        resolved = host.fact("names").get("hosts", {})
         for peer in evidence.hosts:
-            if not _same(host, peer):
+            if peer.name in resolved and not _same(host, peer):
                 yield from _peer(evidence, host, peer)
         yield from _own(evidence, host)
         seconds = host.fact("names").get("reverse_seconds", 0.0)

@@ -85,8 +85,8 @@ def _watch(
     ``progress``: begin with the last progress and the slow ranks."""
     follower = RunFollower(folder, Record.load(folder.path), observer)
     follower.skip()
-    if progress and follower.progress is not None:
-        observer.progress("", follower.progress)
+    for one in follower.progress if progress else ():
+        observer.progress("", one)
     if progress and follower.stragglers is not None:
         observer.stragglers(follower.stragglers)
     report = follower.follow(lambda seconds: _wait(control, seconds))

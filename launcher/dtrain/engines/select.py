@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dtrain.diagnostics import UsageError
-from dtrain.engines import ssh
 from dtrain.engines.contract import Engine
-from dtrain.engines.ssh import SshEngine
+from dtrain.engines.ssh.controller import SshEngine
+from dtrain.engines.ssh.targets import targets as ssh_targets
 from dtrain.runs.record import Record, Request
 from dtrain.session.commands import Target
 from dtrain.session.control import Control
@@ -65,4 +65,4 @@ def targets(request: Request, record: Record | None) -> list[Target]:
         from dtrain.engines.slurm import step
 
         return step.targets(request, record)
-    return ssh.targets(request, record)
+    return ssh_targets(request, record)

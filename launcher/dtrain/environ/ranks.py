@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from dtrain.environ.template import number
 
@@ -19,15 +20,20 @@ class World:
     """The number of earlier attempts."""
     scripted: bool = False
     """Whether one script starts all ranks, each with its numbers in shell variables."""
+    _first_ranks: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        sums = tuple(accumulate(self.ranks_by_node, initial=0))
+        object.__setattr__(self, "_first_ranks", sums)
 
     @property
     def size(self) -> int:
         """World size: the number of ranks in the whole job."""
-        return sum(self.ranks_by_node)
+        return self._first_ranks[-1]
 
     def first_rank(self, node_rank: int) -> int:
         """Global rank of a node's first worker."""
-        return sum(self.ranks_by_node[:node_rank])
+        return self._first_ranks[node_rank]
 
     def rank(self, node_rank: int, local_rank: int) -> str:
         """Global rank of a worker."""

@@ -48,15 +48,19 @@ class Stall:
 
     def __str__(self) -> str:
         if not self.processes:
-            return f"no rank has done a step for {self.seconds:.0f} s, after step {self.step}"
+            return f"no rank has done a step for {self._length}, after step {self.step}"
         verb = "stands" if len(self.processes) == 1 else "stand"
         them = "it" if len(self.processes) == 1 else "them"
         waiting = "1 waits" if self.waiting == 1 else f"{self.waiting} wait"
         others = f"; {waiting} for {them}" if self.waiting else ""
         return (
             f"{spoken(self.processes)} on {fold(list(self.hosts))} {verb} still after step"
-            f" {self.step}, for {self.seconds:.0f} s{others}"
+            f" {self.step}, for {self._length}{others}"
         )
+
+    @property
+    def _length(self) -> str:
+        return f"{self.seconds:.0f} s" if self.seconds < 600 else f"{self.seconds // 60:.0f} min"
 
 
 @dataclass(slots=True)

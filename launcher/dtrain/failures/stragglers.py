@@ -47,13 +47,24 @@ BUSY_CPUS, FOREIGN_CPUS = 0.9, 0.1
 """Fractions of a host's CPUs. The job lacks CPU time if more than the first are busy, and more than
 the second with processes outside the job."""
 
-Cause = Literal["data", "cpu", "clock", "gpu", "network", "unknown"]
+FRESH, TRIPS = 10.0, 360
+"""Seconds for which a round trip counts, and between two of these many usual ones."""
+BETWEEN_TRIPS = 1.0
+"""Seconds between two comparisons of round trips."""
+LONG = 0.3
+"""If all ranks wait for this part of each step, and one host is far, its network is slow."""
+FAR, LEAST_FAR = 3.0, 1.0
+"""A host is far if its round trips take this many times as long as usual in the job, and this many
+milliseconds longer."""
+
+Cause = Literal["data", "cpu", "clock", "gpu", "network", "far", "unknown"]
 CAUSES: Mapping[Cause, str] = {
     "data": "waits for data",
     "cpu": "other processes use the CPU",
     "clock": "the GPU's clock is throttled",
     "gpu": "other processes use the GPU",
     "network": "its host loses packets on the network",
+    "far": "its host is slow on the network",
     "unknown": "cause unknown",
 }
 
@@ -97,8 +108,9 @@ class Straggler:
     step: int
     """The last step that was judged; 0 without steps."""
     measured: Literal["steps", "network", "activity"] = "steps"
-    """``steps``: how long each rank was busy. ``network``: all ranks wait longer than before, and
-    these hosts lose packets. ``activity``: no rank measures its steps, and these GPUs work less."""
+    """``steps``: how long each rank was busy. ``network``: all ranks wait long, and these hosts
+    lose packets or have long round trips. ``activity``: no rank measures its steps, and these GPUs
+    work less."""
 
     def is_news_after(self, shown: Straggler | None) -> bool:
         """Whether it tells a user who has seen ``shown`` something new."""
@@ -112,6 +124,9 @@ class Straggler:
 
     def __str__(self) -> str:
         where = fold(list(self.hosts))
+        if self.measured == "network" and self.cause == "far":
+            slower = f"steps take up to {self.slower * 100:.0f} % longer"
+            return f"{slower}: the network of {where} is slow"
         if self.measured == "network":
             verb = "loses" if len(self.hosts) == 1 else "lose"
             return (
@@ -214,6 +229,47 @@ def less_active(
     )
 
 
+class RoundTripTimes:
+    """Compares the round trips of the hosts of a job."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, float]] = {}
+        self._usual: deque[float] = deque(maxlen=TRIPS)
+        self._due = 0.0
+        self._far: set[str] = set()
+        self._far_until = 0.0
+
+    def add(self, host: str, milliseconds: float, now: float) -> None:
+        """A host's sample at ``now``."""
+        self._last[host] = (milliseconds, now)
+        if now >= self._due:
+            self._due = now + FRESH
+            self._usual.append(_normal([*self._current(now).values()]))
+
+    def _current(self, now: float) -> dict[str, float]:
+        return {host: trip for host, (trip, then) in self._last.items() if now - then < FRESH}
+
+    def far(self, now: float) -> set[str]:
+        """The hosts whose round trips take long: all of two, or at most half of more. Compared
+        once in `BETWEEN_TRIPS`, because each sample of each host asks."""
+        if now >= self._far_until:
+            self._far_until = now + BETWEEN_TRIPS
+            self._far = self._compare(now)
+        return self._far
+
+    def _compare(self, now: float) -> set[str]:
+        current = self._current(now)
+        if len(current) < 2:
+            return set()
+        usual = min(_normal([*current.values()]), _normal([*self._usual]))
+        found = {
+            host
+            for host, trip in current.items()
+            if trip > FAR * usual and trip > usual + LEAST_FAR
+        }
+        return found if len(found) * 2 <= len(current) or len(current) == 2 else set()
+
+
 class StragglerDetector:
     """The slow ranks of one attempt. ``world_size`` is the number of ranks."""
 
@@ -263,7 +319,7 @@ class StragglerDetector:
             # If most ranks of a group are slow, they are its normal ranks, not stragglers.
             slow += found if len(found) * 2 <= len(members) else []
         if not slow:
-            return self._on_slow_network(seen or {})
+            return self._with_bad_network(seen or {})
         slow.sort(key=lambda name: -self._ranks[name].slower)
         hosts = tuple(sorted({self._ranks[name].host for name in slow}))
         on_hosts = [name for name, rank in self._ranks.items() if rank.host in hosts]
@@ -277,23 +333,36 @@ class StragglerDetector:
             step=(self._judged + 1) * STEPS,
         )
 
-    def _on_slow_network(self, seen: Mapping[str, Collection[Cause]]) -> Straggler | None:
-        """The ranks whose hosts lose packets, if all ranks wait longer than usual."""
-        ranks = [name for name in self._ranks if "network" in seen.get(name, ())]
-        if not 0 < len(ranks) * 2 <= len(self._ranks) or len(self._waits) <= BLOCKS:
+    def _with_bad_network(self, seen: Mapping[str, Collection[Cause]]) -> Straggler | None:
+        """The ranks whose hosts have a bad network, if all ranks wait longer than usual."""
+        if len(self._waits) <= BLOCKS:
+            return None
+        cause: Cause = "network"
+        ranks = [name for name in self._ranks if cause in seen.get(name, ())]
+        most = len(self._ranks) // 2
+        if not ranks:
+            cause = "far"
+            ranks = [name for name in self._ranks if cause in seen.get(name, ())]
+            hosts = {rank.host for rank in self._ranks.values()}
+            most = len(self._ranks) if len(hosts) == 2 else most
+        if not 0 < len(ranks) <= most:
             return None
         recent = list(self._waits)[-BLOCKS:]
         usual = _normal([wait for _, wait in self._waits])
         longer = [(wait - usual) / step for step, wait in recent if step > 0]
         if sum(one > LONGER for one in longer) < SLOW_BLOCKS:
-            return None
+            if cause != "far" or len({rank.host for rank in self._ranks.values()}) < 3:
+                return None
+            longer = [wait / step for step, wait in recent if step > 0]  # from the start
+            if sum(one > LONG for one in longer) < SLOW_BLOCKS:
+                return None
         part = median(longer)
         return Straggler(
             processes=tuple(ranks),
             hosts=tuple(sorted({self._ranks[name].host for name in ranks})),
             whole_host=True,
             slower=round(part / (1 - part), 3) if part < 1 else 1.0,
-            cause="network",
+            cause=cause,
             step=(self._judged + 1) * STEPS,
             measured="network",
         )

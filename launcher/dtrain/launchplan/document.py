@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dtrain.launchplan.environment import NodeVariable
-from dtrain.launchplan.plan import LaunchPlan
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.launchplan.shell import completed
 
 SCHEMA = 1
@@ -37,7 +37,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
                 "node_rank": part.node_rank,
                 "workdir": part.workdir,
                 "setup": list(plan.job.setup),
-                "route_to": part.route_to if known else None,
+                "route_to": _route_to(part) if known else None,
                 "environment": masked(part.environment, plan),
                 "node_variables": completed_by_node(part.node_variables),
                 "processes": [
@@ -66,3 +66,8 @@ def completed_by_node(variables: Mapping[str, NodeVariable]) -> dict[str, str]:
 def masked(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
     """``environment`` plus the job's secrets, with masked values."""
     return {**environment, **dict.fromkeys(plan.job.secrets, MASK)}
+
+
+def _route_to(part: HostPlan) -> str | None:
+    """The address to which the host's interface leads; None if it does not matter."""
+    return next((variable.value for variable in part.interface_variables.values()), None)

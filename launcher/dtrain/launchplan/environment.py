@@ -90,17 +90,17 @@ class Launched:
 
 
 def placeholders(
-    spec: ClusterFile, launched: Launched, node_rank: int, size: int
+    spec: ClusterFile, launched: Launched, node_rank: int, size: int, gpus: int
 ) -> dict[str, str]:
     """Placeholder values that are the same for all processes of a host; ``size`` is the world
-    size."""
+    size, ``gpus`` the sum of all hosts."""
     hosts = spec.cluster.hosts
     return {
         "node_rank": number("node_rank", node_rank, scripted=launched.scripted),
         "world_size": str(size),
         "nodes": str(len(hosts)),
         "gpus": str(hosts[node_rank].workers),
-        "total_gpus": str(sum(host.workers for host in hosts)),
+        "total_gpus": str(gpus),
         "master_addr": hosts[0].address,
         "master_port": launched.port,
         "host": hosts[node_rank].name,
@@ -163,7 +163,11 @@ def host_variables(
     job: Job, environment: Mapping[str, str], route_to: str | None, python: str = ""
 ) -> dict[str, NodeVariable]:
     """Variables that the node adds for all processes of a host. ``environment`` is their
-    environment so far; ``python`` is their interpreter, whose folder goes on ``PATH``."""
+    environment so far; ``python`` is their interpreter, whose folder goes on ``PATH``.
+
+    Gloo and torch RPC use the interface for the address ``route_to``. Their default is the address
+    of the host's own name, which is a loopback address on Debian.
+    """
     variables = {
         "DTRAIN_RUN_DIR": NodeVariable("", "file"),
         "PYTHONPATH": NodeVariable("runtime.zip", "file", "front"),

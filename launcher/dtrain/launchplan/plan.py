@@ -24,6 +24,7 @@ from dtrain.launchplan.environment import (
     process_environment,
     process_variables,
 )
+from dtrain.launchplan.pods import object_name, pod_address, pod_names
 from dtrain.spec.model import ClusterFile, Container, Host, Job, Kubernetes, Slurm
 from dtrain.spec.placeholders import fill_all
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
@@ -81,14 +82,16 @@ class HostPlan:
     """TCP ports that the host's processes will listen on."""
     node_variables: Mapping[str, NodeVariable] = field(default_factory=dict)
     """Variables that the node adds to the environment."""
-    route_to: str | None = None
-    """The address of another host. Without another setting, Gloo and torch RPC use the interface
-    for this address. Their default is the address of the host's own name, which is a loopback
-    address on Debian."""
     python: str = "python3"
     """The Python interpreter of its processes."""
     enclosure: container.Enclosure | None = None
     """The containers in which its processes run."""
+
+    @property
+    def interface_variables(self) -> Mapping[str, NodeVariable]:
+        """The node variables that become the name of a network interface."""
+        every = self.node_variables.items()
+        return {name: variable for name, variable in every if variable.kind == "interface"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +115,12 @@ class LaunchPlan:
     shell expansions as on Slurm."""
 
     attempt: int = 1
+    world_size: int = field(init=False, compare=False)
+    """Worker processes in the whole job."""
 
-    @property
-    def world_size(self) -> int:
-        """Worker processes in the whole job."""
-        return sum(process.ranks for host in self.hosts for process in host.processes)
+    def __post_init__(self) -> None:
+        size = sum(process.ranks for host in self.hosts for process in host.processes)
+        object.__setattr__(self, "world_size", size)
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -182,7 +186,7 @@ def build(
         cluster.kubernetes,
         attempt,
     )
-    return plan if cluster.kubernetes is None else plan.on(names.pods(len(plan.hosts)))
+    return plan if cluster.kubernetes is None else plan.on(pod_names(len(plan.hosts)))
 
 
 def _to_allocate(spec: ClusterFile, run: str | None) -> ClusterFile:
@@ -193,7 +197,7 @@ def _to_allocate(spec: ClusterFile, run: str | None) -> ClusterFile:
     for node_rank, host in enumerate(spec.cluster.hosts):
         address = host.address
         if spec.cluster.kubernetes is not None:
-            address = names.pod_address(names.object_name(spec.name, run), node_rank)
+            address = pod_address(object_name(spec.name, run), node_rank)
         hosts.append(
             replace(
                 host,
@@ -214,9 +218,10 @@ def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
         launched.restarts,
         launched.scripted,
     )
+    gpus = sum(host.workers for host in hosts)
     for node_rank, host in enumerate(hosts):
         python = _python(host, local_python)
-        values = placeholders(spec, launched, node_rank, world.size)
+        values = placeholders(spec, launched, node_rank, world.size, gpus)
         processes: tuple[Process, ...]
         if job.framework == "torch" and job.rendezvous.backend != "direct":
             identity = torchrun.threads(world.ranks_by_node[node_rank])
@@ -247,7 +252,6 @@ def _ranks(spec: ClusterFile, launched: Launched, local_python: str) -> Iterator
             _workdir(spec, host),
             (int(launched.port),) if node_rank == 0 else (),
             host_variables(job, environment, route_to, python),
-            route_to,
             python,
         )
 
@@ -332,12 +336,13 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
         )
         listening[address] += 1
     shared, own = _tensorflow_identity(spec, tasks)
+    all_gpus = sum(host.workers for host in hosts)
     for node_rank, host in enumerate(hosts):
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
         gpus = _gpus_by_task(mine, job.roles, host)
         chosen = chosen_variables(job, host)
         python = _python(host, local_python)
-        values = placeholders(spec, launched, node_rank, len(tasks))
+        values = placeholders(spec, launched, node_rank, len(tasks), all_gpus)
         numbered = {
             task: {
                 **values,
@@ -368,7 +373,7 @@ def _tensorflow(spec: ClusterFile, launched: Launched, local_python: str) -> Ite
             _workdir(spec, host),
             tuple(int(task.port) for task in mine) if tasks_listen(job) else (),
             host_variables(job, environment, None, python),
-            python=python,
+            python,
         )
 
 

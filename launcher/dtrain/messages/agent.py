@@ -242,9 +242,6 @@ class RunSeen:
 class StreamFound:
     id: Annotated[int, Range(1, (1 << 32) - 1)]
     name: Annotated[str, re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")]
-    role: Role
-    index: Index
-    rank: Index | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +302,7 @@ class Bye:
     pass
 
 
-Message = (
+AgentMessage = (
     Hello
     | Prepared
     | Refused
@@ -337,7 +334,7 @@ _EVENTS: dict[str, type[Event]] = {
         Ended,
     )
 }
-_MESSAGES: dict[str, type[Message]] = {
+_MESSAGES: dict[str, type[AgentMessage]] = {
     "hello": Hello,
     "prepared": Prepared,
     "refused": Refused,
@@ -354,15 +351,15 @@ _MESSAGES: dict[str, type[Message]] = {
 }
 
 
-_NAMES: dict[type[Message], str] = {kind: name for name, kind in _MESSAGES.items()}
+_NAMES: dict[type[AgentMessage], str] = {kind: name for name, kind in _MESSAGES.items()}
 
 
-def name_of(message: Message) -> str:
+def name_of(message: AgentMessage) -> str:
     """The message's ``type``."""
     return _NAMES.get(type(message), "event")
 
 
-def read_message(body: Mapping[str, Any]) -> Message:
+def read_message(body: Mapping[str, Any]) -> AgentMessage:
     """A relay's message. Raises ProtocolError."""
     kind = body.get("type")
     if kind == "event":
@@ -370,7 +367,7 @@ def read_message(body: Mapping[str, Any]) -> Message:
         return Happened(offset, read_event(body.get("event")))
     if not isinstance(kind, str) or kind not in _MESSAGES:
         raise ProtocolError(f"unknown message {excerpt(kind)}")
-    return cast(Message, decode(_MESSAGES[kind], body, kind))
+    return cast(AgentMessage, decode(_MESSAGES[kind], body, kind))
 
 
 def read_event(body: Any) -> Event:

@@ -19,14 +19,14 @@ class CommandExited:
     reason: Annotated[str, Length(1 << 16)]
 
 
-Message = CommandExited | Bye
+CommandMessage = CommandExited | Bye
 
-_MESSAGES: dict[str, type[Message]] = {"exited": CommandExited, "bye": Bye}
+_MESSAGES: dict[str, type[CommandMessage]] = {"exited": CommandExited, "bye": Bye}
 
 
-def read_message(body: Mapping[str, Any]) -> Message:
+def read_message(body: Mapping[str, Any]) -> CommandMessage:
     """Raises ProtocolError."""
     kind = body.get("type")
     if not isinstance(kind, str) or kind not in _MESSAGES:
         raise ProtocolError(f"unknown message {excerpt(kind)}")
-    return cast(Message, decode(_MESSAGES[kind], body, kind))
+    return cast(CommandMessage, decode(_MESSAGES[kind], body, kind))

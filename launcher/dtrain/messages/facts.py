@@ -387,14 +387,38 @@ class Rehearsed(_Rehearsed, total=False):
     """Tasks that did not answer."""
 
 
-class RankMeasured(TypedDict):
-    """The measurements of one rank."""
+_Rate = Annotated[float, Range(1e-9, 1e18)]
 
+
+class ComputeMeasured(TypedDict):
+    """What the device of a rank computes."""
+
+    device: Name
+    memory: Size
+    """Bytes."""
+    precision: dict[
+        Literal["bfloat16", "float16", "float32"],
+        Annotated[tuple[tuple[Annotated[int, Range(1, 1 << 20)], _Rate], ...], Length(64)],
+    ]
+    """Sizes of square matrices, and the TFLOP/s of their product."""
+    copy: _Rate
+    """Bytes/s that a copy reads and writes."""
+    attention: _Rate
+    """TFLOP/s of the forward pass of causal attention."""
+
+
+class _RankMeasured(TypedDict):
     failed: Literal[""]
     backend: Name
     all: tuple[tuple[_Bytes, _Duration], ...]
     inside: tuple[tuple[_Bytes, _Duration], ...]
     pairs: tuple[tuple[_Rank, _Rank, _Bytes, _Duration], ...]
+
+
+class RankMeasured(_RankMeasured, total=False):
+    """The measurements of one rank."""
+
+    compute: ComputeMeasured
 
 
 REHEARSED: Any = Rehearsed | RehearsalFailed

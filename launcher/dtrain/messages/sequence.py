@@ -9,6 +9,7 @@ from __future__ import annotations
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.agent import (
+    AgentMessage,
     Attached,
     Collectives,
     Ended,
@@ -16,7 +17,6 @@ from dtrain.messages.agent import (
     Exited,
     Happened,
     Hello,
-    Message,
     Prepared,
     ProcessSeen,
     RankStarted,
@@ -42,14 +42,14 @@ class MessageSequence:
         self._stopping = False
         self.ended = False
         self._offset = 0
-        self._once: set[type[Message]] = set()
+        self._once: set[type[AgentMessage]] = set()
         """Messages that a relay sends only once and that the current relay has sent."""
 
     def begin_relay(self) -> None:
         """A new relay starts."""
         self._once.clear()
 
-    def check_message(self, message: Message, *, started: bool) -> None:
+    def check_message(self, message: AgentMessage, *, started: bool) -> None:
         """Raises ProtocolError for a message that is out of order. ``started``: whether the host
         was ordered to start its processes."""
         kind = type(message)
@@ -75,15 +75,11 @@ class MessageSequence:
 
     def check_stream(self, stream: StreamFound) -> None:
         """Raises ProtocolError unless the stream is one of this host's."""
-        name = stream.name.rpartition(".")[0]
-        if stream.rank is not None and name == names.rank_name(stream.rank):
-            # Only torchrun has ranks whose output is separate from its own.
-            self._check_rank(stream.rank)
-            right = self._torchrun and (stream.role, stream.index) == ("worker", stream.rank)
-        else:
-            self.check_process(stream)
-            right = name == names.process_name(stream.role, stream.index)
-        if not right:
+        role, number = names.parsed(stream.name.partition(".")[0])
+        # Only torchrun has ranks whose output is separate from its own.
+        if role == "rank" and self._torchrun:
+            self._check_rank(number)
+        elif (role, number) not in self._ranks:
             raise ProtocolError(f"stream: {stream.name} is not an output of this host")
 
     def _take(self, event: Event) -> None:
@@ -152,4 +148,4 @@ class MessageSequence:
             raise ProtocolError(f"the job has no rank {rank}")
 
 
-_OfProcess = Started | RankStarted | Exited | Stack | StreamFound | ProcessSeen
+_OfProcess = Started | RankStarted | Exited | Stack | ProcessSeen

@@ -94,7 +94,7 @@ class ProgramAlive:
     pass
 
 
-Message = (
+SlurmMessage = (
     Submitted
     | SubmitRefused
     | JobDescribed
@@ -111,7 +111,7 @@ Message = (
     | Bye
 )
 
-_MESSAGES: dict[str, type[Message]] = {
+_MESSAGES: dict[str, type[SlurmMessage]] = {
     "submitted": Submitted,
     "refused": SubmitRefused,
     "job": JobDescribed,
@@ -128,7 +128,7 @@ _MESSAGES: dict[str, type[Message]] = {
 }
 
 
-def read_message(body: Mapping[str, Any]) -> Message:
+def read_message(body: Mapping[str, Any]) -> SlurmMessage:
     """Raises ProtocolError."""
     kind = body.get("type")
     if kind == "event":
@@ -136,4 +136,4 @@ def read_message(body: Mapping[str, Any]) -> Message:
         return MachineEvent(host, read_event(body.get("event")))
     if not isinstance(kind, str) or kind not in _MESSAGES:
         raise ProtocolError(f"unknown message {excerpt(kind)}")
-    return cast(Message, decode(_MESSAGES[kind], body, kind))
+    return cast(SlurmMessage, decode(_MESSAGES[kind], body, kind))

@@ -118,6 +118,7 @@ class _Sent:
     ranks: Annotated[tuple[_Rank, ...], Length(1024)]
     storage: tuple[_Bytes, _Bytes] | None = None
     losses: _Rate | None = None
+    round_trip: _Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,8 @@ class Sample:
     """Bytes used and in total, of the disk with the run's folder."""
     losses: float | None = None
     """Packets per second that the network lost."""
+    round_trip: float | None = None
+    """Milliseconds of the fastest connection of a rank with another host."""
 
     @classmethod
     def read(cls, body: Any) -> Sample:
@@ -157,6 +160,7 @@ class Sample:
             tuple(RankUse(*row) for row in sent.ranks),
             sent.storage,
             sent.losses,
+            sent.round_trip,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 
 1. all-reduce buffers of several sizes over all ranks, and over the ranks of each host;
 2. send buffers from host to host: the first ranks of all hosts meet in pairs, in the rounds of a
-   tournament, so that no two pairs share a host's link.
+   tournament, so that no two pairs share a host's link;
+3. with the option ``compute`` (`dtrain plan --probe`), measure what their devices compute.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import time
 from datetime import timedelta
 from importlib import import_module
+
+from dtrain.node.compute_speed import measure_compute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +60,10 @@ def measure(options: Json) -> Json:
         report["inside"] = [[size, fabric.all_reduce(size, own)] for size in SIZES] if own else []
         dist.barrier()
         report["pairs"] = fabric.tournament(options["rounds"])
+        if options.get("compute"):
+            dist.barrier()
+            report["compute"] = measure_compute(torch, device)
+            dist.barrier()
         report["failed"] = ""
     except BaseException as failure:  # noqa: BLE001 - reported to the launcher
         lines = str(failure).strip().splitlines() or [type(failure).__name__]

@@ -41,6 +41,12 @@ class Importer:
         `dtrain.node.boot`."""
         return pack_code(self.modules, self._code)
 
+    def drop(self, package: str) -> None:
+        """Leave a package out of later bundles."""
+        for name in [name for name in self.modules if name.startswith(package)]:
+            del self.modules[name]
+            self._code.pop(name, None)
+
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

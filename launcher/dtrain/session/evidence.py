@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 
 from dtrain.failures import collectives
 from dtrain.failures.cause import Failure
@@ -89,9 +90,10 @@ class HostEvidence:
                 self.killed.append(self._failure(event))
             return ()
         if event.ranks:
+            of_torchrun = self._failure(event)
             return tuple(
-                Failure(
-                    host=self._host,
+                replace(
+                    of_torchrun,
                     role="worker",
                     index=rank.rank,
                     rank=rank.rank,
@@ -101,7 +103,6 @@ class HostEvidence:
                     message=rank.message,
                     traceback=rank.traceback,
                     pid=rank.pid,
-                    out_of_memory=event.out_of_memory,
                 )
                 for rank in event.ranks
             )

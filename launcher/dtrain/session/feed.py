@@ -35,6 +35,8 @@ StreamKey = tuple[str, str, int, str]
 
 _PIECE = 128 << 10
 """Bytes read from one stream before the next stream gets its turn."""
+BETWEEN_READS = 0.02
+"""Seconds between two reads of streams that grow slowly. A call in between reads them at once."""
 MAX_CALLS = 10_000
 """Waiting calls from which on progress is left out: a terminal that is stopped takes none."""
 
@@ -106,6 +108,7 @@ class Feed:
         self._wake = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
         self._grown: dict[Stream, int] = {}
+        self._waits_for_output = False
         self._samples: dict[str, Sample] = {}
         self._paused = 0
         self._quiet = False
@@ -113,6 +116,7 @@ class Feed:
         # Only the feed's thread uses the fields below.
         self._followed: dict[Stream, _Position] = {}
         self._unread: dict[Stream, int] = {}
+        self._read_at = 0.0
         self._ending = False
         self._report: Report | None = None
         self._error: BaseException | None = None
@@ -167,9 +171,12 @@ class Feed:
     def output(self, stream: Stream, size: int) -> None:
         if self._hurry or not self._wanted(stream):
             return
-        with self._wake:
-            if size > self._grown.get(stream, 0):
-                self._grown[stream] = size
+        # Without the lock, for which the threads of hundreds of hosts would wait. Each stream has
+        # one thread that calls this, and the feed only removes entries.
+        if size > self._grown.get(stream, 0):
+            self._grown[stream] = size
+        if self._waits_for_output:
+            with self._wake:
                 self._wake.notify_all()
 
     def finished(self, report: Report) -> None:
@@ -243,12 +250,18 @@ class Feed:
 
     def _step(self) -> bool:
         """Pass on what has arrived. Returns whether the feed has ended."""
-        timeout = self._receiver.next_flush(time.monotonic())
+        now = time.monotonic()
+        timeout = self._receiver.next_flush(now)
         with self._wake:
             if not self._unread:
-                self._wake.wait_for(self._has_work, timeout)
+                # A few reads a second, each of many streams, cost less than one for each piece.
+                self._wake.wait_for(self._has_calls, max(0.0, self._read_at - now))
+                self._waits_for_output = True
+                self._wake.wait_for(lambda: self._has_calls() or self._grown, timeout)
+                self._waits_for_output = False
+            # Output before calls: a `skip` that came before this output is then among the calls.
+            grown = self._take_grown()
             calls, self._calls = self._calls, deque()
-            grown, self._grown = self._grown, {}
             samples, self._samples = self._samples, {}
             paused = self._paused
         for call in calls:
@@ -257,8 +270,9 @@ class Feed:
             self._receiver.telemetry(host, sample)
         if paused:
             self._suspend()
-        if not self._hurry:
+        if grown and not self._hurry:
             self._unread.update(grown)
+            self._read_at = time.monotonic() + BETWEEN_READS
         read = 0
         for stream in list(self._unread):
             read += self._read(stream)
@@ -282,8 +296,15 @@ class Feed:
             self._wake.wait_for(lambda: not self._paused)
             self._quiet = False
 
-    def _has_work(self) -> bool:
-        return bool(self._calls or self._grown or self._paused)
+    def _has_calls(self) -> bool:
+        return bool(self._calls or self._paused)
+
+    def _take_grown(self) -> dict[Stream, int]:
+        grown: dict[Stream, int] = {}
+        for _ in range(len(self._grown)):
+            stream, size = self._grown.popitem()
+            grown[stream] = max(size, grown.get(stream, 0))
+        return dict(reversed(grown.items()))  # the stream that grew first is read first
 
     def _read(self, stream: Stream) -> int:
         """Pass on one piece of a stream. Returns its size in bytes."""

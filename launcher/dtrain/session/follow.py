@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dtrain.failures.cause import Report
+from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
@@ -35,8 +36,8 @@ class RunFollower:
         self._sizes: dict[Stream, int] = {}
         self._sampled: dict[str, float] = {}
         self._sample_at = 0.0
-        self.progress: Progress | None = None
-        """The last progress before `skip`, which does not show it."""
+        self.progress: tuple[Progress, ...] = ()
+        """The last two reports before `skip`, which does not show them. Two give a rate."""
         self.stragglers: Straggler | None = None
         """The slow ranks at the time of `skip`, which does not show them."""
         self.report: Report | None = None
@@ -58,7 +59,7 @@ class RunFollower:
         pages: dict[str, journal.JournalEvent] = {}
         findings: list[journal.JournalEvent] = []
         stall: list[journal.JournalEvent] = []
-        for _, event in self._journal.read():
+        for then, event in self._journal.read():
             match event:
                 case journal.HostState(host):
                     states[host] = event
@@ -71,13 +72,13 @@ class RunFollower:
                 case journal.Findings():
                     findings = [event]
                 case journal.Progressed():
-                    self.progress = event.report
+                    self.progress = (*self.progress[-1:], event.report)
                 case journal.StragglersChanged(found):
                     self.stragglers = found
                 case journal.StallChanged(standing):
-                    stall = [event] if standing is not None else []
+                    stall = [_until_now(standing, then)] if standing is not None else []
                 case journal.NextAttempt(attempt):
-                    self.progress = self.stragglers = None
+                    self.progress, self.stragglers = (), None
                     states.clear()
                     pages.clear()
                     findings, stall = [], []
@@ -130,6 +131,12 @@ class RunFollower:
                 self.report = ended
             case _:
                 show(event, self._observer)
+
+
+def _until_now(stall: Stall, then: float) -> journal.StallChanged:
+    """``stall``, which was found at ``then`` (seconds since the epoch), as it is now."""
+    longer = max(0.0, time.time() - then)
+    return journal.StallChanged(replace(stall, seconds=stall.seconds + longer))
 
 
 def ending(folder: RunFolder) -> Report | None:

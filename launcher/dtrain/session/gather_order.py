@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node import programs
@@ -14,6 +15,11 @@ INTERPRETER_SECONDS = 180.0
 CONNECT_SECONDS = 75.0
 """Limit for an SSH connection with all its attempts, see `dtrain.transport.retry`."""
 MARGIN = 15.0
+
+ALL_PAIRS = 64
+"""Up to this many hosts, a quick check connects every host to every other."""
+
+_Host = TypeVar("_Host")
 
 CHEAP = ("machine", "script", "names", "network", "storage", "interpreter", "container")
 ALL = (*CHEAP, "memory", "leftovers", "infiniband", "gpus")
@@ -65,7 +71,7 @@ def gather_order(
         "probes": probes,
         "ports": _ports(plan, part) if thorough else list(part.ports),
         "draw": [*rendezvous.ports, len(part.ports)] if draws else None,
-        "addresses": {other.host.name: other.host.address for other in plan.hosts},
+        "addresses": {other.host.name: other.host.address for other in _named(plan, part, depth)},
         "folders": {
             "cluster.run_dir": plan.run_dir,
             "job.workdir": workdir,
@@ -95,6 +101,27 @@ def gather_order(
             },
         },
     }
+
+
+def peers(hosts: Sequence[_Host], place: int, depth: Depth) -> list[_Host]:
+    """The hosts that the host at ``place`` looks at: all others, beginning with the next one. In a
+    quick check of a large cluster, the hosts 1, 2, 4, 8, … places further, and the first, where all
+    ranks meet: the work of a host must not grow with the cluster."""
+    others = [*hosts[place + 1 :], *hosts[:place]]
+    if depth.thorough or len(hosts) <= ALL_PAIRS:
+        return others
+    chosen = {2**power - 1 for power in range(len(others).bit_length())}
+    chosen.add(len(others) - place)
+    return [other for at, other in enumerate(others) if at in chosen]
+
+
+def _named(plan: LaunchPlan, part: HostPlan, depth: Depth) -> list[HostPlan]:
+    """The hosts whose names a host looks up, in order: the first has a part in another check."""
+    if depth.thorough or len(plan.hosts) <= ALL_PAIRS:
+        return list(plan.hosts)
+    place = plan.host_names.index(part.host.name)
+    found = [part, *peers(plan.hosts, place, depth)]
+    return sorted(found, key=lambda one: one.node_rank)
 
 
 def _ports(plan: LaunchPlan, part: HostPlan) -> list[int]:

@@ -28,8 +28,8 @@ from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.node import programs
 from dtrain.node.facts.orders import DialOrder, Order
-from dtrain.node.facts.wire import PREAMBLE
-from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order
+from dtrain.node.facts.wire import PREAMBLE, RELEASE
+from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 from dtrain.transport.incoming import Incoming
@@ -48,13 +48,20 @@ _Answer = TypeVar("_Answer")
 
 
 class Conversation:
-    """A connection to the facts program on one host. Only one thread uses it at a time."""
+    """A connection to the facts program on one host. Only one thread uses it at a time, but any
+    thread may end and close it."""
 
-    def __init__(self, part: HostPlan, connection: Connection) -> None:
+    def __init__(self, part: HostPlan, connection: Connection, launch: str = "") -> None:
+        """With ``launch``, the name of a launch on the host, `release` is possible."""
         self.part = part
         self._connection = connection
-        self._process: RemoteProcess
+        self._launch = launch
+        self._lock = threading.Lock()
+        self._process: RemoteProcess | None = None
         self._incoming: Incoming
+        self._closed = False
+        self._waits = True
+        """Whether an answer is missing."""
 
     def begin(self, pythons: Sequence[str]) -> None:
         """Start the program with the first of ``pythons`` that runs. Raises NodeError."""
@@ -71,9 +78,13 @@ class Conversation:
 
         Raises NodeError, also if ``read`` raises ProtocolError.
         """
+        assert self._process is not None  # noqa: S101 (types)
+        self._waits = True
         self._process.write(json.dumps(order).encode() + b"\n")
         with self._answers():
-            return read(parse_object(self._incoming.until(b"\n", facts.MAX_ANSWER)))
+            answer = read(parse_object(self._incoming.until(b"\n", facts.MAX_ANSWER)))
+        self._waits = False
+        return answer
 
     def clock(self, enough: float) -> tuple[float, float]:
         """Seconds by which the host's clock is ahead of this machine's, and the round-trip time:
@@ -89,21 +100,48 @@ class Conversation:
                 break
         return best
 
+    def release(self) -> RemoteProcess | None:
+        """End the check. Returns the process, which is the relay from now on, or None if the host
+        has not answered everything."""
+        with self._lock:
+            process = None if self._waits or self._closed else self._process
+            if process is not None:
+                self._process, self._closed = None, True
+        if process is not None:
+            with suppress(NodeError):
+                process.write(RELEASE)
+        return process
+
     def end(self) -> None:
-        """Request the end of the program; `close` waits for it."""
-        self._process.close_stdin()
+        """Request the end of the program, and start no other; `close` waits for it."""
+        with self._lock:
+            self._closed, process = True, self._process
+        if process is not None:
+            with suppress(NodeError):
+                process.close_stdin()
 
     def close(self, within: float = END_SECONDS) -> None:
         """Close the connection. Safe to call twice."""
-        # The program's listening ports stay busy until it exits.
-        with suppress(NodeError, TimeoutError):
-            self._process.close_stdin()
-            self._process.wait(within)
-        self._process.close()
+        self.end()
+        if self._process is not None:
+            # The program's listening ports stay busy until it exits.
+            with suppress(NodeError, TimeoutError):
+                self._process.wait(within)
+            self._process.close()
 
     def _start(self, python: str) -> None:
-        process = node_program.start(self._connection, "facts", python, label="check")
-        self._process, self._incoming = process, Incoming(process)
+        process = node_program.start(
+            self._connection,
+            "launch" if self._launch else "facts",
+            python,
+            label=self._launch or "check",
+        )
+        self._incoming = Incoming(process)
+        with self._lock:
+            self._process, closed = process, self._closed
+        if closed:
+            process.close()
+            raise ConnectError(self.part.host.name, ATTEMPTED, "it answered too late")
         try:
             with self._answers():
                 self._incoming.preamble(PREAMBLE)
@@ -136,31 +174,49 @@ class Preflight:
     """One check of all hosts of a plan. Any thread may call `close` to abort it."""
 
     def __init__(
-        self, plan: LaunchPlan, reach: Callable[[HostPlan], Connection], *, base: Path
+        self,
+        plan: LaunchPlan,
+        reach: Callable[[HostPlan], Connection],
+        *,
+        base: Path,
+        run: Callable[[str, Callable[[], None]], None] = lambda host, call: in_thread(call),
+        launch: str = "",
     ) -> None:
         """``reach`` returns a host's connection or raises NodeError. Relative paths on this machine
-        start at ``base``."""
+        start at ``base``. ``run`` starts a call for a host, given by name, in a thread. ``launch``
+        is the name on hosts of the launch that follows, see `release`."""
         self._plan = plan
         self._reach = reach
         self._base = base
+        self._run = run
+        self._launch = launch
         self._token = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._closed = False
         self.conversations: dict[str, Conversation] = {}
-        """Connections to the hosts that answered, until `close`."""
+        """The hosts whose program starts or runs."""
         self.unanswered = set(plan.host_names)
         """Hosts that have not reported their facts yet."""
 
     def look(self, depth: Depth) -> Evidence:
         """Gather the facts of all hosts, at the given depth."""
         answers = everywhere(
-            lambda part: self._gather(part, depth), self._plan.hosts, depth.gathering
+            lambda part: self._gather(part, depth),
+            self._plan.hosts,
+            depth.gathering,
+            lambda part, call: self._run(part.host.name, call),
         )
         failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
         found = [answer for answer in answers if not isinstance(answer, NodeError)]
         hosts = [host for host, _ in found]
         ports = {host.name: port for host, port in found}
-        dialed = everywhere(lambda host: self._dial(host, hosts, ports), hosts, depth.dialing)
+        places = {host.name: place for place, host in enumerate(hosts)}
+        dialed = everywhere(
+            lambda host: self._dial(host, peers(hosts, places[host.name], depth), ports),
+            hosts,
+            depth.dialing,
+            lambda host, call: self._run(host.name, call),
+        )
         failures += tuple(answer for answer in dialed if isinstance(answer, NodeError))
         return Evidence(
             plan=self._plan,
@@ -181,16 +237,17 @@ class Preflight:
         )
         return replace(evidence, rehearsal=reports, failures=(*evidence.failures, *failures))
 
-    def measure(self, evidence: Evidence) -> Evidence:
-        """Measure the bandwidth inside and between all hosts with torch.distributed. Does nothing
-        unless all hosts have answered."""
+    def measure(self, evidence: Evidence, *, compute: bool = False) -> Evidence:
+        """Measure the bandwidth inside and between all hosts with torch.distributed; with
+        ``compute``, also the speed of each rank's device. Does nothing unless all hosts have
+        answered."""
         reports, failures = self._on_all_ranks(
-            evidence, "bandwidth", facts.MEASURED, BANDWIDTH_SECONDS
+            evidence, "bandwidth", facts.MEASURED, BANDWIDTH_SECONDS, compute=compute
         )
         return replace(evidence, bandwidth=reports, failures=(*evidence.failures, *failures))
 
     def _on_all_ranks(
-        self, evidence: Evidence, program: str, kind: Any, limit: float
+        self, evidence: Evidence, program: str, kind: Any, limit: float, *, compute: bool = False
     ) -> tuple[dict[str, tuple[Facts, ...]], tuple[NodeError, ...]]:
         """The results of all ranks of each host, of type ``kind``, and errors of lost hosts."""
         if len(evidence.hosts) < len(self._plan.hosts) or self._plan.job.container:
@@ -199,6 +256,7 @@ class Preflight:
         own = {
             "rounds": list(rounds([each[0] for each in ranks if each])),
             "hosts": ranks,
+            "compute": compute,
         }
         answers = everywhere(
             lambda host: self._ranks(host, program, own, kind, limit),
@@ -220,9 +278,8 @@ class Preflight:
         """Run a program as every rank of a host. Raises NodeError."""
         part = host.part
         environment = for_a_check(part.environment)
-        # The agent does the same, see `HostPlan.route_to`.
-        if part.route_to is not None and host.interface is not None:
-            environment.setdefault("GLOO_SOCKET_IFNAME", host.interface)
+        if host.interface is not None:
+            environment |= dict.fromkeys(part.interface_variables, host.interface)
         processes = part.processes
         options = {
             "program": program,
@@ -250,32 +307,32 @@ class Preflight:
             for process, each in zip(processes, reports, strict=False)
         )
 
+    def release(self) -> dict[str, RemoteProcess]:
+        """End the check. Returns the processes, by host, that are relays from now on."""
+        found = {host: one.release() for host, one in self.conversations.items()}
+        return {host: process for host, process in found.items() if process is not None}
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
             conversations = list(self.conversations.values())
-            self.conversations.clear()
         for conversation in conversations:
-            with suppress(NodeError):
-                conversation.end()
+            conversation.end()
         until = time.monotonic() + END_SECONDS
         for conversation in conversations:
             conversation.close(max(0.0, until - time.monotonic()))
 
     def _gather(self, part: HostPlan, depth: Depth) -> tuple[HostFacts, int | None]:
-        conversation = Conversation(part, self._reach(part))
+        conversation = Conversation(part, self._reach(part), self._launch)
+        with self._lock:
+            self.conversations[part.host.name] = conversation
+            if self._closed:
+                conversation.end()
         pythons = [self._plan.agent_python(part)]
         if depth.thorough and self._plan.job.container is None:
             # A broken job interpreter becomes a finding. A launch reports it itself.
             pythons = list(dict.fromkeys([part.python, "python3"]))
         conversation.begin(pythons)
-        with self._lock:
-            late = self._closed
-            if not late:
-                self.conversations[part.host.name] = conversation
-        if late:
-            conversation.close()
-            raise ConnectError(part.host.name, ATTEMPTED, "it answered too late")
         offset, took = conversation.clock(depth.round_trip)
         setup = self._plan.job.setup if depth.thorough else ()
         request = gather_order(
@@ -297,16 +354,11 @@ class Preflight:
         return host, port if isinstance(port, int) else None
 
     def _dial(
-        self, host: HostFacts, hosts: Sequence[HostFacts], ports: Mapping[str, int | None]
+        self, host: HostFacts, others: Sequence[HostFacts], ports: Mapping[str, int | None]
     ) -> HostFacts:
-        """``host`` with the results of dialing the other hosts. It starts with the next host in the
-        list, so that not all hosts dial the same host at once."""
-        place = next(index for index, other in enumerate(hosts) if other is host)
-        targets = [
-            target
-            for peer in [*hosts[place + 1 :], *hosts[:place]]
-            for target in _targets(host, peer, ports[peer.name])
-        ]
+        """``host`` with the results of dialing ``others``. Each host starts with another one, so
+        that not all hosts dial the same host at once."""
+        targets = [target for peer in others for target in _targets(host, peer, ports[peer.name])]
         order: DialOrder = {
             "op": "dial",
             "targets": targets,
@@ -348,10 +400,18 @@ def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.D
     return targets
 
 
+def in_thread(call: Callable[[], None]) -> None:
+    threading.Thread(target=call, daemon=True).start()
+
+
 def everywhere(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], limit: float
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    limit: float,
+    run: Callable[[_Item, Callable[[], None]], None] = lambda item, call: in_thread(call),
 ) -> list[_Result | NodeError]:
     """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
+    ``run`` starts a call for an item in its thread.
 
     A NodeError becomes that host's result, and so does a timeout after ``limit`` seconds. Any other
     exception is raised here.
@@ -365,7 +425,7 @@ def everywhere(
             done.put((index, failure))
 
     for index, item in enumerate(items):
-        threading.Thread(target=act, args=(index, item), daemon=True).start()
+        run(item, partial(act, index, item))
     results: dict[int, _Result | NodeError] = {}
     deadline = time.monotonic() + limit
     while len(results) < len(items) and time.monotonic() < deadline:

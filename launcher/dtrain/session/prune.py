@@ -43,7 +43,7 @@ def old_runs(
         older_than = 0.0 if keep is not None else USUAL_AGE
     over = [run for run in runs if run.report is not None and not run.active]
     over.sort(key=_end)
-    return [run for run in over[: len(over) - (keep or 0)] if now - _end(run) > older_than]
+    return [run for run in over[: max(0, len(over) - (keep or 0))] if now - _end(run) > older_than]
 
 
 def _end(run: RunStatus) -> float:

@@ -1,10 +1,10 @@
-"""The launcher's end of a relay connection, and the thread that writes to it."""
+"""The launcher's end of a relay connection."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
@@ -14,6 +14,7 @@ from dtrain.node import protocol
 from dtrain.session.liveness import PingLimit, RelayLiveness
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
+from dtrain.transport.threads import Heartbeat, blocking
 
 PING_SECONDS = 5.0
 FLUSH_SECONDS = 1.0
@@ -21,6 +22,7 @@ FLUSH_SECONDS = 1.0
 
 
 _Command = TypeVar("_Command", bound=Mapping[str, object])
+heartbeat = Heartbeat(lambda: PING_SECONDS)
 
 
 class SilentRelayError(ConnectError):
@@ -49,15 +51,44 @@ class RelayChannel:
         while data := self._read():
             yield from self._decoder.feed(data)
 
+    def follow(
+        self,
+        take: Callable[[protocol.Message | protocol.Data], bool],
+        end: Callable[[Exception | None], None],
+    ) -> None:
+        """Pass what the relay sends to ``take``, in the connection's thread, until its output ends,
+        or until ``take`` returns False or raises. Then call ``end``, which must not wait, with what
+        `frames` or ``take`` has raised, or None."""
+
+        def receive(data: bytes | ConnectError) -> bool:
+            more, problem = False, None
+            try:
+                chunk = self._heard(data)
+                more = bool(chunk) and all(map(take, self._decoder.feed(chunk)))
+            except Exception as error:  # noqa: BLE001 (`end` handles all of them)
+                problem = error
+            if more:
+                with self._lock:
+                    self._liveness.wait()
+            else:
+                end(problem)
+            return more
+
+        with self._lock:
+            self._liveness.wait()
+        self._process.follow(receive)
+
     def _read(self) -> bytes:
         with self._lock:
             self._liveness.wait()
-        broken: ConnectError | None = None
-        data = b""
+        data: bytes | ConnectError
         try:
             data = self._process.read()
         except ConnectError as error:
-            broken = error
+            data = error
+        return self._heard(data)
+
+    def _heard(self, data: bytes | ConnectError) -> bytes:
         # A relay is given up only while this thread waits for it, and then for good. Data that
         # arrives at the same moment is ignored, because the connection is being closed.
         with self._lock:
@@ -66,8 +97,8 @@ class RelayChannel:
         if given_up:
             reason = "the relay does not answer; it may be stopped (SIGSTOP), or the network cut"
             raise SilentRelayError(self._host, "following the job", reason)
-        if broken is not None:
-            raise broken
+        if isinstance(data, ConnectError):
+            raise data
         return data
 
     def send(self, command: Mapping[str, object]) -> None:
@@ -95,34 +126,86 @@ class RelayChannel:
 
 
 class CommandWriter(Generic[_Command]):
-    """Sends commands, and a ping every few seconds, to a host's current relay."""
+    """Sends commands, and a ping every few seconds, to a host's current relay.
 
-    def __init__(self, patience: Callable[[], int | None]) -> None:
-        """``patience``: how many pings the relay may leave unanswered now."""
+    All hosts share a few threads. A connection that blocks keeps one of them, and delays only the
+    commands of its own host.
+    """
+
+    def __init__(
+        self, patience: Callable[[], int | None], report: Callable[[Exception], None]
+    ) -> None:
+        """``patience``: how many pings the relay may leave unanswered now. ``report`` is called
+        with an exception that only a bug raises; later commands are sent all the same."""
         self.relay: RelayChannel | None = None
         """Where commands go. The reader replaces it when it reconnects."""
         self._patience = patience
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._report = report
+        # Reentrant, because a signal handler of the program that uses dtrain may request a stop.
+        self._lock = threading.RLock()
+        self._commands: deque[_Command] = deque()
+        self._ping = False
+        """Whether a ping is due."""
+        self._started = self._finished = self._busy = False
+        self._idle = threading.Event()
+        """Set once `finish` was called and all commands are sent, and before `start`."""
+        self._idle.set()
+
+    def start(self) -> None:
+        """Begin to send. Commands wait until then."""
+        with self._lock:
+            self._started = True
+            self._idle.clear()
+            if not self._finished:
+                heartbeat.start(self.ping)
+        self._work()
 
     def send(self, command: _Command) -> None:
-        self._commands.put(command)
+        with self._lock:
+            if not self._finished:
+                self._commands.append(command)
+        self._work()
+
+    def ping(self) -> None:
+        with self._lock:
+            self._ping = True
+        self._work()
 
     def finish(self) -> None:
-        """End `run` once all commands given to `send` are sent."""
-        self._commands.put(None)
+        """Send nothing beyond the commands given to `send` before."""
+        with self._lock:
+            self._finished = True
+        heartbeat.stop(self.ping)
+        self._work()
 
-    def run(self) -> None:
-        while True:
-            try:
-                command = self._commands.get(timeout=PING_SECONDS)
-            except queue.Empty:
-                if self.relay is not None:
-                    self.relay.ping(self._patience())
-                continue
-            if command is None:
+    def join(self, timeout: float) -> None:
+        """Wait until a writer that has finished has sent all commands, or ``timeout`` seconds."""
+        self._idle.wait(timeout)
+
+    def _work(self) -> None:
+        with self._lock:
+            if self._busy or not self._started:
                 return
-            if self.relay is not None:
-                self.relay.send(command)
+            self._busy = True
+        blocking.run(self._send_all)
+
+    def _send_all(self) -> None:
+        while True:
+            with self._lock:
+                command = self._commands.popleft() if self._commands else None
+                ping, self._ping = self._ping and not self._finished, False
+                if command is None and not ping:
+                    self._busy = False
+                    if self._finished:
+                        self._idle.set()
+                    return
+            try:
+                if self.relay is not None and command is not None:
+                    self.relay.send(command)
+                if self.relay is not None and ping:
+                    self.relay.ping(self._patience())
+            except Exception as bug:  # noqa: BLE001 (`report` ends the run)
+                self._report(bug)
 
 
 class Closable(Protocol):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 from dtrain.session.control import Control
 
@@ -16,13 +18,23 @@ _handled = 0
 
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
-    """Call ``act`` for Ctrl-C, SIGTERM, a closed terminal and `INSIST`. Main thread only."""
+    """Call ``act`` for Ctrl-C, SIGTERM, a closed terminal and `INSIST`. Main thread only.
+
+    ``act`` runs in a thread of its own: a signal handler may interrupt the holder of any lock.
+    """
     global _handled
+    arrived: SimpleQueue[int | None] = SimpleQueue()
+
+    def pass_on() -> None:
+        for number in iter(arrived.get, None):
+            act(number)
+
+    threading.Thread(target=pass_on, name="dtrain-signals", daemon=True).start()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
         # Under nohup, SIGHUP stays ignored.
         if before[number] is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _frame: act(number))
+            signal.signal(number, lambda number, _frame: arrived.put(number))
     _handled += 1
     try:
         yield
@@ -30,6 +42,7 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
         _handled -= 1
         for number, handler in before.items():
             signal.signal(number, handler)
+        arrived.put(None)
 
 
 def are_handled() -> bool:

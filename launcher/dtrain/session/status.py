@@ -166,6 +166,16 @@ def active() -> list[RunStatus]:
     return sorted((one for one in found if one.active), key=lambda one: one.started)
 
 
+def find_active(name: str) -> RunFolder:
+    """Like `RunFolder.find`, but of several runs whose names begin with ``name``, the one that is
+    not over. Raises UsageError and StorageError."""
+    like = [folder for folder in RunFolder.all() if name and folder.name.startswith(name)]
+    if len(like) > 1 and name not in (folder.name for folder in like):
+        alive = [one.run for one in active() if one.run.startswith(name)]
+        name = alive[0] if len(alive) == 1 else name
+    return RunFolder.find(name)
+
+
 def _readable_or_not(folder: RunFolder) -> RunStatus:
     """The status of a run, even if it is damaged, so that other runs stay listed."""
     try:

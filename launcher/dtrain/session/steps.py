@@ -9,6 +9,7 @@ from dtrain.failures.activity import GpuActivity
 from dtrain.failures.stalls import Stall, StallDetector
 from dtrain.failures.stragglers import (
     Cause,
+    RoundTripTimes,
     Straggler,
     StragglerDetector,
     causes_seen,
@@ -31,6 +32,7 @@ class StepWatch:
         self._stragglers = StragglerDetector(world_size)
         self._stalls = StallDetector(world_size)
         self._activity = GpuActivity()
+        self._trips = RoundTripTimes()
         self._seen: dict[str, dict[Cause, float]] = {}
         """When the telemetry has last shown a cause, for each process."""
 
@@ -61,7 +63,13 @@ class StepWatch:
         with self._lock:
             if not self._stragglers.knows_compute:
                 self._activity.add(host, gpus_of_ranks(sample, job_gpus), now)
-            for process, causes in causes_seen(sample, job_gpus).items():
+            if sample.round_trip is not None:
+                self._trips.add(host, sample.round_trip, now)
+            found = causes_seen(sample, job_gpus)
+            if host in self._trips.far(now):
+                for causes in found.values():
+                    causes.add("far")
+            for process, causes in found.items():
                 if causes and (process in self._seen or len(self._seen) < self._world_size):
                     self._seen.setdefault(process, {}).update(dict.fromkeys(causes, now))
 

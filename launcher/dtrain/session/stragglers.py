@@ -7,6 +7,9 @@ from dtrain.runs import journal
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 
+BETWEEN = 1.0
+"""Seconds between two comparisons of all ranks."""
+
 
 class StragglerReports:
     """Those of one attempt."""
@@ -15,8 +18,12 @@ class StragglerReports:
         self._steps = steps
         self._recorder = recorder
         self._shown: Straggler | None = None
+        self._due = 0.0
 
     def show(self, now: float) -> None:
+        if now < self._due:
+            return
+        self._due = now + BETWEEN
         found, shown = self._steps.stragglers(now), self._shown
         if found.is_news_after(shown) if found is not None else shown is not None:
             self._shown = found

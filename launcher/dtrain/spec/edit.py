@@ -20,7 +20,8 @@ from dtrain.diagnostics import InternalError, SpecError, UsageError
 from dtrain.hostlist import fold
 from dtrain.spec import source, spans, yaml_text
 from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
-from dtrain.spec.job_keys import EXPECTED, JOB, LAYOUT, TRAINING
+from dtrain.spec.job_keys import JOB
+from dtrain.spec.layout_keys import EXPECTED, LAYOUT, TRAINING
 from dtrain.spec.load import parse
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Node, Scalar

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import paramiko
-from paramiko.auth_handler import AuthHandler
 from paramiko.common import cMSG_USERAUTH_REQUEST
 from paramiko.ssh_exception import BadAuthenticationType
 
@@ -18,6 +17,7 @@ from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
 from dtrain.transport.keys import Keyring, OfferedKey, PublicKey, UnusableKeyError
+from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.questions import Ask, never
 from dtrain.transport.retry import DroppedError, Transient
 
@@ -42,7 +42,7 @@ def authenticate(
     the reason why the connection ended. Raises AuthError if the server refuses, and DroppedError
     if it closes the connection.
     """
-    attempt = _Attempt(transport, endpoint, timeout, explain)
+    attempt = _Login(transport, endpoint, timeout, explain)
     if attempt.with_nothing():
         return
     candidates, left_out = keyring.candidates(endpoint)
@@ -63,7 +63,7 @@ def authenticate(
     raise _refused(endpoint, candidates, left_out, attempt)
 
 
-class _Attempt:
+class _Login:
     def __init__(
         self,
         transport: paramiko.Transport,
@@ -96,7 +96,9 @@ class _Attempt:
         servers reply with their methods."""
         try:
             self._set_timeout()
-            return self._passed("none", self._transport.auth_none(self._endpoint.user))
+            handler, answered = self._handler()
+            handler.auth_none(self._endpoint.user, answered)
+            return self._passed("none", handler.wait_for_response(answered))
         except BadAuthenticationType as refusal:
             self._next_methods(refusal.allowed_types)
         except (paramiko.SSHException, EOFError, OSError):
@@ -114,8 +116,9 @@ class _Attempt:
             key = candidate.load()
         try:
             self._set_timeout()
-            more = self._transport.auth_publickey(self._endpoint.user, key)
-            return self._passed("publickey", more)
+            handler, answered = self._handler()
+            handler.auth_publickey(self._endpoint.user, key, answered)
+            return self._passed("publickey", handler.wait_for_response(answered))
         except BadAuthenticationType as refusal:
             self._next_methods(refusal.allowed_types)
         except (paramiko.SSHException, EOFError, OSError):
@@ -165,6 +168,11 @@ class _Attempt:
             if not interaction.asked:
                 self.unanswered = "it asked nothing"
         return False
+
+    def _handler(self) -> tuple[LoginHandler, threading.Event]:
+        handler = LoginHandler(self._transport)
+        self._transport.auth_handler = handler
+        return handler, threading.Event()
 
     def _passed(self, method: str, more: list[str]) -> bool:
         """Whether the user is logged in now that the server has accepted ``method``."""
@@ -235,7 +243,7 @@ class _Attempt:
         )
 
 
-class _Query(AuthHandler):
+class _Query(LoginHandler):
     """Sends an unsigned request, which the server answers with PK_OK or a failure (RFC 4252,
     section 7). paramiko's client sends only signed requests."""
 
@@ -246,8 +254,7 @@ class _Query(AuthHandler):
         self.acceptable = False
         self.placeholder = paramiko.PKey()
 
-    def _parse_service_accept(self, message: paramiko.Message) -> None:
-        message.get_text()
+    def _request_login(self, accepted: paramiko.Message) -> None:
         request = paramiko.Message()
         request.add_byte(cMSG_USERAUTH_REQUEST)
         request.add_string(self._user)
@@ -271,7 +278,7 @@ class _Query(AuthHandler):
 
 
 def _refused(
-    endpoint: Endpoint, candidates: list[OfferedKey], left_out: list[str], attempt: _Attempt
+    endpoint: Endpoint, candidates: list[OfferedKey], left_out: list[str], attempt: _Login
 ) -> AuthError:
     paths = [candidate.path for candidate in candidates if candidate.path]
     hint = f"check whether `{endpoint.command}` works; if not, install a key with "
@@ -311,7 +318,7 @@ def _refused(
     return error
 
 
-def _methods_hint(attempt: _Attempt) -> str:
+def _methods_hint(attempt: _Login) -> str:
     if not attempt.may_use(INTERACTIVE):
         return "dtrain sends no passwords: configure sshd to accept only a key from this user"
     if attempt.asked:

@@ -6,8 +6,10 @@ process; any thread may write to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host
 
 
@@ -25,6 +27,12 @@ class RemoteProcess(Protocol):
         of this process or its connection.
 
         Raises ConnectError if the connection is lost first.
+        """
+
+    def follow(self, receive: Callable[[bytes | ConnectError], bool]) -> None:
+        """Instead of `read`: call ``receive`` with what `read` would return or raise, also at the
+        end, in one thread of the connection, until it returns False. It must not raise. While it
+        runs and after it has returned False, the process can only fill the connection's buffers.
         """
 
     def stderr(self) -> bytes:

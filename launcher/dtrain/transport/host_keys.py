@@ -64,12 +64,42 @@ class _Line:
         return matches(name, self.names)
 
 
+class _File:
+    """The lines of one file. Looking up a host does not take longer with more hosts, unless their
+    names are hashed."""
+
+    def __init__(self, lines: Iterable[_Line] = ()) -> None:
+        self.marked: list[_Line] = []
+        """Revoked keys and authorities."""
+        self._named: dict[str, list[_Line]] = {}
+        self._others: list[_Line] = []
+        """Lines with patterns or a hash."""
+        self._found: dict[str, list[_Line]] = {}
+        for line in lines:
+            if line.marker:
+                self.marked.append(line)
+            elif re.search("[*?!|]", ",".join(line.names)):
+                self._others.append(line)
+            else:
+                for name in {name.lower() for name in line.names}:
+                    self._named.setdefault(name, []).append(line)
+
+    def keys_of(self, name: str) -> list[_Line]:
+        """The lines with a key of the host ``name``, in order."""
+        name = name.lower()
+        if name not in self._found:
+            others = (line for line in self._others if line.covers(name))
+            lines = [*self._named.get(name, ()), *others]
+            self._found[name] = sorted(lines, key=lambda line: line.number)
+        return self._found[name]
+
+
 class KnownHosts:
     """The known_hosts files of a launch. Reads a file again only if it changes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: dict[Path, tuple[tuple[int, int, int], tuple[_Line, ...]]] = {}
+        self._files: dict[Path, tuple[tuple[int, int, int], _File]] = {}
 
     def algorithms(self, endpoint: Endpoint) -> tuple[str, ...]:
         """Host key algorithms to request, preferred first.
@@ -117,9 +147,7 @@ class KnownHosts:
 
     def _refuse_revoked(self, endpoint: Endpoint, key: HostKey) -> None:
         authority = key.certificate.authority if key.certificate else None
-        for line in self._lines(endpoint):
-            if line.marker != "@revoked":
-                continue
+        for line in self._marked(endpoint, "@revoked"):
             if line.key.blob == key.blob:
                 what, owner = f"its host key {key}", "the host"
             elif authority and line.key.blob == authority.blob:
@@ -194,9 +222,9 @@ class KnownHosts:
 
     def _known(self, endpoint: Endpoint) -> list[_Line]:
         """The recorded keys of the host, for the first of its names that has any."""
-        lines = [line for line in self._lines(endpoint) if not line.marker]
+        files = self._files_of(endpoint)
         for name in endpoint.known_names:
-            if found := [line for line in lines if line.covers(name)]:
+            if found := [line for file in files for line in file.keys_of(name)]:
                 return found
         return []
 
@@ -206,17 +234,21 @@ class KnownHosts:
         A line with a key covers one host, so the host's name in the cluster file is good enough.
         An authority certifies many hosts, so the name must be the one that ssh checks.
         """
-        lines = [line for line in self._lines(endpoint) if line.marker == "@cert-authority"]
+        lines = self._marked(endpoint, "@cert-authority")
         names = {name: re.sub(r"^\[(.*)\]:\d+$", r"\1", name) for name in endpoint.known_names}
         address = endpoint.address.lower()
         if address in names:  # Otherwise HostKeyAlias replaces it.
             names = {name: bare for name, bare in names.items() if bare == address}
         return [(bare, line) for name, bare in names.items() for line in lines if line.covers(name)]
 
-    def _lines(self, endpoint: Endpoint) -> list[_Line]:
-        files = dict.fromkeys((*endpoint.user_known_hosts, *endpoint.global_known_hosts))
+    def _marked(self, endpoint: Endpoint, marker: str) -> list[_Line]:
+        files = self._files_of(endpoint)
+        return [line for file in files for line in file.marked if line.marker == marker]
+
+    def _files_of(self, endpoint: Endpoint) -> list[_File]:
+        paths = dict.fromkeys((*endpoint.user_known_hosts, *endpoint.global_known_hosts))
         try:
-            return [line for path in files for line in self._read(path)]
+            return [self._read(path) for path in paths]
         except OSError as error:
             raise HostKeyError(
                 endpoint.host,
@@ -225,17 +257,17 @@ class KnownHosts:
                 hint="make it readable: dtrain needs it to check host keys",
             ) from error
 
-    def _read(self, path: Path) -> tuple[_Line, ...]:
+    def _read(self, path: Path) -> _File:
         try:
             status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return ()
+            return _File()
         state = (status.st_mtime_ns, status.st_size, status.st_ino)
         with self._lock:
             known = self._files.get(path)
             if known is None or known[0] != state:
                 text = path.read_text(encoding="utf-8", errors="replace")
-                known = state, tuple(_parse(path, text.splitlines()))
+                known = state, _File(_parse(path, text.splitlines()))
                 self._files[path] = known
         return known[1]
 

@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass
 
 import paramiko
-from paramiko.auth_handler import AuthHandler
 from paramiko.common import cMSG_USERAUTH_INFO_RESPONSE
 
 from dtrain.framing import clean
+from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.questions import Ask, NoLongerWantedError
 
 MAX_ROUNDS = 10
@@ -43,7 +43,7 @@ class _Request:
     """Each question, and whether the terminal may show the answer."""
 
 
-class Interaction(AuthHandler):
+class Interaction(LoginHandler):
     """One attempt. Each displayed line starts with ``who``. ``patience`` is how many seconds are
     left for the server to verify answers.
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from dtrain.diagnostics import ConnectError
@@ -126,6 +127,13 @@ class LocalProcess:
             if self._stdout.closed or not self._ready(self._stdout, select.POLLIN):
                 return b""
             return os.read(self._stdout.fileno(), size)
+
+    def follow(self, receive: Callable[[bytes | ConnectError], bool]) -> None:
+        def pump() -> None:
+            while receive(data := self.read()) and data:
+                pass
+
+        threading.Thread(target=pump, daemon=True).start()
 
     def stderr(self) -> bytes:
         return self._tail.contents()

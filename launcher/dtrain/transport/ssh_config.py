@@ -362,15 +362,20 @@ def matches(name: str, patterns: tuple[str, ...], *, fold: bool = True) -> bool:
     list. ``fold`` ignores case.
     """
     found = False
+    name = name.lower() if fold else name
     for pattern in patterns:
-        negated, text = pattern.startswith("!"), pattern.removeprefix("!")
-        # fnmatch supports [...], OpenSSH does not.
-        text = text.replace("[", "[[]")
-        if fnmatch.fnmatchcase(name.lower() if fold else name, text.lower() if fold else text):
+        text = pattern.lower() if fold else pattern
+        negated, text = text.startswith("!"), text.removeprefix("!")
+        if text == name or (("*" in text or "?" in text) and _matches(name, text)):
             if negated:
                 return False
             found = True
     return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    # fnmatch supports [...], OpenSSH does not.
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 def canonical(name: str, family: str = "any") -> str:

@@ -13,7 +13,12 @@ from contextlib import suppress
 from typing import ClassVar, cast
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
+from paramiko.buffered_pipe import BufferedPipe
+from paramiko.common import (
+    MSG_CHANNEL_REQUEST,
+    cMSG_CHANNEL_WINDOW_ADJUST,
+    cMSG_GLOBAL_REQUEST,
+)
 from paramiko.packet import Packetizer
 
 from dtrain.diagnostics import ConnectError
@@ -23,6 +28,7 @@ from dtrain.transport.live_socket import ByteStream, LiveSocket
 from dtrain.transport.local import STDERR_GRACE
 from dtrain.transport.server_key import CERTIFICATE_SUFFIX
 from dtrain.transport.tail import Tail
+from dtrain.transport.threads import blocking
 
 WINDOW = 4 << 20
 """Bytes that a process can write ahead of its reader."""
@@ -87,6 +93,8 @@ class ClientTransport(paramiko.Transport):
     def __init__(self, stream: ByteStream) -> None:
         self.live = LiveSocket(stream)
         self.exit_signals: dict[int, int] = {}
+        self.service_accepted = False
+        """Whether the server has accepted the authentication service."""
         self.farewell = ""
         """The server's message when it closed the connection."""
         self.host_key_blob = b""
@@ -159,6 +167,12 @@ class ClientTransport(paramiko.Transport):
             raise HostKeyProofError("its host key or signature is invalid") from error
         self.host_key_blob = host_key
 
+    def _parse_newkeys(self, message: paramiko.Message) -> None:
+        super()._parse_newkeys(message)  # type: ignore[misc]
+        for channel in self._channels.values():  # type: ignore[attr-defined]
+            if isinstance(channel.in_buffer, OutputPipe):
+                channel.in_buffer.acknowledge()
+
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()
         self.farewell = clean(message.get_binary()[:400].decode(errors="replace"))[:200]
@@ -183,6 +197,7 @@ class SshConnection:
         attempted = f"starting a command on {self.endpoint.host} ({self.endpoint.place})"
         try:
             channel = self._transport.open_session(timeout=self.endpoint.timeout)
+            channel.in_buffer = output = OutputPipe(channel)
             # Preserves file names that are not UTF-8.
             channel.exec_command(command.encode("utf-8", "surrogateescape"))
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -201,7 +216,7 @@ class SshConnection:
                 f"sshd refused to run the command ({error})",
                 hint=f"check whether `{self.endpoint.command} true` works",
             ) from error
-        return SshProcess(channel, self._transport, self)
+        return SshProcess(channel, output, self._transport, self)
 
     def open_stream(self, address: str, port: int, timeout: float) -> paramiko.Channel:
         """Let this host open a TCP connection.
@@ -248,6 +263,76 @@ class SshConnection:
         )
 
 
+def _refuse(data: bytes) -> bool:
+    """The pipe has ended, or its receiver wants no more."""
+    return False
+
+
+class OutputPipe(BufferedPipe):  # type: ignore[type-arg]
+    """A command's stdout: for a reader, or from `follow` on passed to a function in the
+    connection's thread, which saves a thread for each host and a copy."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._receive: Callable[[bytes], bool] | None = None
+        self._switch = threading.Lock()
+        self._unacknowledged = 0
+
+    def follow(self, receive: Callable[[bytes], bool]) -> None:
+        """Pass all data to ``receive``, and ``b""`` at the end, until it returns False."""
+        with self._switch:
+            self._receive = receive
+            # The next data acknowledges it: the window is much larger.
+            self._pass_on(self.empty())
+        if self._closed:  # type: ignore[attr-defined]
+            self._end()
+
+    def feed(self, data: bytes) -> None:
+        with self._switch:
+            if self._receive is None:
+                super().feed(data)
+            else:
+                self._pass_on(data)
+        if self._unacknowledged:
+            self.acknowledge()
+
+    def _pass_on(self, data: bytes) -> None:
+        # A server may send an empty piece, which is not the end.
+        if not data or self._receive is None:
+            return
+        if self._receive(data):
+            self._unacknowledged += len(data)
+        else:
+            # Without an acknowledgement, the server stops once it has filled the window.
+            self._receive = _refuse
+
+    def close(self) -> None:
+        # paramiko holds the channel's lock, and the caller may hold others.
+        super().close()
+        blocking.run(self._end)
+
+    def _end(self) -> None:
+        with self._switch:
+            receive, self._receive = self._receive, _refuse
+            if receive is not None:
+                receive(b"")
+
+    def acknowledge(self) -> None:
+        """Let the server send more. Runs in the connection's thread."""
+        transport = cast(ClientTransport, self._channel.transport)
+        if not transport.clear_to_send.is_set():
+            return  # A key exchange is in progress. It calls this at its end.
+        count, self._unacknowledged = self._unacknowledged, 0
+        window = self._channel._check_add_window(count)  # type: ignore[attr-defined]
+        if window:
+            adjust = paramiko.Message()
+            adjust.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+            adjust.add_int(self._channel.remote_chanid)
+            adjust.add_int(window)
+            transport.packetizer.send_message(adjust)
+
+
 class _OnFirst(threading.Event):
     """Runs ``work`` in a thread once paramiko sets it: when data arrives, and at the end."""
 
@@ -278,10 +363,12 @@ class SshProcess:
     def __init__(
         self,
         channel: paramiko.Channel,
+        output: OutputPipe,
         transport: ClientTransport,
         connection: SshConnection,
     ) -> None:
         self._channel = channel
+        self._output = output
         self._transport = transport
         self._connection = connection
         self._closed = False
@@ -320,9 +407,21 @@ class SshProcess:
         except (paramiko.SSHException, EOFError, OSError):
             # recv also acknowledges earlier data, and that write failed.
             data = b""
-        if not data and not self._released and not self._channel.eof_received:
+        if not data and self._is_cut_off:
             raise self._connection.lost("reading from a command")
         return data
+
+    def follow(self, receive: Callable[[bytes | ConnectError], bool]) -> None:
+        def take(data: bytes) -> bool:
+            if not data and self._is_cut_off:
+                return receive(self._connection.lost("reading from a command"))
+            return receive(data)
+
+        self._output.follow(take)
+
+    @property
+    def _is_cut_off(self) -> bool:
+        return not self._released and not self._channel.eof_received
 
     def stderr(self) -> bytes:
         return self._tail.contents()

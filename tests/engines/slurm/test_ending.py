@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.engines.slurm.ending import JobEnding, failed_tasks, latest_attempt, of_attempt
+from dtrain.engines.slurm.ending import SlurmEnding, failed_tasks, latest_attempt, of_attempt
 from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT
-from dtrain.engines.slurm.state import JobState
+from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import in_order_of_blame
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.spec.load import parse
@@ -54,9 +54,9 @@ def plan() -> LaunchPlan:
     return build(parse(FILE, "t.yaml")).on(("a", "b"))
 
 
-def ending(state: JobState | None, script: str = "", stopped_by: str = "") -> JobEnding:
+def ending(state: SlurmState | None, script: str = "", stopped_by: str = "") -> SlurmEnding:
     failures = in_order_of_blame(failed_tasks(script, plan(), 5.0))
-    return JobEnding("12", state, plan(), script, failures, stopped_by)
+    return SlurmEnding("12", state, plan(), script, failures, stopped_by)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def ending(state: JobState | None, script: str = "", stopped_by: str = "") -> Jo
     ],
 )
 def test_the_first_cause(script: str, first: str) -> None:
-    report = ending(JobState("FAILED", status=143), script).report()
+    report = ending(SlurmState("FAILED", status=143), script).report()
     assert (report.exit_code, report.reason) == (1, first)
 
 
@@ -106,7 +106,7 @@ def preempted(why: str) -> str:
     ],
 )
 def test_why_a_job_starts_again(script: str, words: str) -> None:
-    assert ending(JobState("PENDING"), script).before_restart().reason == words
+    assert ending(SlurmState("PENDING"), script).before_restart().reason == words
 
 
 def test_every_task_is_named_once() -> None:
@@ -121,19 +121,19 @@ def test_tasks_that_slurm_ended_did_not_fail() -> None:
 @pytest.mark.parametrize(
     ("state", "code", "words"),
     [
-        (JobState("COMPLETED"), 0, "all 4 workers finished"),
-        (JobState("CANCELLED"), 1, "job 12 was cancelled outside dtrain"),
-        (JobState("TIMEOUT", time_limit="1-00:00:00"), 1, "its time limit of 1-00:00:00"),
-        (JobState("OUT_OF_MEMORY"), 1, "the job ran out of memory"),
-        (JobState("NODE_FAIL"), 3, "a machine of the job failed"),
-        (JobState("PREEMPTED"), 3, "job 12 was preempted"),
-        (JobState("FAILED", status=9), 1, "the job's script exited with status 9"),
-        (JobState("FAILED", signal=9), 1, "the job's script was killed by signal 9"),
-        (JobState("FAILED", signal=53), 1, "Slurm could not open the output file"),
+        (SlurmState("COMPLETED"), 0, "all 4 workers finished"),
+        (SlurmState("CANCELLED"), 1, "job 12 was cancelled outside dtrain"),
+        (SlurmState("TIMEOUT", time_limit="1-00:00:00"), 1, "its time limit of 1-00:00:00"),
+        (SlurmState("OUT_OF_MEMORY"), 1, "the job ran out of memory"),
+        (SlurmState("NODE_FAIL"), 3, "a machine of the job failed"),
+        (SlurmState("PREEMPTED"), 3, "job 12 was preempted"),
+        (SlurmState("FAILED", status=9), 1, "the job's script exited with status 9"),
+        (SlurmState("FAILED", signal=9), 1, "the job's script was killed by signal 9"),
+        (SlurmState("FAILED", signal=53), 1, "Slurm could not open the output file"),
         (None, 3, "Slurm no longer knows job 12"),
     ],
 )
-def test_each_state_has_its_words(state: JobState | None, code: int, words: str) -> None:
+def test_each_state_has_its_words(state: SlurmState | None, code: int, words: str) -> None:
     report = ending(state).report()
     assert report.exit_code == code
     assert words in report.reason
@@ -141,13 +141,13 @@ def test_each_state_has_its_words(state: JobState | None, code: int, words: str)
 
 @pytest.mark.parametrize("name", ["CANCELLED", "FAILED", "TIMEOUT"])
 def test_who_asked_to_stop_is_named(name: str) -> None:
-    report = ending(JobState(name), ONE_FAILS, stopped_by="Ctrl-C").report()
+    report = ending(SlurmState(name), ONE_FAILS, stopped_by="Ctrl-C").report()
     assert (report.exit_code, report.reason) == (130, "Ctrl-C")
 
 
 def test_what_the_script_said_before_it_started_a_process() -> None:
     script = "dtrain: the job needs 2 nodes, and the allocation has 3\n"
-    assert ending(JobState("FAILED", status=1), script).report().problems == (script.strip(),)
+    assert ending(SlurmState("FAILED", status=1), script).report().problems == (script.strip(),)
 
 
 def test_a_forgotten_job_that_left_failures() -> None:

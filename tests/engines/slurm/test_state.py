@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.engines.slurm.state import NO_OUTPUT, JobState, parse
+from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState, parse
 from dtrain.messages.decode import ProtocolError
 
 # As Slurm 22.05 prints it, shortened.
@@ -24,7 +24,7 @@ FAILED = (
 
 def test_a_queued_job() -> None:
     state = parse(PENDING)
-    assert state == JobState(
+    assert state == SlurmState(
         "PENDING", "Resources", "2026-11-22 11:00:43", (), time_limit="01:00:00"
     )
     assert (state.queued, state.final, state.word) == (True, False, "queued")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dtrain.spec.model import ClusterFile
 
 if TYPE_CHECKING:
-    from dtrain.engines.slurm.state import JobState
+    from dtrain.engines.slurm.state import SlurmState
 
 _NUMBER = re.compile(r"[0-9]{1,10}")
 
@@ -21,7 +21,7 @@ def current(spec: ClusterFile, environment: Mapping[str, str]) -> str | None:
     return number if spec.cluster.slurm is not None and _NUMBER.fullmatch(number) else None
 
 
-def check(number: str, state: JobState | None, nodes: int) -> None:
+def check(number: str, state: SlurmState | None, nodes: int) -> None:
     """Raises SubmitError if a job of ``nodes`` machines cannot run in the allocation."""
     # Every launch calls `current`, which needs none of it.
     from dtrain.engines.slurm.submission import SubmitError

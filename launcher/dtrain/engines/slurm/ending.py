@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes
-from dtrain.engines.slurm.state import NO_OUTPUT, JobState
+from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState
 from dtrain.failures.cause import Failure, Report
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 
@@ -41,11 +41,11 @@ _SCRIPT_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnding:
+class SlurmEnding:
     """What is known about the end of a job."""
 
     job: str
-    state: JobState | None
+    state: SlurmState | None
     """The last state; None if Slurm no longer knows the job."""
     plan: LaunchPlan
     script: str
@@ -81,7 +81,7 @@ class JobEnding:
         """The report of an attempt that another one follows."""
         if self.hang:
             return self._hung()
-        state = self.state or JobState("FAILED")
+        state = self.state or SlurmState("FAILED")
         if interrupted := self._interrupted():
             return self._ended_by_slurm(replace(state, state=interrupted))
         if self.failures:
@@ -101,7 +101,7 @@ class JobEnding:
         requeued = _REQUEUED.search(self.script)
         return _CAUSES.get(requeued[1], "") if requeued is not None else ""
 
-    def _failed(self, state: JobState) -> Report:
+    def _failed(self, state: SlurmState) -> Report:
         hints = [failure.hint for failure in self.failures[:1] if failure.hint]
         if self.failures:
             reason = self.failures[0].summary
@@ -131,7 +131,7 @@ class JobEnding:
             hint="\n".join(dict.fromkeys(hints)),
         )
 
-    def _ended_by_slurm(self, state: JobState) -> Report:
+    def _ended_by_slurm(self, state: SlurmState) -> Report:
         code, hint = ExitCode.JOB_FAILED, ""
         match state.state:
             case "CANCELLED":

@@ -8,11 +8,11 @@ and the follower connects again. Requests to stop come from any thread; a writer
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
+from dtrain.engines.followed_run import not_stored
 from dtrain.engines.slurm import allocation, submission
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
@@ -26,18 +26,18 @@ from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
 from dtrain.runs.log_store import StorageError
 from dtrain.session.control import Control, Force
 from dtrain.session.liveness import PingLimit
-from dtrain.session.relay import CommandWriter
+from dtrain.session.relay import PING_SECONDS, CommandWriter
 
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 """Seconds before the first and the later attempts to connect again."""
 
 
-class JobFollower:
+class SlurmFollower:
     def __init__(self, job: SlurmJob, login: Login, control: Control) -> None:
         self._job = job
         self._login = login
         self._control = control
-        self._writer = CommandWriter[LaterOrder](lambda: PingLimit.NORMAL)
+        self._writer = CommandWriter[LaterOrder](lambda: PingLimit.NORMAL, self._fail)
         self._force = Force.NONE
         self._ordered = False
         """Whether the order to submit was sent: the job may exist although its number is
@@ -51,6 +51,9 @@ class JobFollower:
 
     def detach(self) -> None:
         self._writer.send({"op": "leave"})
+
+    def _fail(self, bug: Exception) -> None:
+        self._job.notice_once(f"cannot send a request to the login host: {bug!r}")
 
     def _send_request(self) -> None:
         if self._gave_up:
@@ -75,17 +78,14 @@ class JobFollower:
         self._control.hand_to(self)
         if order is not None and self._force:
             return job.finish(Report(ExitCode.INTERRUPTED, self._control.why))
-        thread = threading.Thread(target=self._writer.run, name="dtrain-slurm", daemon=True)
-        thread.start()
+        self._writer.start()
         try:
             report = self._follow(order)
         except StorageError as error:
-            problem = f"{error.message}\n{job.still_there()}"
-            report = Report(error.exit_code, "this machine cannot store the run's files",
-                            problems=(problem,), hint=error.hint)  # fmt: skip
+            report = not_stored(error, job.still_there())
         finally:
             self._writer.finish()
-            thread.join()
+            self._writer.join(PING_SECONDS)
         return job.leave(report) if self._control.left else job.finish(report)
 
     def _follow(self, order: Submission | None) -> Report:
@@ -163,7 +163,7 @@ class JobFollower:
             self._job.watch.update(None)
             self._job.watch.look()
 
-    def _handle(self, message: messages.Message) -> bool:
+    def _handle(self, message: messages.SlurmMessage) -> bool:
         """Whether this was the last message."""
         job = self._job
         match message:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode, NodeError
-from dtrain.engines.completion import announce, completed, with_cause
+from dtrain.engines.followed_run import FollowedRun
 from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.ending import (
-    JobEnding,
+    SlurmEnding,
     failed_tasks,
     latest_attempt,
     lost_hosts,
     of_attempt,
 )
 from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
-from dtrain.engines.slurm.state import JobState
+from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.watch import JobWatch
 from dtrain.failures.cause import Report, in_order_of_blame
@@ -27,15 +26,8 @@ from dtrain.node.slurm.orders import Following, OutputFiles
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
-from dtrain.runs.restart import AttemptResult
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.beginning import save
-from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
-from dtrain.session.recorder import Recorder
-
-SIZES_SECONDS = 10.0
-"""Seconds between two journal entries about the size of the output received so far."""
 
 
 class SlurmJob:
@@ -50,27 +42,27 @@ class SlurmJob:
     ) -> None:
         """``on_running`` gets the run's name once the job has a number. ``secrets`` are for
         notifications."""
-        self.record = record
-        self._folder = folder
-        self._observer = observer
+        self._run = FollowedRun(record, folder, observer=observer, secrets=secrets)
+        self._recorder = self._run.recorder
         self._on_running = on_running
-        self._recorder = Recorder(folder, observer)
-        self._notifications = Notifications(record.request, folder, self._recorder, secrets)
         self._begin_attempt(record.plan())
         self._shown: set[str] = set()
         """Problems that the user has seen."""
-        self._sizes_due = 0.0
+
+    @property
+    def record(self) -> Record:
+        return self._run.record
 
     def _begin_attempt(self, plan: LaunchPlan) -> None:
         self.plan = plan
-        self.output = JobOutput(self._folder, plan)
-        self.watch = JobWatch(plan, self._folder, self._recorder)
-        self._state: JobState | None = None
+        self.output = JobOutput(self._run.folder, plan)
+        self.watch = JobWatch(plan, self._run.folder, self._recorder)
+        self._state: SlurmState | None = None
         self._script = ""
 
     def follow_order(self) -> Following:
         """The order to follow the job from what has arrived."""
-        known = offsets(self._folder, self.plan)
+        known = offsets(self._run.folder, self.plan)
         return submission.follow_order(self.record, self.plan.run_dir, known)
 
     def files(self) -> OutputFiles:
@@ -92,8 +84,7 @@ class SlurmJob:
     def number(self, job: str | None) -> None:
         """The job has a number, or (None) it was never submitted."""
         if job is not None and job != self.record.job_id:
-            self.record = replace(self.record, job_id=job)
-            save(self.record, self._folder)
+            self._run.change(job_id=job)
             inside = self.record.request.allocation
             self._recorder.notice(f"starting in job {job}" if inside else f"job {job} is submitted")
             self._on_running(self.record.run)
@@ -101,11 +92,10 @@ class SlurmJob:
     def keep(self, frame: protocol.Data) -> None:
         """Store and show a piece of output. Raises ProtocolError and StorageError."""
         stream, size = self.output.keep(frame)
-        self._observer.output(stream, size)
+        self._run.output(stream, size)
         self.watch.heard(stream.host)
-        self._record_sizes()
 
-    def update(self, state: JobState | None) -> bool:
+    def update(self, state: SlurmState | None) -> bool:
         """Show the job's state; None if Slurm no longer knows the job. Returns whether the current
         attempt is over."""
         before, self._state = self._state, state
@@ -141,23 +131,16 @@ class SlurmJob:
             self._recorder.notice(text)
 
     def _allocate(self, hosts: tuple[str, ...]) -> None:
-        self.record = replace(self.record, allocated=hosts)
-        self.plan = save(self.record, self._folder)
+        self.plan = self._run.change(allocated=hosts)
         self.watch.allocated(self.plan)
         self._recorder.allocated(self.plan)
 
-    def _show_hosts(self, state: JobState) -> None:
+    def _show_hosts(self, state: SlurmState) -> None:
         detail = state.explanation if state.queued else ""
         lost = lost_hosts(self._script)
         for host in self.plan.host_names:
             word = ShownState.LOST if state.final and host in lost else state.word
             self._recorder.record(journal.HostState(host, word, detail))
-
-    def _record_sizes(self) -> None:
-        if time.monotonic() >= self._sizes_due:
-            self._sizes_due = time.monotonic() + SIZES_SECONDS
-            if sizes := self.output.changed_sizes():
-                self._recorder.record(journal.Sizes(sizes))
 
     # The end of an attempt -----------------------------------------------------------------------
 
@@ -167,19 +150,16 @@ class SlurmJob:
         return max(known, latest_attempt(self._script)) > self.record.attempt
 
     def begin_next_attempt(self) -> None:
-        job, number = str(self.record.job_id), self.record.attempt
+        job = str(self.record.job_id)
         self.watch.close()
-        report = completed(self._ending(job).before_restart(), self.record, self._folder)
-        culprit = report.failures[0].host if report.failures else None
-        result = AttemptResult(ran=True, step=self.watch.progress.step, culprit=culprit)
-        self._recorder.record(journal.AttemptFailed(number, result, report))
-        self._notifications.send("restarted", number, report)
         again = "starts again" if self.record.request.allocation else "is queued again"
-        self._recorder.notice(f"{report.reason}; job {job} {again} (restart {number})")
-        self.record = replace(self.record, attempt=number + 1, allocated=())
-        self._folder = replace(self._folder, attempt=number + 1)
-        self._begin_attempt(save(self.record, self._folder))
-        self._recorder.next_attempt(number + 1, self.plan)
+        plan = self._run.next_attempt(
+            self._ending(job).before_restart(),
+            f"job {job} {again}",
+            step=self.watch.progress.step,
+            allocated=(),
+        )
+        self._begin_attempt(plan)
 
     def ended(self, stopped_by: str) -> Report:
         """How the job ended. ``stopped_by``: the source of a request to stop; empty without one."""
@@ -214,19 +194,19 @@ class SlurmJob:
             f"job {job} may still be there: `squeue --job={job}` shows it, `scancel {job}` ends it"
         )
 
-    def _ending(self, job: str, stopped_by: str = "") -> JobEnding:
+    def _ending(self, job: str, stopped_by: str = "") -> SlurmEnding:
         """How the current attempt ended."""
         # A job may end before Slurm is asked for its hosts.
         if not self.record.allocated and (hosts := self.output.hosts()):
             self._allocate(hosts)
         script = of_attempt(self._script, self.record.attempt)
         failed = failed_tasks(script, self.plan, time.time())
-        return JobEnding(
+        return SlurmEnding(
             job=job,
             state=self._state,
             plan=self.plan,
             script=script,
-            failures=in_order_of_blame(with_cause(one, self._folder.logs) for one in failed),
+            failures=in_order_of_blame(map(self._run.explained, failed)),
             stopped_by=stopped_by,
             hang=self.watch.hang,
             waits=self.watch.whereabouts() if self.watch.hang else (),
@@ -237,14 +217,8 @@ class SlurmJob:
     def leave(self, report: Report) -> Report:
         """The job goes on without this process."""
         self.watch.close()
-        self._notifications.close()
-        self._observer.left(self.record.run)
-        return replace(report, logs=str(self._folder.path))
+        return self._run.leave(report)
 
     def finish(self, report: Report) -> Report:
-        self._sizes_due = 0.0
-        self._record_sizes()
         self.watch.close()
-        report = completed(report, self.record, self._folder)
-        announce(report, self.record, self._notifications, self._recorder)
-        return report
+        return self._run.finish(report)

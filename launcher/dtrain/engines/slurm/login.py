@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from dtrain.diagnostics import AnswerError, NodeError
-from dtrain.engines.slurm.state import JobState, parse
+from dtrain.engines.slurm.state import SlurmState, parse
 from dtrain.engines.slurm.submission import login_host, look_order
 from dtrain.messages import slurm as messages
 from dtrain.messages.agent import Bye
@@ -91,10 +91,10 @@ class Login:
             for host, one in known.items()
         }
 
-    def look(self) -> JobState | None:
+    def look(self) -> SlurmState | None:
         """The state of the job; None if Slurm does not know it. Raises NodeError."""
         order = look_order(self._record, self._run_dir)
-        state: JobState | None = None
+        state: SlurmState | None = None
         with self.opened(order) as channel:
             try:
                 for frame in channel.frames():

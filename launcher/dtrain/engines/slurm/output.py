@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
 
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
@@ -19,15 +17,13 @@ MAX_STREAMS = 200_000
 class JobOutput:
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
         self._folder = folder
-        self._ranks = {
-            process.name: process.rank for part in plan.hosts for process in part.processes
-        }
-        for first, count in torchruns(plan).values():
-            self._ranks |= {names.rank_name(rank): rank for rank in range(first, first + count)}
+        self._ranked = plan.job.ranked
         self._processes = [[process.name for process in part.processes] for part in plan.hosts]
+        self._expected = {name for part in self._processes for name in part}
+        for first, count in torchruns(plan).values():
+            self._expected |= {names.rank_name(rank) for rank in range(first, first + count)}
         self._hosts: dict[str, str] = {}
         self._streams: dict[int, tuple[LogWriter, Stream]] = {}
-        self._changed: dict[Path, int] = {}
 
     def begin_connection(self) -> None:
         """A new connection numbers its streams from 1."""
@@ -37,16 +33,12 @@ class JobOutput:
         """Open a stream. Raises ProtocolError if it is not one of this job's, and StorageError if
         this machine cannot store it."""
         process = found.name.rpartition(".")[0]
-        if process not in self._ranks or found.id in self._streams:
+        if process not in self._expected or found.id in self._streams:
             raise ProtocolError(f"stream: unexpected {excerpt(found.name)}")
         if len(self._streams) >= MAX_STREAMS:
             raise ProtocolError("stream: too many")
-        role, index = names.parsed(process)
-        role = "worker" if role == "rank" else role
         try:
-            stream = self._folder.stream(
-                found.host, found.name, role=role, index=index, rank=self._ranks[process]
-            )
+            stream = self._folder.stream(found.host, found.name, ranked=self._ranked)
         except ValueError as error:
             raise ProtocolError(f"stream: {error}") from None
         self._streams[found.id] = LogWriter(stream), stream
@@ -59,7 +51,6 @@ class JobOutput:
             raise ProtocolError(f"data of an unknown stream ({frame.stream})")
         writer, stream = self._streams[frame.stream]
         size = writer.append(frame.offset, frame.payload)
-        self._changed[stream.path] = size
         return stream, size
 
     def hosts(self) -> tuple[str, ...]:
@@ -69,11 +60,6 @@ class JobOutput:
             for names in self._processes
         ]
         return tuple(found) if all(found) else ()
-
-    def changed_sizes(self) -> Mapping[str, int]:
-        """The streams that have grown since the last call, by their path in the run's folder."""
-        changed, self._changed = self._changed, {}
-        return {str(path.relative_to(self._folder.path)): size for path, size in changed.items()}
 
 
 def offsets(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dtrain.diagnostics import NodeError
 from dtrain.engines.slurm import submission
-from dtrain.engines.slurm.follow import JobFollower
+from dtrain.engines.slurm.follow import SlurmFollower
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.script import render
@@ -97,7 +97,7 @@ class SlurmEngine:
 
     def _follower(
         self, record: Record, folder: RunFolder, secrets: Mapping[str, str]
-    ) -> JobFollower:
+    ) -> SlurmFollower:
         job = SlurmJob(
             record,
             folder,
@@ -105,7 +105,7 @@ class SlurmEngine:
             on_running=self._on_running,
             secrets=secrets,
         )
-        return JobFollower(job, self._login(record), self._control)
+        return SlurmFollower(job, self._login(record), self._control)
 
     def _login(self, record: Record) -> Login:
         return Login(self._transport, record)

@@ -44,7 +44,7 @@ writes them."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobState:
+class SlurmState:
     state: str
     """Slurm's word, such as ``PENDING``."""
     reason: str = ""
@@ -85,7 +85,7 @@ class JobState:
         return f"{words} ({self.reason})" if words else self.reason
 
 
-def parse(text: str) -> JobState:
+def parse(text: str) -> SlurmState:
     """Raises ProtocolError for text that ``scontrol`` does not print."""
     fields: dict[str, str] = {}
     for name, value in _FIELD.findall(text):
@@ -96,7 +96,7 @@ def parse(text: str) -> JobState:
     try:
         nodes = fields.get("NodeList", "")
         status, _, signal = fields.get("ExitCode", "").partition(":")
-        return JobState(
+        return SlurmState(
             state=fields["JobState"],
             reason=fields.get("Reason", ""),
             start=" ".join(_TIME.findall(fields.get("StartTime", ""))).replace("T", " "),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from dtrain.engines.slurm.state import JobState
+from dtrain.engines.slurm.state import SlurmState
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages import slurm as messages
 from dtrain.node.slurm.orders import Fail, StacksOfMachine
@@ -116,7 +116,7 @@ class JobWatch:
         """No more reports follow."""
         self.progress.close()
 
-    def update(self, state: JobState | None) -> None:
+    def update(self, state: SlurmState | None) -> None:
         """``state`` of a job whose reports arrive; None while no connection is open."""
         runs = state is not None and state.state == "RUNNING"
         if runs and not self._begun:

@@ -22,6 +22,8 @@ class RunRequest(TypedDict):
     """A Unix group whose members may own the job's folders and write to them."""
     containers: dict[str, Any] | None
     """The containers of all processes: program, prefix, left_out, waits, remove."""
+    interval: float
+    """Seconds between two reads of the workers' output."""
 
 
 class ProcessRequest(TypedDict):

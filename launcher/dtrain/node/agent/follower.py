@@ -6,18 +6,17 @@ import contextlib
 import os
 import time
 
+from dtrain.launchplan.names import process_name, rank_name
 from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.progress import ProgressFiles
 from dtrain.node.agent.wire import CHUNK, raw
 from dtrain.node.agent.worker_files import open_regular
-from dtrain.node.names import process_name, rank_name
 from dtrain.node.telemetry.follow import TelemetryFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.agent.commands import LaunchRequest
     from dtrain.node.agent.launcher_channel import LauncherChannel
-    from dtrain.node.agent.wire import Json
 
 PROGRESS_SECONDS = 0.1
 """Between two reads of the progress files."""
@@ -46,9 +45,12 @@ class OutputFile:
 class Follower:
     """The files of one run, each read from an offset on."""
 
-    def __init__(self, folder: bytes, channel: LauncherChannel) -> None:
+    def __init__(self, folder: bytes, channel: LauncherChannel, interval: float) -> None:
+        """``interval``: seconds between two reads of the workers' output, unless there is much."""
         self._folder = folder
         self._channel = channel
+        self._interval = interval
+        self._outputs_at = 0.0
         self._events = EventReader(b"")
         self._events_from = 0
         self._events_only = False
@@ -60,6 +62,8 @@ class Follower:
         self._streams: list[OutputFile] = []
         self.ended = False
         """Whether the last event was read."""
+        self.has_more = False
+        """Whether a worker has written more than the last call has sent."""
 
     def begin(self, events: EventReader) -> None:
         self._events = events
@@ -79,12 +83,12 @@ class Follower:
             if event["event"] == "started":
                 name = process_name(event["role"], event["index"])
                 path = os.path.join(self._folder, raw(name))
-                self._add(name, path + b".out", path + b".err", event["role"], event)
+                self._add(name, path + b".out", path + b".err")
             elif event["event"] == "rank":
                 with contextlib.suppress(UnicodeEncodeError):  # a forged event
                     place = os.path.join(self._folder, raw(event["logs"]))
                     paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
-                    self._add(rank_name(event["rank"]), *paths, "worker", event)
+                    self._add(rank_name(event["rank"]), *paths)
             elif event["event"] == "ended":
                 self.ended = True
             if end > self._events_from:
@@ -95,6 +99,11 @@ class Follower:
         """Send new data in the workers' files; ``over`` if there will be no more."""
         found = not self._events_only and self._send_progress(over)
         found |= not self._events_only and self._send_telemetry(over)
+        now = time.monotonic()
+        if now < self._outputs_at and not over:
+            return found
+        self._outputs_at = now + self._interval
+        self.has_more = False
         for stream in self._streams:
             found |= self._send_stream(stream)
         return found
@@ -113,7 +122,7 @@ class Follower:
         now = time.monotonic()
         if now < self._progress_at and not over:
             return False
-        self._progress_at = now + PROGRESS_SECONDS
+        self._progress_at = now + max(PROGRESS_SECONDS, self._interval)
         for name, end, report in self._progress.read(over):
             self._channel.report("progress", name=name, offset=end, said=report)
         for notice in self._progress.notices:
@@ -128,23 +137,21 @@ class Follower:
             found = True
         return found and over  # otherwise no reason to read the other files more often
 
-    def _add(self, name: str, out: bytes, err: bytes, role: str, event: Json) -> None:
+    def _add(self, process: str, out: bytes, err: bytes) -> None:
+        """Send the output files of a process or rank from now on."""
         if self._events_only:
             return
-        rank = event["rank"]
-        index = rank if event["event"] == "rank" else event["index"]
-        for fd, suffix, path in (("stdout", ".out", out), ("stderr", ".err", err)):
-            full = name + suffix
-            offset, opened = self._offsets.get(full, 0), self._outputs.pop(path, -1)
+        for name, path in ((process + ".out", out), (process + ".err", err)):
+            offset, opened = self._offsets.get(name, 0), self._outputs.pop(path, -1)
             stream = OutputFile(len(self._streams) + 1, path, offset, opened)
             self._streams.append(stream)
-            self._channel.report(
-                "stream", id=stream.number, name=full, role=role, index=index, rank=rank, fd=fd
-            )
+            self._channel.report("stream", id=stream.number, name=name)
 
     def _send_stream(self, stream: OutputFile) -> bool:
         data = stream.read()
         if data:
             self._channel.send_data(stream.number, stream.offset, data)
             stream.offset += len(data)
+        if len(data) == CHUNK:
+            self._outputs_at, self.has_more = 0.0, True
         return bool(data)

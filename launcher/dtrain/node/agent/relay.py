@@ -101,7 +101,7 @@ class Relay:
         if answer["type"] == "prepared":
             self._supervisor.pulse.answered()  # until now it was busy
             state.open_events(self._supervisor.pid)
-            follower = Follower(state.folder, self._channel)
+            follower = Follower(state.folder, self._channel, command.get("interval", 0.0))
             follower.open_outputs(command)
             self._follow(state, follower, tag)
 
@@ -115,7 +115,7 @@ class Relay:
                 % (command["run"], shown(state.folder)),
             ) from None
         end_previous(command)
-        follower = Follower(state.folder, self._channel)
+        follower = Follower(state.folder, self._channel, command.get("interval", 0.0))
         offsets = dict(command.get("offsets") or {})
         follower.continue_from(offsets, events_only=not command.get("outputs", True))
         pid = peer_of(sock)[0] if sock is not None else 0
@@ -147,7 +147,7 @@ class Relay:
         pause = QUICK
         while True:
             self._supervisor.retry(pause)
-            heard = self._supervisor.read(pause)
+            heard = self._supervisor.read(0.0 if follower.has_more else pause)
             reap(self._supervisor.child_ended)
             for message in heard or ():
                 if message["type"] in ("refused", "bye"):  # it gave up before the start
@@ -192,13 +192,18 @@ class Relay:
         supervisor = self._supervisor
         end = supervisor.await_end()
         take = supervisor.child_ended if supervisor.subreaper else None
-        survivors = Sweep(tag, 0.0, take, supervisor.subreaper).finish()
+        sweep = Sweep(tag, 0.0, take, supervisor.subreaper)
+        while (pause := sweep.step()) is not None:
+            # The launcher gives up a relay that answers no pings.
+            supervisor.pulse.answered()
+            self._answer_launcher()
+            time.sleep(pause)
         remove(self._containers)
         log = tail_of(os.path.join(state.folder, b"agent.log"), 5)
         died = "the supervisor died: %s%s" % (end, "\n" + log if log else "")
         reason = state.why_lost(died, supervisor.end)
         hint = "" if reason == died else "a job must not change the files in $DTRAIN_RUN_DIR"
-        self._channel.report("lost", reason=reason, survivors=name_list(survivors), hint=hint)
+        self._channel.report("lost", reason=reason, survivors=name_list(sweep.survivors), hint=hint)
         supervisor.close()
 
     def _listen(self) -> None:

@@ -38,7 +38,7 @@ from dtrain.node.agent.worker_files import decode, read_regular
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Callable, Iterator
+    from typing import Any, Callable, Iterator, Sequence
 
 PATIENCE = 10.0
 """Seconds of KILL before a remaining process counts as a survivor."""
@@ -152,6 +152,10 @@ def await_ends(procs: list[Proc], limit: float) -> None:
         time.sleep(0.02)
 
 
+_SCANS_PROVEN, _SCANS = 2, 20
+"""Scans in a row that must find nothing, with and without the proof of a subreaper."""
+
+
 class Sweep:
     """Ends the processes of a run, one step at a time.
 
@@ -195,25 +199,38 @@ class Sweep:
         children = self._children()
         if not found and not children:
             self._clean += 1
-            sure = self._proof and (childless or children is not None)
-            return 0.01 if self._clean < (2 if sure else 20) else None
+            proven = self._proof and (childless or children is not None)
+            return 0.01 if self._clean < (_SCANS_PROVEN if proven else _SCANS) else None
         self._clean = 0
         if now < self.kill_at:
-            for proc in members(self._tag, 0) if self._contained else found:
-                if (proc.pid, proc.start) not in self._terminated:
-                    self._terminated.add((proc.pid, proc.start))
-                    send(proc, signal.SIGTERM)
-                    if proc.state == b"T":
-                        send(proc, signal.SIGCONT)
+            self._terminate(members(self._tag, 0) if self._contained else found)
             return min(0.1, self.kill_at - now)
-        if now > self.kill_at + PATIENCE:
-            seen = found or [proc for proc in map(look, children or ()) if proc is not None]
-            alive = [proc for proc in seen if proc.alive]
-            # We cannot reap an ended child that a debugger traces; other children are reaped now.
-            before, self._ended = self._ended, {proc.pid for proc in seen}
-            if alive or self._ended == before:
-                self.survivors = alive or seen
-                return None
+        if now > self.kill_at + PATIENCE and self._give_up(found, children or ()):
+            return None
+        return 0.0 if self._kill(found) else 0.02
+
+    def _terminate(self, procs: list[Proc]) -> None:
+        """Send TERM once to each process."""
+        for proc in procs:
+            if (proc.pid, proc.start) not in self._terminated:
+                self._terminated.add((proc.pid, proc.start))
+                send(proc, signal.SIGTERM)
+                if proc.state == b"T":
+                    send(proc, signal.SIGCONT)
+
+    def _give_up(self, found: list[Proc], children: Sequence[int]) -> bool:
+        """Whether the remaining processes cannot be ended: they are the survivors."""
+        seen = found or [proc for proc in map(look, children) if proc is not None]
+        alive = [proc for proc in seen if proc.alive]
+        # We cannot reap an ended child that a debugger traces; other children are reaped now.
+        before, self._ended = self._ended, {proc.pid for proc in seen}
+        if not alive and self._ended != before:
+            return False
+        self.survivors = alive or seen
+        return True
+
+    def _kill(self, found: list[Proc]) -> bool:
+        """Send KILL to all. Returns whether some are new since the last step."""
         # Killing a group is atomic: none of its processes can fork in between.
         self._groups.update(proc.pid for proc in found if proc.pid == proc.pgrp)
         for group in self._groups.intersection(proc.pgrp for proc in found):
@@ -222,8 +239,8 @@ class Sweep:
         for proc in found:
             send(proc, signal.SIGKILL)
         pids = {proc.pid for proc in found}
-        fresh, self._last = pids - self._last, pids
-        return 0.0 if fresh else 0.02
+        new, self._last = pids - self._last, pids
+        return bool(new)
 
     def _children(self) -> list[int] | None:
         """Our children that belong to the run, or None if the kernel does not list them."""

@@ -27,7 +27,7 @@ Messages, by ``type``:
               processes [{role, index, rank, pid, started, ended, code, signal}]: the answer to
               ``look``. A run that is gone has no recorded end: the machine was restarted, or the
               supervisor was killed. The last message
-    stream    id, name, role, index, rank, fd: the next output file. Its DATA follows
+    stream    id, name: the next output file. Its DATA follows
     event     offset, event: one line of the run's events; ``offset`` is where the next begins
     progress  name, offset, said: the known fields of one line that a worker wrote through
               `dtrain.runtime` into the file ``name`` of the run's folder, an event ``progress``,

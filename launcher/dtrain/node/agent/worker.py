@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
+from dtrain.launchplan.names import process_name
 from dtrain.node.agent.processes import environment_of, look
 from dtrain.node.agent.spawn import missing, spawn, why_not_executed
 from dtrain.node.agent.sweep import members
 from dtrain.node.agent.wire import raw
-from dtrain.node.names import process_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

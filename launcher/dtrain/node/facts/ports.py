@@ -49,7 +49,8 @@ class Listener:
                     sock.bind((address, port))
                     sock.listen(512)
                 except OSError as error:
-                    if family == socket.AF_INET6 and error.errno not in (13, 98):
+                    taken = error.errno in (errno.EACCES, errno.EADDRINUSE)
+                    if family == socket.AF_INET6 and not taken:
                         continue  # IPv6 is switched off
                     raise
                 port = port or sock.getsockname()[1]

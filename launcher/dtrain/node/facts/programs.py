@@ -77,28 +77,7 @@ def run(
             with contextlib.suppress(OSError):
                 process.stdin.write(feed)
                 process.stdin.close()
-        assert process.stdout and process.stderr
-        parts: dict[int, list[bytes]] = {process.stdout.fileno(): [], process.stderr.fileno(): []}
-        deadline = time.monotonic() + limit
-        open_fds = set(parts)
-        sizes = 0
-        while time.monotonic() < deadline:
-            ended = process.poll() is not None
-            ready = select.select(list(open_fds), [], [], 0 if ended else 0.05)[0]
-            for fd in ready:
-                data = os.read(fd, 1 << 16)
-                if data and sizes < MAX_OUTPUT:
-                    sizes += len(data)
-                    parts[fd].append(data)
-                elif not data:
-                    open_fds.discard(fd)
-            if ended and not ready:
-                break
-            if not open_fds:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
-                break
-        out, err = (b"".join(part).decode("utf-8", "backslashreplace") for part in parts.values())
+        out, err = _output(process, time.monotonic() + limit)
         return process.poll(), out, err
     finally:
         end_group(process.pid)
@@ -106,6 +85,32 @@ def run(
         for stream in (process.stdout, process.stderr):
             if stream:
                 stream.close()
+
+
+def _output(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str]:
+    """The first `MAX_OUTPUT` bytes of stdout and stderr, read until the process has ended."""
+    assert process.stdout and process.stderr
+    parts: dict[int, list[bytes]] = {process.stdout.fileno(): [], process.stderr.fileno(): []}
+    open_fds = set(parts)
+    size = 0
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        ready = select.select(list(open_fds), [], [], 0 if ended else 0.05)[0]
+        for fd in ready:
+            data = os.read(fd, 1 << 16)
+            if data and size < MAX_OUTPUT:
+                size += len(data)
+                parts[fd].append(data)
+            elif not data:
+                open_fds.discard(fd)
+        if ended and not ready:
+            break
+        if not open_fds:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            break
+    out, err = (b"".join(part).decode("utf-8", "backslashreplace") for part in parts.values())
+    return out, err
 
 
 def find_program(name: str) -> str | None:

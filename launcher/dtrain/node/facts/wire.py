@@ -16,3 +16,5 @@ Shipped to nodes, and the launcher imports it too: Python 3.8, standard library 
 from __future__ import annotations
 
 PREAMBLE = b"\x00dtrain-facts-1\n"
+RELEASE = b"release\n"
+"""Ends the check and starts the relay, see `dtrain.node.checked_launch`. No answer follows."""

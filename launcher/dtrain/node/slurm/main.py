@@ -35,11 +35,11 @@ import sys
 import threading
 import time
 
+from dtrain.launchplan.names import rank_name
 from dtrain.node.agent.folder import RESERVED, expand, listed
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw, shown
 from dtrain.node.agent.worker_files import open_regular, read_regular
-from dtrain.node.names import rank_name
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import OUTPUT, BatchJob, CommandResult
 from dtrain.node.slurm.reports import SlurmWorkerReports

@@ -14,6 +14,7 @@ So a launcher that attaches gets the averages that it lacks. A sample is an obje
     memory      [used, total] bytes
     storage     [used, total] bytes of the disk with the run's folder
     losses      packets per second that the network lost
+    round_trip  milliseconds of the fastest TCP connection of a rank with another host
     disk, network, infiniband   [bytes read or received, written or sent] per second
     gpus        a list for each GPU, in the order of `gpus.FIELDS`
     ranks       [process, busy CPUs, bytes of memory, open files] for each, with its children

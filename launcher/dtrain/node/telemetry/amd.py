@@ -7,7 +7,7 @@ import json
 import re
 import time
 
-from dtrain.node.telemetry.tool import MAX_GPUS, STALE, Tool, number
+from dtrain.node.telemetry.tool import MAX_GPUS, STALE, Tool, combined, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,10 +15,24 @@ if TYPE_CHECKING:
 
 AMD_SMI = ("usage", "power", "clock", "temperature", "ecc", "mem-usage", "json")
 ROCM_SMI = ("use", "power", "maxpower", "temp", "clocks")
-ARGUMENTS = {
-    "amd-smi": ["metric", *("--" + name for name in AMD_SMI)],
-    "rocm-smi": [*("--show" + name for name in ROCM_SMI), "--showmeminfo", "vram", "--json"],
+ARGUMENTS = (
+    # Before ROCm 6.3, and in virtual machines, amd-smi does not know --throttle.
+    ("amd-smi", ["metric", *("--" + name for name in ("throttle", *AMD_SMI))]),
+    ("amd-smi", ["metric", *("--" + name for name in AMD_SMI)]),
+    ("rocm-smi", [*("--show" + name for name in ROCM_SMI), "--showmeminfo", "vram", "--json"]),
+)
+HEAT, POWER = 0x40, 0x04
+"""NVML's bits of reasons for a lower clock."""
+VIOLATIONS = {
+    "prochot": HEAT,
+    "socket_thermal": HEAT,
+    "vr_thermal": HEAT,
+    "hbm_thermal": HEAT,
+    "ppt": POWER,
 }
+"""What amd-smi calls the limits of a GPU. Its `throttle_status` does not tell heat from the normal
+power limit."""
+INACTIVE = "NOT ACTIVE"
 PAUSE = 20.0
 """Seconds between two runs of a tool: each takes half a second of a core."""
 MAX_OUTPUT = 1 << 20
@@ -28,9 +42,9 @@ CARD = re.compile(r"card\d{1,4}")
 class Amd:
     """Runs a tool now and then: none has a mode that keeps printing."""
 
-    def __init__(self, programs: list[str]) -> None:
-        """``programs``: the paths of the tools, the best first."""
-        self._programs = programs
+    def __init__(self, commands: list[list[str]]) -> None:
+        """``commands``: those of the tools, the best first."""
+        self._commands = commands
         self._tool: Tool | None = None
         self._next_start = 0.0
         self._output = b""
@@ -48,9 +62,8 @@ class Amd:
                 self._try_next()
         elif now >= self._next_start:
             self._next_start, self._output = now + PAUSE, b""
-            program = self._programs[0]
             with contextlib.suppress(OSError):
-                self._tool = Tool([program, *ARGUMENTS[program.rpartition("/")[2]]])
+                self._tool = Tool(self._commands[0])
         return self._rows if now - self._rows_at < PAUSE + STALE else []
 
     def _keep_rows(self, now: float) -> None:
@@ -61,8 +74,8 @@ class Amd:
             self._try_next()
 
     def _try_next(self) -> None:
-        if len(self._programs) > 1:
-            del self._programs[0]
+        if len(self._commands) > 1:
+            del self._commands[0]
             self._next_start = 0.0
 
     def stop(self) -> None:
@@ -72,9 +85,9 @@ class Amd:
 
 def rows_of(output: bytes) -> list[list[Any]]:
     """A row for each GPU in the JSON that a tool prints."""
-    starts = [at for at in (output.find(b"{"), output.find(b"[")) if at >= 0]
+    start = re.search(rb"^[\[{]", output, re.MULTILINE)  # after warnings
     try:
-        found = json.loads(output[min(starts) :]) if starts else {}
+        found = json.loads(output[start.start() :]) if start else {}
         found = found.get("gpu_data", found) if isinstance(found, dict) else found
         if isinstance(found, list):
             gpus = {int(gpu["gpu"]): amd_row(gpu) for gpu in found[:MAX_GPUS]}
@@ -102,6 +115,10 @@ def amd_row(gpu: dict[str, Any]) -> list[Any]:
         return None if found is None else int(found)
 
     hotspot = value("temperature", "hotspot")
+    throttle = gpu.get("throttle")
+    known = throttle if isinstance(throttle, dict) else {}
+    states = [(known.get(name + "_violation_status"), bit) for name, bit in VIOLATIONS.items()]
+    slowed = [bit * (state == "ACTIVE") for state, bit in states if state in ("ACTIVE", INACTIVE)]
     return [
         value("usage", "gfx_activity"),
         value("mem_usage", "used_vram"),
@@ -110,8 +127,8 @@ def amd_row(gpu: dict[str, Any]) -> list[Any]:
         None,
         hotspot if hotspot is not None else value("temperature", "edge"),
         value("clock", "gfx_0", "clk"),
-        value("clock", "gfx_0", "max_clk"),
-        None,
+        value("clock", "gfx_0", "max_clk") or None,
+        combined(slowed) if slowed else None,
         count("total_uncorrectable_count"),
         0,
         value("usage", "umc_activity"),

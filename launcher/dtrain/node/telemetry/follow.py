@@ -6,7 +6,7 @@ import os
 import time
 
 from dtrain.node.agent.worker_files import Lines, decode, read_regular, size_of
-from dtrain.node.telemetry.sampler import MAX_NOW, NOW, STORED
+from dtrain.node.telemetry.sampler import MAX_NOW, MAX_STORED, NOW, STORED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class TelemetryFiles:
     """The samples of a run's folder. Any process of the job can write to these files."""
 
     def __init__(self, folder: bytes, after: float) -> None:
-        """``after``: the time of the last average that the launcher has."""
+        """``after``: the time of the last average that the launcher has, rounded up to seconds."""
         self._now = os.path.join(folder, NOW)
         self._stored = os.path.join(folder, STORED)
         self._after = after
-        self._lines = Lines(self._stored, 0, MAX_NOW)
+        self._lines: Lines | None = None
         self._waiting: list[Json] = []
         self._shown = b""
         self._due = 0.0
@@ -45,18 +45,33 @@ class TelemetryFiles:
             sample = decode(line)
             if sample is not None:
                 yield "sample", sample
-        if size_of(self._stored) < self._lines.offset:  # the older half was dropped
-            self._lines = Lines(self._stored, 0, MAX_NOW)
+        # It is shorter after the older half was dropped.
+        if self._lines is None or size_of(self._stored) < self._lines.offset:
+            self._lines = Lines(self._stored, unsent(self._stored, self._after), MAX_NOW)
         if not self._waiting:
-            self._waiting = [body for line, _ in self._lines.read() for body in self._fresh(line)]
+            self._waiting = [body for line, _ in self._lines.read() for body in average_in(line)]
+            self._after = self._waiting[-1]["time"] if self._waiting else self._after
         count = len(self._waiting) if over else AT_ONCE
         for body in self._waiting[:count]:
             yield "average", body
         del self._waiting[:count]
 
-    def _fresh(self, line: bytes | None) -> Iterator[Json]:
-        body = decode(line) if line is not None else None
-        then = body.get("time") if body is not None else None
-        if body is not None and isinstance(then, (int, float)) and then > self._after:
-            self._after = then
-            yield body
+
+def average_in(line: bytes | None) -> list[Json]:
+    body = decode(line) if line is not None else None
+    return [body] if body is not None and isinstance(body.get("time"), (int, float)) else []
+
+
+def unsent(path: bytes, after: float) -> int:
+    """Where the averages in a file begin that come after the last one of the second that ends at
+    ``after``. From the begin, if it has none of that second. Later ones can have earlier times: a
+    clock may be set back."""
+    found, lines = 0, Lines(path, 0, MAX_NOW)
+    while after > 0 and lines.offset <= MAX_STORED:
+        begun = lines.offset
+        for line, end in lines.read():
+            if any(after - 1 <= body["time"] <= after for body in average_in(line)):
+                found = end
+        if lines.offset == begun:
+            break
+    return found

@@ -38,7 +38,7 @@ def gpu_tool(own: Own) -> Nvidia | Amd | None:
     nvidia = find("nvidia-smi")
     if nvidia:
         return Nvidia(nvidia, own)
-    amd = [path for path in map(find, ARGUMENTS) if path]
+    amd = [[path, *arguments] for name, arguments in ARGUMENTS if (path := find(name))]
     return Amd(amd) if amd else None
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
+from dtrain.launchplan.names import process_name, rank_name
 from dtrain.node.agent.processes import processes, read_file
-from dtrain.node.names import process_name, rank_name
 from dtrain.node.telemetry.host import TICKS, listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Iterator
 
     from dtrain.node.agent.processes import Proc
     from dtrain.node.agent.wire import Json
@@ -20,6 +21,8 @@ FIRST_SCAN, LONGEST = 1.0, 16.0
 """Seconds between two searches for the processes of each rank, which read all of /proc: at first,
 and at most."""
 MAX_PROCESSES = 1024
+MAX_FILES = 4096
+"""Open files that one search looks at for sockets: each costs microseconds."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -30,6 +33,8 @@ class RankCounters:
         self._until, self._pause = 0.0, FIRST_SCAN
         self._trees: dict[str, list[int]] = {}
         self._files: dict[str, int] = {}
+        self.sockets: set[int] = set()
+        """The inodes of all sockets of the ranks."""
         self._ticks: dict[tuple[int, bytes], int] = {}
         self._last = time.monotonic()
 
@@ -69,8 +74,9 @@ class RankCounters:
         children: dict[int, list[int]] = {}
         for proc in processes().values():
             children.setdefault(proc.ppid, []).append(proc.pid)
-        left = MAX_PROCESSES
+        left, files_left = MAX_PROCESSES, MAX_FILES
         self._trees, self._files = {}, {}
+        self.sockets = set()
         running = self._running()
         for place, (identity, root) in enumerate(running):
             rank = identity["rank"]
@@ -88,4 +94,19 @@ class RankCounters:
                 pending += children.get(found[-1], ())
             left -= len(found)
             self._trees[name] = found
-            self._files[name] = sum(len(listed("/proc/%d/fd" % pid)) for pid in found)
+            self._files[name], share = 0, files_left // (len(running) - place)
+            for pid in found:
+                names = listed("/proc/%d/fd" % pid)
+                self._files[name] += len(names)
+                self.sockets.update(sockets(pid, names[:share]))
+                files_left -= len(names[:share])
+                share -= len(names[:share])
+
+
+def sockets(pid: int, descriptors: list[str]) -> Iterator[int]:
+    """The inodes of those that are sockets."""
+    for one in descriptors:
+        with contextlib.suppress(OSError):
+            kind, _, inode = os.readlink("/proc/%d/fd/%s" % (pid, one)).partition(":[")
+            if kind == "socket":
+                yield int(inode[:-1])

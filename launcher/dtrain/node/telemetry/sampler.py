@@ -13,6 +13,8 @@ from dtrain.node.agent.wire import encode
 from dtrain.node.telemetry.gpus import FIELDS, gpu_tool
 from dtrain.node.telemetry.host import HostCounters
 from dtrain.node.telemetry.ranks import RankCounters
+from dtrain.node.telemetry.round_trips import RoundTrips
+from dtrain.node.telemetry.tool import combined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class Sampler:
 
     def _sample(self, gpus: Any) -> None:
         host, ranks, xids = HostCounters(), RankCounters(self._running), Xids()
+        trips = RoundTrips()
         host.read()
         ranks.read()
         sink = self._open_sink()
@@ -99,6 +102,7 @@ class Sampler:
                 "storage": storage(self._folder),
                 "gpus": gpus.read(xids.count()) if gpus is not None else [],
                 "ranks": ranks.read(),
+                "round_trip": trips.read(ranks.sockets),
             }
             if window and sample["time"] // WINDOW != window[0]["time"] // WINDOW:
                 sink.store(average(window))
@@ -199,6 +203,7 @@ def average(window: list[Json]) -> Json:
     found["memory"] = highest([one["memory"] for one in window])
     found["storage"] = last["storage"]
     found["losses"] = mean([one["losses"] for one in window], 2)
+    found["round_trip"] = mean([one["round_trip"] for one in window], 3)
     for name in ("disk", "network", "infiniband"):
         pairs = [one[name] for one in window if one[name] is not None]
         found[name] = [mean(column, 0) for column in zip(*pairs)] if pairs else None
@@ -242,10 +247,3 @@ def mean(values: Any, digits: int) -> float | None:
 
 def highest(values: list[Any]) -> Any:
     return max((value for value in values if value is not None), default=None)
-
-
-def combined(bits: list[int]) -> int:
-    found = 0
-    for one in bits:
-        found |= int(one)
-    return found

@@ -75,3 +75,10 @@ def number(text: str) -> float | None:
     if found is None:
         return None
     return float(found[0]) if found[1] else int(found[0])
+
+
+def combined(bits: list[int]) -> int:
+    found = 0
+    for one in bits:
+        found |= int(one)
+    return found

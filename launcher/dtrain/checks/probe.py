@@ -1,0 +1,90 @@
+"""The measurements of `dtrain plan --probe`, from the reports of all ranks. Pure."""
+
+from __future__ import annotations
+
+from dtrain.checks.bandwidth import calibration, fabric
+from dtrain.checks.evidence import Evidence, Facts
+from dtrain.diagnostics import PrepareError
+from dtrain.parallelism.cluster.hardware import Precision
+from dtrain.parallelism.cluster.probe import Probe
+
+ATTEMPTED = "measuring its speed"
+PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def probe(evidence: Evidence) -> Probe:
+    """Return the measurements of the slowest rank: the others wait for it.
+
+    Raises NodeError if a host did not answer or a rank failed, or if devices differ.
+    """
+    for failure in evidence.failures:
+        raise failure
+    reports = [(host, one) for host, answers in evidence.bandwidth.items() for one in answers]
+    for host, report in reports:
+        if report["failed"]:
+            raise PrepareError(
+                host,
+                ATTEMPTED,
+                report["error"],
+                hint="find what is wrong with the hosts: dtrain check FILE --bandwidth",
+            )
+    found: list[tuple[str, Facts]] = [
+        (host, report["compute"]) for host, report in reports if "compute" in report
+    ]
+    if not found or len(found) < len(reports):
+        raise PrepareError(
+            reports[0][0] if reports else evidence.plan.hosts[0].host.name,
+            ATTEMPTED,
+            "it reports no measurement",
+            hint="`probe` does not measure in containers; plan without it",
+        )
+    device = found[0][1]["device"]
+    for host, one in found:
+        if one["device"] != device:
+            raise PrepareError(
+                host,
+                ATTEMPTED,
+                f"it has {one['device']}, and {found[0][0]} has {device}",
+                hint="a layout needs equal devices: list only equal hosts",
+            )
+    first, ranks = next((host, len(answers)) for host, answers in evidence.bandwidth.items())
+    for host, answers in evidence.bandwidth.items():
+        if len(answers) != ranks:
+            raise PrepareError(
+                host,
+                ATTEMPTED,
+                f"it has {len(answers)} ranks, and {first} has {ranks}",
+                hint="a layout needs equal hosts: list only equal hosts",
+            )
+    shared = [one for _, one in found]
+    speeds = {known: _slowest(shared, name) for name, known in PRECISIONS.items()}
+    products = {known: rows for known, rows in speeds.items() if rows}
+    if "fp32" not in products or len(products) < 2:
+        raise PrepareError(
+            first,
+            ATTEMPTED,
+            "its ranks report no matrix products of the same sizes",
+            hint="run the same version of dtrain on all hosts, or plan without `probe`",
+        )
+    measured = fabric(evidence)
+    every = measured.collectives if measured else ()
+    largest = {one.hosts: one for one in sorted(every, key=lambda one: one.size)}
+    inside, across = largest.get(1), next((one for at, one in largest.items() if at > 1), None)
+    return Probe(
+        device=device,
+        per_host=ranks,
+        memory=min(one["memory"] for one in shared) / 2**30,
+        products=products,
+        copy=min(one["copy"] for one in shared) / 1e9,
+        attention=min(one["attention"] for one in shared),
+        collectives=tuple(calibration(measured)["collectives"]) if measured else (),
+        link=inside.bus / 1e9 if inside else None,
+        network=across.bus / 1e9 if across else None,
+    )
+
+
+def _slowest(reports: list[Facts], name: str) -> tuple[tuple[int, float], ...]:
+    """The sizes that all ranks measured, with the speed of the slowest."""
+    speeds = [dict(report["precision"].get(name, ())) for report in reports]
+    sizes = sorted(set.intersection(*map(set, speeds)))
+    return tuple((size, min(each[size] for each in speeds)) for size in sizes)

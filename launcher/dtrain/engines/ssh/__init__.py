@@ -1,0 +1,1 @@
+"""The SSH engine: one connection to each host."""

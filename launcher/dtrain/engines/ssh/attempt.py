@@ -1,0 +1,332 @@
+"""One attempt at a job: prepares the hosts, follows the workers, writes the report.
+
+`dtrain.engines.ssh.machine` decides, and one `Link` per host acts. The attempt passes events from
+the links to the machine and actions from the machine to the links, and composes the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import time
+from collections.abc import Callable, Mapping
+
+from dtrain import hostlist
+from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, PrepareError
+from dtrain.engines.ssh import machine
+from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.ending import Ending
+from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.host_state import Leftovers
+from dtrain.engines.ssh.link import Link
+from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostCondition
+from dtrain.engines.ssh.many_hosts import prepared_for
+from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import journal, restart
+from dtrain.session.control import Force
+from dtrain.session.hang_watch import HangWatch
+from dtrain.session.relay import close_all
+from dtrain.session.stragglers import StragglerReports
+
+SIGNAL_POLL = 0.2
+JOURNAL_SIZES_SECONDS = 10.0
+"""Seconds between two journal entries about the size of the output received so far."""
+DRAIN_POLL = 0.2
+FIRST_CAUSE_SECONDS = 0.5
+"""Seconds after the first failure in which other hosts may report an earlier one."""
+WAITING_NOTICE_SECONDS = 30.0
+"""Seconds after which a notice names the hosts that are not ready yet."""
+
+
+class Attempt:
+    """Launches a plan and follows it, or attaches to a plan that runs already."""
+
+    def __init__(
+        self,
+        context: AttemptContext,
+        posts: queue.SimpleQueue[Post],
+        on_running: Callable[[], None],
+    ) -> None:
+        """``posts`` receives everything that ``context.post`` sends."""
+        self._on_running = on_running
+        self._context = context
+        self._posts = posts
+        self._links = {part.host.name: Link(context, part) for part in context.plan.hosts}
+        self._hang = HangWatch(context, self._links)
+        self._ending = Ending(context, self._links, self._hang)
+        awaited, services = _workers(context.plan)
+        grace = context.plan.job.grace
+        self._state = machine.begin(list(self._links), awaited, services, grace=grace)
+        self._alarm: float | None = None
+        self._sizes_due = 0.0
+        self._last_sizes: dict[str, int] = {}
+        self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
+        self._running_from = math.inf
+        self._stragglers = StragglerReports(context.steps, context.recorder)
+        self._failed_since: float | None = None
+        """When a worker failed; None before, and again once a notice has named the first cause."""
+
+    def interrupt(self, why: str, force: Force) -> None:
+        # The machine's phase decides the force, because time limits and failures raise it, too.
+        self._ending.interrupted_by = why
+        self._posts.put(Post(machine.Interrupted()))
+
+    def detach(self) -> None:
+        self._posts.put(Post(machine.Detached()))
+
+    @property
+    def still_running(self) -> bool:
+        """Whether the launcher has detached and the job still runs."""
+        state = self._state
+        detached = state.phase is AttemptPhase.DETACHED
+        return detached and state.started and bool(state.running)
+
+    @property
+    def problems(self) -> list[DtrainError]:
+        return self._ending.problems
+
+    @property
+    def only_ports_are_busy(self) -> bool:
+        """Whether the launch failed only because other processes use its ports."""
+        return bool(self.problems) and all(
+            isinstance(problem, PortBusyError) for problem in self.problems
+        )
+
+    def run(self) -> Report:
+        with prepared_for(len(self._links)):
+            for link in self._links.values():
+                link.launch()
+            return self._follow()
+
+    def attach(self, offsets: Mapping[str, Mapping[str, int]], age: float) -> Report:
+        """Follow a run that was started ``age`` seconds ago. ``offsets`` has, for each host, the
+        bytes of each stream that have arrived."""
+        awaited, services = _workers(self._context.plan)
+        grace = self._context.plan.job.grace
+        self._state = machine.attached(list(self._links), awaited, services, grace=grace)
+        self._hang.start()
+        self._running_from = time.monotonic() - age
+        with prepared_for(len(self._links)):
+            for host, link in self._links.items():
+                link.attach(offsets[host])
+            return self._follow()
+
+    def _follow(self) -> Report:
+        try:
+            while self._state.phase not in (AttemptPhase.ENDED, AttemptPhase.DETACHED):
+                self._handle(self._next())
+            if self._state.phase is AttemptPhase.ENDED:
+                self._drain()
+                for host, now in self._state.hosts.items():
+                    self._links[host].settle(lost=now is HostCondition.LOST)
+                self._show_failure(last=True)
+            self._sizes_due = 0.0
+            self._journal_sizes()
+        except BaseException:
+            for link in self._links.values():
+                link.kill()
+            raise
+        finally:
+            if self._context.inspection is not None:
+                self._context.inspection.close()
+            close_all(self._links.values())
+        if self._state.phase is AttemptPhase.DETACHED:
+            return Report(ExitCode.INTERRUPTED, "left")
+        if apart := self._ending.apart(self._state):
+            self._context.recorder.notice(apart)
+        return self._ending.report(self._state)
+
+    def _show_sync(self) -> None:
+        results = [link.synced for link in self._links.values() if link.synced is not None]
+        most = max(results, key=lambda result: result.sent_files, default=None)
+        if most is not None and most.sent_files:
+            self._context.recorder.notice(most.summary("each host"))
+
+    def _next(self) -> Post:
+        while True:
+            left = math.inf if self._alarm is None else self._alarm - time.monotonic()
+            if left <= 0:
+                self._alarm = None
+                return Post(machine.Alarm())
+            # Limited, because a signal that arrives just before the wait does not end it: Python
+            # would run the handler, which posts the interrupt, only after the wait.
+            with contextlib.suppress(queue.Empty):
+                return self._posts.get(timeout=min(left, SIGNAL_POLL))
+            self._show_waiting()
+            self._show_failure()
+            self._journal_sizes()
+            self._stragglers.show(time.monotonic())
+            if self._state.phase is AttemptPhase.RUNNING:
+                self._hang.show_stall()
+                if self._hang.has_hung():
+                    return Post(machine.Hung())
+
+    def _journal_sizes(self) -> None:
+        """Journal the sizes of all streams from time to time: output has no timestamps."""
+        if time.monotonic() < self._sizes_due:
+            return
+        self._sizes_due = time.monotonic() + JOURNAL_SIZES_SECONDS
+        logs = self._context.folder.logs.name
+        sizes = {
+            f"{logs}/{host}/{name}": size
+            for host, link in self._links.items()
+            for name, size in link.received().items()
+        }
+        new = {name: size for name, size in sizes.items() if size != self._last_sizes.get(name)}
+        if new:
+            self._last_sizes = sizes
+            self._context.recorder.record(journal.Sizes(new))
+
+    def _handle(self, post: Post) -> None:
+        before = self._state
+        if post.problem is not None:
+            self.problems.append(post.problem)
+        if not self._hang.why:
+            # Collecting stacks can kill a worker. Its death is not a cause.
+            self._ending.failures += post.failures
+        if post.event is None:
+            return
+        if isinstance(post.event, machine.Interrupted):
+            self._show_interrupt()
+        self._state, actions = machine.step(self._state, post.event)
+        if before.outcome is None and self._state.outcome is AttemptOutcome.HOST_FAILED:
+            self._explain(post)
+        failed = before.outcome is None and self._state.outcome is AttemptOutcome.WORKER_FAILED
+        if failed and not self._hang.why:
+            self._failed_since = time.monotonic()
+        started = self._state.started and not before.started
+        if started:
+            self._hang.start()
+            self._running_from = time.monotonic()
+            self._show_sync()
+        for action in actions:
+            self._act(action)
+        if started:
+            self._on_running()
+
+    def _explain(self, post: Post) -> None:
+        """Name the host that ended the job, unless its link has reported a problem."""
+        if isinstance(post.event, machine.HostEnded | machine.HostLost) and post.problem is None:
+            host = post.event.host
+            if not any(isinstance(one, NodeError) and one.host == host for one in self.problems):
+                reason = "the host stopped its workers before they finished"
+                self.problems.append(PrepareError(host, "running the job", reason))
+
+    def _act(self, action: machine.AttemptAction) -> None:
+        match action:
+            case machine.StartHost(host):
+                self._links[host].start()
+            case machine.AbortHost(host):
+                self._links[host].abort()
+            case machine.StopHost(host, grace):
+                reason = self._ending.reason(self._state, self._ending.causes())
+                self._links[host].stop(grace, reason)
+            case machine.KillHost(host):
+                self._links[host].kill()
+            case machine.SetAlarm(seconds):
+                self._alarm = time.monotonic() + seconds
+
+    def _show_interrupt(self) -> None:
+        notice, why = self._context.recorder.notice, self._ending.interrupted_by
+        grace = self._state.grace
+        match self._state.phase:
+            case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
+                notice(f"{why}: stopping; nothing was started")
+            case AttemptPhase.RUNNING:
+                self._context.recorder.record(journal.StopRequested(why))
+                notice(
+                    f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
+                    " (Ctrl-C again kills them now)"
+                )
+            case AttemptPhase.STOPPING:
+                notice("killing the workers; Ctrl-C again gives up on hosts that do not answer")
+            case AttemptPhase.KILLING:
+                notice("giving up on hosts that do not answer")
+
+    def _show_failure(self, *, last: bool = False) -> None:
+        """Name the first cause once, as the report does.
+
+        The first reported failure may be a consequence of another one. That other failure is
+        reported soon after, or while the workers stop.
+        """
+        if self._failed_since is None:
+            return
+        causes = self._ending.causes()
+        patience = machine.FAILURE_GRACE if not causes or causes[0].is_echo else FIRST_CAUSE_SECONDS
+        if last or time.monotonic() >= self._failed_since + patience:
+            self._failed_since = None
+            what = causes[0].summary if causes else "a worker was stopped"
+            self._context.recorder.notice(f"{what}; stopping the other workers")
+
+    def _show_waiting(self) -> None:
+        """Name the hosts that delay the launch, once."""
+        if self._state.phase is AttemptPhase.PREPARING and time.monotonic() > self._late_notice_at:
+            self._late_notice_at = math.inf
+            late = [
+                host for host, now in self._state.hosts.items() if now is HostCondition.PREPARING
+            ]
+            inspection = self._context.inspection
+            if inspection is not None and inspection.late:
+                late = [host for host in late if host in inspection.late]
+            self._context.recorder.notice(f"still waiting for {hostlist.fold(late)} to be ready")
+
+    def _drain(self) -> None:
+        """Wait for output that hosts have not sent yet. A second stop request ends the wait."""
+        for link in self._links.values():
+            if self._state.hosts[link.host] is HostCondition.LOST:
+                continue
+            while not link.drained(DRAIN_POLL):
+                if self._handle_late_posts():
+                    self._context.recorder.notice("the rest of the logs stays on the hosts")
+                    return
+        self._handle_late_posts()
+
+    def _handle_late_posts(self) -> bool:
+        """Handle problems that arrive after the end. Returns whether the user asks to leave."""
+        asked_to_leave = False
+        with contextlib.suppress(queue.Empty):
+            while True:
+                post = self._posts.get_nowait()
+                asked_to_leave |= isinstance(post.event, machine.Interrupted | machine.Detached)
+                if isinstance(post.event, machine.Detached):
+                    self._state, _ = machine.step(self._state, post.event)
+                if post.problem is not None:
+                    self.problems.append(post.problem)
+        return asked_to_leave
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed in a way that another attempt could fix."""
+        failed = self._state.outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED)
+        return failed and not self._ending.storage_failed
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no host knows the run: nothing was started, or all run folders were deleted."""
+        return all(link.leftovers is Leftovers.NO_RUN for link in self._links.values())
+
+    def ending(self) -> restart.AttemptResult:
+        """How the attempt ended, for the decision about a restart."""
+        seconds = time.monotonic() - self._running_from if self._state.started else 0.0
+        return self._ending.for_restart(self._state, max(0.0, seconds))
+
+    def uncleaned(self) -> list[str]:
+        """Hosts that may still run processes of this attempt."""
+        return [
+            host
+            for host, now in self._state.hosts.items()
+            if now is HostCondition.LOST and self._links[host].leftovers is Leftovers.UNKNOWN
+        ]
+
+
+def _workers(plan: LaunchPlan) -> tuple[list[machine.WorkerId], list[machine.WorkerId]]:
+    """The processes that a run waits for, and its services."""
+    awaited: list[machine.WorkerId] = []
+    services: list[machine.WorkerId] = []
+    for part in plan.hosts:
+        for process in part.processes:
+            worker = machine.WorkerId(part.host.name, process.role, process.index)
+            (services if process.service else awaited).append(worker)
+    return awaited, services

@@ -1,0 +1,176 @@
+"""Ends processes that an earlier attempt may have left on a host.
+
+The host was unreachable when that attempt ended. It may take part in the next attempt, so its
+cleanup reports nothing: no observer, no journal, no output.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import Enum, auto
+
+from dtrain.diagnostics import NodeError
+from dtrain.engines.ssh import agent
+from dtrain.engines.ssh.outage import Outage
+from dtrain.engines.ssh.requests import attach_request
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sequence import MessageSequence
+from dtrain.node import protocol
+from dtrain.node.agent.commands import Command
+from dtrain.runs.record import Record
+from dtrain.session.liveness import PingLimit
+from dtrain.session.relay import CommandWriter, RelayChannel, close_all
+from dtrain.transport.contract import Connection, Transport
+
+
+class Cleanup(Enum):
+    """Progress of the cleanup of a host."""
+
+    PENDING = auto()
+    CLEAN = auto()
+    """No process of the attempt is left there."""
+    FAILED = auto()
+    """The host answered, but it still runs processes or broke the protocol."""
+
+
+class CleanupLink:
+    """Tries to reach a host until `close`, only to kill its processes of one attempt."""
+
+    def __init__(
+        self, transport: Transport, plan: LaunchPlan, part: HostPlan, *, run: str, attempt: int
+    ) -> None:
+        """``run`` is the attempt's name on hosts."""
+        self.host = part.host.name
+        self.attempt = attempt
+        self.state = Cleanup.PENDING
+        self._transport = transport
+        self._plan = plan
+        self._part = part
+        self._run = run
+        self._sequence = MessageSequence(part, plan.world_size)
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._commands = CommandWriter[Command](lambda: PingLimit.STOPPING, self._fail)
+        name = f"{self.host} cleanup"
+        self._reader = threading.Thread(target=self._read, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._commands.start()
+        self._reader.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._commands.finish()
+
+    def disconnect(self, timeout: float) -> None:
+        self._commands.join(timeout)
+        with self._lock:
+            connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    def _read(self) -> None:
+        outage = Outage()
+        while not self._closed.is_set() and self.state is Cleanup.PENDING:
+            previous = self._commands.relay
+            try:
+                relay = self._attach(previous.pid if previous is not None else None)
+                if relay is None:
+                    return
+                self._follow(relay)
+            except NodeError:
+                pass  # retry until the host answers
+            except ProtocolError:
+                self._commands.send({"op": "kill"})
+                self.state = Cleanup.FAILED
+            self._closed.wait(outage.next_delay() * random.uniform(0.5, 1.0))  # noqa: S311
+
+    def _attach(self, previous: int | None) -> RelayChannel | None:
+        """A relay on a new connection. None if the link is closed."""
+        connection = self._transport.connect(self._part.host)
+        with self._lock:
+            last, self._connection = self._connection, connection
+        if last is not None:
+            last.close()
+        if self._closed.is_set():
+            connection.close()
+            return None
+        request = attach_request(
+            self._plan, self._part, self._run, offsets={}, outputs=False, previous=previous
+        )
+        python = self._plan.agent_python(self._part)
+        process = agent.start(connection, python, self._run, request)
+        relay = RelayChannel(self.host, connection, process)
+        self._commands.relay = relay
+        return relay
+
+    def _fail(self, bug: Exception) -> None:
+        self.state = Cleanup.FAILED
+
+    def _follow(self, relay: RelayChannel) -> None:
+        self._sequence.begin_relay()
+        for frame in relay.frames():
+            if isinstance(frame, protocol.Data):
+                raise ProtocolError("unrequested output of a worker")
+            self._take(relay, messages.read_message(frame.body))
+            if self.state is not Cleanup.PENDING:
+                return
+
+    def _take(self, relay: RelayChannel, message: messages.AgentMessage) -> None:
+        self._sequence.check_message(message, started=True)
+        match message:
+            case messages.Hello(pid=pid):
+                relay.pid = pid
+            case messages.Attached():
+                self._commands.send({"op": "kill"})
+            case (
+                messages.Happened(event=messages.Ended(survivors=survivors))
+                | messages.Lost(survivors=survivors)
+            ):
+                self.state = Cleanup.FAILED if survivors else Cleanup.CLEAN
+            case messages.Refused(what="gone"):
+                self.state = Cleanup.CLEAN
+            case messages.Bye():
+                self.state = Cleanup.FAILED
+            case messages.StreamFound() | messages.RunSeen():
+                raise ProtocolError(f"{messages.name_of(message)}: not requested")
+
+
+class Cleanups:
+    """The cleanup links of one run."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._links: list[CleanupLink] = []
+
+    def start(self, record: Record, uncleaned: Iterable[tuple[str, int]]) -> None:
+        """End leftover processes. ``uncleaned`` has pairs of a host and an attempt's number."""
+        cluster = record.request.spec().cluster
+        hosts = {host.name: host for host in cluster.hosts + cluster.spares}
+        for name, number in uncleaned:
+            then = replace(record, attempt=number)
+            part = HostPlan(hosts[name], 0, {}, (), "~")
+            link = CleanupLink(
+                self._transport, then.plan(), part, run=then.on_hosts, attempt=number
+            )
+            link.start()
+            self._links.append(link)
+
+    @property
+    def pending(self) -> list[str]:
+        """Hosts that have not answered yet."""
+        return [link.host for link in self._links if link.state is Cleanup.PENDING]
+
+    @property
+    def clean(self) -> set[tuple[str, int]]:
+        """Hosts without leftover processes, each with the attempt's number."""
+        return {(one.host, one.attempt) for one in self._links if one.state is Cleanup.CLEAN}
+
+    def close(self) -> None:
+        close_all(self._links)

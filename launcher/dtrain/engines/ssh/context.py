@@ -1,0 +1,43 @@
+"""What the links of one attempt share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.inspection import Inspection
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs.log_store import RunFolder
+from dtrain.session.recorder import Recorder
+from dtrain.session.steps import StepWatch
+from dtrain.sync import Tree
+from dtrain.transport.contract import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptContext:
+    """What the links of one attempt share."""
+
+    name: str
+    """The attempt's name on hosts."""
+    plan: LaunchPlan
+    attempt: int
+    """Counted from 1."""
+    movable_port: bool
+    """Whether the launch tries another port if this one is busy."""
+    base: Path
+    """Folder of the cluster file. Relative working folders on this machine start here."""
+    secrets: Mapping[str, str] = field(repr=False)
+    transport: Transport
+    tree: Tree | None
+    folder: RunFolder
+    recorder: Recorder
+    inspection: Inspection | None
+    """The checks of all hosts before the launch; None if they are off or done."""
+    tensorboard: bool
+    """Whether to forward the job's TensorBoard to this machine."""
+    post: Callable[[Post], None]
+    steps: StepWatch
+    """What the ranks of this attempt report about their steps."""

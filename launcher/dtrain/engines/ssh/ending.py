@@ -1,0 +1,226 @@
+"""How an attempt ended: its report, and the input to the restart decision."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dtrain import hostlist
+from dtrain.checks import Finding
+from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
+from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.link import Link
+from dtrain.engines.ssh.machine import AttemptOutcome, AttemptState, HostCondition
+from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
+from dtrain.failures.kernel import RECENT, KernelMessage, concerning
+from dtrain.runs import restart
+from dtrain.runs.log_store import StorageError
+from dtrain.session.failure_output import explained
+from dtrain.session.hang_watch import HangWatch
+
+_EXIT_CODES = {
+    AttemptOutcome.DONE: ExitCode.OK,
+    AttemptOutcome.WORKER_FAILED: ExitCode.JOB_FAILED,
+    AttemptOutcome.HOST_FAILED: ExitCode.NODE_FAILED,
+    AttemptOutcome.INTERRUPTED: ExitCode.INTERRUPTED,
+}
+
+_EXIT_SECONDS = 10.0
+"""Seconds between an exception and the failure of a peer that noticed it."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """What is known so far about why an attempt ends."""
+
+    context: AttemptContext
+    links: Mapping[str, Link]
+    hang: HangWatch
+    problems: list[DtrainError] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    interrupted_by: str = ""
+    """Source of the stop request, such as ``Ctrl-C``."""
+
+    def report(self, state: AttemptState) -> Report:
+        outcome = state.outcome or AttemptOutcome.DONE
+        failures = self.causes()
+        if outcome is AttemptOutcome.DONE:
+            # Services that were stopped at the end did not fail.
+            failures = ()
+        grouped_problems = grouped(self.problems, [part.host for part in self.context.plan.hosts])
+        problems = [message for message, _ in grouped_problems]
+        explained = {error.host for error in self.problems if isinstance(error, NodeError)}
+        unexplained = [host for host in _lost(state) if host not in explained]
+        if unexplained:
+            problems.append(
+                f"{hostlist.fold(unexplained)}: did not confirm that the job's processes ended"
+            )
+        hints = [hint for _, hint in grouped_problems if hint]
+        hints += [failure.hint for failure in failures[:1] if failure.hint]
+        if outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED):
+            for host, message in self._broken_hosts():
+                if not failures or failures[0].kernel != message:
+                    problems.append(f"{host}: {message.what}")
+                    hints.append(message.remedy)
+        if self._findings:
+            hints.append("fix these findings; `dtrain launch --no-check` skips the check")
+        if self.hang.why and outcome is AttemptOutcome.WORKER_FAILED:
+            problems += [*self.hang.standing, *self.hang.stuck_workers()]
+        elif failures and failures[0].is_echo:
+            problems += self.hang.collective_mismatches()
+        exit_code = _EXIT_CODES[outcome]
+        if outcome is AttemptOutcome.DONE and problems:
+            exit_code = ExitCode.NODE_FAILED
+        if any(isinstance(problem, InternalError) for problem in self.problems):
+            exit_code = ExitCode.INTERNAL
+        return Report(
+            exit_code=exit_code,
+            reason=self.reason(state, failures),
+            failures=failures,
+            problems=tuple(problems),
+            hint="\n".join(dict.fromkeys(hints)),
+            stragglers=self.context.steps.stragglers(time.monotonic()),
+        )
+
+    def apart(self, state: AttemptState) -> str:
+        """A warning about workers that have finished and were never connected to each other: each
+        trained by itself. Empty where that is not known for sure, or may be meant."""
+        job, processes = self.context.plan.job, self.context.plan.hosts
+        workers = [one for part in processes for one in part.processes if one.role != "evaluator"]
+        if state.outcome is not AttemptOutcome.DONE or job.framework == "none" or len(workers) < 2:
+            return ""
+        if any(link.evidence.connected is not False for link in self.links.values()):
+            return ""
+        looked_for = {
+            "torch": "MASTER_ADDR, RANK and WORLD_SIZE (torch.distributed.init_process_group)",
+            "tensorflow": "TF_CONFIG (a tf.distribute strategy for several workers)",
+            "jax": "JAX_COORDINATOR_ADDRESS (jax.distributed.initialize)",
+        }[job.framework]
+        return (
+            f"warning: no worker ever connected to another: {len(workers)} separate trainings ran,"
+            f" not one\nhint: the program has to use {looked_for}; if its workers are meant to run "
+            "separately, set 'framework: none'"
+        )
+
+    def reason(self, state: AttemptState, failures: tuple[Failure, ...]) -> str:
+        """One line. ``failures`` starts with the first cause."""
+        match state.outcome:
+            case AttemptOutcome.DONE | None:
+                count = self.context.plan.world_size
+                return "the worker finished" if count == 1 else f"all {count} workers finished"
+            case AttemptOutcome.INTERRUPTED:
+                return self.interrupted_by
+            case AttemptOutcome.WORKER_FAILED if self.hang.why:
+                return self.hang.why
+            case AttemptOutcome.WORKER_FAILED if failures:
+                return failures[0].summary
+            case AttemptOutcome.WORKER_FAILED:
+                return "something outside dtrain stopped a worker"
+            case _ if self._findings:
+                errors = len(self._findings)
+                return f"not started: the host check found {errors} error{'s' * (errors > 1)}"
+            case _:
+                if self.storage_failed:
+                    return "this machine cannot store the run's files"
+                hosts = self._failed_hosts(state)
+                if not hosts:
+                    return "dtrain failed"
+                if state.started:
+                    return f"{hostlist.fold(hosts)} failed"
+                are = "is" if len(hosts) == 1 else "are"
+                return f"not started: {hostlist.fold(hosts)} {are} not ready"
+
+    def for_restart(self, state: AttemptState, seconds: float) -> restart.AttemptResult:
+        """``seconds``: how long the workers ran."""
+        failures = self.causes()
+        unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
+        faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
+        faulty.update(host for host, _ in self._broken_hosts())
+        inspection = self.context.inspection
+        if self.context.attempt > 1 and inspection is not None:
+            # The check rejected this spare; another spare may pass.
+            faulty |= inspection.failing_newcomers
+        reported = [link.reports.progress.step for link in self.links.values()]
+        steps = [step for step in reported if step is not None]
+        return restart.AttemptResult(
+            ran=state.started,
+            final=self._is_final,
+            step=max(steps, default=None),
+            culprit=failures[0].host if failures else None,
+            lost=frozenset({*_lost(state), *unreachable, *faulty}),
+            seconds=seconds,
+        )
+
+    @property
+    def storage_failed(self) -> bool:
+        return any(isinstance(problem, StorageError) for problem in self.problems)
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether no policy allows another attempt."""
+        if self.hang.why:
+            return self.context.plan.job.watchdog.then == "stop"
+        # The user must fix what the first check finds.
+        return self.context.attempt == 1 and bool(self._findings)
+
+    @property
+    def _findings(self) -> tuple[Finding, ...]:
+        """The errors of the host check that stopped the launch."""
+        inspection = self.context.inspection
+        return inspection.errors if inspection is not None else ()
+
+    def _failed_hosts(self, state: AttemptState) -> list[str]:
+        """The hosts with a problem, or else the lost ones, in the plan's order."""
+        named = {problem.host for problem in self.problems if isinstance(problem, NodeError)}
+        return [host for host in self.links if host in named] or [
+            host for host in self.links if host in _lost(state)
+        ]
+
+    def causes(self) -> tuple[Failure, ...]:
+        """The failures with all that is known so far, the first cause first."""
+        found = in_order_of_blame(map(self._with_kernel, map(self._explained, self.failures)))
+        if found and found[0].is_echo:
+            return in_order_of_blame([*self._raised_before(found[0].time), *found])
+        return found
+
+    def _with_kernel(self, failure: Failure) -> Failure:
+        kernel = self.links[failure.host].evidence.kernel
+        logged = concerning(kernel, failure.pid, failure.words, failure.time)
+        return replace(failure, kernel=logged)
+
+    def _raised_before(self, echo: float) -> list[Failure]:
+        """Workers that raised an exception shortly before the time ``echo``, but had not exited
+        when the stop killed them: an exit can wait for threads, or for peers."""
+        found = []
+        for link in self.links.values():
+            for killed in list(link.evidence.killed):
+                failure = explained(
+                    replace(killed, code=None, signal=None),
+                    self.context.folder.logs,
+                    since=echo - _EXIT_SECONDS,
+                )
+                if failure.traceback and not failure.is_echo:
+                    found.append(failure)
+        return found
+
+    def _broken_hosts(self) -> list[tuple[str, KernelMessage]]:
+        """Hosts whose kernel reports broken hardware, each with its first such message.
+
+        If a process failed on its own, kernel messages from long before did not cause it.
+        """
+        own = [failure for failure in map(self._explained, self.failures) if not failure.is_echo]
+        since = min((failure.time for failure in own), default=0.0) - RECENT
+        found: dict[str, KernelMessage] = {}
+        for host, link in self.links.items():
+            for message in link.evidence.kernel:
+                if message.host and not message.weak and message.time >= since:
+                    found.setdefault(host, message)
+        return list(found.items())
+
+    def _explained(self, failure: Failure) -> Failure:
+        return explained(failure, self.context.folder.logs)
+
+
+def _lost(state: AttemptState) -> list[str]:
+    return [host for host, now in state.hosts.items() if now is HostCondition.LOST]

@@ -1,0 +1,48 @@
+"""Threads in which a bug must end the run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from dtrain.diagnostics import DtrainError, ExitCode, InternalError
+
+NO_THREAD = "can't start new thread"
+"""Python's words for a limit of the operating system."""
+
+
+class ThreadLimitError(DtrainError):
+    """This machine lets dtrain start no more threads."""
+
+    exit_code = ExitCode.NODE_FAILED
+
+
+def run_guarded(name: str, work: Callable[[], None], report: Callable[[Exception], None]) -> None:
+    """Run ``work`` in a thread. Call ``report`` with what it raises, or if no thread starts."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001
+            report(error)
+
+    try:
+        threading.Thread(target=guarded, name=name, daemon=True).start()
+    except RuntimeError as error:
+        report(error)
+
+
+def fault(error: Exception, folder: Path) -> DtrainError:
+    """The error for the user. For a bug, the traceback goes to the run's ``folder``."""
+    if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
+        return ThreadLimitError(
+            "this machine lets dtrain start no more threads; it needs two for each host",
+            hint="raise the limit of processes: `ulimit -u`, or pids.max of the container",
+        )
+    file = folder / "fault.txt"
+    with contextlib.suppress(OSError):
+        file.write_text("".join(traceback.format_exception(error)))
+    return InternalError(f"a bug in dtrain; please report the file {file}")

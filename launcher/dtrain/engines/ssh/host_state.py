@@ -1,0 +1,368 @@
+"""One host's part of an attempt, as a state machine in a table.
+
+Theory of operation
+-------------------
+The link connects, checks the host and syncs files (``CONNECTING``). Nothing on the host outlives
+the connection yet, so an abort or an error simply ends the host's part. Then the link sends the
+launch request (``PREPARING``). From now on only the host can confirm that nothing is left there.
+An abort is therefore a command, and the host answers it with ``bye`` (``ABORTING``).
+
+A prepared host starts its workers on the controller's command (``RUNNING``). They run until the
+controller stops or kills them (``STOPPING``). In both phases a broken connection changes nothing:
+the link reconnects and sends the last command to the new relay. The link gives the host up only if
+it cannot reconnect in time, or if the host breaks the protocol.
+
+Once the host has reported how its part ended, or is given up, only output can still arrive
+(``DRAINING``), and after that nothing (``OVER``). The controller can close the link at any time
+(``CLOSED``).
+
+`step` is pure: it takes a state and an event, and returns the new state and the actions to carry
+out, in order. Events are the controller's requests, the relay's messages and the observations of
+the link's reader. Several events can end a host's part; only the first reaches the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+from dtrain.diagnostics import (
+    AnswerError,
+    NodeError,
+    PortBusyError,
+    PrepareError,
+)
+from dtrain.engines.ssh import machine, problems
+from dtrain.engines.ssh.host_events import (
+    AbortLaunch,
+    CheckFailed,
+    Close,
+    Connecting,
+    Disconnect,
+    KillWorkers,
+    LinkAction,
+    LinkEvent,
+    LinkFailed,
+    Malformed,
+    Post,
+    Requested,
+    Send,
+    Settle,
+    Show,
+    StartWorkers,
+    StopWorkers,
+    SupervisorTimedOut,
+    TimedOut,
+    Unreachable,
+)
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.node.agent.commands import Kill, Start, Stop
+from dtrain.runs.shown_state import ShownState
+
+
+class HostPhase(Enum):
+    CONNECTING = auto()
+    PREPARING = auto()
+    ABORTING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+    DRAINING = auto()
+    OVER = auto()
+    CLOSED = auto()
+
+
+class Leftovers(Enum):
+    """What may be left of the job on a host."""
+
+    UNKNOWN = auto()
+    NONE = auto()
+    NO_RUN = auto()
+    """Nothing is left: the host does not know the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    host: str
+    phase: HostPhase = HostPhase.CONNECTING
+    movable_port: bool = False
+    """Whether the launch tries another port if this one is busy."""
+    command: Start | Stop | Kill | None = None
+    """The current command. Each new relay gets it."""
+    shown: ShownState | None = None
+    """The last state that observers got."""
+    leftovers: Leftovers = Leftovers.UNKNOWN
+
+    @property
+    def started(self) -> bool:
+        """Whether the workers have started and the host may still send output."""
+        return self.phase in (HostPhase.RUNNING, HostPhase.STOPPING, HostPhase.DRAINING)
+
+    @property
+    def stopping(self) -> bool:
+        return self.command is not None and self.command["op"] != "start"
+
+    @property
+    def reported_end(self) -> bool:
+        """Whether the controller knows how the host's part ended."""
+        return self.phase in (HostPhase.DRAINING, HostPhase.OVER)
+
+
+def attached(host: str) -> LinkState:
+    """The state of a host whose workers run already."""
+    return LinkState(host, HostPhase.RUNNING, shown=ShownState.ATTACHING)
+
+
+_Step = tuple[LinkState, list[LinkAction]]
+
+
+def step(state: LinkState, event: LinkEvent) -> _Step:
+    """Return the state after ``event`` and the actions to carry out, in order."""
+    state, actions = TABLE[type(event)][_COLUMN[state.phase]](state, event)
+    for action in actions:
+        if isinstance(action, Show):
+            state = replace(state, shown=action.state)
+    return state, actions
+
+
+# Transitions --------------------------------------------------------------------------------------
+
+
+def _ignore(state: LinkState, event: Any) -> _Step:
+    return state, []
+
+
+def _show_step(state: LinkState, event: Connecting) -> _Step:
+    return state, [Show(event.step)]
+
+
+def _request(state: LinkState, event: Requested) -> _Step:
+    return replace(state, phase=HostPhase.PREPARING), [Show(ShownState.PREPARING)]
+
+
+def _check(state: LinkState, event: CheckFailed) -> _Step:
+    shown: list[LinkAction] = [Show(ShownState.FAILED, event.reason)] if event.reason else []
+    return _over(state), [*shown, Post(machine.HostRefused(state.host))]
+
+
+def _start(state: LinkState, event: StartWorkers) -> _Step:
+    command: Start = {"op": "start"}
+    state = replace(state, phase=HostPhase.RUNNING, command=command)
+    return state, [Show(ShownState.RUNNING), Send(command)]
+
+
+def _stop(state: LinkState, event: StopWorkers) -> _Step:
+    command: Stop = {"op": "stop", "grace": event.grace, "reason": event.reason}
+    state = replace(state, phase=HostPhase.STOPPING, command=command)
+    return state, [Show(ShownState.STOPPING), Send(command)]
+
+
+def _kill(state: LinkState, event: KillWorkers | SupervisorTimedOut) -> _Step:
+    command: Kill = {"op": "kill"}
+    state = replace(state, phase=HostPhase.STOPPING, command=command)
+    return state, [Send(command)]
+
+
+def _discard(state: LinkState, event: KillWorkers) -> _Step:
+    return state, [Send({"op": "kill"})]
+
+
+def _forget(state: LinkState, event: AbortLaunch) -> _Step:
+    ended = Post(machine.HostEnded(state.host))
+    return _over(state), [Disconnect(), Show(ShownState.ENDED), ended]
+
+
+def _abort(state: LinkState, event: AbortLaunch) -> _Step:
+    return replace(state, phase=HostPhase.ABORTING), [Send({"op": "abort"})]
+
+
+def _close(state: LinkState, event: Close) -> _Step:
+    return replace(state, phase=HostPhase.CLOSED), []
+
+
+def _settle(state: LinkState, event: Settle) -> _Step:
+    if not event.lost and state.shown not in (ShownState.ENDED, ShownState.FAILED):
+        return state, [Show(ShownState.ENDED)]
+    if event.lost and state.shown not in (
+        ShownState.LOST,
+        ShownState.UNREACHABLE,
+        ShownState.FAILED,
+    ):
+        return state, [Show(ShownState.LOST, "did not confirm that the job's processes ended")]
+    return state, []
+
+
+def _prepared(state: LinkState, event: messages.Prepared) -> _Step:
+    return state, [Show(ShownState.READY), Post(machine.HostReady(state.host))]
+
+
+def _follow(state: LinkState, event: messages.Attached) -> _Step:
+    resend: list[LinkAction] = [Send(state.command)] if state.command is not None else []
+    return state, [Show(ShownState.STOPPING if state.stopping else ShownState.RUNNING), *resend]
+
+
+def _refuse(state: LinkState, event: messages.Refused) -> _Step:
+    error = problems.refused(state.host, event)
+    return _cannot_prepare(_record_missing_run(state, event), error)
+
+
+def _refuse_to_follow(state: LinkState, event: messages.Refused) -> _Step:
+    error = problems.refused(state.host, event)
+    state = _over(_record_missing_run(state, event))
+    if event.what == "gone":
+        return state, [Show(ShownState.ENDED), Post(machine.HostEnded(state.host), error)]
+    return state, [Post(machine.HostLost(state.host), error)]
+
+
+def _record_missing_run(state: LinkState, event: messages.Refused) -> LinkState:
+    return replace(state, leftovers=Leftovers.NO_RUN) if event.what == "gone" else state
+
+
+def _supervisor_died(state: LinkState, event: messages.Lost) -> _Step:
+    if not event.survivors:
+        state = replace(state, leftovers=Leftovers.NONE)
+    error = problems.supervisor_died(state.host, event)
+    return _drain(state), [Post(machine.HostLost(state.host), error)]
+
+
+def _bye(state: LinkState, event: messages.Bye) -> _Step:
+    return _over(state), [Show(ShownState.ENDED), Post(machine.HostEnded(state.host))]
+
+
+def _bye_early(state: LinkState, event: messages.Bye) -> _Step:
+    return _reject(state, Malformed(ProtocolError("bye: the job has not ended on this host")))
+
+
+def _finish(state: LinkState, event: messages.Bye | messages.Refused) -> _Step:
+    return _over(state), []
+
+
+def _stopped_itself(state: LinkState, event: messages.Stopping) -> _Step:
+    return state, [Post(None, PrepareError(state.host, "running the job", event.reason))]
+
+
+def _end(state: LinkState, event: messages.Ended) -> _Step:
+    error = problems.ended_badly(state.host, event)
+    return _drain(state), [Show(ShownState.ENDED), Post(machine.HostEnded(state.host), error)]
+
+
+def _fail_early(state: LinkState, event: Unreachable) -> _Step:
+    return _cannot_prepare(state, event.error)
+
+
+def _cut_off(state: LinkState, event: Unreachable) -> _Step:
+    return state, [Show(ShownState.UNREACHABLE, event.error.reason)]
+
+
+def _give_up(state: LinkState, event: TimedOut) -> _Step:
+    return _over(state), [Post(machine.HostLost(state.host), event.error)]
+
+
+def _give_up_output(state: LinkState, event: TimedOut) -> _Step:
+    # The job has ended there, but some of its output has not arrived.
+    return _over(state), [Post(None, event.error)]
+
+
+def _give_up_supervisor(state: LinkState, event: SupervisorTimedOut) -> _Step:
+    state, actions = _kill(state, event)
+    return _drain(state), [*actions, Post(machine.HostLost(state.host), event.error)]
+
+
+def _reject_early(state: LinkState, event: Malformed) -> _Step:
+    state, actions = _cannot_prepare(
+        state, AnswerError(state.host, "preparing the job", event.error)
+    )
+    return state, [Send({"op": "kill"}), *actions]
+
+
+def _reject(state: LinkState, event: Malformed) -> _Step:
+    error = AnswerError(state.host, "following the job", event.error)
+    lost = Post(machine.HostLost(state.host), error)
+    return _over(state), [Send({"op": "kill"}), Show(ShownState.FAILED, error.reason), lost]
+
+
+def _reject_late(state: LinkState, event: Malformed) -> _Step:
+    error = AnswerError(state.host, "following the job", event.error)
+    return _over(state), [Send({"op": "kill"}), Post(None, error)]
+
+
+def _fail(state: LinkState, event: LinkFailed) -> _Step:
+    failed = Post(machine.LauncherFailed(), event.error)
+    lost = Post(machine.HostLost(state.host))
+    return _over(state), [failed, Send({"op": "kill"}), lost]
+
+
+def _fail_late(state: LinkState, event: LinkFailed) -> _Step:
+    return state, [Post(machine.LauncherFailed(), event.error)]
+
+
+def _cannot_prepare(state: LinkState, error: NodeError) -> _Step:
+    shown: list[LinkAction] = [Show(ShownState.FAILED, error.reason)]
+    if isinstance(error, PortBusyError) and state.movable_port:
+        shown = []
+    return _over(state), [*shown, Post(machine.HostRefused(state.host), error)]
+
+
+def _drain(state: LinkState) -> LinkState:
+    return replace(state, phase=HostPhase.DRAINING)
+
+
+def _over(state: LinkState) -> LinkState:
+    return replace(state, phase=HostPhase.OVER)
+
+
+_Row = tuple[Callable[[LinkState, Any], _Step], ...]
+_COLUMN = {phase: number for number, phase in enumerate(HostPhase)}
+# fmt: off
+TABLE: dict[type[LinkEvent], _Row] = {
+    # CONNECTING PREPARING ABORTING RUNNING STOPPING DRAINING OVER CLOSED
+    StartWorkers: (
+        _ignore, _start, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    StopWorkers: (
+        _ignore, _ignore, _ignore, _stop, _stop, _ignore, _ignore, _ignore),
+    KillWorkers: (
+        _ignore, _discard, _discard, _kill, _kill, _ignore, _ignore, _ignore),
+    AbortLaunch: (
+        _forget, _abort, _abort, _ignore, _ignore, _ignore, _ignore, _ignore),
+    Settle: (
+        _settle, _settle, _settle, _settle, _settle, _settle, _settle, _settle),
+    Close: (
+        _close, _close, _close, _close, _close, _close, _close, _close),
+    Connecting: (
+        _show_step, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    CheckFailed: (
+        _check, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    Requested: (
+        _request, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    Unreachable: (
+        _fail_early, _fail_early, _fail_early, _cut_off, _cut_off, _cut_off, _ignore, _ignore),
+    TimedOut: (
+        _ignore, _ignore, _ignore, _give_up, _give_up, _give_up_output, _ignore, _ignore),
+    SupervisorTimedOut: (
+        _ignore, _ignore, _ignore, _give_up_supervisor, _give_up_supervisor, _ignore, _ignore,
+        _ignore),
+    Malformed: (
+        _reject_early, _reject_early, _reject_early, _reject, _reject, _reject_late,
+        _reject_late, _ignore),
+    LinkFailed: (
+        _fail, _fail, _fail, _fail, _fail, _fail_late, _fail_late, _fail_late),
+    messages.Prepared: (
+        _ignore, _prepared, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
+    messages.Attached: (
+        _ignore, _ignore, _ignore, _follow, _follow, _follow, _ignore, _ignore),
+    messages.Refused: (
+        _ignore, _refuse, _refuse, _refuse_to_follow, _refuse_to_follow, _finish, _ignore,
+        _ignore),
+    messages.Lost: (
+        _ignore, _supervisor_died, _supervisor_died, _supervisor_died, _supervisor_died, _ignore,
+        _ignore, _ignore),
+    messages.Bye: (
+        _ignore, _bye, _bye, _bye_early, _bye, _finish, _ignore, _ignore),
+    messages.Stopping: (
+        _ignore, _ignore, _ignore, _stopped_itself, _ignore, _ignore, _ignore, _ignore),
+    messages.Ended: (
+        _ignore, _ignore, _ignore, _end, _end, _ignore, _ignore, _ignore),
+}
+# fmt: on

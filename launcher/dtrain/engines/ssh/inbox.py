@@ -1,0 +1,187 @@
+"""Validates, stores and dispatches what the relays of one host send."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+
+from dtrain.engines.ssh import host_events, machine
+from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.host_state import HostPhase, LinkState
+from dtrain.engines.ssh.outage import Outage
+from dtrain.engines.ssh.output import HostOutput
+from dtrain.engines.ssh.worker_reports import WorkerReports
+from dtrain.launchplan import names
+from dtrain.launchplan.plan import HostPlan
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.messages.sequence import MessageSequence
+from dtrain.node import protocol
+from dtrain.runs import journal
+from dtrain.runs.log_store import StorageError
+from dtrain.runs.telemetry import last_time
+from dtrain.session.evidence import HostEvidence
+from dtrain.session.liveness import SupervisorLiveness
+from dtrain.session.relay import RelayChannel
+from dtrain.session.telemetry import HostTelemetry
+
+MAX_NOTICE, MAX_NOTICES = 500, 20
+"""Maximum characters of a notice, and maximum notices shown for each host."""
+
+
+class Inbox:
+    """Only the link's reader uses it."""
+
+    def __init__(
+        self,
+        context: AttemptContext,
+        part: HostPlan,
+        evidence: HostEvidence,
+        reports: WorkerReports,
+        outage: Outage,
+        step: Callable[[host_events.LinkEvent], object],
+    ) -> None:
+        """``step`` passes an event to the host's state machine."""
+        self.output = HostOutput(part.host.name, context.folder, ranked=context.plan.job.ranked)
+        self._telemetry = HostTelemetry(
+            part.host.name,
+            context.folder,
+            context.recorder.observer,
+            lambda until: self.output.note("telemetry", until),
+            lambda sample: context.steps.sample(
+                part.host.name, sample, part.host.gpus, time.monotonic()
+            ),
+            hosts=len(context.plan.hosts),
+        )
+        self._context = context
+        self._host = part.host.name
+        self._evidence = evidence
+        self._reports = reports
+        self._outage = outage
+        self._step = step
+        self._sequence = MessageSequence(part, context.plan.world_size)
+        timeout = context.plan.job.restart.node_timeout
+        self._supervisor = SupervisorLiveness(self._host, timeout)
+        self._journaled = 0
+        """Offset of the host's events up to which the journal has them."""
+        self._notices = 0
+
+    def resume(self, offsets: Mapping[str, int]) -> None:
+        """Continue a run from the given offsets."""
+        self.output.offsets.update(offsets)
+        # Not part of what an attempt has received: it may be from an earlier attempt.
+        self.output.note("telemetry", last_time(self._context.folder.path, self._host))
+        # The host sends all events again to rebuild the state. They are journaled only once.
+        self._journaled = self.output.offsets.pop("events", 0)
+
+    def begin_relay(self) -> None:
+        self._sequence.begin_relay()
+        self.output.begin_relay()
+
+    def take(
+        self, frame: protocol.Message | protocol.Data, relay: RelayChannel, state: LinkState
+    ) -> None:
+        """Raises ProtocolError for data that contradicts the plan or earlier messages."""
+        if isinstance(frame, protocol.Data):
+            self._keep(frame)
+            return
+        message = messages.read_message(frame.body)
+        self._sequence.check_message(message, started=state.started)
+        match message:
+            case messages.Hello():
+                self._evidence.compare_clocks(message.time, time.time())
+                relay.pid = message.pid
+                hello = journal.RelayHello(self._host, dataclasses.asdict(message))
+                self._context.recorder.record(hello)
+            case messages.StreamFound():
+                self._sequence.check_stream(message)
+                try:
+                    self.output.add(message)
+                except StorageError as error:
+                    self._cannot_store(error)
+            case messages.Happened():
+                self._take_event(message)
+            case messages.ProgressReport(name=name, offset=offset, said=said):
+                self.output.note(name, offset)
+                # Otherwise it only reports that nothing happens.
+                if not isinstance(said, dict) or said.get("waits") is None:
+                    self._evidence.last_activity = time.monotonic()
+                self._reports.add(name.removesuffix(".progress"), said)
+            case messages.TelemetrySample(said):
+                self._telemetry.show(said)
+            case messages.TelemetryAverage(said):
+                self._telemetry.keep(said)
+            case messages.Alive(supervisor=pid, silent=silent, time=theirs):
+                if theirs is not None:
+                    self._evidence.compare_clocks(theirs, time.time())
+                if state.phase in (HostPhase.RUNNING, HostPhase.STOPPING):
+                    self._check_supervisor(pid or 0, silent)
+            case messages.Notice(text=text):
+                self._pass_on(text)
+            case messages.RunSeen():
+                raise ProtocolError("status: not requested")
+            case _:
+                if isinstance(message, messages.Attached):
+                    self._outage.attached(time.monotonic())
+                self._step(message)
+
+    def _keep(self, frame: protocol.Data) -> None:
+        try:
+            stream = self.output.keep(frame)
+        except StorageError as error:
+            self._cannot_store(error)
+            return
+        if stream is not None:
+            self._outage.progressed()
+            self._evidence.last_activity = time.monotonic()
+            size = self.output.offsets[stream.path.name]
+            self._context.recorder.observer.output(stream, size)
+
+    def _cannot_store(self, error: StorageError) -> None:
+        # The job is about to be stopped, which still needs the host's events.
+        self._context.post(Post(machine.LauncherFailed(), error))
+
+    def _take_event(self, message: messages.Happened) -> None:
+        if not self._sequence.is_new(message):
+            return
+        offset, event = message.offset, message.event
+        self.output.offsets["events"] = offset
+        self._outage.progressed()
+        if offset > self._journaled:
+            happened = journal.HostEvent(self._host, offset, event.as_json())
+            self._context.recorder.record(happened)
+        self._evidence.compare_clocks(event.time, time.time(), current=False)
+        match event:
+            case messages.Exited():
+                # A process that was stopped has not finished its work, even if its status is 0.
+                failed = event.code != 0 or event.stopping
+                self._context.steps.end(
+                    names.process_name(event.role, event.index)
+                    if event.rank is None
+                    else names.rank_name(event.rank)
+                )
+                worker = machine.WorkerId(self._host, event.role, event.index)
+                exited = machine.WorkerExited(worker, failed)
+                self._context.post(Post(exited, failures=self._evidence.failures(event)))
+            case messages.Ended() | messages.Stopping():
+                self._evidence.add(event)
+                self._step(event)
+            case _:
+                self._evidence.add(event)
+
+    def _check_supervisor(self, pid: int, silent: float) -> None:
+        notice, error = self._supervisor.hear(pid, silent)
+        if notice:
+            self._context.recorder.notice(notice)
+        if error is not None:
+            self._step(host_events.SupervisorTimedOut(error))
+
+    def _pass_on(self, notice: str) -> None:
+        """Show a notice of the host to the user, within limits: workers can cause notices."""
+        self._notices += 1
+        if self._notices <= MAX_NOTICES:
+            self._context.recorder.notice(f"{self._host}: {notice[:MAX_NOTICE]}")
+        elif self._notices == MAX_NOTICES + 1:
+            self._context.recorder.notice(f"{self._host}: more notices from this host are hidden")

@@ -1,0 +1,340 @@
+"""The connection to one host of an attempt.
+
+Each link has a thread while it connects, runs the preflight checks, syncs files and starts the
+agent. From then on the connection's own thread passes on the relay's messages until `bye`, so that
+a running host has one thread. Threads that all links share send the controller's commands and a
+ping every 5 s: a node that receives none assumes that the launcher is gone, and a relay that
+answers none is replaced. Links make no decisions: `dtrain.engines.ssh.host_state` does, from what
+the controller requests, the relay sends and the link observes.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from dtrain.diagnostics import ConnectError, NodeError
+from dtrain.engines.ssh import agent, host_events, host_state, problems
+from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.guarded import fault, run_guarded
+from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.host_state import HostPhase, Leftovers, LinkState
+from dtrain.engines.ssh.inbox import Inbox
+from dtrain.engines.ssh.outage import Outage
+from dtrain.engines.ssh.requests import attach_request, launch_request
+from dtrain.engines.ssh.worker_reports import WorkerReports
+from dtrain.launchplan.plan import HostPlan
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from dtrain.node import protocol
+from dtrain.node.agent.commands import AttachRequest, Command, FirstCommand
+from dtrain.runs import journal
+from dtrain.runs.shown_state import ShownState
+from dtrain.session.evidence import HostEvidence
+from dtrain.session.liveness import PingLimit
+from dtrain.session.relay import CommandWriter, RelayChannel, SilentRelayError
+from dtrain.sync import SyncResult, send
+from dtrain.transport.contract import Connection, RemoteProcess
+
+
+class Link:
+    """The connection to one host. Methods may be called from any thread and return quickly."""
+
+    def __init__(self, context: AttemptContext, part: HostPlan) -> None:
+        self.host = part.host.name
+        self.synced: SyncResult | None = None
+        self._context = context
+        self._part = part
+        self._lock = threading.Lock()
+        self._state = LinkState(self.host, movable_port=context.movable_port)
+        self._timeout = context.plan.job.restart.node_timeout
+        self._outage = Outage()
+        self._connection: Connection | None = None
+        self._closed = threading.Event()
+        self.evidence = HostEvidence(self.host, part.host.gpus)
+        self.reports = WorkerReports(context, part, lambda: self._connection)
+        self._inbox = Inbox(context, part, self.evidence, self.reports, self._outage, self._step)
+        self._commands = CommandWriter[Command](self._patience, self._fail)
+        self._all_received = threading.Event()
+        """Set once the link reads nothing any more."""
+
+    # Requests of the attempt --------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Prepare the host."""
+        self._run(self._open)
+
+    def attach(self, offsets: Mapping[str, int]) -> None:
+        """Follow a host whose workers run already. ``offsets`` has the bytes of each stream that
+        have arrived."""
+        self._state = host_state.attached(self.host)
+        self._inbox.resume(offsets)
+        self._show(host_events.Show(ShownState.ATTACHING))
+        self._commands.start()
+        self._run(lambda: self._follow(self._reconnect(at_once=True)))
+
+    def start(self) -> None:
+        """Start the workers on the prepared host."""
+        self._step(host_events.StartWorkers())
+
+    def stop(self, grace: float, reason: str) -> None:
+        """Stop the host's workers: TERM, ``grace`` seconds, KILL. The host stores ``reason`` for
+        later launchers."""
+        self._step(host_events.StopWorkers(grace, reason))
+
+    def kill(self) -> None:
+        """Kill the host's workers at once."""
+        self._step(host_events.KillWorkers())
+
+    def abort(self) -> None:
+        """Undo the launch on a host that has not started; it answers with `HostEnded`."""
+        self._step(host_events.AbortLaunch())
+
+    def request_stacks(self, *, abort: bool, ras: bool) -> None:
+        """Request the workers' stacks. ``abort``: the host may kill workers to get them. ``ras``:
+        query NCCL, too."""
+        self.evidence.expect_stacks()
+        self._commands.send({"op": "stacks", "abort": abort, "ras": ras})
+
+    def settle(self, *, lost: bool) -> None:
+        """Show a final state, unless the last shown state is final."""
+        self._step(host_events.Settle(lost))
+
+    def close(self) -> None:
+        """Send no commands beyond those already queued, and open no new connection."""
+        self._step(host_events.Close())
+        self._closed.set()
+        self.reports.close()
+        self._commands.finish()
+
+    def disconnect(self, timeout: float) -> None:
+        """Close the connection of a closed link once its commands are sent, or after ``timeout``
+        seconds."""
+        self._commands.join(timeout)
+        with self._lock:
+            connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    # State for the attempt ----------------------------------------------------------------------
+
+    @property
+    def reported_end(self) -> bool:
+        """Whether it is known how the host's part ended."""
+        return self._state.reported_end
+
+    @property
+    def leftovers(self) -> Leftovers:
+        return self._state.leftovers
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the connection works, as far as is known."""
+        return self._outage.reachable
+
+    def received(self) -> Mapping[str, int]:
+        """Bytes of each stream that have arrived."""
+        return self._inbox.output.received()
+
+    def drained(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds. Returns whether everything from the host has arrived."""
+        if self._commands.relay is None:
+            return True
+        return self._all_received.wait(timeout)
+
+    # Running the state machine ------------------------------------------------------------------
+
+    def _step(self, event: host_events.LinkEvent) -> HostPhase:
+        """Pass ``event`` to the state machine and run its actions. Returns the new phase."""
+        with self._lock:
+            self._state, actions = host_state.step(self._state, event)
+            phase = self._state.phase
+            for action in actions:
+                match action:
+                    case host_events.Send(command):
+                        self._commands.send(command)
+                    case host_events.Show():
+                        self._show(action)
+                    case Post():
+                        self._context.post(action)
+                    case host_events.Disconnect() if self._connection is not None:
+                        self._connection.close()
+        return phase
+
+    def _show(self, now: host_events.Show) -> None:
+        self._context.recorder.record(journal.HostState(self.host, now.state, now.detail))
+
+    def _patience(self) -> int | None:
+        """How many pings the relay may leave unanswered now; None before the start."""
+        if not self._state.started:
+            return None
+        return PingLimit.STOPPING if self._state.stopping else PingLimit.NORMAL
+
+    def _run(self, work: Callable[[], bool]) -> None:
+        """Run ``work``, which returns whether more is to be received, in a thread of its own."""
+
+        def received() -> None:
+            more = False
+            try:
+                more = work()
+            finally:
+                if not more:
+                    self._all_received.set()
+
+        run_guarded(f"{self.host} reader", received, self._fail)
+
+    def _fail(self, bug: Exception) -> None:
+        """End the run, because a thread of this link raised ``bug`` or could not start."""
+        self._step(host_events.LinkFailed(fault(bug, self._context.folder.path)))
+
+    # Connecting ---------------------------------------------------------------------------------
+
+    def _open(self) -> bool:
+        """Launch. Returns whether the relay follows the host."""
+        try:
+            relay = self._launch()
+        except NodeError as error:
+            self._step(host_events.Unreachable(error))
+            if self._context.inspection is not None:
+                self._context.inspection.drop(self.host)
+            return False
+        return self._follow(relay)
+
+    def _launch(self) -> RelayChannel | None:
+        """Start the agent and send its request. None if the launch was aborted.
+
+        Raises NodeError.
+        """
+        context, part = self._context, self._part
+        self._step(host_events.Connecting(ShownState.CONNECTING))
+        connection = self._connect()
+        if connection is None:
+            return None
+        if context.inspection is not None:
+            self._step(host_events.Connecting(ShownState.CHECKING))
+            if not context.inspection.check_host(self.host, connection):
+                wrong = [one.seen for one in context.inspection.errors if self.host in one.hosts]
+                self._step(host_events.CheckFailed(wrong[0] if wrong else ""))
+                return None
+        workdir = part.workdir
+        if part.host.transport == "local" and not workdir.startswith("~"):
+            workdir = str(context.base / workdir)
+        if context.tree is not None:
+            self._step(host_events.Connecting(ShownState.SYNCING))
+            self.synced = send(
+                connection,
+                part.host,
+                context.tree,
+                workdir,
+                python=self._python,
+                trust_group=context.plan.trust_group,
+            )
+            for notice in self.synced.notices:
+                context.recorder.notice(f"{self.host}: {notice}")
+            workdir = self.synced.tree_path
+        if self._step(host_events.Requested()) is not HostPhase.PREPARING:
+            return None
+        request = launch_request(
+            context.plan, part, context.name, workdir=workdir, secrets=context.secrets
+        )
+        relays = {} if context.inspection is None else context.inspection.relays
+        relay = self._start_agent(connection, request, relays.get(self.host))
+        self._commands.start()
+        return relay
+
+    def _connect(self) -> Connection | None:
+        """Replace the connection with a new one. None if the link needs no connection any more."""
+        connection = self._context.transport.connect(self._part.host)
+        with self._lock:
+            wanted = self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
+            last = self._connection
+            self._connection = connection if wanted else None
+        if last is not None:
+            last.close()
+        if not wanted:
+            connection.close()
+            return None
+        return connection
+
+    def _start_agent(
+        self, connection: Connection, request: FirstCommand, started: RemoteProcess | None = None
+    ) -> RelayChannel:
+        """Start an agent, as `agent.start`. Its request precedes all of the writer's commands."""
+        process = agent.start(connection, self._python, self._context.name, request, started)
+        relay = RelayChannel(self.host, connection, process)
+        self._commands.relay = relay
+        return relay
+
+    @property
+    def _python(self) -> str:
+        return self._context.plan.agent_python(self._part)
+
+    def _reconnect(self, *, at_once: bool = False) -> RelayChannel | None:
+        """Connect a new relay to the running job. None if the host is lost or the link closed."""
+        self._outage.begin(time.monotonic())
+        problem: NodeError | None = None
+        while not self._closed.is_set() and self._outage.lasts(time.monotonic()) < self._timeout:
+            if not at_once:
+                # Jitter: after a network outage, not every host reconnects at the same moment.
+                delay = self._outage.next_delay() * random.uniform(0.5, 1.0)  # noqa: S311
+                self._closed.wait(delay)
+            try:
+                connection = self._connect()
+                if connection is None:
+                    return None
+                return self._start_agent(connection, self._attach_request())
+            except NodeError as error:
+                problem = error
+                if at_once:
+                    self._step(host_events.Unreachable(error))
+                at_once = False
+        job = self._context.plan.job
+        problem = problem or problems.cut_off(self.host, self._timeout, job)
+        self._step(host_events.TimedOut(problem))
+        return None
+
+    def _attach_request(self) -> AttachRequest:
+        context, previous = self._context, self._commands.relay
+        return attach_request(
+            context.plan,
+            self._part,
+            context.name,
+            offsets=self._inbox.output.offsets,
+            outputs=True,
+            previous=previous.pid if previous is not None else None,
+        )
+
+    # Following ----------------------------------------------------------------------------------
+
+    def _follow(self, relay: RelayChannel | None) -> bool:
+        """Process the relay's messages until it ends, or until the host's part is over. Returns
+        whether there is a relay."""
+        if relay is None:
+            return False
+        self._inbox.begin_relay()
+
+        def take(frame: protocol.Message | protocol.Data) -> bool:
+            self._outage.answered(time.monotonic())
+            self._inbox.take(frame, relay, self._state)
+            return self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
+
+        relay.follow(take, lambda problem: self._run(lambda: self._ended(relay, problem)))
+        return True
+
+    def _ended(self, relay: RelayChannel, problem: Exception | None) -> bool:
+        """React to the end of a relay. Returns whether a new one follows the host."""
+        if isinstance(problem, ConnectError):
+            if isinstance(problem, SilentRelayError) and not self._closed.is_set():
+                self._context.recorder.notice(f"{self.host}: {problem.reason}; starting a new one")
+            self._step(host_events.Unreachable(problem))
+        elif isinstance(problem, ProtocolError):
+            self._step(host_events.Malformed(problem))
+        elif problem is not None:
+            raise problem
+        elif self._state.phase is HostPhase.ABORTING:
+            self._step(messages.Bye())
+        elif self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED):
+            self._step(host_events.Unreachable(relay.failure(self._python)))
+        return self._state.started and self._follow(self._reconnect())

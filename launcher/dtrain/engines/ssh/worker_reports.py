@@ -1,0 +1,53 @@
+"""Handles reports of one host's workers through `dtrain.runtime`: progress and TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.forward import Forward
+from dtrain.launchplan.plan import HostPlan
+from dtrain.runs import journal
+from dtrain.session.reports import ProgressReports
+from dtrain.transport.contract import Connection
+
+
+class WorkerReports:
+    def __init__(
+        self, context: AttemptContext, part: HostPlan, connection: Callable[[], Connection | None]
+    ) -> None:
+        """``connection`` returns the host's current connection, for TensorBoard."""
+        self.progress = ProgressReports(context.plan, context.recorder, context.steps)
+        self._context = context
+        self._host = part.host
+        self._connection = connection
+        self._tensorboard: Forward | None = None
+
+    def close(self) -> None:
+        self.progress.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def add(self, process: str, fields: dict[str, Any]) -> None:
+        """Add a report, see `ProgressReports.add`."""
+        self.progress.add(self._host.name, process, fields)
+        with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            wanted = self._context.tensorboard and self._tensorboard is None
+            if wanted and fields.get("event") == "tensorboard":
+                self._show_tensorboard(int(fields["port"]))
+
+    def _show_tensorboard(self, port: int) -> None:
+        if not 1024 <= port <= 65535:
+            return
+        context, host = self._context, self._host.name
+        if self._host.transport != "local":
+            try:
+                self._tensorboard = Forward(port, self._connection)
+            except OSError as error:
+                context.recorder.notice(f"cannot show {host}'s TensorBoard here: {error}")
+                return
+            port = self._tensorboard.port
+        text = f"TensorBoard of {host}: http://127.0.0.1:{port}/"
+        context.recorder.record(journal.TensorBoardAddress(host, text))

@@ -1,0 +1,40 @@
+"""What a failed process wrote about its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dtrain.failures.cause import Failure
+from dtrain.failures.launchers import root_words
+from dtrain.failures.traceback import STALE_AFTER, headline, is_traceback
+from dtrain.launchplan import names
+from dtrain.runs.log_store import changed_since, tail
+
+_STDERR_TAIL = 1 << 20
+"""Bytes at the end of a process's stderr in which its last traceback is searched."""
+_AT_EXIT = 10
+"""Lines that a process may write after the exception with which it ends."""
+
+
+def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
+    """The failure with the end of the process's stderr, if it left no error file.
+
+    With ``since``, only a traceback that arrived after this time counts: the process was killed,
+    so an earlier one was caught.
+    """
+    if failure.traceback or failure.message:
+        return failure
+    written_by = [names.process_name(failure.role, failure.index)]
+    if failure.rank is not None:
+        written_by.append(names.rank_name(failure.rank))
+    for name in written_by:
+        file = logs / failure.host / f"{name}.err"
+        written = tail(file, _STDERR_TAIL)
+        stale_after = STALE_AFTER if since is None else _AT_EXIT
+        output = root_words(written, uncaught=failure.code == 1, stale_after=stale_after)
+        if since is not None and not (is_traceback(output) and changed_since(file, since)):
+            continue
+        if output:
+            return replace(failure, traceback=output, message=headline(output))
+    return failure

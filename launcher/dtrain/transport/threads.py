@@ -1,0 +1,82 @@
+"""Threads that all hosts share: a thread for each host costs memory and time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+IDLE_SECONDS = 10.0
+"""Seconds after which an idle thread ends."""
+
+
+class Threads:
+    """Runs calls that may block, in as few threads as possible: a call waits only for threads that
+    are free soon, never for one that blocks."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._idle = 0
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Run ``call`` soon. It must not raise."""
+        with self._changed:
+            self._calls.append(call)
+            if self._idle >= len(self._calls):
+                self._changed.notify()
+                return
+        # A machine without a free thread: the next thread that starts or is free makes the call.
+        with suppress(RuntimeError):
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._calls, IDLE_SECONDS)
+                self._idle -= 1
+                if not self._calls:
+                    return
+                call = self._calls.popleft()
+            call()
+
+
+blocking = Threads("dtrain-blocking")
+"""For everything that may wait for one host."""
+
+
+class Heartbeat:
+    """One thread that makes many calls every few seconds."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._calls: dict[Callable[[], None], None] = {}
+        self._running = False
+
+    def start(self, call: Callable[[], None]) -> None:
+        """Make ``call`` from now on. It must not block."""
+        with self._lock:
+            self._calls[call] = None
+            if not self._running:
+                threading.Thread(target=self._beat, name="dtrain-heartbeat", daemon=True).start()
+                self._running = True
+
+    def stop(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            self._calls.pop(call, None)
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(self._seconds())
+            with self._lock:
+                calls = list(self._calls)
+                if not calls:
+                    self._running = False
+                    return
+            for call in calls:
+                call()

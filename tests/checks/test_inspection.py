@@ -1,0 +1,145 @@
+"""Links wait for each other while their hosts are checked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from dtrain.checks import Finding
+from dtrain.engines.ssh.inspection import Inspection
+from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.node import protocol
+from dtrain.node.agent.wire import VERSION
+from dtrain.session.gather_order import QUICK
+from dtrain.session.preflight import Conversation, Preflight
+from dtrain.session.relay import RelayChannel
+from dtrain.spec.load import parse
+from dtrain.transport.local import LocalTransport
+from support.limits import HANG
+from support.scripted import ScriptedHosts, ScriptedProcess
+
+FAKE = Path(__file__).parent / "fakes" / "torch-2.13.0"
+FILE = """
+cluster: {hosts: [here, there, gone], gpus: 0, transport: local}
+job: {framework: torch, script: SCRIPT, env: {PYTHONPATH: FAKE}}
+"""
+
+
+def plan(script: Path) -> LaunchPlan:
+    text = FILE.replace("SCRIPT", str(script)).replace("FAKE", str(FAKE))
+    return build(parse(text, "cluster.yaml"), local_python="python3")
+
+
+def inspect(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool], list[Finding]]:
+    """Two of three hosts arrive. The third one never does, or all are released before."""
+    found: list[Finding] = []
+
+    def report(findings: Sequence[Finding]) -> None:
+        found.extend(findings)
+
+    plan_ = plan(script)
+    inspection = Inspection(
+        plan_, ["here", "there"], launch="run", base=script.parent, report=report
+    )
+    assert inspection.late == {"here", "there", "gone"}
+    connections = [LocalTransport().connect(part.host) for part in plan_.hosts[:2]]
+    with ThreadPoolExecutor() as pool:
+        waiting = [
+            pool.submit(inspection.check_host, part.host.name, connection)
+            for part, connection in zip(plan_.hosts, connections, strict=False)
+        ]
+        if close:
+            inspection.close()
+        else:
+            inspection.drop("gone")
+        answers = [one.result(HANG) for one in waiting]
+    for connection in connections:
+        connection.close()
+    return inspection, answers, found
+
+
+def test_no_link_waits_for_a_host_that_cannot_arrive(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    inspection, answers, found = inspect(script)
+    assert answers == [False, False]
+    assert found == []
+    assert inspection.late == frozenset()
+
+
+def test_one_error_stops_all(tmp_path: Path) -> None:
+    inspection, answers, found = inspect(tmp_path / "gone.py")
+    assert answers == [False, False]
+    assert [one.subject for one in found] == ["script"]
+    assert inspection.errors == tuple(found)
+    assert inspection.failing_newcomers == {"here", "there"}
+
+
+def test_waiting_links_can_be_released(tmp_path: Path) -> None:
+    inspection, answers, found = inspect(tmp_path / "train.py", close=True)
+    assert answers == [False, False]
+    assert found == []
+    assert inspection.errors == ()
+
+
+def test_the_process_of_a_check_becomes_the_relay(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    plan_ = replace(plan(tmp_path / "train.py"), hosts=plan(tmp_path / "train.py").hosts[:1])
+    inspection = Inspection(plan_, ["here"], launch="run", base=tmp_path, report=list)
+    connection = LocalTransport().connect(plan_.hosts[0].host)
+    assert inspection.check_host("here", connection)
+    process = inspection.relays["here"]
+    look = {"op": "look", "protocol": VERSION, "run": "run", "host": "here"}
+    process.write(protocol.encode_command({**look, "run_dir": str(tmp_path)}))
+    frames = list(RelayChannel("here", connection, process).frames())
+    assert [one.body["type"] for one in frames if isinstance(one, protocol.Message)] == [
+        "hello",
+        "status",
+    ]
+    assert process.wait(HANG) == 0
+    connection.close()
+
+
+def test_a_launch_that_ends_during_its_check_leaves_no_process(tmp_path: Path) -> None:
+    plan_ = plan(tmp_path / "train.py")
+    connection = LocalTransport().connect(plan_.hosts[0].host)
+    conversation = Conversation(plan_.hosts[0], connection, "run")
+    conversation.begin(["python3"])
+    assert conversation.release() is None  # it has not answered anything
+    process = conversation._process
+    assert process is not None
+    process.close_stdin()
+    assert process.wait(HANG) == 0
+    connection.close()
+
+
+class Hanging(ScriptedHosts, ScriptedProcess):
+    """A connection, and its process that writes nothing until it is closed."""
+
+    def __init__(self) -> None:
+        self.read_begins, self.closed = threading.Event(), threading.Event()
+
+    def start(self, command: str) -> ScriptedProcess:
+        return self
+
+    def read(self, size: int = 1 << 18) -> bytes:
+        self.read_begins.set()
+        assert self.closed.wait(HANG)
+        return b""
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_the_end_of_a_check_releases_a_host_whose_program_does_not_start(tmp_path: Path) -> None:
+    host, plan_ = Hanging(), plan(tmp_path / "train.py")
+    preflight = Preflight(plan_, lambda part: host, base=tmp_path)
+    with ThreadPoolExecutor() as pool:
+        looking = pool.submit(preflight.look, QUICK)
+        assert host.read_begins.wait(HANG)
+        preflight.close()
+        assert host.closed.is_set()
+        assert len(looking.result(HANG).failures) == len(plan_.hosts)

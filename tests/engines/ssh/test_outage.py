@@ -1,0 +1,48 @@
+"""How long a host may be unreachable, by a clock that the test controls."""
+
+from __future__ import annotations
+
+from dtrain.engines.ssh.outage import STABLE, Outage
+
+
+def test_attaching_alone_does_not_end_an_outage() -> None:
+    outage = Outage()
+    for now in range(100, 140, 4):
+        outage.begin(now)
+        assert not outage.reachable
+        outage.attached(now + 1)
+        outage.answered(now + 2)
+        assert outage.reachable
+    assert outage.lasts(140) == 40
+
+
+def test_a_relay_that_attaches_and_falls_silent_does_not_end_an_outage() -> None:
+    outage = Outage()
+    for now in range(100, 400, 30):
+        outage.begin(now)
+        outage.attached(now + 1)
+    assert outage.lasts(400) == 300
+
+
+def test_progress_and_a_stable_relay_end_it() -> None:
+    outage = Outage()
+    assert outage.lasts(5) == 0
+    outage.begin(10)
+    outage.attached(12)
+    outage.progressed()
+    assert outage.lasts(13) == 0
+    outage.begin(14)
+    assert outage.lasts(15) == 1
+    outage.attached(16)
+    outage.answered(16 + STABLE)
+    outage.begin(30)
+    assert outage.lasts(30) == 0
+
+
+def test_delays_grow_until_there_is_progress() -> None:
+    outage = Outage()
+    outage.begin(0)
+    delays = [outage.next_delay() for _ in range(7)]
+    assert delays == [0.25, 0.5, 1, 2, 4, 5, 5]
+    outage.progressed()
+    assert outage.next_delay() == 0.25

@@ -1,0 +1,40 @@
+"""Which run a command means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain.runs.journal import HostState, Journal
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record, Request
+from dtrain.session.status import find_active
+from support.stored import END
+
+FILE = "{cluster: {hosts: [n1], gpus: 0, transport: local}, job: {framework: none, script: a.py}}"
+
+
+def run(name: str, *, over: bool) -> str:
+    folder = RunFolder.create(name)
+    Record(name, Request("cluster.yaml", "/", FILE), 29500, "python3", 1e9).save(folder.path)
+    written = Journal(folder.journal)
+    written.write(1e9, HostState("n1", "running", ""))
+    if over:
+        written.write(2e9, END)
+    return name
+
+
+def test_of_several_runs_the_one_that_is_not_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    old, alive = run("train-1", over=True), run("train-2", over=False)
+    assert find_active("train").name == find_active(alive).name == alive
+    assert find_active(old).name == old
+    run("train-3", over=False)
+    with pytest.raises(UsageError, match="3 runs begin with 'train'"):
+        find_active("train")
+    with pytest.raises(UsageError, match="no run"):
+        find_active("")

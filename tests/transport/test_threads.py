@@ -1,0 +1,46 @@
+"""Shared threads on a machine that has no thread left for a moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dtrain.transport.threads import Heartbeat, Threads
+from support.limits import HANG
+
+
+@contextmanager
+def no_free_thread(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        yield
+
+
+def test_a_call_is_made_once_a_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = Threads("few threads")
+    first, second = threading.Event(), threading.Event()
+    with no_free_thread(monkeypatch, "few threads"):
+        threads.run(first.set)
+    threads.run(second.set)
+    assert first.wait(HANG)
+    assert second.wait(HANG)
+
+
+def test_a_heartbeat_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = Heartbeat(lambda: 0.01)
+    beaten = threading.Event()
+    with no_free_thread(monkeypatch, "dtrain-heartbeat"), pytest.raises(RuntimeError):
+        heartbeat.start(beaten.set)
+    heartbeat.start(beaten.set)
+    assert beaten.wait(HANG)
+    heartbeat.stop(beaten.set)
