@@ -44,18 +44,30 @@ class PlanRequest:
     vocab: int | None = None
     seq_len: int | None = None
     global_batch: int | None = None
+    lora_rank: int | None = None
+    """Rank of adapters, if only they are trained."""
+    lora_targets: str | None = None
+    """``all`` or ``attention``; needs ``lora_rank``."""
+    base_bits: int | None = None
+    """16 or 4; needs ``lora_rank``."""
     tokens: str | None = None
     precision: str | None = None
     gpus: int | None = None
     gpu: str | None = None
     gpus_per_host: int | None = None
     network_gbps: float | None = None
+    rack_hosts: int | None = None
+    """Hosts of one rack; needs ``rack_gbps``."""
+    rack_gbps: float | None = None
+    """Gb/s of one host to hosts of other racks, while all hosts of its rack send there."""
     hardware: Path | None = None
     calibrate: Path | None = None
+    probe: bool = False
+    """Whether to measure the devices and links of ``file`` first, and plan with that."""
     calibrate_runs: Sequence[str] = ()
     """Runs of this machine, by name, from which its speed is learned."""
     failure_rate: float | None = None
-    """Failures in 1,000 days of a node with 8 GPUs; this and the next two need ``tokens``."""
+    """Failures per 1,000 node-days, of nodes with 8 GPUs; this and the next two need ``tokens``."""
     restart_minutes: float | None = None
     storage_gbs: float | None = None
     """GB/s with which all hosts together write a checkpoint."""
@@ -102,7 +114,9 @@ def _check_names(request: PlanRequest) -> None:
 
 def _check_digits(request: PlanRequest) -> None:
     """Raise UsageError for an integer too large for floating-point numbers."""
-    names = ("vocab", "seq_len", "global_batch", "gpus", "gpus_per_host")
+    names = (
+        "vocab", "seq_len", "global_batch", "lora_rank", "gpus", "gpus_per_host", "rack_hosts",
+    )  # fmt: skip
     given = {**{name: getattr(request, name) for name in names}, **request.sizes, **request.fixed}
     for name, value in given.items():
         if isinstance(value, int) and abs(value) > LARGEST:

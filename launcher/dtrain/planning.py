@@ -19,15 +19,17 @@ from dtrain.parallelism.cluster.hardware import (
     hardware,
 )
 from dtrain.parallelism.constraints import check_sizes
+from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
-from dtrain.parallelism.question import KEPT, Question, usual_batch
+from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, usual_batch
 from dtrain.parallelism.reliability import Reliability
 from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check
 from dtrain.runtime.layout import BackendName
 
 if TYPE_CHECKING:
     from dtrain.parallelism.cluster.efficiency import Efficiency
+    from dtrain.parallelism.cluster.probe import Probe
     from dtrain.spec.model import ClusterFile
 
 _T = TypeVar("_T")
@@ -37,34 +39,37 @@ MAX_FILE = 16 << 20
 """Characters of a model, hardware or calibration file."""
 
 
-def pose(request: PlanRequest, ask: AskQueue | None = None) -> Question:
+def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None = None) -> Question:
     """Return the planner's question for a request. ``ask`` is for a file that leaves the choice of
-    its machines to an engine and does not name their GPU.
+    its machines to an engine and does not name their GPU. ``probe``: measurements of the machines.
 
     Raises UsageError, or SpecError if the cluster file is invalid.
     """
     check(request)
     spec = _spec(request.file)
     table = _table(request.hardware)
-    where = _Where(request, spec, table, ask)
-    cluster = where.cluster()
+    where = _Where(request, spec, table, ask, probe)
+    cluster = _in_racks(request, where.cluster())
     shape = _shape(request, spec)
+    shape = replace(shape, lora=_lora(request, shape))
     precision, note = _precision(request, spec, cluster.gpu)
     batch, batch_source = _batch(request, spec, shape, cluster)
     check_sizes(shape, batch)
-    backend = _backend(request)
+    of_file = _layout_keys(request.file)
+    backend_of_file = of_file.pop("backend", None)
+    backend = _backend(request.backend or backend_of_file)
     training = spec.job.training if spec else None
     return Question(
         shape,
         cluster,
-        _efficiency(request, cluster),
+        _efficiency(request, cluster, probe),
         batch,
         precision=precision,
         framework=_framework(request, spec),
         backend=backend or "runtime",
         backend_required=backend is not None,
         fixed=request.fixed,
-        kept=_kept(request.file, backend),
+        kept=of_file if backend in (None, "runtime") else {},
         tokens=None if request.tokens is None else parse_count(request.tokens, "tokens"),
         reliability=_reliability(request),
         price_per_gpu_hour=_of_a_training(request, "price_per_gpu_hour"),
@@ -72,6 +77,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None) -> Question:
         batch_source=batch_source,
         notes=(*where.overruled, *([note] if note else [])),
         hardware=table,
+        probe=probe,
         tf32=precision == "fp32" and training is not None and training.precision == "tf32",
     )
 
@@ -109,21 +115,16 @@ def _framework(request: PlanRequest, spec: ClusterFile | None) -> Literal["torch
             f"`framework={framework!r}`: dtrain cannot plan for it",
             hint="use torch or tensorflow",
         )
-    if request.fixed:
+    for_torch = [*request.fixed, *(["lora_rank"] if request.lora_rank is not None else [])]
+    if for_torch:
         raise UsageError(
-            f"`{next(iter(request.fixed))}` applies only to torch layouts",
+            f"`{for_torch[0]}` applies only to torch layouts",
             hint="leave it out, or use `framework='torch'`",
         )
     return "tensorflow"
 
 
-def _backend(request: PlanRequest) -> BackendName | None:
-    """Return the backend from the option, else from the cluster file; None if neither has one."""
-    name = request.backend
-    if name is None and request.file is not None:
-        from dtrain.spec.load import layout_keys
-
-        name = layout_keys(request.file, ["backend"]).get("backend")
+def _backend(name: str | None) -> BackendName | None:
     if name is None:
         return None
     for known in BACKENDS:
@@ -132,13 +133,13 @@ def _backend(request: PlanRequest) -> BackendName | None:
     raise UsageError(f"`backend={name!r}` is not known", hint=f"one of {', '.join(BACKENDS)}")
 
 
-def _kept(file: Path | None, backend: BackendName | None) -> dict[str, Any]:
+def _layout_keys(file: Path | None) -> dict[str, Any]:
     """Return the keys of the cluster file's layout that the planner follows and never chooses."""
-    if file is None or backend not in (None, "runtime"):
+    if file is None:
         return {}
     from dtrain.spec.load import layout_keys
 
-    return layout_keys(file, KEPT)
+    return layout_keys(file, ("backend", *KEPT))
 
 
 # The model.
@@ -201,6 +202,29 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
     return replace(shape, seq_len=seq_len or shape.seq_len, vocab=request.vocab or shape.vocab)
 
 
+def _lora(request: PlanRequest, shape: Shape) -> Lora | None:
+    """Return the adapters to train; None to train the whole model."""
+    rank, targets, bits = request.lora_rank, request.lora_targets or "all", request.base_bits or 16
+    if rank is None:
+        for name in ("lora_targets", "base_bits"):
+            value = getattr(request, name)
+            if value is not None:
+                raise UsageError(
+                    f"`{name}={value!r}` is for the training of adapters",
+                    hint="add `lora_rank`, such as 16",
+                )
+        return None
+    if not 1 <= rank <= shape.hidden:
+        raise UsageError(
+            f"`lora_rank={rank}` is not a rank", hint=f"at least 1, at most {shape.hidden}"
+        )
+    if targets not in ("all", "attention"):
+        raise UsageError(f"`lora_targets={targets!r}` is not known", hint="one of all, attention")
+    if bits not in (16, 4):
+        raise UsageError(f"`base_bits={bits}` is not known", hint="16, or 4 for QLoRA")
+    return Lora(rank, "all" if targets == "all" else "attention", 4 if bits == 4 else 16)
+
+
 # Where.
 
 
@@ -212,6 +236,7 @@ class _Where:
     spec: ClusterFile | None
     table: Hardware
     ask: AskQueue | None = None
+    probe: Probe | None = None
     overruled: list[str] = field(default_factory=list)
     source: str = ""
 
@@ -238,9 +263,13 @@ class _Where:
         request, name = self.request, str(self.request.file)
         self.source = f"from {name}"
         hosts = spec.cluster.hosts
+        if self.probe is not None and self.probe.is_cpu:
+            return self._of_cpus(self.probe, len(hosts))
         per_host = request.gpus_per_host
         gpus = request.gpus
         gpu_name = request.gpu or spec.cluster.gpu
+        if gpu_name is None and self.probe is not None:
+            gpu_name = self.probe.device
         if gpu_name is None and spec.cluster.slurm is not None and self.ask is not None:
             gpu_name, of_queue = self._of_queue(spec, name)
             if per_host is None and not hosts[0].gpus:
@@ -284,6 +313,19 @@ class _Where:
             )
         return cluster
 
+    def _of_cpus(self, probe: Probe, hosts: int) -> GpuCluster:
+        """The measured CPUs as devices, one for each rank."""
+        for name in ("gpu", "gpus", "gpus_per_host", "hardware"):
+            if getattr(self.request, name) is not None:
+                raise UsageError(
+                    f"`{name}` is for GPUs, but the hosts have none: `probe` measured their CPUs",
+                    hint="leave it out, or plan without `probe`",
+                )
+        gbps = self.request.network_gbps or (probe.network or probe.copy) * 8
+        return self.table.cluster(
+            probe.as_gpu(), hosts * probe.per_host, gpus_per_host=probe.per_host, network_gbps=gbps
+        )
+
     def _of_queue(self, spec: ClusterFile, name: str) -> tuple[str, int]:
         """The GPU's name in the table, and the number of GPUs of a machine, from the engine."""
         assert self.ask is not None  # noqa: S101 (types)
@@ -323,6 +365,29 @@ class _Where:
         return gpu, found.per_host
 
 
+def _in_racks(request: PlanRequest, cluster: GpuCluster) -> GpuCluster:
+    """Return the cluster with the racks of the request."""
+    hosts, gbps = request.rack_hosts, request.rack_gbps
+    if hosts is None and gbps is None:
+        return cluster
+    if hosts is None or gbps is None:
+        raise UsageError(
+            "`rack_hosts` and `rack_gbps` describe the racks together",
+            hint="give both: the hosts of one rack, and the Gb/s of one host to other racks",
+        )
+    if not 1 <= hosts <= LARGEST:
+        raise UsageError(f"`rack_hosts={hosts}` is not a number of hosts", hint="at least 1")
+    if not 0 < gbps < 1e9:
+        raise UsageError(
+            f"`rack_gbps={gbps:g}` is not a bandwidth",
+            hint="Gb/s of one host to hosts of other racks, such as 400",
+        )
+    if hosts >= cluster.hosts:
+        return cluster
+    between = min(gbps / 8, cluster.network)
+    return replace(cluster, rack_hosts=hosts, between_racks=between)
+
+
 def _spec(path: Path | None) -> ClusterFile | None:
     if path is None:
         return None
@@ -336,13 +401,18 @@ def _table(path: Path | None) -> Hardware:
     return hardware() if path is None else _parsed(path, hardware().extended)
 
 
-def _efficiency(request: PlanRequest, cluster: GpuCluster) -> Efficiency:
+def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) -> Efficiency:
     from dtrain.parallelism.cluster.efficiency import of_family
 
     efficiency = of_family(cluster.gpu.family)
-    if request.calibrate is None:
+    if request.calibrate is None and probe is None:
         return efficiency
-    from dtrain.parallelism.cluster.calibration import read
+    from dtrain.parallelism.cluster.calibration import calibrated, read
+
+    if probe is not None:
+        table = probe.calibration(cluster.gpu, efficiency)
+        return calibrated(table, "the probe", efficiency, cluster.gpu, cluster.network)
+    assert request.calibrate is not None  # noqa: S101 (types)
 
     return _parsed(
         request.calibrate,
@@ -410,4 +480,6 @@ def _batch(
     if training and training.global_batch:
         return training.global_batch, f"from {request.file}"
     batch = usual_batch(shape.seq_len, cluster.gpus)
+    if shape.lora is not None:
+        batch = fine_tuning_batch(batch, cluster.gpus)
     return batch, "assumed: set `global_batch` to change it"

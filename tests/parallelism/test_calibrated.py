@@ -19,6 +19,7 @@ from dtrain.runs.log_store import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout import Layout
+from dtrain_cli.views.question import described
 
 FILE = """
 cluster: {hosts: [a, b], gpus: 4}
@@ -67,9 +68,42 @@ def test_two_runs_predict_a_third_layout(question: Question) -> None:
     assert found.candidate(BOTH).time.total == pytest.approx(truth, rel=0.25)
 
 
+def test_each_run_is_also_predicted_from_the_others(question: Question) -> None:
+    runs = [run(question, layout) for layout in (TENSOR, DATA, BOTH)]
+    found = calibrated(question, runs)
+    for error, one in zip(found.calibration, runs, strict=True):
+        others = calibrated(question, [other for other in runs if other is not one])
+        assert error.unseen_s == others.candidate(one.layout).time.total
+        assert error.unseen_s == pytest.approx(error.measured_s, rel=0.25)
+    text = dict(described(found, ()))["Learned"]
+    assert " before (" in text and " after (" in text and " from the other runs alone (" in text
+
+
 def test_one_run_predicts_itself(question: Question) -> None:
-    (error,) = calibrated(question, [run(question, DATA)]).calibration
-    assert error.after_s == pytest.approx(error.measured_s, rel=1e-3)
+    found = calibrated(question, [run(question, DATA)])
+    (error,) = found.calibration
+    assert error.before_s < 0.3 * error.measured_s
+    assert error.after_s == pytest.approx(error.measured_s, rel=0.1)
+    assert error.unseen_s is None
+    assert "from the other runs" not in dict(described(found, ()))["Learned"]
+
+
+def test_runs_that_are_as_expected_change_nothing(question: Question) -> None:
+    runs = [
+        replace(run(question, layout), step_time=question.candidate(layout).time.total)
+        for layout in (TENSOR, DATA)
+    ]
+    assert calibrated(question, runs).efficiency == question.efficiency
+
+
+def test_runs_that_contradict_each_other_stay_between_them(question: Question) -> None:
+    """A run of one layout was disturbed: neither factor becomes absurd."""
+    usual = question.candidate(TENSOR).time.total
+    runs = [replace(run(question, TENSOR), step_time=usual * factor) for factor in (0.5, 8.0)]
+    found = calibrated(question, runs)
+    for layout in (TENSOR, DATA, BOTH):
+        ratio = found.candidate(layout).time.total / question.candidate(layout).time.total
+        assert 0.5 < ratio < 8
 
 
 def test_a_run_of_another_model_is_refused(question: Question) -> None:

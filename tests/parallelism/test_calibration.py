@@ -56,6 +56,13 @@ def test_a_calibration_recovers_known_network_constants(hosts: int) -> None:
         assert getattr(found, name) == pytest.approx(expected, rel=1e-6), name
 
 
+def test_a_device_without_16_bits_is_measured_in_what_it_has() -> None:
+    narrow = replace(GPU, flops={"fp8": 100.0})
+    text = json.dumps({"gemm": [{"m": 8192, "k": 8192, "n": 8192, "tflops": 50.0}]})
+    found = calibration.read(text, "my.json", AMPERE, narrow, CLUSTER.network)
+    assert 0.5 < found.gemm < 0.6
+
+
 def test_products_of_one_size_change_only_the_plateau() -> None:
     found = read(gemm=[{"m": 4096, "k": 4096, "n": 4096, "tflops": 250.0}])
     assert found.gemm > AMPERE.gemm

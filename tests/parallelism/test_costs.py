@@ -258,3 +258,32 @@ def test_the_bubble_of_the_paper() -> None:
         time = candidate(shape, layout).time
         work = time.compute + time.recompute + time.tensor
         assert time.bubble / work == pytest.approx(7 / 64 / pieces, rel=0.01)
+
+
+def test_the_dense_layers_of_a_mixture_are_on_its_first_stage() -> None:
+    shape, layout = model("deepseek-v3"), Layout(backend="megatron", pipeline=8)
+    counts = stage_layers(shape, layout)
+    experts = [
+        parameters_of_stage(shape, layout, layers, stage)[1] / layers
+        for stage, layers in enumerate(counts)
+    ]
+    every = shape.experts * shape.expert_parameters
+    assert experts[0] == pytest.approx(every * (counts[0] - 3) / counts[0])
+    assert experts[1:] == [pytest.approx(every)] * 7
+
+
+def test_attention_without_a_mask_takes_twice_as_long() -> None:
+    shape = model("bert-large")
+    both = [
+        candidate(replace(shape, causal=causal), Layout()).time.compute for causal in (False, True)
+    ]
+    assert both[0] > both[1]
+    assert candidate(shape, Layout()).speed.mfu_causal == candidate(shape, Layout()).speed.mfu
+
+
+def test_older_gpus_have_no_flash_attention() -> None:
+    v100, a100 = gpu("v100"), gpu("a100")
+    assert not Assumptions.usual("fp16", v100, "megatron").flash_attention
+    # PyTorch has another kernel there that keeps no score matrix.
+    assert Assumptions.usual("fp16", v100, "runtime").flash_attention
+    assert Assumptions.usual("fp16", a100, "megatron").flash_attention

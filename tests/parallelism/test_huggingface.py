@@ -354,7 +354,7 @@ def test_the_language_model_of_a_nested_file_may_inherit() -> None:
         ({**LLAMA, "intermediate_size": None}, ["intermediate_size", "is missing"]),
         ({**MIXTRAL, "num_experts_per_tok": None}, ["num_experts_per_tok", "is missing"]),
         ({**MIXTRAL, "num_experts_per_tok": 9}, ["9 experts per token", "8"]),
-        ({"model_type": "bert", "hidden_size": 768}, ["bert is an encoder", "decoder-only"]),
+        ({"model_type": "deberta-v2", "hidden_size": 768}, ["deberta-v2 is an encoder", "equal"]),
         ({"model_type": "t5"}, ["an encoder with a decoder"]),
         ({"model_type": "mamba"}, ["a state-space model"]),
         ({"model_type": "x", "is_encoder_decoder": True}, ["an encoder with a decoder"]),

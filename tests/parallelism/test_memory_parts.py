@@ -68,7 +68,7 @@ LAYOUTS = {
 ASSUMED = {
     "": Assumptions(),
     "fp32": Assumptions("fp32"),
-    "fp16": Assumptions.usual("fp16"),
+    "fp16": Assumptions("fp16", fp32_gradients=False),
     "unfused": Assumptions(flash_attention=False, fused_loss=True, fp32_gradients=False),
 }
 

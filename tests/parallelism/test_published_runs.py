@@ -297,7 +297,6 @@ def test_every_row_of_the_shared_files_is_usable() -> None:
     assert len(found) == 1431
     assert skipped == {
         "the model's shape is not given": 50,
-        "the planner does not model LoRA": 3,
     }
 
 

@@ -11,7 +11,7 @@ RSC_1 = "RSC-1 (arXiv 2410.21680)"
 
 
 def between(failures: float, gpus: int) -> float:
-    """Mean time between failures in seconds, from failures in 1,000 days of 8 GPUs."""
+    """Mean time between failures in seconds, from failures per 1,000 node-days of 8 GPUs."""
     return 86_400_000 / failures / (gpus / 8)
 
 

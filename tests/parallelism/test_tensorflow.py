@@ -186,7 +186,7 @@ def test_memory_of_packed_gradients():
     assert among.temporary > alone.temporary
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(
     size=st.sampled_from([125e6, 1e9, 7e9, 30e9, 100e9]),
     hosts=st.sampled_from([1, 2, 8]),

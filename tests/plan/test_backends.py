@@ -17,6 +17,8 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, hardware
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.question import Question, usual_batch
 from dtrain.plan_file import written
+from dtrain.plan_request import PlanRequest
+from dtrain.planning import pose
 from dtrain.runtime.layout import BackendName
 from dtrain.spec.load import parse
 
@@ -94,8 +96,17 @@ def test_a_faster_backend_is_shown_in_one_line() -> None:
 
 def test_a_backend_with_a_fitting_layout_is_shown_in_one_line() -> None:
     answer = ask("mixtral-8x7b", "h100-80gb", 32).answer()
-    unfit = replace(answer, plan=replace(answer.plan, layouts=()))
+    unfit = replace(answer, plan=replace(answer.plan, fitting=()))
     assert " fits: " in gain(unfit)
+
+
+def test_racks_count_only_if_there_are_several() -> None:
+    request = PlanRequest(model_size="7B", gpus=32, rack_hosts=2, rack_gbps=100)
+    several = pose(request).cluster
+    assert (several.rack_hosts, several.between_racks) == (2, 12.5)
+    assert pose(replace(request, rack_hosts=4)).cluster.rack_hosts == 0
+    # Faster than the hosts' own network means as fast.
+    assert pose(replace(request, rack_gbps=5000)).cluster.between_racks == several.network
 
 
 def test_a_layout_for_another_backend_is_the_scripts_own() -> None:
@@ -103,3 +114,18 @@ def test_a_layout_for_another_backend_is_the_scripts_own() -> None:
     text = written(answer, None, file="new.yaml")
     assert "backend: megatron" in text
     assert parse(text, "new.yaml").job.strategy == "none"
+
+
+def test_published_layouts_with_uneven_pieces_are_planned() -> None:
+    """Llama 3.1 405B has 126 layers in 64 pieces, DeepSeek-V3 61 layers in 32 (Megatron-LM)."""
+    for name, fixed in (
+        ("llama-3.1-405b", {"tensor": 8, "pipeline": 8, "virtual_pipeline": 8}),
+        ("deepseek-v3", {"pipeline": 8, "virtual_pipeline": 4, "expert": 32}),
+    ):
+        question = replace(ask(name, "h100-80gb", 256, "megatron"), fixed=fixed, shape=model(name))
+        assert question.answer().plan.considered
+        with pytest.raises(UsageError, match="does not divide"):
+            replace(question, backend="runtime").answer()
+        many = {**fixed, "virtual_pipeline": 32}
+        with pytest.raises(UsageError, match="pieces"):
+            replace(question, fixed=many).answer()

@@ -140,20 +140,22 @@ def test_layouts_are_ranked_fit_and_differ(plan: Plan) -> None:
 
 
 def test_the_training_belongs_to_the_first_layout(plan: Plan) -> None:
-    found = plan("--model-size", "100B", "--tokens", "2T")
+    asked = ("--model-size", "7B", "--gpus", "8", "--gpu", "h100", "--tokens", "2T")
+    found = plan(*asked)
     training, best = found["training"], found["layouts"][0]
     assert training["tokens"] == 2 * 10**12
     assert training["days"] == pytest.approx(best["training_days"])
-    assert training["gpu_hours"] == pytest.approx(training["days"] * 24 * 64, rel=1e-5)
+    assert training["gpu_hours"] == pytest.approx(training["days"] * 24 * 8, rel=1e-5)
     per_step = best["global_batch"] * found["model"]["seq_len"]
     assert training["steps"] == -(-2 * 10**12 // per_step)
     failing = training["with_failures"]
     assert failing["goodput"] == pytest.approx(training["days"] / failing["days"], rel=1e-4)
     assert failing["days_at_least"] < failing["days"] < failing["days_at_most"]
     assert training["price"] is None
-    priced = plan("--model-size", "100B", "--tokens", "2T", "--price-per-gpu-hour", "2.5")
+    assert training["energy_mwh"] == pytest.approx(failing["gpu_hours"] * 700 / 1e6, rel=1e-5)
+    priced = plan(*asked, "--price-per-gpu-hour", "2.5")
     assert priced["training"]["price"] == pytest.approx(2.5 * failing["gpu_hours"], rel=1e-5)
-    assert "training" not in plan("--model-size", "100B")
+    assert "training" not in plan(*asked[:-2])
 
 
 def test_if_nothing_fits_the_object_suggests_changes(plan: Plan) -> None:

@@ -27,29 +27,21 @@ job:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "gpus", "gpu"),
+    ("hosts", "gpus", "gpu", "model"),
     [
-        (1, 1, "h100-80gb"),
-        (1, 8, "a100-80gb"),
-        (8, 8, "a100-80gb"),
-        (3, 4, "h200"),
-        (16, 8, "h100"),
+        (1, 1, "h100-80gb", ("--model-size", "1.3B")),
+        (3, 4, "h200", ("--model-size", "13B", "--seq-len", "16384")),
+        (8, 8, "a100-80gb", ("--model", "mixtral-8x7b")),
+        (3, 4, "h200", ("--model", "llama-3-70b", "--precision", "fp8")),
+        (16, 8, "h100", ("--model-size", "100B")),
+        (1, 8, "a100-80gb", ("--model-size", "100B")),
+        (1, 8, "a100-80gb", ("--model", "llama-3-70b", "--precision", "fp8")),
     ],
-)
-@pytest.mark.parametrize(
-    "model",
-    [
-        ("--model-size", "1.3B"),
-        ("--model-size", "13B", "--seq-len", "16384"),
-        ("--model", "mixtral-8x7b"),
-        ("--model", "llama-3-70b", "--precision", "fp8"),
-        ("--model-size", "100B"),
-    ],
-    ids=" ".join,
 )
 def test_launch_accepts_the_file_of_a_plan(
     dtrain: Any, tmp_path: Path, hosts: int, gpus: int, gpu: str, model: tuple[str, ...]
 ) -> None:
+    """`test_backends.py` does so for many models, without the command."""
     file = tmp_path / "cluster.yaml"
     before = FILE.format(hosts=hosts, gpus=gpus, gpu=gpu)
     file.write_text(before)
@@ -136,7 +128,7 @@ def test_a_new_file_has_hosts_to_change(dtrain: Any, tmp_path: Path) -> None:
 
 
 def test_output_to_another_file(dtrain: Any, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(FILE.format(hosts=4, gpus=8, gpu="h100"))
+    (tmp_path / "c.yaml").write_text(FILE.format(hosts=1, gpus=8, gpu="h100"))
     done = dtrain("plan", "--model-size", "7B", "c.yaml", "--output", "out.yaml")
     assert done.returncode == 0, done.stderr
     assert "# the new rack" in (tmp_path / "out.yaml").read_text()
@@ -145,12 +137,10 @@ def test_output_to_another_file(dtrain: Any, tmp_path: Path) -> None:
 
 
 def test_a_second_plan_replaces_the_first(dtrain: Any, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(FILE.format(hosts=4, gpus=8, gpu="h100"))
+    (tmp_path / "c.yaml").write_text(FILE.format(hosts=1, gpus=8, gpu="h100"))
     write = ("c.yaml", "--output", "c.yaml")
-    assert dtrain("plan", "--model-size", "7B", "--tensor", "4", *write).returncode == 0
-    first = (tmp_path / "c.yaml").read_text()
     assert dtrain("plan", "--model-size", "7B", "--tensor", "1", *write).returncode == 0
-    assert (tmp_path / "c.yaml").read_text() != first
+    assert read(tmp_path / "c.yaml").job.layout.tensor == 1  # type: ignore[union-attr]
     assert dtrain("plan", "--model-size", "7B", "--tensor", "4", *write).returncode == 0
     assert read(tmp_path / "c.yaml").job.layout.tensor == 4  # type: ignore[union-attr]
 
@@ -172,7 +162,7 @@ def test_no_file_is_written_if_nothing_fits(dtrain: Any, tmp_path: Path) -> None
 
 
 def test_a_page_can_be_written_too(dtrain: Any, tmp_path: Path) -> None:
-    done = dtrain("plan", "--model-size", "7B", "--html", "plan.html")
+    done = dtrain("plan", "--model-size", "1B", "--gpus", "8", "--html", "plan.html")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert "plan.html" in done.stdout
@@ -186,7 +176,7 @@ def test_a_file_without_a_valid_layout(dtrain: Any, tmp_path: Path) -> None:
         refused = dtrain("launch", "c.yaml", "--dry-run")
         assert refused.returncode == 2
         assert "layout" in refused.stderr
-        done = dtrain("plan", "--model-size", "7B", "c.yaml", "--output", "c.yaml")
+        done = dtrain("plan", "--model-size", "1B", "c.yaml", "--output", "c.yaml")
         assert done.returncode == 0, done.stderr
         assert dtrain("launch", "c.yaml", "--dry-run").returncode == 0
 

@@ -59,13 +59,30 @@ def plan(
     global_batch: Annotated[
         int | None, typer.Option(help="Sequences in one step; default: up to 4M tokens.")
     ] = None,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Train only adapters (LoRA) of this rank.", metavar="N")
+    ] = None,
+    lora_targets: Annotated[
+        str | None,
+        typer.Option(
+            help="With --lora-rank: adapters of all matrices or of attention's; default: all.",
+            metavar="KIND",
+            autocompletion=completion.one_of("all", "attention"),
+        ),
+    ] = None,
+    base_bits: Annotated[
+        int | None,
+        typer.Option(
+            help="With --lora-rank: bits of frozen weights, 16 or 4 (QLoRA); default: 16."
+        ),
+    ] = None,
     tokens: Annotated[
         str | None,
         typer.Option(help="Tokens to train on: shows days and GPU-hours.", metavar="2T"),
     ] = None,
     failure_rate: Annotated[
         float | None,
-        typer.Option(help="With --tokens: failures in 1,000 days of 8 GPUs; default: 3.8."),
+        typer.Option(help="With --tokens: failures per 1,000 node-days; default: 3.8."),
     ] = None,
     restart_minutes: Annotated[
         float | None,
@@ -101,12 +118,23 @@ def plan(
         float | None,
         typer.Option(help="Cluster: Gb/s per host, all NICs together."),
     ] = None,
+    rack_hosts: Annotated[
+        int | None, typer.Option(help="Cluster: hosts of a rack, with --rack-gbps.")
+    ] = None,
+    rack_gbps: Annotated[
+        float | None,
+        typer.Option(help="Cluster: Gb/s of a host to other racks, with --rack-hosts."),
+    ] = None,
     hardware: Annotated[
         Path | None, typer.Option(help="JSON table of your own GPUs.", metavar="FILE")
     ] = None,
     calibrate: Annotated[
         Path | None, typer.Option(help="JSON file with measured efficiencies.", metavar="FILE")
     ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Measure FILE's GPUs (or CPUs) first, for about a minute."),
+    ] = False,
     calibrate_run: Annotated[
         list[str] | None,
         typer.Option(
@@ -219,6 +247,9 @@ def plan(
         vocab=vocab,
         seq_len=seq_len,
         global_batch=global_batch,
+        lora_rank=lora_rank,
+        lora_targets=lora_targets,
+        base_bits=base_bits,
         tokens=tokens,
         failure_rate=failure_rate,
         restart_minutes=restart_minutes,
@@ -229,8 +260,11 @@ def plan(
         gpu=gpu,
         gpus_per_host=gpus_per_host,
         network_gbps=network_gbps,
+        rack_hosts=rack_hosts,
+        rack_gbps=rack_gbps,
         hardware=hardware,
         calibrate=calibrate,
+        probe=probe,
         calibrate_runs=calibrate_run or (),
         fixed={name: value for name, value in fixed.items() if value is not None},
         framework=framework,

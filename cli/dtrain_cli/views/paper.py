@@ -17,7 +17,7 @@ _WIDEST = 110
 """Columns; wider text is hard to read."""
 _UNLIMITED = 1 << 14
 """Columns of a table in a pipe, which need not fit a screen."""
-_ASCII = str.maketrans({"×": "x", "█": "#", "│": "|", "…": "..."})
+_ASCII = str.maketrans({"×": "x", "█": "#", "│": "|", "…": "...", "·": "-"})
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|s|ms|GB|GiB|x|×)(?:\W|$))")
 
 

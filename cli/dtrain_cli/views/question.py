@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dtrain.framing import clean
 from dtrain.parallelism.answer import explain
+from dtrain.parallelism.cluster.probe import Measurement
 from dtrain.parallelism.question import Answer, Question, RunError, TrainingCost
 from dtrain_cli.options import as_options
 from dtrain_cli.views import names
@@ -32,12 +33,23 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
         f"values), MLP {shape.ffn_hidden:,}{' (gated)' if shape.gated else ''}{experts}, "
         f"vocabulary {shape.vocab:,}, sequences of {shape.seq_len:,} tokens"
     )
+    if (lora := shape.lora) is not None:
+        where = "all matrices" if lora.adapts_mlp else "attention"
+        model += (
+            f"; frozen in {lora.base_bits} bits, with adapters of rank {lora.rank} in {where}: "
+            f"{explain.large(shape.trained_parameters)} trained parameters"
+        )
     wires = ""
     if cluster.hosts > 1:
         wires = (
             f" in {cluster.hosts:,} hosts of {cluster.gpus_per_host}, "
             f"{cluster.network * 8:g} Gb/s between hosts"
         )
+        if cluster.rack_hosts:
+            wires += (
+                f", {cluster.between_racks * 8:g} Gb/s of a host between racks of "
+                f"{cluster.rack_hosts}"
+            )
     elif cluster.gpus > 1:
         wires = " in one host"
     gpus = f"{cluster.gpus:,} × {cluster.gpu.name}{wires}{_source(asked.cluster_source)}"
@@ -47,18 +59,35 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
         f"{asked.precision}{_source(asked.batch_source)}"
     )
     entries = [("Model", model), ("Cluster", gpus), ("Batch", batch)]
+    if asked.probe is not None:
+        entries += [
+            ("Measured", _measured(one))
+            for one in asked.probe.measurements(cluster.gpu, cluster.network)
+        ]
+        entries.append(("Stored", f"{clean(asked.probe.path)}, for --calibrate"))
     entries += [("Learned", _calibration(one)) for one in asked.calibration]
     return [*entries, *(("Note", as_options(clean(note))) for note in notes)]
 
 
+def _measured(one: Measurement) -> str:
+    text = f"{one.what}: {one.value:.3g} {one.unit}"
+    if one.catalogue is None:
+        return text
+    share = explain.percent(one.value / one.catalogue)
+    return f"{text}, {share} of the {one.catalogue:.4g} in the catalogue"
+
+
 def _calibration(error: RunError) -> str:
-    before, after = (
-        f"{explain.seconds(estimate)} ({(estimate / error.measured_s - 1) * 100:+.0f} %)"
-        for estimate in (error.before_s, error.after_s)
+    estimates = [("before", error.before_s), ("after", error.after_s)]
+    if error.unseen_s is not None:
+        estimates.append(("from the other runs alone", error.unseen_s))
+    texts = (
+        f"{explain.seconds(estimate)} {how} ({(estimate / error.measured_s - 1) * 100:+.0f} %)"
+        for how, estimate in estimates
     )
     return (
-        f"a step of run {clean(error.run)} took {explain.seconds(error.measured_s)}; estimated "
-        f"before: {before}, with calibration: {after}"
+        f"a step of run {clean(error.run)} took {explain.seconds(error.measured_s)}; estimated: "
+        f"{', '.join(texts)}"
     )
 
 
@@ -75,14 +104,24 @@ def training_time(answer: Answer) -> str:
         f"{explain.large(training.tokens)} tokens take {explain.amount(training.days)} days on "
         f"{explain.count(answer.question.cluster.gpus, 'GPU')}: {training.steps:,} steps, "
         f"{training.gpu_hours:,.0f} GPU-hours, if nothing fails. {_failures(training)}"
+        f"{_energy(answer, training)}"
+    )
+
+
+def _energy(answer: Answer, training: TrainingCost) -> str:
+    if training.energy_mwh is None or not math.isfinite(training.energy_mwh):
+        return ""
+    return (
+        f" The GPUs use at most {explain.amount(training.energy_mwh)} MWh, at "
+        f"{answer.question.cluster.gpu.watts:g} W each; hosts, network and cooling come on top."
     )
 
 
 def _failures(training: TrainingCost) -> str:
     """Return what failures add to a training."""
     found = training.with_failures
-    rate = f"{found.failures_per_1000_node_days:.2g} in 1,000 days of 8 GPUs"
-    source = f", as {found.source.partition(' (')[0]} had" if found.source else ""
+    rate = f"{found.failures_per_1000_node_days:.2g} per 1,000 node-days of 8 GPUs"
+    source = f", the rate of {found.source.partition(' (')[0]}" if found.source else ""
     often = f"a failure every {names.duration(found.seconds_between_failures)} ({rate}{source})"
     if not math.isfinite(found.days):
         return f"With {often}, it never ends: it fails before it saves a checkpoint."

@@ -45,6 +45,12 @@ class Backend:
     """Whether tensor parallelism supports experts and latent attention (MLA)."""
     ties_across_stages: bool = True
     """Whether the first and the last pipeline stage can share the vocabulary matrix."""
+    uneven_pieces: bool = True
+    """Whether an interleaved pipeline can have pieces of different sizes."""
+    trains_adapters: bool = True
+    """Whether it trains adapters of a frozen model (LoRA)."""
+    frozen_bits: tuple[int, ...] = (16,)
+    """Bits in which it can keep frozen matrices."""
     shards_stages: bool = True
     """Whether plans shard the parameters of pipeline stages, which each micro-batch gathers."""
 
@@ -68,6 +74,8 @@ BACKENDS: dict[BackendName, Backend] = {
             pads_vocabulary=False,
             splits_any_layer=False,
             ties_across_stages=False,
+            uneven_pieces=False,
+            trains_adapters=False,
             shards_stages=False,
         ),
         Backend("megatron", "Megatron-LM or NeMo"),
@@ -80,6 +88,7 @@ BACKENDS: dict[BackendName, Backend] = {
             sends_tokens_once=False,
             precisions=("bf16", "fp16", "fp8", "fp32"),
             copies_keys=False,
+            frozen_bits=(16, 4),
         ),
     )
 }
@@ -104,6 +113,13 @@ def reduces_each_micro_batch(layout: Layout) -> bool:
 def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend, t = backend_of(layout), layout.tensor
+    if shape.lora is not None:
+        if not backend.trains_adapters:
+            yield "LoRA"
+        elif shape.lora.base_bits not in backend.frozen_bits:
+            yield "frozen weights of 4 bits (QLoRA)"
+        elif shape.lora.base_bits == 4 and (t > 1 or layout.pipeline > 1):
+            yield "tensor or pipeline parallelism of weights of 4 bits (QLoRA)"
     if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:
         yield "selective recompute of layers with experts on several ranks"
     if precision not in backend.precisions:

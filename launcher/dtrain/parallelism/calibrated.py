@@ -1,9 +1,14 @@
 """Learns the speed of a machine from runs on it. Pure.
 
 A run gives one number, the time of a step. The planner splits its estimate into work (computation,
-the optimizer, fixed costs) and traffic, and both are multiplied by a factor each, which make the
-estimates of the runs equal to the measurements. One run cannot tell both apart: they get the same
-factor. With more runs, the factors are a least-squares fit of relative errors.
+the optimizer, fixed costs) and traffic, and both are multiplied by a factor each, which bring the
+estimates of the runs close to the measurements. The fit is a maximum a posteriori estimate of the
+logarithms of the factors: how far a machine is from the guess is unknown, but computation and
+traffic are probably off by similar factors. So one run moves both factors alike, and they come
+apart only as far as the runs show it.
+
+Nine layouts of a small model on CPUs follow this model within 24 % (one is 33 % slower). A third
+factor, for the start of a message or a kernel, did not make predictions from two runs better.
 """
 
 from __future__ import annotations
@@ -21,11 +26,19 @@ from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.question import Question, RunError
 from dtrain.runtime.layout import Layout
 
-ROUNDS = 5
-"""Fits, each from the estimates of the one before: traffic that computation hides is not linear."""
-EQUAL = 0.1
-"""Weight of the difference of both factors, relative to the errors of the runs. Noise of
-10 % must not turn a small share of traffic into a large factor."""
+ROUNDS = 20
+"""Newton steps, each from the estimates of the one before: traffic that computation hides is not
+linear."""
+STEP, DAMPING = 2.0, 0.6
+"""Most that one of them changes the logarithm of a factor, and the part of it that is used: it may
+pass a kink, where traffic begins to show."""
+NOISE = 0.3
+"""Standard deviation of the logarithm of a measured step over its estimate with the best factors:
+the planner's error, and noise of the machine."""
+COMMON = 1.5
+"""Standard deviation of the mean of both logarithms, before any run is known."""
+APART = 1.4
+"""The same of their difference."""
 _TRAFFIC = ("tensor", "context", "expert", "pipeline", "data")
 
 
@@ -57,21 +70,33 @@ def calibrated(question: Question, runs: Sequence[MeasuredRun]) -> Question:
                     f"{here:.4g} here",
                     hint="name the model of that run",
                 )
-    before = [_candidate(question, run).time.total for run in runs]
+    fitted = _fitted(question, runs)
+    errors = []
+    for run in runs:
+        others = [one for one in runs if one is not run]
+        before, after, unseen = (
+            _candidate(one, run).time.total
+            for one in (question, fitted, _fitted(question, others) if others else fitted)
+        )
+        errors.append(RunError(run.name, run.step_time, before, after, unseen if others else None))
+    return replace(fitted, calibration=tuple(errors))
+
+
+def _fitted(question: Question, runs: Sequence[MeasuredRun]) -> Question:
+    work = traffic = 0.0
     fitted = question
     for _ in range(ROUNDS):
         parts = []
         for run in runs:
             time = _candidate(fitted, run).time
-            traffic = math.fsum(getattr(time, name) for name in _TRAFFIC)
-            parts.append((time.total - traffic, traffic, run.step_time))
-        fitted = replace(fitted, efficiency=_slower(fitted.efficiency, *_factors(parts)))
-    after = [_candidate(fitted, run).time.total for run in runs]
-    errors = (
-        RunError(run.name, run.step_time, first, last)
-        for run, first, last in zip(runs, before, after, strict=True)
-    )
-    return replace(fitted, calibration=tuple(errors))
+            sent = math.fsum(getattr(time, name) for name in _TRAFFIC)
+            parts.append((sent / time.total, math.log(run.step_time / time.total)))
+        more, further = _step(parts, work, traffic)
+        work, traffic = work + more, traffic + further
+        fitted = replace(
+            question, efficiency=_slower(question.efficiency, math.exp(work), math.exp(traffic))
+        )
+    return fitted
 
 
 def _candidate(question: Question, run: MeasuredRun) -> Candidate:
@@ -79,28 +104,36 @@ def _candidate(question: Question, run: MeasuredRun) -> Candidate:
     gpus = run.layout.world_size
     cluster = replace(question.cluster, gpus=gpus, gpus_per_host=max(1, gpus // run.hosts))
     shape = replace(question.shape, seq_len=run.seq_len)
-    assumed = Assumptions.usual(run.precision)
+    assumed = Assumptions.usual(run.precision, cluster.gpu, run.layout.backend)
     return Candidate(shape, run.layout, cluster, question.efficiency, assumed)
 
 
-def _factors(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Factors of work and traffic, from the work, the traffic and the measured time of each run."""
-    rows = [(work / time, traffic / time) for work, traffic, time in parts]
-    totals = [work + traffic for work, traffic in rows]
-    same = math.fsum(totals) / math.fsum(one**2 for one in totals)
-    # Solve (A^T A + w I) x = A^T 1 + w x0, where x0 has the same factor for both.
-    weight = EQUAL / same**2
-    aa = math.fsum(work**2 for work, _ in rows) + weight
-    bb = math.fsum(traffic**2 for _, traffic in rows) + weight
-    ab = math.fsum(work * traffic for work, traffic in rows)
-    a = math.fsum(work for work, _ in rows) + weight * same
-    b = math.fsum(traffic for _, traffic in rows) + weight * same
+def _step(parts: Sequence[tuple[float, float]], work: float, traffic: float) -> tuple[float, float]:
+    """What to add to ``work`` and ``traffic``, the logarithms of the factors.
+
+    ``parts`` are the share of traffic in the estimate for each run, and the logarithm of its
+    measured time over this estimate.
+    """
+    # The normal equations of linear least squares, with the two priors as further observations.
+    rows = [
+        *((1 - share, share, missing) for share, missing in parts),
+        *(
+            (NOISE / deviation * one, NOISE / deviation * two, -NOISE / deviation * now)
+            for deviation, one, two, now in (
+                (COMMON, 0.5, 0.5, (work + traffic) / 2),
+                (APART, -1.0, 1.0, traffic - work),
+            )
+        ),
+    ]
+    aa = math.fsum(one * one for one, _, _ in rows)
+    ab = math.fsum(one * two for one, two, _ in rows)
+    bb = math.fsum(two * two for _, two, _ in rows)
+    a = math.fsum(one * wanted for one, _, wanted in rows)
+    b = math.fsum(two * wanted for _, two, wanted in rows)
     determinant = aa * bb - ab * ab
-    work_factor = (a * bb - b * ab) / determinant
-    traffic_factor = (b * aa - a * ab) / determinant
-    if min(work_factor, traffic_factor) <= 0:
-        return same, same
-    return work_factor, traffic_factor
+    more, further = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
+    shorter = DAMPING * STEP / max(STEP, abs(more), abs(further))
+    return more * shorter, further * shorter
 
 
 def _slower(before: Efficiency, work: float, traffic: float) -> Efficiency:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, get_args
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import SIZES, Layout, Recompute, Sharding
+from dtrain.runtime.layout import SIZES, BackendName, Layout, Recompute, Sharding
 from dtrain.runtime.layout_rules import contradictions, uneven_rounds
 
 LIMITS = {
@@ -32,13 +34,22 @@ MAX_BATCH = 10**9
 
 def sound(layout: Layout, shape: Shape) -> bool:
     """Whether separately fixed values are consistent."""
-    pieces = layout.pipeline * layout.virtual_pipeline
     return (
         not any(contradictions(layout))
         and not any(uneven_rounds(layout))
-        and not (layout.virtual_pipeline > 1 and shape.layers % pieces)
+        and cuts_evenly_enough(layout, shape)
         and not (layout.sharding == "hybrid" and layout.shard is None)
     )
+
+
+def cuts_evenly_enough(layout: Layout, shape: Shape) -> bool:
+    """Whether the pieces of an interleaved pipeline can share the layers."""
+    pieces = layout.pipeline * layout.virtual_pipeline
+    if layout.virtual_pipeline == 1:
+        return True
+    if backend_of(layout).uneven_pieces:
+        return pieces <= shape.layers
+    return shape.layers % pieces == 0
 
 
 def check_sizes(shape: Shape, global_batch: int) -> None:
@@ -56,7 +67,13 @@ def check_sizes(shape: Shape, global_batch: int) -> None:
         )
 
 
-def check(shape: Shape, cluster: GpuCluster, global_batch: int, fixed: Mapping[str, Any]) -> None:
+def check(
+    shape: Shape,
+    cluster: GpuCluster,
+    global_batch: int,
+    fixed: Mapping[str, Any],
+    backend: BackendName = "runtime",
+) -> None:
     """Raise UsageError if a fixed size does not divide; name its field and sizes that do."""
     for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
         if fixed.get(name, 1) < 1:
@@ -79,7 +96,7 @@ def check(shape: Shape, cluster: GpuCluster, global_batch: int, fixed: Mapping[s
             text = f"{given} on {cluster.gpus} GPUs make {name} {known[name]}, which"
         return UsageError(f"{text} {reason}", hint=_use(name, would, derived))
 
-    gpus = _divisors(cluster.gpus)
+    gpus = divisors(cluster.gpus)
     if "tensor" in known and (shape.heads % known["tensor"] or shape.ffn_hidden % known["tensor"]):
         raise refuse(
             "tensor",
@@ -110,7 +127,7 @@ def check(shape: Shape, cluster: GpuCluster, global_batch: int, fixed: Mapping[s
     _check_batch(global_batch, known)
     # An unknown size can use all GPUs that the known sizes leave.
     rest = cluster.gpus // math.prod(known.get(size, 1) for size in SIZES)
-    layout = Layout(**{**dict.fromkeys(SIZES, rest), **known})
+    layout = Layout(**{**dict.fromkeys(SIZES, rest), **known, "backend": backend})
     for misfit in contradictions(layout, "`{}`".format):
         raise UsageError(misfit.message, hint=misfit.hint)
     _check_pieces(shape, global_batch, layout, known)
@@ -144,7 +161,7 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
         if gpus % fixed.get(name, 1):
             raise UsageError(
                 f"`{name}={fixed[name]}` does not divide {gpus} GPUs",
-                hint=_use(name, _divisors(gpus), ""),
+                hint=_use(name, divisors(gpus), ""),
             )
     given = {name: fixed[name] for name in SIZES if name in fixed}
     product = math.prod(given.values())
@@ -159,7 +176,7 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
         hint=(
             f"use `{last}={able}`"
             if able and len(given) == len(SIZES)
-            else _use(last, _divisors(able), "")
+            else _use(last, divisors(able), "")
             if able
             else "make the product a divisor of the number of GPUs"
         ),
@@ -196,7 +213,7 @@ def _check_expert(shape: Shape, cluster: GpuCluster, known: Mapping[str, Any]) -
         raise UsageError(
             f"`expert={expert}` does not divide the model's {shape.experts} experts"
             + (f" and the {ranks} GPUs that they can be spread over" if ranks % expert else ""),
-            hint=_use("expert", _divisors(math.gcd(shape.experts, ranks)), ""),
+            hint=_use("expert", divisors(math.gcd(shape.experts, ranks)), ""),
         )
 
 
@@ -206,7 +223,7 @@ def _check_batch(global_batch: int, known: Mapping[str, Any]) -> None:
         whose = f"each data rank's {share}" if known.get("data", 1) > 1 else f"the {share}"
         raise UsageError(
             f"`micro_batch={micro}` does not divide {whose} sequences",
-            hint=_use("micro_batch", (size for size in _divisors(share) if size <= 64), "")
+            hint=_use("micro_batch", (size for size in divisors(share) if size <= 64), "")
             + ", or another `global_batch`",
         )
 
@@ -217,11 +234,17 @@ def _check_pieces(
     pieces, stages = layout.virtual_pipeline, known.get("pipeline")
     if pieces == 1 or stages is None:
         return
-    if shape.layers % (stages * pieces):
+    if not cuts_evenly_enough(layout, shape):
+        if backend_of(layout).uneven_pieces:
+            raise UsageError(
+                f"`virtual_pipeline={pieces}` with {stages} stages makes {stages * pieces} pieces, "
+                f"but the model has {shape.layers} layers",
+                hint=f"use `virtual_pipeline` at most {shape.layers // stages}",
+            )
         raise UsageError(
             f"`virtual_pipeline={pieces}` with {stages} stages does not divide the model's "
             f"{shape.layers} layers",
-            hint=_use("virtual_pipeline", _divisors(shape.layers // stages), "")
+            hint=_use("virtual_pipeline", divisors(shape.layers // stages), "")
             if shape.layers % stages == 0
             else f"an interleaved pipeline needs stages that divide {shape.layers}",
         )
@@ -247,6 +270,8 @@ def _either(sizes: list[str]) -> str:
     return sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} or {sizes[-1]}"
 
 
-def _divisors(number: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
+    """The divisors of a number above 0, ascending."""
     low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return sorted({*low, *(number // size for size in low)})
+    return tuple(sorted({*low, *(number // size for size in low)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TypeVar
 
 from dtrain.diagnostics import UsageError
@@ -10,6 +11,7 @@ from dtrain.diagnostics import UsageError
 _Entry = TypeVar("_Entry")
 
 
+@lru_cache(maxsize=1024)
 def key(name: str) -> str:
     """Normalize a name: ``A100-SXM4-80GB`` and ``a100 sxm4 80gb`` have the same key."""
     words = name.casefold().removeprefix("nvidia ")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, TypeVar
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import constraints
@@ -13,18 +14,22 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import BACKENDS, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Hardware, Precision, hardware
+from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.reliability import FailureCost, Reliability, cost
-from dtrain.parallelism.search import Plan, search
+from dtrain.parallelism.search import Plan, fastest, search
 from dtrain.runtime.layout import SIZES, BackendName, Layout
+
+_Found = TypeVar("_Found")
 
 USUAL_BATCH = 4e6
 """Default tokens in one step, typical of models with tens of billions of parameters."""
 USUAL_SHARES = (1024, 65_536)
 """Least and most tokens of a step for each GPU. Llama 3 405B used 16M on 16,384 GPUs (arXiv
 2407.21783). GPT-2 on 8 GPUs uses 0.5M (nanoGPT): more only makes steps longer."""
-
+FINE_TUNING = 128
+"""Default sequences in a step of fine-tuning, as in Tulu 3 (arXiv 2411.15124)."""
 
 KEPT = ("reduce", "compile", "offload_activations")
 """Fields of a layout that a plan takes from the cluster file: no search chooses them."""
@@ -32,12 +37,14 @@ KEPT = ("reduce", "compile", "offload_activations")
 
 @dataclass(frozen=True, slots=True)
 class RunError:
-    """The measured time of a run's step, and the estimates before and after, in seconds."""
+    """The measured time of a run's step, and estimates of it, in seconds."""
 
     run: str
     measured_s: float
     before_s: float
     after_s: float
+    unseen_s: float | None = None
+    """With what the other runs teach; None if there are none."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,8 @@ class Question:
     kept: Mapping[str, Any] = field(default_factory=dict)
     """Values of `KEPT` fields, for the backend `runtime`."""
     tokens: int | None = None
-    price_per_gpu_hour: float | None = None
     """Tokens of the whole training."""
+    price_per_gpu_hour: float | None = None
     reliability: Reliability = field(default_factory=Reliability)
     """What the training with failures assumes."""
     cluster_source: str = ""
@@ -72,6 +79,8 @@ class Question:
     """The GPUs that may be suggested instead."""
     calibration: tuple[RunError, ...] = ()
     """The errors for the runs from which the speed of the machine is learned."""
+    probe: Probe | None = None
+    """The measurements of the machines, if they were measured for this question."""
     tf32: bool = False
     """Whether the cluster file has the precision ``tf32``, which is planned as fp32."""
 
@@ -81,7 +90,7 @@ class Question:
         Raises:
             UsageError: no layout divides evenly with the constraints; names the field.
         """
-        constraints.check(self.shape, self.cluster, self.global_batch, self.fixed)
+        constraints.check(self.shape, self.cluster, self.global_batch, self.fixed, self.backend)
         plan = self.search()
         if not plan.considered:
             return self._answer_of_another_backend()
@@ -92,22 +101,17 @@ class Question:
 
         Raises UsageError if there is none, or if this question requires its own backend.
         """
-        others = {
-            name: found
+        others = (
+            (name, found)
             for name in BACKENDS
             if name != self.backend and (found := replace(self, backend=name).search()).considered
-        }
-        if not others:
+        )
+        first = next(others, None)
+        if first is None:
             raise constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
-        reasons = [
-            [*refusals(self.shape, replace(one.layout, backend=self.backend), self.precision)]
-            for found in others.values()
-            for one in (*found.layouts, *(group.example for group in found.rejected))
-        ]
-        # The layout with the fewest has only those that the user asked for.
-        reason = min(filter(None, reasons), key=len)[0]
+        name, found = first
+        reason = self._reason_against(found)
         if not self.backend_required:
-            name, found = next(iter(others.items()))
             note = (
                 f"this plan is for {BACKENDS[name].title} (`backend={name!r}`), because "
                 f"the backend {self.backend} does not support {reason}"
@@ -115,9 +119,22 @@ class Question:
             return Answer(replace(self, backend=name, notes=(*self.notes, note)), found)
         raise UsageError(
             f"the backend {self.backend} does not support {reason}",
-            hint=f"use `backend` {' or '.join(others)}"
+            hint=f"use `backend` {' or '.join([name, *(other for other, _ in others)])}"
             + (", or leave a constraint out" if self.fixed else ""),
         )
+
+    def _reason_against(self, found: Plan) -> str:
+        """Why this question's backend has no layout, by those of another backend. The layout with
+        the fewest reasons has only those that the user asked for."""
+        fewest: list[str] = []
+        for one in chain(found.ranked(), (group.example for group in found.rejected)):
+            layout = replace(one.layout, backend=self.backend)
+            reasons = [*refusals(self.shape, layout, self.precision)]
+            if reasons and (not fewest or len(reasons) < len(fewest)):
+                fewest = reasons
+            if len(fewest) == 1:
+                break
+        return fewest[0]
 
     @property
     def pinned(self) -> bool:
@@ -132,21 +149,26 @@ class Question:
 
         The search does not add offload to a layout whose sizes are all fixed.
         """
-        both = {**({"offload": False} if self.pinned else {}), **self.fixed, **fixed}
-        return search(
+        return self._asked(search, fixed)
+
+    def fastest(self, **fixed: Any) -> Candidate | None:
+        """Return the best layout of `search`, in a fraction of its time."""
+        return self._asked(fastest, fixed)
+
+    def _asked(self, how: Callable[..., _Found], fixed: Mapping[str, Any]) -> _Found:
+        return how(
             self.shape,
             self.cluster,
             self.efficiency,
             global_batch=self.global_batch,
             precision=self.precision,
-            fixed=both,
+            fixed={**({"offload": False} if self.pinned else {}), **self.fixed, **fixed},
             start=Layout(backend=self.backend, **(self.kept if self.backend == "runtime" else {})),
         )
 
     def candidate(self, layout: Layout) -> Candidate:
-        return Candidate(
-            self.shape, layout, self.cluster, self.efficiency, Assumptions.usual(self.precision)
-        )
+        assumed = Assumptions.usual(self.precision, self.cluster.gpu, layout.backend)
+        return Candidate(self.shape, layout, self.cluster, self.efficiency, assumed)
 
 
 @dataclass(frozen=True)
@@ -156,7 +178,7 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        return bool(self.plan.layouts)
+        return bool(self.plan.fitting)
 
     @cached_property
     def best(self) -> Candidate:
@@ -164,8 +186,8 @@ class Answer:
 
         The latter keeps the optimizer on the GPU, unless offload is fixed.
         """
-        if self.plan.layouts:
-            return self.plan.layouts[0]
+        if self.plan.best:
+            return self.plan.best
         examples = [group.example for group in self.plan.rejected]
         if "offload" not in self.question.fixed:
             examples = [
@@ -175,9 +197,9 @@ class Answer:
 
     def shortlist(self, count: int) -> tuple[Candidate, ...]:
         """Return the best layouts that differ in more than micro-batches; ``best`` is first."""
-        if not self.plan.layouts:
+        if not self.fits:
             return (self.best,) if self.question.fixed else ()
-        return distinct(self.plan.layouts, count)
+        return distinct(self.plan.ranked(), count)
 
     def training(self, candidate: Candidate) -> TrainingCost | None:
         """Return the training on all tokens; None if the number of tokens is unknown."""
@@ -190,7 +212,7 @@ class Answer:
         per_step = self.question.global_batch * shape.seq_len
         failures = cost(
             self.question.reliability,
-            parameters=shape.parameters,
+            parameters=shape.trained_parameters,
             backend=candidate.layout.backend,
             gpus=gpus,
             hosts=cluster.hosts,
@@ -205,6 +227,7 @@ class Answer:
             seconds / 3600 * gpus,
             failures,
             None if price is None else failures.gpu_hours * price,
+            failures.gpu_hours * cluster.gpu.watts / 1e6 if cluster.gpu.watts else None,
         )
 
 
@@ -219,9 +242,11 @@ class TrainingCost:
     with_failures: FailureCost
     price: float | None = None
     """Of all GPU-hours with failures; None without a price of one."""
+    energy_mwh: float | None = None
+    """Of the GPUs alone, at their rated power; None if that is unknown."""
 
 
-def distinct(layouts: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:
+def distinct(layouts: Iterable[Candidate], count: int) -> tuple[Candidate, ...]:
     """Return the first layout of each kind; kinds differ in parallel sizes, sharding or
     recompute."""
     kinds: dict[tuple[object, ...], Candidate] = {}
@@ -252,4 +277,11 @@ def usual_batch(seq_len: int, gpus: int) -> int:
     batch = odd
     while batch * seq_len * 2**0.5 < tokens:
         batch *= 2
+    return batch
+
+
+def fine_tuning_batch(batch: int, gpus: int) -> int:
+    """Return ``batch`` halved to about `FINE_TUNING` sequences, at least one for each GPU."""
+    while batch > FINE_TUNING and batch % 2 == 0 and batch // 2 >= gpus:
+        batch //= 2
     return batch

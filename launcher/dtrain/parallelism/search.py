@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import product
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
-from dtrain.parallelism.constraints import sound
+from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
-LARGEST_MICRO_BATCH = 16
+LARGEST_MICRO_BATCH = (16, 16_384)
+"""Maximum sequences of a micro-batch, or tokens if that allows more: images and sentences are short
+sequences."""
 LARGEST_CONTEXT = 32
 LEAST_TOKENS = 4096
 """Minimum tokens of a sequence on each context rank; fewer leave attention kernels idle."""
@@ -33,18 +38,26 @@ class Rejected:
     example: Candidate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """The result of a search."""
 
-    layouts: tuple[Candidate, ...]
-    """Layouts that fit, fastest first (simpler first if equally fast)."""
+    fitting: tuple[Candidate, ...]
+    """Layouts that fit, in any order."""
     rejected: tuple[Rejected, ...]
     """Layouts that do not fit, nearest first."""
 
+    @cached_property
+    def best(self) -> Candidate | None:
+        return next(self.ranked(), None)
+
+    def ranked(self) -> Iterator[Candidate]:
+        """Yield the layouts that fit, fastest first (simpler first if equally fast)."""
+        return _ranked(self.fitting)
+
     @property
     def considered(self) -> int:
-        return len(self.layouts) + sum(rejected.count for rejected in self.rejected)
+        return len(self.fitting) + sum(rejected.count for rejected in self.rejected)
 
 
 def search(
@@ -66,22 +79,58 @@ def search(
     Raises:
         UsageError: the GPU does not support ``precision``.
     """
-    cluster.gpu.peak(precision)
-    assumed = Assumptions.usual(precision)
-    choices = _Choices(shape, cluster, global_batch, fixed or {}, assumed)
     fitting: list[Candidate] = []
     rest: list[Candidate] = []
-    for offload in choices.of("offload", (False, True)):
-        every = [
-            Candidate(shape, layout, cluster, efficiency, assumed)
-            for layout in choices.layouts(replace(start or Layout(), offload=offload))
-        ]
-        fitting = [candidate for candidate in every if candidate.fits]
-        rest += [candidate for candidate in every if not candidate.fits]
+    for every in _rounds(
+        shape, cluster, efficiency, global_batch, precision, fixed or {}, start or Layout()
+    ):
+        for candidate in every:
+            (fitting if candidate.fits else rest).append(candidate)
         if fitting:
             break
-    fitting.sort(key=_worth)
     return Plan(tuple(fitting), tuple(_grouped(rest)))
+
+
+def fastest(
+    shape: Shape,
+    cluster: GpuCluster,
+    efficiency: Efficiency,
+    *,
+    global_batch: int,
+    precision: Precision = "bf16",
+    fixed: Mapping[str, Any] | None = None,
+    start: Layout | None = None,
+) -> Candidate | None:
+    """Return the best layout of `search`, in a fraction of its time; None if nothing fits.
+
+    Raises as `search` does.
+    """
+    for every in _rounds(
+        shape, cluster, efficiency, global_batch, precision, fixed or {}, start or Layout()
+    ):
+        if best := next(_ranked(tuple(every)), None):
+            return best
+    return None
+
+
+def _rounds(
+    shape: Shape,
+    cluster: GpuCluster,
+    efficiency: Efficiency,
+    global_batch: int,
+    precision: Precision,
+    fixed: Mapping[str, Any],
+    start: Layout,
+) -> Iterator[Iterator[Candidate]]:
+    """Yield all layouts without offload, then all layouts with it."""
+    cluster.gpu.peak(precision)
+    assumed = Assumptions.usual(precision, cluster.gpu, start.backend)
+    choices = _Choices(shape, cluster, global_batch, fixed, assumed)
+    for offload in choices.of("offload", (False, True)):
+        yield (
+            Candidate(shape, layout, cluster, efficiency, assumed)
+            for layout in choices.layouts(replace(start, offload=offload))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +152,7 @@ class _Choices:
             share = self.global_batch // sizes.data
             experts = [
                 size
-                for size in _divisors(self.shape.experts)
+                for size in divisors(self.shape.experts)
                 if sizes.copies % size == 0 and self._in_place(start, sizes.tensor, size)
             ]
             for expert in self.of("expert", experts or (1,)):
@@ -121,10 +170,10 @@ class _Choices:
         """Yield tensor, pipeline, context and data sizes whose product is the number of GPUs."""
         shape, gpus = self.shape, self.cluster.gpus
         within_host = min(self.cluster.gpus_per_host, gpus)
-        for tensor in self.of("tensor", _divisors(within_host)):
+        for tensor in self.of("tensor", divisors(within_host)):
             if gpus % tensor or shape.heads % tensor or shape.ffn_hidden % tensor:
                 continue
-            for pipeline in self.of("pipeline", _divisors(gpus // tensor)):
+            for pipeline in self.of("pipeline", divisors(gpus // tensor)):
                 if gpus % (tensor * pipeline) or pipeline > shape.layers:
                     continue
                 ranks = gpus // (tensor * pipeline)
@@ -175,64 +224,97 @@ class _Choices:
 
     def _schedules(self, split: Layout, share: int) -> Iterator[Layout]:
         """Yield the ways to split ``share`` sequences of each data rank into micro-batches."""
-        for micro_batch in self.of("micro_batch", _divisors(share, LARGEST_MICRO_BATCH)):
+        sequences, tokens = LARGEST_MICRO_BATCH
+        most = max(sequences, tokens // self.shape.seq_len)
+        divides = self.shape.seq_len // split.context % split.tensor == 0
+        for micro_batch in self.of("micro_batch", _divisors(share, most)):
             if share % micro_batch:
                 continue
-            sized = replace(split, micro_batch=micro_batch, grad_accumulation=share // micro_batch)
-            for pieces in self.of("virtual_pipeline", self._pieces(sized)):
-                for recompute in self.of("recompute", self._recomputes(sized)):
-                    divides = self.shape.seq_len // split.context % split.tensor == 0
-                    for sequence in self.of("sequence_parallel", (split.tensor > 1 and divides,)):
-                        yield replace(
-                            sized,
-                            virtual_pipeline=pieces,
-                            recompute=recompute,
-                            sequence_parallel=sequence,
-                        )
+            steps = share // micro_batch
+            for pieces, recompute, sequence in product(
+                self.of("virtual_pipeline", self._pieces(split, steps)),
+                self.of("recompute", self._recomputes(split)),
+                self.of("sequence_parallel", (split.tensor > 1 and divides,)),
+            ):
+                # `replace` takes twice as long, for each of thousands of layouts.
+                yield Layout(**{
+                    **vars(split),
+                    "micro_batch": micro_batch,
+                    "grad_accumulation": steps,
+                    "virtual_pipeline": pieces,
+                    "recompute": recompute,
+                    "sequence_parallel": sequence,
+                })  # fmt: skip
 
-    def _pieces(self, sized: Layout) -> Iterable[int]:
-        p = sized.pipeline
-        if p == 1 or self.shape.layers % p or sized.grad_accumulation % p:
-            # Interleaving needs equal pieces, and whole rounds of micro-batches.
+    def _pieces(self, split: Layout, steps: int) -> Iterable[int]:
+        p, layers = split.pipeline, self.shape.layers
+        if p == 1 or steps % p:
+            # Interleaving needs whole rounds of micro-batches.
             return (1,)
-        return _divisors(self.shape.layers // p, MOST_PIECES)
+        if layers % p == 0:
+            return _divisors(layers // p, MOST_PIECES)
+        if backend_of(split).uneven_pieces and (layers + 2) % p == 0:
+            # The embedding and the output layer each take the place of a layer.
+            return _divisors((layers + 2) // p, MOST_PIECES)
+        return (1,)
 
-    def _recomputes(self, sized: Layout) -> Iterable[str]:
-        if sized.offload_activations:
+    def _recomputes(self, split: Layout) -> Iterable[str]:
+        if split.offload_activations:
             return ("none",)
-        if self.assumed.by_torch(sized) or not self.assumed.flash_attention:
+        if self.assumed.by_torch(split) or not self.assumed.flash_attention:
             return ("none", "selective", "full")
         # With flash attention, selective recompute has no score matrix to drop.
         return ("none", "full")
 
 
-@lru_cache(maxsize=1024)
-def _divisors(number: int, most: int | None = None) -> tuple[int, ...]:
-    most = number if most is None else min(number, most)
-    return tuple(size for size in range(1, most + 1) if number % size == 0)
+def _divisors(number: int, most: int) -> tuple[int, ...]:
+    return tuple(size for size in divisors(number) if size <= most)
 
 
-def _worth(candidate: Candidate) -> float:
-    """Seconds of a step, plus 0.3 % for each kind of parallelism: a smaller gain is not worth
-    the added complexity."""
-    layout = candidate.layout
+def _ranked(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield the candidates that fit, best first.
+
+    The queue orders them by lower limits. Costs are computed only when a limit reaches the front,
+    which few do before the first results.
+    """
+    queue = [
+        # Rounding must not lift a limit above the time.
+        (_effort(one.layout) * one.least_time * (1 - 1e-9), place, False)
+        for place, one in enumerate(candidates)
+    ]
+    heapify(queue)
+    while queue:
+        _, place, exact = heappop(queue)
+        candidate = candidates[place]
+        if exact:
+            yield candidate
+        elif candidate.fits:
+            worth = _effort(candidate.layout) * candidate.time.total
+            heappush(queue, (worth, place, True))
+
+
+def _effort(layout: Layout) -> float:
+    """Factor of a step's time in the ranking: 0.3 % for each kind of parallelism, because a smaller
+    gain is not worth the added complexity."""
     ways = [
         layout.tensor > 1, layout.pipeline > 1, layout.virtual_pipeline > 1, layout.context > 1,
         layout.expert > 1, layout.sharding not in ("none", "optimizer"), layout.recompute != "none",
     ]  # fmt: skip
-    return candidate.time.total * (1 + 0.003 * sum(ways))
+    return 1 + 0.003 * sum(ways)
 
 
 def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
     """Group by kind of split; the smallest candidate of a kind is its example."""
-    kinds: dict[str, list[Candidate]] = {}
+    counts = Counter[str]()
+    nearest: dict[str, Candidate] = {}
     for candidate in rest:
-        kinds.setdefault(_kind(candidate), []).append(candidate)
-    nearest = [
-        (min(group, key=lambda one: one.memory.total), kind, group) for kind, group in kinds.items()
-    ]
-    for example, kind, group in sorted(nearest, key=lambda one: one[0].memory.total):
-        yield Rejected(f"{kind}: out of memory", len(group), example)
+        kind = _kind(candidate)
+        counts[kind] += 1
+        least = nearest.setdefault(kind, candidate).memory.total
+        if candidate.least_memory < least and candidate.memory.total < least:
+            nearest[kind] = candidate
+    for kind, example in sorted(nearest.items(), key=lambda one: one[1].memory.total):
+        yield Rejected(f"{kind}: out of memory", counts[kind], example)
 
 
 def _kind(candidate: Candidate) -> str:

@@ -44,7 +44,7 @@ from planner.published.layouts import assumptions_of, layout_of, scheduled
 from planner.published.results import has_rate, memory_of, seconds_of
 from planner.published.rows import Row, UnusableError, rows
 from planner.published.shapes import shape_of
-from planner.published.sources import Counter, origin, practice_of
+from planner.published.sources import LORA, Counter, origin, practice_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ def run_of(row: Row) -> PublishedRun:
     """
     notes, source = row.get("notes", ""), row.get("source", "")
     practice = practice_of(source)
-    if re.search(r"\blora\b", f"{source} {row.get('id', '')}", re.IGNORECASE):
-        raise UnusableError("the planner does not model LoRA")
     gpu = gpu_of(row.get("gpu_type", ""), row.get("interconnect", ""))
     gpu = replace(gpu, sustained=gpu.sustained * practice.sustained)
     layout, known_batch = layout_of(row, practice)
     assumed = assumptions_of(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
+    if re.search(r"\blora\b", f"{source} {row.get('id', '')}", re.IGNORECASE):
+        shape = replace(shape, lora=LORA)
     if layout.pipeline > shape.layers:
         raise UnusableError("the pipeline has more stages than the model has layers")
     layout = scheduled(row, layout, shape)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Literal
 
 from dtrain.parallelism.cluster.hardware import Precision
+from dtrain.parallelism.model.adapters import Lora
 from dtrain.runtime.layout import BackendName, Sharding
 
 Counter = Literal["allocated", "reserved", "total"]
@@ -35,6 +36,8 @@ class Practice:
     """Speed of its GPUs in matrix products, as a fraction of other GPUs of that name."""
 
 
+LORA = Lora(16, "attention")
+"""The adapters of published runs with LoRA: Megatron-Bridge adapts queries, keys and values."""
 _DEEPSPEED = Practice("none", "fp16", False, False, True)
 PRACTICES = (
     # Before flash attention and sequence parallelism; data parallelism reduces in fp16.

@@ -16,7 +16,7 @@ from dtrain.parallelism.answer.explain import (
     percent,
     seconds,
 )
-from dtrain.parallelism.cluster.hardware import Gpu, GpuCluster
+from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
 from dtrain.runtime.layout import Layout
@@ -72,12 +72,14 @@ def textbook(answer: Answer) -> str:
     need = least.memory
     kept = need.parameters + need.gradients + need.optimizer
     split = least.layout.product(least.layout.split_by(("tensor", "pipeline")))
+    states = "parameters, gradients and Adam's states"
+    if shape.lora is not None:
+        states = "the frozen model and the adapters' states"
     hosts = "both" if cluster.hosts == 2 else f"all {cluster.hosts:,}"
     text = (
         f"Splitting the model only inside each host ({split}) and copying it to {hosts} hosts, the "
-        f"textbook answer, needs {both(need.total)} on each GPU: parameters, gradients and Adam's "
-        f"states alone are {both(kept)}, the same on every host, and a GPU has "
-        f"{gib(cluster.gpu.memory)}."
+        f"textbook answer, needs {both(need.total)} on each GPU: {states} alone are {both(kept)}, "
+        f"the same on every host, and a GPU has {gib(cluster.gpu.memory)}."
     )
     if answer.fits:
         text += f" What fits instead: {brief(answer.best)}, {gib(answer.best.memory.total)}."
@@ -92,15 +94,12 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
     best, found = answer.best, []
     seen = {_kind(best.layout)}
     for name, fixed in _kinds(answer):
-        plan = answer.question.search(**fixed)
-        if plan.layouts:
-            candidate = plan.layouts[0]
-        elif plan.rejected:
-            candidate = min(
-                (group.example for group in plan.rejected), key=lambda one: one.memory.total
-            )
-        else:
-            continue
+        candidate = answer.question.fastest(**fixed)
+        if candidate is None:
+            rejected = answer.question.search(**fixed).rejected
+            if not rejected:
+                continue
+            candidate = min((group.example for group in rejected), key=lambda one: one.memory.total)
         if _kind(candidate.layout) in seen:
             continue
         seen.add(_kind(candidate.layout))
@@ -205,10 +204,9 @@ def cost_of_constraints(answer: Answer) -> str:
     question = answer.question
     if not question.fixed:
         return ""
-    free = replace(question, fixed={}).search()
-    if not free.layouts:
+    other = replace(question, fixed={}).fastest()
+    if other is None:
         return ""
-    other = free.layouts[0]
     if not answer.fits:
         return (
             f"Without the constraints, {brief(other)} fits: {gib(other.memory.total)}, "
@@ -239,6 +237,7 @@ def remedies(answer: Answer) -> tuple[str, ...]:
         for field, value in (("recompute", "full"), ("sharding", "full"), ("micro_batch", 1)):
             if fixed.get(field, value) != value:
                 found.append(_if_changed(question, field, value))
+        found.append(_in_fewer_bits(question))
         if fixed and not fixed.get("offload"):
             found.append(_if_changed(question, "offload", True))
         elif not fixed:
@@ -249,12 +248,27 @@ def remedies(answer: Answer) -> tuple[str, ...]:
 
 
 def _if_changed(question: Question, field: str, value: Any) -> str:
-    plan = question.search(**{field: value})
-    if not plan.layouts:
+    one = question.fastest(**{field: value})
+    if one is None:
         return ""
-    one = plan.layouts[0]
     return (
         f"With `{field}={value!r}`, {brief(one)} fits: {gib(one.memory.total)}, "
+        f"{seconds(one.time.total)} a step."
+    )
+
+
+def _in_fewer_bits(question: Question) -> str:
+    """Find a layout that fits if frozen weights have 4 bits."""
+    shape = question.shape
+    if shape.lora is None or shape.lora.base_bits == 4:
+        return ""
+    fewer = replace(shape, lora=replace(shape.lora, base_bits=4))
+    one = replace(question, shape=fewer, backend="torchtitan").fastest()
+    if one is None:
+        return ""
+    software = "" if question.backend == "torchtitan" else " and `backend='torchtitan'`"
+    return (
+        f"With `base_bits=4` (QLoRA){software}, {brief(one)} fits: {gib(one.memory.total)}, "
         f"{seconds(one.time.total)} a step."
     )
 
@@ -289,12 +303,14 @@ def _more_gpus(question: Question) -> str:
 
 
 def _counts(gpus: int, per_host: int) -> Iterator[int]:
-    """Yield larger numbers of GPUs in whole hosts: 1, 1.5, 2, 3, 4, 6 … times."""
+    """Yield larger numbers of GPUs in whole hosts, 1, 1.5, 2, 3, 4, 6 … times, up to `MAX_GPUS`."""
     unit = max(per_host, gpus)
     if unit > gpus:
         yield unit
     for power in range(1, 12):
         half = 3 * unit * 2**power // 4
+        if unit * 2**power > MAX_GPUS:
+            break
         if half % per_host == 0 and half > gpus:
             yield half
         yield unit * 2**power
@@ -304,11 +320,12 @@ def _leanest(question: Question, cluster: GpuCluster) -> Candidate | None:
     """Find a layout that fits on another cluster, among layouts that need little memory. Ignores
     the constraints, which may not suit other GPUs."""
     free = replace(question, fixed={}, cluster=cluster)
-    floor = 16 * question.shape.parameters / 2**30 / cluster.gpus
+    shape = question.shape
+    each = 16 if shape.lora is None else shape.frozen_matrix_bytes or 2
+    floor = each * shape.parameters / 2**30 / cluster.gpus
     if floor > cluster.gpu.memory:
         return None
-    plan = free.search(offload=False, micro_batch=1, recompute="full")
-    return plan.layouts[0] if plan.layouts else None
+    return free.fastest(offload=False, micro_batch=1, recompute="full")
 
 
 def _other_gpu(question: Question) -> str:

@@ -27,8 +27,8 @@ def gain(answer: Answer) -> str:
     for name in BACKENDS:
         if name != question.backend:
             other = replace(question, backend=name)
-            plans = (other.search(**{**part, **question.fixed}) for part in likely)
-            found += [(one.time.total, name, one) for plan in plans for one in plan.layouts[:1]]
+            bests = (other.fastest(**{**part, **question.fixed}) for part in likely)
+            found += [(one.time.total, name, one) for one in bests if one]
     if not found:
         return ""
     total, name, best = min(found, key=lambda one: one[0])

@@ -42,10 +42,20 @@ def document(answer: Answer, count: int, notes: Sequence[str] = ()) -> dict[str,
             for group in answer.plan.rejected
         ],
         "considered": answer.plan.considered,
-        "fitting": len(answer.plan.layouts),
+        "fitting": len(answer.plan.fitting),
         "explanation": _explanation(answer),
         "notes": list(notes),
     }
+    if question.probe is not None:
+        where = question.cluster
+        found["probe"] = {
+            "device": question.probe.device,
+            "file": question.probe.path,
+            "measured": [
+                _rounded(asdict(one))
+                for one in question.probe.measurements(where.gpu, where.network)
+            ],
+        }
     if question.calibration:
         found["calibration"] = [_rounded(asdict(one)) for one in question.calibration]
     if training := answer.training(answer.best) if answer.fits else None:
@@ -69,6 +79,7 @@ def model(question: Question) -> dict[str, Any]:
         "name": shape.name or None,
         "parameters": shape.parameters,
         "active_parameters": shape.active_parameters,
+        "trained_parameters": shape.trained_parameters,
         **{key: value for key, value in asdict(shape).items() if key != "name"},
     }
 
@@ -82,6 +93,8 @@ def cluster(question: Question) -> dict[str, Any]:
         "hosts": where.hosts,
         "gpus_per_host": where.gpus_per_host,
         "network_gbps": round(where.network * 8, 3),
+        "rack_hosts": where.rack_hosts or None,
+        "rack_gbps": round(where.between_racks * 8, 3) if where.rack_hosts else None,
         "gpu_memory_gib": where.gpu.memory,
         "peak_tflops": where.gpu.flops[question.precision],
         "source": question.cluster_source or None,

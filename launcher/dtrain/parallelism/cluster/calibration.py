@@ -11,9 +11,10 @@ A calibration file is a JSON object. Every part is optional::
       "constants": {"attention": 0.45}
     }
 
-``gemm`` are products of (m × k) with (k × n) in 16 bits. ``seconds`` is the time of a collective
-over ``bytes`` on each rank: the size before an all-reduce or a reduce-scatter, or after an
-all-gather. ``constants`` sets fields of `Efficiency` and overrides fitted values.
+``gemm`` are products of (m × k) with (k × n) in 16 bits, or in 32 on a device without. ``seconds``
+is the time of a collective over ``bytes`` on each rank: the size before an all-reduce or a
+reduce-scatter, or after an all-gather. ``constants`` sets fields of `Efficiency` and
+overrides fitted values.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def read(text: str, where: str, base: Efficiency, gpu: Gpu, network: float) -> E
     table = json_file.parse(
         text, where, "a calibration file is a JSON object with gemm, collectives or constants"
     )
+    return calibrated(table, where, base, gpu, network)
+
+
+def calibrated(table: Any, where: str, base: Efficiency, gpu: Gpu, network: float) -> Efficiency:
+    """Like `read`, for the content of a file."""
     if not isinstance(table, dict):
         raise UsageError(f"{where}: holds {_kind(table)}, not an object")
     unknown = sorted(set(table) - {"schema", "gemm", "collectives", "constants"})
@@ -54,20 +60,20 @@ def read(text: str, where: str, base: Efficiency, gpu: Gpu, network: float) -> E
         )
     if table.get("schema", SCHEMA) != SCHEMA:
         raise UsageError(f"{where}: schema {table['schema']!r} is not {SCHEMA}")
-    calibrated = base
+    found = base
     products = _rows(table, "gemm", where, ("m", "k", "n", "tflops"))
     if products:
-        calibrated = replace(calibrated, **_gemm(products, base, gpu))
+        found = replace(found, **_gemm(products, base, gpu))
     rows = _rows(table, "collectives", where, ("ranks", "hosts", "bytes", "seconds"), "kind")
     near = [row for row in rows if row["hosts"] == 1]
     far = [row for row in rows if row["hosts"] > 1]
     if near:
         share, half = _wire(near, gpu.link * 1e9, base.link, base.link_half, base)
-        calibrated = replace(calibrated, link=share, link_half=half)
+        found = replace(found, link=share, link_half=half)
     if far:
         share, half = _wire(far, network * 1e9, base.network, base.network_half, base)
-        calibrated = replace(calibrated, network=share, network_half=half)
-    return replace(calibrated, **_constants(table, where))
+        found = replace(found, network=share, network_half=half)
+    return replace(found, **_constants(table, where))
 
 
 def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> dict[str, float]:
@@ -75,7 +81,7 @@ def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> d
 
     ``half`` is stored for a GPU of 312 TFLOP/s and scales with the peak, as in `Kernels`.
     """
-    peak = gpu.flops.get("bf16") or gpu.flops["fp16"]
+    peak = gpu.peak(gpu.usual)
     able = peak * gpu.sustained
     flop = [2 * row["m"] * row["k"] * row["n"] for row in products]
     seconds = [size / row["tflops"] / 1e12 for size, row in zip(flop, products, strict=True)]

@@ -78,7 +78,7 @@ vTrain)."""
 HOPPER = Efficiency(
     gemm=0.67, gemm_half=2e9, attention=0.6, flash2=0.56, passes=2.0, stream=0.75, launch=10e-6,
     hop=1e-5, exposed_tensor=0.3, exposed_data=0.1, fp8=0.92, fixed=0.02,
-    interval_low=0.80, interval_high=1.12,
+    interval_low=0.83, interval_high=1.13,
 )  # fmt: skip
 """Fitted to public runs on H100s (Megatron-LM, NeMo, Megatron-Bridge, torchtitan). Megatron-LM
 overlaps most of tensor parallelism's traffic there."""
@@ -86,10 +86,13 @@ BLACKWELL = Efficiency(
     gemm=0.56, gemm_half=5e9, attention=0.5, flash2=0.56, passes=1.0, stream=0.75, launch=8e-6,
     hop=1e-5, link=0.67, exposed_data=0.97, exposed_expert=1.0, fp8=1.0, nvfp4=0.8,
     fixed=0.02,
-    interval_low=0.74, interval_high=1.19,
+    interval_low=0.80, interval_high=1.18,
 )  # fmt: skip
 """Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), which
 sustained 48 % of their peak in plain matrix products, and so count as GPUs of 0.8 of the speed."""
+OLDER = replace(AMPERE, flash2=0.5)
+"""Volta and Turing have no FlashAttention-2, which is twice as fast as PyTorch's kernel that takes
+its place there (arXiv 2307.08691)."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 
@@ -97,6 +100,10 @@ def of_family(family: str) -> Efficiency:
     """Return the constants of an architecture, or of the nearest measured one."""
     if family in FAMILIES:
         return FAMILIES[family]
-    nearest = HOPPER if family in ("ada", "cdna", "tpu") else AMPERE
     unknown = Efficiency()
+    if family in ("volta", "turing"):
+        return replace(
+            OLDER, interval_low=unknown.interval_low, interval_high=unknown.interval_high
+        )
+    nearest = HOPPER if family in ("ada", "cdna", "tpu") else AMPERE
     return replace(nearest, interval_low=unknown.interval_low, interval_high=unknown.interval_high)

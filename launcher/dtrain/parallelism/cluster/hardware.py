@@ -7,7 +7,7 @@ because JSON loads in 1 ms and YAML in 30 ms.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -37,7 +37,7 @@ class Gpu:
     memory: float
     bandwidth: float
     """Bandwidth of its memory."""
-    flops: dict[str, float]
+    flops: dict[str, float] = field(hash=False)
     """By precision, of those in ``PRECISIONS``; ``fp32`` with TF32 where it has that."""
     link: float
     """Bandwidth to the other GPUs of its host, one way: NVLink, or PCIe without NVLink."""
@@ -50,6 +50,8 @@ class Gpu:
     """Number of GPUs that ``link`` joins if they span several hosts (NVL72); else 0."""
     sustained: float = 1.0
     """Share of the peak that its power limit sustains, if lower than usual for its family."""
+    watts: float = 0.0
+    """Rated power of the board; 0 if it is not published."""
     aliases: tuple[str, ...] = ()
 
     def peak(self, precision: Precision) -> float:
@@ -64,6 +66,12 @@ class Gpu:
         raise UsageError(
             f"{self.name} does not support {precision}", hint=f"use `precision` {able}"
         )
+
+    @property
+    def usual(self) -> Precision:
+        """The precision of measured speeds: 16 bits, or 32 on a device without."""
+        known: tuple[Precision, ...] = ("bf16", "fp16", "fp32", *PRECISIONS)
+        return next(precision for precision in known if precision in self.flops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,10 @@ class GpuCluster:
     gpus_per_host: int
     network: float
     """Of one host to the others, all NICs together, one way, in GB/s."""
+    rack_hosts: int = 0
+    """Hosts of one rack, if the network between racks is slower; else 0."""
+    between_racks: float = 0.0
+    """As ``network``, to hosts of other racks while all hosts of a rack send there."""
 
     @property
     def hosts(self) -> int:
@@ -154,10 +166,10 @@ class Hardware:
         usual = self.machine(gpu.machine)
         per_host = usual.gpus_per_host if gpus_per_host is None else gpus_per_host
         network = usual.network_gbps if network_gbps is None else network_gbps
-        for field, value in (("gpus_per_host", per_host), ("gpus", gpus)):
+        for name, value in (("gpus_per_host", per_host), ("gpus", gpus)):
             if not 1 <= value <= MAX_GPUS:
                 raise UsageError(
-                    f"`{field}={value}` is not a number of GPUs that dtrain plans for",
+                    f"`{name}={value}` is not a number of GPUs that dtrain plans for",
                     hint=f"at least 1, at most {MAX_GPUS:,}",
                 )
         if not 0 < network < 1e9:
@@ -264,6 +276,7 @@ _GPU_RULES: Mapping[str, Rule] = {
     "machine": _text,
     "domain": _count,
     "sustained": _amount,
+    "watts": _amount,
     "aliases": _texts,
 }
 _MACHINE_RULES: Mapping[str, Rule] = {

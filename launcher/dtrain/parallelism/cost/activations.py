@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import Layout, Recompute
 
 
 def layer_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
@@ -16,16 +17,27 @@ def layer_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
     The terms follow RAR (arXiv 2205.05198, section 4.1), and add up to its 34·h with GELU and
     dropout. Gated MLPs and grouped keys have separate terms.
     """
-    return sum(_saved(shape, layout, assumed)) * BYTES[assumed.precision] / 2
+    split = layout.tensor if layout.sequence_parallel else 1
+    torch = assumed.by_torch(layout)
+    terms = _saved(shape, layout.tensor, split, layout.recompute, assumed.flash_attention, torch)
+    return terms * BYTES[assumed.precision] / 2
 
 
-def _saved(shape: Shape, layout: Layout, assumed: Assumptions) -> Iterator[float]:
-    """The terms, in bytes for 16-bit activations."""
-    t = layout.tensor
+@lru_cache(maxsize=4096)
+def _saved(
+    shape: Shape, t: int, split: int, recompute: Recompute, flash_attention: bool, torch: bool
+) -> float:
+    return sum(_terms(shape, t, split, recompute, flash_attention, torch))
+
+
+def _terms(
+    shape: Shape, t: int, split: int, recompute: Recompute, flash_attention: bool, torch: bool
+) -> Iterator[float]:
+    """The terms, in bytes for 16-bit activations, with ``t`` tensor ranks, over ``split`` of which
+    the sequence is split."""
     h, s = shape.hidden, shape.seq_len
-    split = t if layout.sequence_parallel else 1
     yield 2 * h / split
-    if layout.recompute == "full":
+    if recompute == "full":
         return
     queries = shape.heads * shape.head_size
     values = shape.heads * (shape.value_head_size or shape.head_size)
@@ -37,7 +49,7 @@ def _saved(shape: Shape, layout: Layout, assumed: Assumptions) -> Iterator[float
         width *= shape.experts_per_token + shape.shared_experts
         # The tokens sent to experts, and the experts' outputs.
         yield 4 * h * shape.experts_per_token / split
-    if layout.recompute == "selective" and assumed.by_torch(layout):
+    if recompute == "selective" and torch:
         # torchtitan's policy: keep attention's and every second product's output, recompute the
         # rest.
         yield 2 * h / split
@@ -51,8 +63,16 @@ def _saved(shape: Shape, layout: Layout, assumed: Assumptions) -> Iterator[float
         keys = queries
         yield 2 * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
     yield 2 * (queries + keys + grouped + values) / t
-    if not assumed.flash_attention and layout.recompute != "selective":
+    if not flash_attention and recompute != "selective":
         yield (5 if shape.dropout else 4) * shape.heads * s / t
     # Megatron-LM's fused SwiGLU recomputes its output; torch keeps two more tensors.
-    matrices = (4 if assumed.by_torch(layout) else 3) if shape.gated else 2
+    matrices = (4 if torch else 3) if shape.gated else 2
+    if shape.lora is not None and not shape.lora.adapts_mlp:
+        # A frozen product needs no input for its backward pass.
+        matrices -= 1
+        yield -2 * h / split
     yield matrices * 2 * width / t
+    if shape.lora is not None:
+        # The inner tensors of the adapters: four in attention, one for each matrix of the MLP.
+        inner = 4 + (shape.matrices if shape.lora.adapts_mlp else 0)
+        yield 2 * inner * shape.lora.rank

@@ -8,9 +8,9 @@ from functools import cached_property
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
-from dtrain.parallelism.cost.memory import Memory, memory
+from dtrain.parallelism.cost.memory import Memory, memory, stage_memory
 from dtrain.parallelism.cost.speed import Speed, speed
-from dtrain.parallelism.cost.step_time import StepTime, step_time
+from dtrain.parallelism.cost.step_time import StepTime, least_time, step_time
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -38,8 +38,18 @@ class Candidate:
         return memory(self.shape, self.layout, self.assumed)
 
     @cached_property
+    def least_memory(self) -> float:
+        """GiB of the first pipeline stage: a lower limit of the memory, and cheaper to compute."""
+        return stage_memory(self.shape, self.layout, self.assumed, 0).total
+
+    @cached_property
     def time(self) -> StepTime:
         return step_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
+
+    @cached_property
+    def least_time(self) -> float:
+        """A lower limit of the seconds of a step, which is cheaper to compute."""
+        return least_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
 
     @cached_property
     def speed(self) -> Speed:
@@ -58,4 +68,4 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.limit
+        return self.least_memory <= self.limit and self.memory.total <= self.limit

@@ -39,9 +39,27 @@ class Group:
         if self.within_host:
             return link
         side_by_side = min(self.stride, self.cluster.gpus_per_host)
-        wire = self.cluster.network * 1e9 / side_by_side
+        wire = self._wire * 1e9 / side_by_side
         network = wire * efficiency.network * size / (size + efficiency.network_half / side_by_side)
         return min(link, network)
+
+    @property
+    def _crosses_racks(self) -> bool:
+        rack = self.cluster.rack_hosts * self.cluster.gpus_per_host
+        return 0 < rack < self.size * self.stride
+
+    @property
+    def _wire(self) -> float:
+        """GB/s of one host to the next member's host.
+
+        A ring leaves each rack once. So hosts of one rack share its way out only if they belong to
+        different rings, or to the same pipeline stage: those within one stride.
+        """
+        cluster = self.cluster
+        if not self._crosses_racks:
+            return cluster.network
+        leaving = min(max(1.0, self.stride / cluster.gpus_per_host), cluster.rack_hosts)
+        return min(cluster.network, cluster.between_racks * cluster.rack_hosts / leaving)
 
     def all_gather(self, size: float) -> float:
         """Return the seconds of an all-gather of ``size`` bytes in total.
@@ -82,7 +100,13 @@ class Group:
         link = self.cluster.gpu.link * 1e9 * self.efficiency.link
         wire = self.cluster.network * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
         near = size * copies * (self.local - 1) / self.local / link
-        return self.efficiency.latency + max(near, size * others / wire)
+        seconds = max(near, size * others / wire)
+        if self._crosses_racks:
+            rack = self.cluster.rack_hosts * self.cluster.gpus_per_host
+            here = max(1.0, rack / self.stride / self.local)
+            far = size * others * (parts - here) / (parts - 1)
+            seconds = max(seconds, far / wire * self.cluster.network / self.cluster.between_racks)
+        return self.efficiency.latency + seconds
 
     def send(self, size: float) -> float:
         """Return the seconds in which one member sends ``size`` bytes to the next."""
@@ -90,5 +114,5 @@ class Group:
             return 0.0
         if self.within_host:
             return self.efficiency.latency + size / (self.cluster.gpu.link * 1e9 * 0.7)
-        wire = self.cluster.network * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
+        wire = self._wire * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
         return self.efficiency.latency + size / wire

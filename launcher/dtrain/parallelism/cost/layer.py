@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of
@@ -34,7 +35,7 @@ class Product:
         return 2.0 * self.m * self.k * self.n * self.count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kernels:
     """Computes seconds of one layer and micro-batch on one GPU, by pass and part."""
 
@@ -69,6 +70,25 @@ class Kernels:
         if shape.shared_experts:
             yield Product(n, h, widths * f * shape.shared_experts)
             yield Product(n, f * shape.shared_experts, h)
+
+    def adapters(self, *, moe: bool) -> float:
+        """Seconds of the adapters in the forward pass: thin products, and a sum with the output of
+        each adapted matrix. Matrices of 4 bits are expanded to 16 in memory first."""
+        shape, lora = self.shape, self.shape.lora
+        if lora is None:
+            return 0.0
+        n, t = self.tokens, self.layout.tensor
+        # Each adapter's inner and outer width together, over the tokens that pass through it.
+        sides = shape.adapter_parameters(moe=moe, active=True) / lora.rank / t
+        bandwidth = self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream
+        seconds = 3 * BYTES[self.assumed.precision] * n * sides / bandwidth
+        if shape.frozen_matrix_bytes:
+            held = shape.layer_parameters(moe=moe) / t
+            if moe:
+                every = shape.experts * shape.expert_parameters / t
+                held -= every * (1 - 1 / self.layout.expert)
+            seconds += (shape.frozen_matrix_bytes + 2) * held / bandwidth
+        return seconds
 
     def _projections(self) -> Iterator[Product]:
         """Yield attention's products: to queries, keys and values, and back from the heads."""
@@ -113,7 +133,15 @@ class Kernels:
         return product.count * max(busy, moved / (gpu.bandwidth * 1e9 * efficiency.stream))
 
     def weights_forward(self, *, moe: bool) -> float:
-        return sum(self.product_seconds(product) for product in self.products(moe=moe))
+        return self._moe_weights if moe else self._dense_weights
+
+    @cached_property
+    def _moe_weights(self) -> float:
+        return sum(self.product_seconds(product) for product in self.products(moe=True))
+
+    @cached_property
+    def _dense_weights(self) -> float:
+        return sum(self.product_seconds(product) for product in self.products(moe=False))
 
     def attention_flop(self) -> float:
         """FLOP of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
@@ -122,15 +150,15 @@ class Kernels:
         return 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
 
     def attention_forward(self) -> float:
-        """Seconds of attention. Flash attention runs at its share of the peak and skips the masked
-        half of the scores. Otherwise: two batched products, and the softmax's passes over the
-        score matrix."""
+        """Seconds of attention. Flash attention runs at its share of the peak and skips the half of
+        the scores that a causal mask hides. Otherwise: two batched products, and the softmax's
+        passes over the score matrix."""
         efficiency, gpu, layout = self.efficiency, self.cluster.gpu, self.layout
         peak = self._peak(self._wide)
         flop = self.attention_flop()
         if self.assumed.flash_attention:
             own = efficiency.flash2 if backend_of(layout).flash2 else 1.0
-            return flop / 2 / (peak * efficiency.attention * own)
+            return flop / (2 if self.shape.causal else 1) / (peak * efficiency.attention * own)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
         square = efficiency.scores * scores / (gpu.bandwidth * 1e9 * efficiency.stream)
         # Without flash attention's padding, Tensor Cores skip such products.
@@ -160,17 +188,31 @@ class Kernels:
         if self.shape.experts:
             # Routing, permutation and quantization: fitted to Qwen3-30B with micro-batches of 1.
             forward += 300
+        if self.shape.lora is not None:
+            forward += self.shape.lora.kernels
         recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
         return forward * (1 + 1.6 + recompute)
 
     def forward(self, *, moe: bool) -> float:
-        return self.weights_forward(moe=moe) + self.attention_forward() + self.stream_forward()
+        return (
+            self.weights_forward(moe=moe)
+            + self.adapters(moe=moe)
+            + self.attention_forward()
+            + self.stream_forward()
+        )
 
     def backward(self, *, moe: bool) -> float:
-        """Two products for each forward product; attention runs at a lower share of the peak."""
+        """Two products for each forward product, or one if its matrix is frozen; attention runs at
+        a lower share of the peak."""
         attention = self.attention_forward()
         attention *= 2.5 / 0.85 if self.assumed.flash_attention else 2.0
-        return 2 * self.weights_forward(moe=moe) + attention + 2 * self.stream_forward()
+        weights = self._products_backward * self.weights_forward(moe=moe)
+        return weights + 2 * self.adapters(moe=moe) + attention + 2 * self.stream_forward()
+
+    @property
+    def _products_backward(self) -> float:
+        """Products of the backward pass for each one of the forward pass."""
+        return 2.0 if self.shape.lora is None else 1.0
 
     def recompute(self, *, moe: bool) -> float:
         """Seconds of recomputation in the backward pass."""
@@ -187,12 +229,17 @@ class Kernels:
 
     def head_forward(self) -> float:
         """Logits and their cross-entropy in 32 bits."""
-        shape, t = self.shape, self.layout.tensor
-        product = Product(self.tokens, shape.hidden, shape.vocab / t)
-        stream = 4.0 * self.tokens * shape.vocab / t * 3
-        return self.product_seconds(product, wide=True) + stream / (
-            self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream
-        )
+        return self._head_product + self._head_stream
 
     def head_backward(self) -> float:
-        return 2 * self.head_forward()
+        return self._products_backward * self._head_product + 2 * self._head_stream
+
+    @property
+    def _head_product(self) -> float:
+        product = Product(self.tokens, self.shape.hidden, self.shape.vocab / self.layout.tensor)
+        return self.product_seconds(product, wide=True)
+
+    @property
+    def _head_stream(self) -> float:
+        stream = 4.0 * self.tokens * self.shape.vocab / self.layout.tensor * 3
+        return stream / (self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream)

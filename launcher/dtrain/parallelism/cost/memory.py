@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
@@ -11,7 +12,12 @@ from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import highest_phase as highest_sharded_phase
-from dtrain.parallelism.cost.stages import in_flight, parameters_of_stage, stage_layers
+from dtrain.parallelism.cost.stages import (
+    adapters_of_stage,
+    in_flight,
+    parameters_of_stage,
+    stage_layers,
+)
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -59,27 +65,34 @@ class Memory:
 
 def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
     """Return the memory of the fullest GPU, over all stages of the pipeline."""
-    counts = stage_layers(shape, layout)
     # Inner stages differ only in their micro-batches in flight; the second stage has the most.
     stages = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
     return max(
-        (_stage(shape, layout, assumed, counts, stage) for stage in stages),
-        key=lambda m: m.total,
+        (stage_memory(shape, layout, assumed, stage) for stage in stages), key=lambda m: m.total
     )
 
 
-def _stage(
-    shape: Shape, layout: Layout, assumed: Assumptions, counts: tuple[int, ...], stage: int
-) -> Memory:
+# A plan searches the same layouts several times, to compare its choice with others.
+@lru_cache(maxsize=1 << 16)
+def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> Memory:
+    """Return the memory of a GPU of one stage of the pipeline."""
     p, t = layout.pipeline, layout.tensor
-    layers = counts[stage]
+    layers = stage_layers(shape, layout)[stage]
     if backend_of(layout).runtime_memory:
         return _by_runtime(shape, layout, assumed, layers, stage)
     dense, experts = parameters_of_stage(shape, layout, layers, stage)
     states = _States.of(layout, assumed)
     ranks = layout.copies
     expert_replicas = max(1, ranks // layout.expert)
-    parameters = states.parameters(dense, ranks) + states.parameters(experts, expert_replicas)
+    frozen = 0.0
+    if shape.lora is not None:
+        frozen = _frozen(shape, layout, assumed, dense + experts, stage) / (
+            layout.shards if layout.shards_parameters else 1
+        )
+        dense, experts = adapters_of_stage(shape, layout, layers), 0.0
+    parameters = (
+        frozen + states.parameters(dense, ranks) + states.parameters(experts, expert_replicas)
+    )
     gradients = states.gradients(dense, ranks) + states.gradients(experts, expert_replicas)
     optimizer = states.optimizer(dense, ranks) + states.optimizer(experts, expert_replicas)
 
@@ -90,7 +103,10 @@ def _stage(
     # Logits, and their gradient in 32 bits (cross-entropy works in place on a copy).
     logits = (BYTES[assumed.precision] + 4.0) * tokens * shape.vocab / t if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
-    temporary = 6.0 * widest
+    # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
+    temporary = (
+        6.0 * widest if shape.lora is None else 2.0 * widest * bool(shape.frozen_matrix_bytes)
+    )
     gathered = 0.0
     if assumed.by_torch(layout):
         phase = highest_sharded_phase(
@@ -121,12 +137,22 @@ def _stage(
     )
 
 
+def _frozen(shape: Shape, layout: Layout, assumed: Assumptions, count: float, stage: int) -> float:
+    """Bytes of ``count`` frozen parameters on one GPU of a stage."""
+    ends = shape.embedding_parameters if stage == 0 else 0
+    if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
+        ends += shape.head_parameters
+    whole = ends / layout.tensor
+    usual = BYTES[assumed.precision]
+    return usual * whole + (shape.frozen_matrix_bytes or usual) * (count - whole)
+
+
 def _by_runtime(
     shape: Shape, layout: Layout, assumed: Assumptions, layers: int, stage: int
 ) -> Memory:
     found = Stage(shape, layout, assumed, stage, layers, in_flight(layout, stage))
     phase = highest_phase(found)
-    used = phase.total + found.weights + found.moments
+    used = sum(phase) + found.weights + found.moments
     return Memory(
         parameters=found.weights / _GIB,
         gradients=phase.gradients / _GIB,

@@ -7,7 +7,8 @@ measured with its tracker (``torch.distributed._tools.FSDPMemTracker``); all in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.activations import layer_activations
@@ -15,8 +16,7 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """Memory in use at one moment, without the sharded parameters and Adam's moments."""
 
     gradients: float = 0.0
@@ -25,10 +25,6 @@ class Phase:
     gathered: float = 0.0
     """Gathered parameters, and gradients before they are scattered."""
     temporary: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.gradients + self.activations + self.logits + self.gathered + self.temporary
 
 
 def highest_phase(
@@ -42,8 +38,8 @@ def highest_phase(
     kept = layer_activations(shape, layout, assumed)
     waiting = (held - 1) * layers * kept * _tokens(shape, layout)
     phases = _phases(shape, layout, assumed, layers, first, last)
-    highest = max(phases, key=lambda phase: phase.total)
-    return replace(highest, activations=highest.activations + waiting)
+    highest = max(phases, key=sum)
+    return highest._replace(activations=highest.activations + waiting)
 
 
 def _tokens(shape: Shape, layout: Layout) -> float:
@@ -65,8 +61,16 @@ def _phases(
     head = shape.head_parameters / t if last else 0.0
     root = head if last and not (shape.tied and first) else 0.0
     root += shape.embedding_parameters / t if first else 0.0
+    # Shares of the parameters that are trained, and bytes of a gathered parameter of a layer.
+    trained, trained_root, gathered = 1.0, 1.0, 2.0
+    if shape.lora is not None:
+        trained = shape.adapter_parameters(moe=bool(shape.experts)) / shape.layer_parameters()
+        trained_root, gathered = 0.0, shape.frozen_matrix_bytes or 2.0
+        if not layout.shards_parameters:
+            # Frozen parameters are used where they are, in 16 bits.
+            root = gathered = 0.0
     reduced = 4.0 if assumed.fp32_gradients else 2.0
-    every = 4 * (layers * shard + root / shards)
+    every = 4 * (layers * shard * trained + root * trained_root / shards)
     accumulated = every if layout.grad_accumulation > 1 else 0.0
 
     kept = layer_activations(shape, layout, assumed) * tokens
@@ -79,7 +83,7 @@ def _phases(
     # The output layer's backward pass, with its gradient and the logits in 16 bits.
     yield Phase(
         accumulated, layers * kept + ends + 2 * split * tokens, 2 * logits,
-        2 * root + 2 * head + 2 * layer,
+        2 * root + 2 * head * trained_root + gathered * layer,
     )  # fmt: skip
 
     whole = kept
@@ -87,26 +91,32 @@ def _phases(
         whole = layer_activations(shape, replace(layout, recompute="none"), assumed) * tokens
     width = shape.ffn_hidden / t
     # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
-    inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens + 2 * width * h
+    inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens
+    # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
+    inside += 2 * width * h if shape.lora is None or shape.frozen_matrix_bytes else 0.0
     recomputed = 2 * split * tokens if layout.recompute == "full" else 0.0
-    end_of_layer = 10 * split * tokens + 2 * layer
+    end_of_layer = 10 * split * tokens + 2 * layer * trained
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
         below = (layers - 1 - done) * kept
-        ahead = 2 * layer if done < layers - 1 else 0.0
+        ahead = gathered * layer if done < layers - 1 else 0.0
         working = max(inside if not recomputed else inside - recomputed + kept, end_of_layer)
         yield Phase(
-            accumulated or done * 4 * shard,
+            accumulated or done * 4 * shard * trained,
             below,
             0.0,
-            2 * root + 2 * head + 2 * layer + ahead + (reduced * layer if done else 0.0),
+            2 * root
+            + 2 * head * trained_root
+            + gathered * layer
+            + ahead
+            + (reduced * layer * trained if done else 0.0),
             working,
         )
     # The gradients of embedding and output layer are scattered last.
-    rest = accumulated or 4 * layers * shard
-    tied = 6 if shape.tied else 4
-    yield Phase(rest, 0.0, 0.0, (2 + reduced) * root)
+    rest = accumulated or 4 * layers * shard * trained
+    tied = (6 if shape.tied else 4) * trained_root
+    yield Phase(rest, 0.0, 0.0, (2 + reduced * trained_root) * root)
     yield Phase(
-        rest, 0.0, 0.0, 2 * root + reduced * layer, tied * head + 2 * split * tokens
+        rest, 0.0, 0.0, 2 * root + reduced * layer * trained, tied * head + 2 * split * tokens
     )  # fmt: skip
     # The optimizer's update works on copies of all shards (foreach).
     yield Phase(every, 0.0, 0.0, 0.0, every)

@@ -29,14 +29,33 @@ def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
     """FLOPs of forward and backward pass: 6 for each parameter in a product, plus attention.
 
     6·N + 12·L·s·heads·head_size (PaLM, arXiv 2204.02311, appendix B), half of the second term
-    with a causal mask. The input embedding is a lookup without FLOPs.
+    with a causal mask. The input embedding is a lookup without FLOPs. A frozen matrix has no
+    gradient of its own, so it counts 4.
     """
-    products = shape.active_parameters - shape.embedding_parameters
+    forward = _forward_per_token(shape, causal=causal)
+    if shape.lora is None:
+        return 3.0 * forward
+    trained = 2.0 * _active_adapters(shape)
+    return 2.0 * forward + _attention(shape, causal=causal) + trained
+
+
+def _forward_per_token(shape: Shape, *, causal: bool) -> float:
+    products = shape.active_parameters - shape.embedding_parameters + _active_adapters(shape)
     if shape.tied:
         products += shape.head_parameters
+    return 2.0 * products + _attention(shape, causal=causal)
+
+
+def _active_adapters(shape: Shape) -> int:
+    moe = shape.moe_layers * shape.adapter_parameters(moe=True, active=True)
+    return moe + (shape.layers - shape.moe_layers) * shape.adapter_parameters(moe=False)
+
+
+def _attention(shape: Shape, *, causal: bool) -> float:
+    """FLOPs of one token's attention in the forward pass."""
     width = shape.head_size + (shape.value_head_size or shape.head_size)
-    attention = 6.0 * shape.layers * shape.seq_len * shape.heads * width
-    return 6.0 * products + (attention / 2 if causal else attention)
+    every = 2.0 * shape.layers * shape.seq_len * shape.heads * width
+    return every / 2 if causal and shape.causal else every
 
 
 def speed(
@@ -46,12 +65,12 @@ def speed(
     tokens = layout.global_batch * shape.seq_len / layout.world_size / seconds
     peak = cluster.gpu.peak(assumed.precision) * 1e12
     flop = flop_per_token(shape)
-    head = 6.0 * shape.head_parameters
-    recomputed = {"none": 0.0, "selective": 0.0, "full": (flop - head) / 3}[layout.recompute]
+    again = _forward_per_token(shape, causal=False) - 2.0 * shape.head_parameters
+    recomputed = {"none": 0.0, "selective": 0.0, "full": again}[layout.recompute]
     if layout.recompute == "selective" and assumed.by_torch(layout):
-        recomputed = (flop - head) / 6
+        recomputed = again / 2
     elif layout.recompute == "selective" and not assumed.flash_attention:
-        recomputed = (flop - flop_per_token(shape, causal=True)) * 2 / 3
+        recomputed = _attention(shape, causal=False)
     return Speed(
         tokens_per_s_per_gpu=tokens,
         model_tflops_per_gpu=tokens * flop / 1e12,

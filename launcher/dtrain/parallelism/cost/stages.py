@@ -19,13 +19,18 @@ def stage_layers(shape: Shape, layout: Layout) -> tuple[int, ...]:
     """
     stages = layout.pipeline
     if backend_of(layout).runtime_memory:
-        each, left = divmod(shape.layers, stages)
-        middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
-        favoured = set(middle_first[:left])
-        return tuple(each + (stage in favoured) for stage in range(stages))
+        return _alike(shape.layers, stages)
     ends = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
     layer = (shape.active_parameters - ends) / shape.layers
     return _spread(shape.layers, stages, shape.head_parameters / layer)
+
+
+@lru_cache(maxsize=4096)
+def _alike(layers: int, stages: int) -> tuple[int, ...]:
+    each, left = divmod(layers, stages)
+    middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
+    favoured = set(middle_first[:left])
+    return tuple(each + (stage in favoured) for stage in range(stages))
 
 
 @lru_cache(maxsize=4096)
@@ -48,7 +53,7 @@ def parameters_of_stage(
     shape: Shape, layout: Layout, layers: int, stage: int
 ) -> tuple[float, float]:
     """Parameters on one GPU of a stage of ``layers``: all but the experts', and the experts'."""
-    moe = layers * shape.moe_layers / shape.layers
+    moe = _moe_layers(shape, layout, layers, stage)
     every = shape.experts * shape.expert_parameters
     dense = moe * (shape.layer_parameters(moe=True) - every)
     dense += (layers - moe) * shape.layer_parameters(moe=False)
@@ -57,6 +62,25 @@ def parameters_of_stage(
     if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
         dense += shape.head_parameters
     return dense / layout.tensor, moe * every / layout.expert / layout.tensor
+
+
+def _moe_layers(shape: Shape, layout: Layout, layers: int, stage: int) -> float:
+    """Number of a stage's layers with experts. Dense layers are the first of the model, if they are
+    few: Llama 4 Maverick alternates instead."""
+    if not shape.experts or 2 * shape.dense_layers >= shape.layers:
+        return layers * shape.moe_layers / shape.layers
+    piece = layers / layout.virtual_pipeline
+    return layers - min(piece, max(0.0, shape.dense_layers - stage * piece))
+
+
+def adapters_of_stage(shape: Shape, layout: Layout, layers: int) -> float:
+    """Parameters of the adapters on one GPU of a stage of ``layers``."""
+    moe = layers * shape.moe_layers / shape.layers
+    count = (layers - moe) * shape.adapter_parameters(moe=False)
+    if moe:
+        elsewhere = shape.experts * (1 - 1 / layout.expert) * shape.expert_adapter_parameters
+        count += moe * (shape.adapter_parameters(moe=True) - elsewhere)
+    return count / layout.tensor
 
 
 def in_flight(layout: Layout, stage: int) -> float:

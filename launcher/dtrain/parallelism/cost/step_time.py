@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
@@ -11,10 +12,14 @@ from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import BYTES, Kernels
-from dtrain.parallelism.cost.runtime_memory import Stage
-from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
+from dtrain.parallelism.cost.runtime_layer import runtime_layer
+from dtrain.parallelism.cost.stages import (
+    adapters_of_stage,
+    parameters_of_stage,
+    stage_layers,
+)
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import BackendName, Layout, Recompute
 
 LAUNCHES = 100
 """Approximate number of kernels of one micro-batch outside of the layers."""
@@ -64,6 +69,8 @@ class _Layer:
     tensor: float
     context: float
     expert: float
+    head: float
+    """Of the output layer and the loss, which only the last stage has."""
 
     @property
     def total(self) -> float:
@@ -75,20 +82,21 @@ def step_time(
 ) -> StepTime:
     """Return the time of one step of ``layout.global_batch`` sequences."""
     kernels = Kernels(efficiency, cluster, shape, layout, assumed)
-    layer = _layer(kernels)
-    head = kernels.head_forward() + kernels.head_backward()
+    layer = _layer_of(kernels)
+    head = layer.head
     m, p = layout.grad_accumulation, layout.pipeline
 
     counts = stage_layers(shape, layout)
-    stages = [count * layer.total for count in counts]
+    each = layer.total
+    stages = [count * each for count in counts]
     stages[-1] += head
-    slowest = max(range(p), key=lambda stage: stages[stage])
+    slowest = stages.index(max(stages))
     # If kernels are shorter than their launches, the host is the bottleneck.
     host = (counts[slowest] * kernels.launches() + LAUNCHES) * efficiency.launch
     waiting = max(0.0, host - stages[slowest])
     # All stages wait for the slowest one, and at both ends of the step for all other stages:
     # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
-    others = sum(max(stage, host) for stage in stages) - max(stages[slowest], host)
+    others = sum([max(stage, host) for stage in stages]) - max(stages[slowest], host)
     bubble = BUBBLE.get(layout.schedule, 1.0) * others / layout.virtual_pipeline
 
     layers = counts[slowest]
@@ -108,8 +116,61 @@ def step_time(
     )
 
 
-def _layer(kernels: Kernels) -> _Layer:
-    shape, layout = kernels.shape, kernels.layout
+def least_time(
+    shape: Shape, layout: Layout, cluster: GpuCluster, efficiency: Efficiency, assumed: Assumptions
+) -> float:
+    """Return a lower limit of the time of a step: its layers in the pipeline, and nothing else."""
+    layer = _layer_of(Kernels(efficiency, cluster, shape, layout, assumed))
+    most = max(stage_layers(shape, layout))
+    idle = BUBBLE.get(layout.schedule, 1.0) * (shape.layers - most) / layout.virtual_pipeline
+    return layer.total * (layout.grad_accumulation * most + idle)
+
+
+def _layer_of(kernels: Kernels) -> _Layer:
+    """Return the time of a layer, which layouts share that differ in stages and data ranks only."""
+    layout = kernels.layout
+    return _layer(
+        kernels.efficiency,
+        kernels.cluster,
+        kernels.shape,
+        kernels.assumed,
+        layout.backend,
+        layout.tensor,
+        layout.context,
+        layout.expert,
+        layout.micro_batch,
+        layout.recompute,
+        layout.sequence_parallel,
+        layout.shards_parameters,
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _layer(
+    efficiency: Efficiency,
+    cluster: GpuCluster,
+    shape: Shape,
+    assumed: Assumptions,
+    backend: BackendName,
+    tensor: int,
+    context: int,
+    expert: int,
+    micro_batch: int,
+    recompute: Recompute,
+    sequence_parallel: bool,
+    shards_parameters: bool,
+) -> _Layer:
+    layout = Layout(
+        backend=backend,
+        tensor=tensor,
+        context=context,
+        expert=expert,
+        micro_batch=micro_batch,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        sharding="full" if shards_parameters else "none",
+    )
+    kernels = Kernels(efficiency, cluster, shape, layout, assumed)
     moe = shape.moe_layers / shape.layers
 
     def mean(cost: Callable[..., float]) -> float:
@@ -122,6 +183,7 @@ def _layer(kernels: Kernels) -> _Layer:
         tensor=_tensor(kernels),
         context=_context(kernels),
         expert=moe * _expert(kernels) if layout.expert > 1 else 0.0,
+        head=kernels.head_forward() + kernels.head_backward(),
     )
 
 
@@ -134,8 +196,8 @@ def _copies_to_host(kernels: Kernels, counts: tuple[int, ...], stage: int) -> fl
     layout = kernels.layout
     if not layout.offload_activations or layout.tensor > 1:
         return 0.0
-    held = Stage(kernels.shape, layout, kernels.assumed, stage, counts[stage], 1)
-    return 2 * counts[stage] * held.saved("none") / PCIE
+    layer = runtime_layer(kernels.shape, layout, kernels.assumed)
+    return 2 * counts[stage] * layer.saved("none") / PCIE
 
 
 def _activation(kernels: Kernels) -> float:
@@ -216,6 +278,10 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     shards = layout.shards
     # Copies of an expert are on every ``expert``-th rank only.
     expert_replicas = max(1, ranks // layout.expert)
+    frozen = 0.0
+    if shape.lora is not None:
+        frozen = dense + experts
+        dense, experts = adapters_of_stage(shape, layout, layers), 0.0
     # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
     halved = layout.reduce == "bf16" or not kernels.assumed.fp32_gradients
     gradient = 2 if halved else 4
@@ -238,7 +304,17 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     ):
         if count and size > 1:
             traffic += _traffic(kernels, count, size, apart, gradient, layers)
+    if frozen and layout.shards_parameters:
+        traffic += _gathers(kernels, frozen, layers)
     return max(traffic - efficiency.overlap * busy, efficiency.exposed_data * traffic), optimizer
+
+
+def _gathers(kernels: Kernels, frozen: float, layers: int) -> float:
+    """Seconds to gather ``frozen`` parameters for all passes of a step; they have no gradients."""
+    layout = kernels.layout
+    group = Group(kernels.cluster, kernels.efficiency, layout.shards, layout.tensor)
+    size = (kernels.shape.frozen_matrix_bytes or 2) * frozen / (layers + 1)
+    return layout.grad_accumulation * 2 * (layers + 1) * group.all_gather(size)
 
 
 def _traffic(

@@ -67,10 +67,12 @@ class _Kind:
     tied: bool = False
     learned_positions: bool = False
     dropout: bool = False
+    causal: bool = True
     defaults: Mapping[str, Any] | None = None
     """Defaults of keys that files of this type often omit."""
 
 
+_BERT = _Kind(gated=False, tied=True, learned_positions=True, dropout=True, causal=False)
 _KINDS: Mapping[str, _Kind] = {
     "gpt2": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
     "gpt_bigcode": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
@@ -101,6 +103,8 @@ _KINDS: Mapping[str, _Kind] = {
     "cohere": _Kind(tied=True),
     "cohere2": _Kind(tied=True),
     "bitnet": _Kind(),
+    "bert": _BERT,
+    "roberta": _BERT,
 }
 """Types that differ from Llama's gated MLP, separate output layer and rotary positions."""
 
@@ -108,8 +112,6 @@ _FOUR_TIMES = {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "falcon", "gptj", "cod
 """Types whose MLP defaults to four times the hidden size."""
 
 _OTHER_THINGS = {
-    "bert": "an encoder",
-    "roberta": "an encoder",
     "deberta-v2": "an encoder",
     "vit": "an encoder of images",
     "t5": "an encoder with a decoder",
@@ -148,8 +150,8 @@ def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> S
     have a dense MLP are taken to be the first, whichever they are.
 
     Raises:
-        UsageError: the text is not JSON, does not describe a decoder-only transformer, or lacks a
-            size; names the key.
+        UsageError: the text is not JSON, does not describe a stack of equal transformer layers, or
+            lacks a size; names the key.
     """
     values = json_file.parse(text, where, "give the config.json of a Hugging Face model")
     if not isinstance(values, dict):
@@ -219,6 +221,7 @@ class _Config:
             learned_positions=self.kind.learned_positions
             or self.get(("position_embedding_type",)) == "learned",
             dropout=self.dropout,
+            causal=self.kind.causal,
             experts=experts,
             experts_per_token=chosen,
             shared_experts=self.shared_experts(ffn) if experts else 0,
@@ -242,7 +245,7 @@ class _Config:
         if thing:
             raise UsageError(
                 f"{self.where}: {self.model_type or 'this model'} is {thing}; dtrain plans "
-                f"decoder-only transformers",
+                f"stacks of equal transformer layers",
                 hint="plan for a similar size: `model_size`, or `layers`, `hidden`, `heads`",
             )
 
@@ -333,6 +336,7 @@ class _Config:
         value = self.get(names, 0)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
+        # Some files give a value for each layer.
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+
+from dtrain.parallelism.model.adapters import NF4, Lora
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder-only transformer.
+    """A stack of equal transformer layers: a decoder, or an encoder.
 
     All sizes are numbers of elements. ``ffn_hidden`` is the inner width of one MLP: the dense
     one, or each expert.
@@ -52,7 +54,19 @@ class Shape:
     """The rotary part of ``head_size``, whose keys all heads share under MLA."""
     value_head_size: int = 0
     """Elements of one head's values, if not ``head_size``; else 0."""
+    causal: bool = True
+    """Whether a token sees only the tokens before it; False for encoders (BERT, ViT)."""
     name: str = ""
+    lora: Lora | None = None
+    """The adapters, if only they are trained."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # A search looks up costs of the same shape thousands of times.
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def attention_parameters(self) -> int:
@@ -138,6 +152,52 @@ class Shape:
     @property
     def _outside_mlp(self) -> int:
         return self.attention_parameters + self.norm_parameters + self.bias_parameters
+
+    def adapter_parameters(self, *, moe: bool, active: bool = False) -> int:
+        """Parameters of one layer's adapters; with ``active``, those that one token uses."""
+        lora, h = self.lora, self.hidden
+        if lora is None:
+            return 0
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        values = self.heads * (self.value_head_size or self.head_size)
+        sides = [(h, queries), (h, keys), (h, keys), (values, h)]
+        if self.kv_rank:
+            down = self.kv_rank + self.rope_head_size
+            unrotated = queries - self.heads * self.rope_head_size
+            sides = [(h, down), (self.kv_rank, unrotated + values), (values, h)]
+            sides += (
+                [(h, self.query_rank), (self.query_rank, queries)]
+                if self.query_rank
+                else [(h, queries)]
+            )
+        adapters = lora.rank * sum(map(sum, sides))
+        if moe:
+            copies = (self.experts_per_token if active else self.experts) + self.shared_experts
+            return adapters + copies * self.expert_adapter_parameters
+        if lora.adapts_mlp:
+            dense = (self.dense_ffn_hidden if self.experts else 0) or self.ffn_hidden
+            adapters += lora.rank * self.matrices * (h + dense)
+        return adapters
+
+    @property
+    def expert_adapter_parameters(self) -> int:
+        """Parameters of the adapters of one expert."""
+        if self.lora is None or not self.lora.adapts_mlp:
+            return 0
+        return self.lora.rank * self.matrices * (self.hidden + self.ffn_hidden)
+
+    @cached_property
+    def trained_parameters(self) -> int:
+        """Parameters with gradients and optimizer states: all, or the adapters' only."""
+        if self.lora is None:
+            return self.parameters
+        dense = (self.layers - self.moe_layers) * self.adapter_parameters(moe=False)
+        return dense + self.moe_layers * self.adapter_parameters(moe=True)
+
+    @property
+    def frozen_matrix_bytes(self) -> float:
+        """Bytes of a frozen parameter of a layer that is stored in fewer bits; 0 if none is."""
+        return NF4 if self.lora is not None and self.lora.base_bits == 4 else 0.0
 
     @cached_property
     def embedding_parameters(self) -> int:

@@ -12,7 +12,7 @@ from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.search import search
+from dtrain.parallelism.search import fastest
 from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
 
@@ -228,14 +228,13 @@ class _Job:
 
     def torch(self) -> Candidate | None:
         efficiency = of_family(self.cluster.gpu.family)
-        found = search(
+        return fastest(
             self.shape,
             self.cluster,
             efficiency,
             global_batch=self.global_batch,
             precision=self.precision,
         )
-        return found.layouts[0] if found.layouts else None
 
     def sentence(
         self,

@@ -1,0 +1,36 @@
+"""Low-rank adapters of a frozen model (LoRA, arXiv 2106.09685; QLoRA, arXiv 2305.14314)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Targets = Literal["all", "attention"]
+
+NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Bytes of a 4-bit weight: 4 bits, an 8-bit scale for each 64 weights, and a 32-bit scale for each
+256 of those (QLoRA, section 3, double quantization)."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters beside matrices of each layer. Only they are trained, everything else is frozen.
+
+    An adapter of an m × n matrix is an m × rank and a rank × n matrix.
+    """
+
+    rank: int
+    targets: Targets = "all"
+    """``attention``: queries, keys, values and output; ``all``: those and the MLP's matrices."""
+    base_bits: Literal[16, 4] = 16
+    """Bits of a frozen matrix of a layer; embeddings, norms and output layer keep 16."""
+
+    @property
+    def adapts_mlp(self) -> bool:
+        return self.targets == "all"
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that adapters add to a layer's forward pass: two products, a scale and a sum for
+        each of two (fused) matrices of attention and two of the MLP."""
+        return 16 if self.adapts_mlp else 8

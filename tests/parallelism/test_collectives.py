@@ -1,0 +1,116 @@
+"""The equations of collectives and of the micro-batches in flight, with numbers that make them easy
+to check by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.stages import in_flight, stage_layers
+from dtrain.parallelism.model.models import model
+from dtrain.runtime.layout import Layout
+
+# Links of 100 GB/s between the 8 GPUs of a host; 40 GB/s between hosts.
+CLUSTER = GpuCluster(replace(gpu("a100-80gb"), link=100.0), 64, 8, 40.0)
+MADE = Efficiency(
+    link=0.5, link_half=1e6, network=0.5, network_half=8e6, latency=1e-3, hop=1e-4, bucket=1e6
+)
+
+
+def group(size: int, stride: int) -> Group:
+    return Group(CLUSTER, MADE, size, stride)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "local"), [(8, 1, 8), (4, 2, 4), (8, 8, 1), (16, 1, 8), (16, 2, 4)]
+)
+def test_members_in_one_host(size: int, stride: int, local: int) -> None:
+    assert group(size, stride).local == local
+    assert group(size, stride).within_host is (local == size)
+
+
+def test_bandwidth() -> None:
+    # Half of the link, and half of that for messages of `link_half`.
+    assert group(8, 1).bandwidth(1e6) == pytest.approx(25e9)
+    # Half of the network, which a host's 8 groups share; so is the size of half the speed.
+    assert group(8, 8).bandwidth(1e6) == pytest.approx(40e9 / 8 / 2 / 2)
+    assert group(16, 1).bandwidth(8e6) == pytest.approx(40e9 / 2 / 2)
+    # A link that is slower than the network.
+    slow = replace(CLUSTER, gpu=replace(CLUSTER.gpu, link=10.0))
+    assert Group(slow, MADE, 16, 1).bandwidth(1e12) == pytest.approx(5e9, rel=1e-4)
+
+
+def test_a_ring() -> None:
+    one, inside, across = group(1, 1), group(8, 1), group(64, 1)
+    assert one.all_gather(1e6) == inside.all_gather(0) == 0
+    assert inside.all_gather(1e6) == pytest.approx(1e-3 + 7 / 8 * 1e6 / 25e9)
+    # Eight hosts: three doublings.
+    gathered = across.all_gather(8e6)
+    assert gathered == pytest.approx(1e-3 + 3e-4 + 63 / 64 * 8e6 / 10e9)
+    assert across.all_reduce(8e6) == pytest.approx(2 * gathered)
+    assert inside.in_buckets(inside.all_gather, 4e6) == pytest.approx(4 * inside.all_gather(1e6))
+    assert inside.in_buckets(inside.all_gather, 1e5) == pytest.approx(inside.all_gather(1e5))
+
+
+def test_tokens_to_experts() -> None:
+    assert group(1, 1).exchange(1e6, 2) == group(8, 1).exchange(0, 2) == 0
+    assert group(8, 1).exchange(1e6, 2) == pytest.approx(1e-3 + 2e6 * 7 / 8 / 50e9)
+    # Two copies to two hosts: half of the members are elsewhere, so 3 of 4 tokens leave the host.
+    assert group(16, 1).exchange(1e6, 2) == pytest.approx(1e-3 + 0.75e6 / (40e9 / 2 / 8))
+
+
+def test_one_member_to_the_next() -> None:
+    assert group(1, 1).send(1e6) == group(8, 1).send(0) == 0
+    assert group(8, 1).send(1e6) == pytest.approx(1e-3 + 1e6 / 70e9)
+    assert group(8, 8).send(1e6) == pytest.approx(1e-3 + 1e6 / (40e9 / 2 / 8))
+
+
+def test_an_oversubscribed_network_between_racks() -> None:
+    # Two hosts in a rack, each with 5 of 40 GB/s to other racks.
+    racks = replace(CLUSTER, rack_hosts=2, between_racks=5.0)
+    inside = Group(racks, MADE, 16, 1)
+    assert inside.bandwidth(8e6) == group(16, 1).bandwidth(8e6)
+    assert inside.exchange(1e6, 1) == group(16, 1).exchange(1e6, 1)
+    # A ring leaves its rack once: it has the share of both hosts.
+    assert Group(racks, MADE, 64, 1).bandwidth(8e6) == pytest.approx(10e9 / 2 / 2)
+    enough = replace(racks, between_racks=20.0)
+    assert Group(enough, MADE, 64, 1).bandwidth(8e6) == group(64, 1).bandwidth(8e6)
+    # A stage of two hosts sends to the next rack.
+    assert Group(racks, MADE, 4, 16).send(1e6) == pytest.approx(1e-3 + 1e6 / (5e9 / 2 / 8))
+    # Of the tokens that leave a host, two of three go to the other rack.
+    assert Group(racks, MADE, 32, 1).exchange(1e6, 1) == pytest.approx(
+        1e-3 + 0.75e6 * 2 / 3 / (5e9 / 2 / 8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual", "held"),
+    [
+        ("gpipe", 1, [16, 16, 16, 16]),
+        ("1f1b", 1, [4, 3, 2, 1]),
+        ("zb-2p", 1, [8, 6, 4, 2]),
+        ("zb-v", 1, [4, 4, 4, 4]),
+        ("1f1b", 2, [5.5, 4.5, 3.5, 2.5]),
+    ],
+)
+def test_micro_batches_in_flight(schedule: str, virtual: int, held: list[float]) -> None:
+    layout = Layout(
+        backend="megatron", pipeline=4, virtual_pipeline=virtual, schedule=schedule,  # type: ignore[arg-type]
+        grad_accumulation=16,
+    )  # fmt: skip
+    assert [in_flight(layout, stage) for stage in range(4)] == held
+    # Never more than a step has.
+    few = replace(layout, grad_accumulation=2)
+    assert [in_flight(few, stage) for stage in range(4)] == [min(2, each) for each in held]
+
+
+def test_layers_of_uneven_stages() -> None:
+    shape = replace(model("llama-3-8b"), layers=10)
+    # The runtime gives inner stages one more. Elsewhere the ends, which do more, get fewer.
+    assert stage_layers(shape, Layout(pipeline=4)) == (2, 3, 3, 2)
+    assert stage_layers(shape, Layout(pipeline=5)) == (2, 2, 2, 2, 2)
+    assert stage_layers(shape, Layout(backend="megatron", pipeline=4)) == (3, 3, 3, 1)

@@ -1,0 +1,164 @@
+"""Plans with measurements of the machines: `dtrain plan FILE --probe`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain import api
+from dtrain.checks.evidence import Evidence
+from dtrain.checks.probe import probe
+from dtrain.diagnostics import PrepareError, UsageError
+from dtrain.launchplan.plan import build
+from dtrain.messages import facts
+from dtrain.messages.decode import decode
+from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.hardware import gpu
+from dtrain.parallelism.cluster.probe import Probe
+from dtrain.plan_request import PlanRequest
+from dtrain.planning import pose
+from dtrain.spec.load import parse
+
+TEXT = """
+cluster: {hosts: [a, b], gpus: 0, slots: 2, transport: local}
+job: {framework: torch, script: train.py}
+"""
+SIZE = 64 << 20
+
+
+def compute(speed: float = 1.0, device: str = "cpu") -> dict[str, Any]:
+    rows = [[1024, 0.04 * speed], [2048, 0.05 * speed]]
+    return {
+        "device": device,
+        "memory": 8 << 30,
+        "precision": {"bfloat16": [[1024, 0.01], [2048, 0.02]], "float32": rows},
+        "copy": 10e9,
+        "attention": 0.02,
+    }
+
+
+def report(rank: int, **computed: Any) -> dict[str, Any]:
+    found = {
+        "failed": "",
+        "backend": "gloo",
+        "all": [[SIZE, 0.5]],
+        "inside": [[SIZE, 0.1]],
+        "pairs": [],
+        "compute": compute(**computed),
+    }
+    return {**decode(facts.MEASURED, found, "said"), "rank": rank}
+
+
+def evidence(*reports: dict[str, Any], **fields: Any) -> Evidence:
+    plan = build(parse(TEXT, "cluster.yaml"), port=29500)
+    half = len(reports) // 2
+    return Evidence(plan, (), bandwidth={"a": reports[:half], "b": reports[half:]}, **fields)
+
+
+def measured() -> Probe:
+    return probe(evidence(*map(report, range(3)), report(3, speed=0.5)))
+
+
+def test_the_slowest_rank_counts() -> None:
+    found = measured()
+    assert found.per_host == 2
+    assert found.products["fp32"] == ((1024, 0.02), (2048, 0.025))
+    assert found.memory == 8
+    # Bus bandwidth: 2·(n−1)/n of the bytes, over 2 and over 4 ranks.
+    assert found.link == pytest.approx(SIZE / 0.1 / 1e9)
+    assert found.network == pytest.approx(1.5 * SIZE / 0.5 / 1e9)
+
+
+def test_a_rank_that_failed_or_differs_is_named() -> None:
+    failed = {"failed": "import", "error": "No module named 'torch'", "rank": 1}
+    with pytest.raises(PrepareError, match="b: measuring its speed: No module named 'torch'"):
+        probe(evidence(report(0), failed))
+    with pytest.raises(PrepareError, match=r"b: .*it has A40, and a has cpu"):
+        probe(evidence(report(0), report(1, device="A40")))
+    lost = PrepareError("b", "checking the host", "no answer")
+    with pytest.raises(PrepareError, match="no answer"):
+        probe(evidence(report(0), report(1), failures=(lost,)))
+
+
+def test_hosts_with_different_numbers_of_ranks_are_refused() -> None:
+    with pytest.raises(PrepareError, match=r"b: .*it has 2 ranks, and a has 1"):
+        probe(evidence(*map(report, range(3))))
+
+
+def test_ranks_without_a_common_product_are_refused() -> None:
+    other = report(1)
+    other["compute"]["precision"] = {"float32": ((512, 0.1),)}
+    with pytest.raises(PrepareError, match="no matrix products of the same sizes"):
+        probe(evidence(report(0), other))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_cpus_are_planned_with_what_they_compute(file: Path) -> None:
+    found = measured()
+    request = PlanRequest(file=file, model_size="20M", seq_len=256, probe=True)
+    question = pose(request, probe=found)
+    cluster = question.cluster
+    assert (cluster.gpu.name, cluster.gpus, cluster.gpus_per_host) == ("cpu", 4, 2)
+    # 16 bits are slower here, so they are no choice.
+    assert (question.precision, cluster.gpu.flops) == ("fp32", {"fp32": 0.025})
+    best = question.answer().best
+    # All arithmetic at the measured peak is a lower limit of the step.
+    least = 6 * question.shape.parameters * question.global_batch * 256 / 4 / 0.025e12
+    assert least < best.time.total < 20 * least
+
+
+def test_gpus_are_compared_with_the_catalogue() -> None:
+    h100 = gpu("h100-80gb")
+    rows = tuple((size, 700.0) for size in (4096, 8192))
+    found = replace(
+        measured(), device="NVIDIA H100 80GB HBM3", products={"bf16": rows}, copy=2680.0
+    )
+    shown = {one.what: one for one in found.measurements(h100, 400.0)}
+    assert shown["matrix products in bf16"].catalogue == 989
+    assert shown["memory bandwidth"].catalogue == 3350
+    table = found.calibration(h100, of_family("hopper"))
+    assert table["constants"]["stream"] == pytest.approx(0.8)
+    assert table["gemm"][0] == {"m": 4096, "k": 4096, "n": 4096, "tflops": 700.0}
+
+
+def test_a_gpu_without_bf16_is_measured_in_fp16() -> None:
+    v100 = gpu("v100-32gb")
+    reports = [report(rank, device="Tesla V100-SXM2-32GB") for rank in range(2)]
+    for one in reports:
+        one["compute"]["precision"] = {"float16": ((8192, 100.0),), "float32": ((8192, 14.0),)}
+        one["compute"]["attention"] = 25.0
+    table = probe(evidence(*reports)).calibration(v100, of_family("volta"))
+    assert table["gemm"] == [{"m": 8192, "k": 8192, "n": 8192, "tflops": 100.0}]
+    # The share of 125 TFLOP/s in 16 bits, with a kernel that has half of FlashAttention's speed.
+    assert table["constants"]["attention"] == pytest.approx(25 / 125 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "message"),
+    [
+        (TEXT, {"file": None}, "no file names them"),
+        (TEXT, {"calibrate": Path("a.json")}, "keep one|both measurements"),
+        (TEXT.replace("torch", "tensorflow"), {}, "measures with torch"),
+        (
+            "cluster: {slurm: {}, nodes: 2, gpus: 8}\njob: {framework: torch, script: a.py}\n",
+            {},
+            "needs hosts by name",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    file: Path, text: str, change: dict[str, Any], message: str
+) -> None:
+    file.write_text(text)
+    request = PlanRequest(file=file, model_size="7B", probe=True)
+    with pytest.raises(UsageError, match=message):
+        api.plan(replace(request, **change), strategies=True)

@@ -1,0 +1,68 @@
+"""The search finds the best layout without the costs of all layouts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from dtrain.parallelism.constraints import divisors
+from dtrain.parallelism.question import Question
+from dtrain.parallelism.search import Plan
+from dtrain.plan_request import PlanRequest
+from dtrain.planning import pose
+
+QUESTIONS = {
+    "pipelines": PlanRequest(model_size="30B", gpus=16),
+    "megatron": PlanRequest(model_size="30B", gpus=16, backend="megatron"),
+    "experts": PlanRequest(model="qwen3-30b-a3b", gpus=8, gpu="h100", backend="torchtitan"),
+    "offload": PlanRequest(model_size="70B", gpus=8, gpu="h100", fixed={"micro_batch": 1}),
+    "nothing fits": PlanRequest(model_size="70B", gpus=2),
+}
+
+
+@pytest.fixture(scope="module", params=QUESTIONS)
+def question(request: pytest.FixtureRequest) -> Question:
+    return pose(QUESTIONS[request.param])
+
+
+@pytest.fixture(scope="module")
+def plan(question: Question) -> Plan:
+    return question.search()
+
+
+def test_lower_limits_are_below_the_costs(plan: Plan) -> None:
+    for one in (*plan.fitting, *(group.example for group in plan.rejected)):
+        assert one.least_time <= one.time.total * (1 + 1e-12)
+        assert one.least_memory <= one.memory.total
+
+
+def test_layouts_are_ranked_by_time_and_simplicity(plan: Plan) -> None:
+    ranked = list(plan.ranked())
+    assert set(map(id, ranked)) == set(map(id, plan.fitting))
+    for one, other in pairwise(ranked):
+        # Each of the seven kinds of parallelism counts as 0.3 %.
+        assert one.time.total <= other.time.total * (1 + 7 * 0.003)
+    assert plan.best is (ranked[0] if ranked else None)
+
+
+def test_the_fastest_layout_is_that_of_the_whole_search(question: Question, plan: Plan) -> None:
+    best = question.fastest()
+    assert (best and best.layout) == (plan.best and plan.best.layout)
+
+
+def test_divisors() -> None:
+    assert divisors(1) == (1,)
+    assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
+    # A step may have a billion sequences.
+    assert divisors(999_999_937) == (1, 999_999_937)
+
+
+def test_the_example_of_rejected_layouts_is_the_smallest(question: Question) -> None:
+    whole = question.search(offload=False)
+    for group in whole.rejected:
+        layout = group.example.layout
+        alike = {"tensor": layout.tensor, "pipeline": layout.pipeline, "sharding": layout.sharding}
+        for other in question.search(**alike, context=layout.context, offload=False).rejected:
+            if other.reason == group.reason:
+                assert group.example.memory.total <= other.example.memory.total
