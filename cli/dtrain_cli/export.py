@@ -7,13 +7,13 @@ the goodput and writes the file. A failure to export never ends the run.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from socket import AF_INET6
+from socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import DtrainError, UsageError
@@ -27,6 +27,8 @@ from dtrain_cli.views import open_metrics
 from dtrain_cli.views.open_metrics import Metrics
 
 if TYPE_CHECKING:
+    from dtrain.failures.stalls import Stall
+    from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.messages.telemetry import Sample
 
@@ -117,11 +119,15 @@ class Exports(NullObserver):
         if self._folder is not None:
             self._scalars = _event_writer()(str(self._folder / run))
 
+    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        self.started(run, plan, folder)
+
     def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
         with self._lock:
             self._metrics.attempt = attempt
             for known in (self._metrics.states, self._metrics.progress, self._metrics.samples):
                 known.clear()
+            self._metrics.slow = self._metrics.stall = None
             self._pace = Pace()
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
@@ -131,6 +137,14 @@ class Exports(NullObserver):
     def telemetry(self, host: str, sample: Sample) -> None:
         with self._lock:
             self._metrics.samples[host] = sample
+
+    def stragglers(self, found: Straggler | None) -> None:
+        with self._lock:
+            self._metrics.slow = found
+
+    def stall(self, found: Stall | None) -> None:
+        with self._lock:
+            self._metrics.stall = found
 
     def progress(self, host: str, report: Progress) -> None:
         with self._lock:
@@ -180,14 +194,18 @@ class Exports(NullObserver):
 
 def _write(path: Path, content: str) -> None:
     """Replace a file, so that a reader never sees half of it. Raises UsageError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = None
     try:
-        draft.write_text(content, encoding="utf-8")
+        # A name that nobody can guess: other users may write to the folder.
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            draft = Path(file.name)
+            file.write(content.encode())
         draft.chmod(0o644)
         draft.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
+        if draft is not None:
+            with contextlib.suppress(OSError):
+                draft.unlink()
         raise UsageError(f"--metrics-file {path}: cannot write: {error.strerror}") from None
 
 
@@ -221,7 +239,9 @@ def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
             """A client that goes away is none."""
 
         def server_bind(self) -> None:
-            # HTTPServer asks DNS for the name of the address.
+            # HTTPServer asks DNS for the name of the address. The next launch may use the port at
+            # once.
+            self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
             self.socket.bind(self.server_address)
             self.server_address = self.socket.getsockname()
 

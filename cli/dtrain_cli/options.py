@@ -25,7 +25,7 @@ def as_options(text: str) -> str:
 
     def option(match: re.Match[str]) -> str:
         name, _, value = match.groups()
-        if name not in known and name not in ("rendezvous", "bandwidth"):
+        if name not in known and name not in ("rendezvous", "bandwidth", "calibrate_run"):
             return match[0]
         name = name.replace("_", "-")
         if value in (None, "True"):

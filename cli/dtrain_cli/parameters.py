@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,4 +23,16 @@ Fold = Annotated[
 ]
 ShowAs = Annotated[
     Display | None, typer.Option(help="How to show the run; default: live on a terminal.")
+]
+MetricsPort = Annotated[
+    str | None,
+    typer.Option(help="Serve OpenMetrics on this port of 127.0.0.1.", metavar="[ADDRESS:]PORT"),
+]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(help="Keep OpenMetrics in this file, for node_exporter.", metavar="FILE"),
+]
+ScalarsFolder = Annotated[
+    Path | None,
+    typer.Option(help="Write TensorBoard scalars of the job below this folder.", metavar="DIR"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families as node_expo
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.failures.cause import Report
+from dtrain.failures.stalls import Stall
+from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import build
 from dtrain.messages.telemetry import GpuSample, RankUse, Sample
 from dtrain.runs import journal
@@ -39,14 +42,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 def play(exports: Exports, folder: RunFolder) -> None:
     """Two hosts do three steps of 10 s, after a start of 10 s."""
-    gpu = GpuSample(0, 87.5, 2048, 81920, 500, 700, 60, 1400, 1980, 0, 0, None)
+    gpu = GpuSample(0, 87.5, 2048, 81920, 500, 700, 60, 1400, 1980, 0x40, 0, None)
     exports.started("run-1", build(parse_once(SPEC, "c.yaml")), str(folder.path))
     for host, rank in (("n1", "rank-0"), ("n2", "rank-1")):
         exports.host_state(host, "running")
         used = (RankUse(rank, None, 4096, 12),)
         exports.telemetry(
-            host, Sample(1e9, 8, 2.0, (10, 100), None, (5.0, 6.0), None, (gpu,), used)
+            host,
+            Sample(1e9, 8, 2.0, (10, 100), None, (5.0, 6.0), None, (gpu,), used, round_trip=0.5),
         )
+    slow = Straggler(("rank-1",), ("n2",), False, 0.2, "clock", 3)
+    exports.stragglers(slow)
+    exports.stall(Stall(("rank-0",), ("n1",), 20.0, 3, 1))
     events: list[tuple[float, journal.JournalEvent]] = [
         (1e9, journal.RunStarted("run-1", ("n1", "n2")))
     ]
@@ -97,6 +104,10 @@ def test_metrics_are_served_and_kept_in_a_file(folder: RunFolder, tmp_path: Path
     assert served["dtrain_gpu_use_ratio", "n2", "0"] == 0.875
     assert served["dtrain_gpu_memory_used_bytes", "n1", "0"] == 2**31
     assert served["dtrain_rank_memory_bytes", "n2", "1"] == 4096
+    assert served["dtrain_gpu_throttle_reasons", "n1", "0"] == 0x40
+    assert served["dtrain_round_trip_seconds", "n2", ""] == 0.0005
+    assert served["dtrain_slow_rank", "", "1 clock"] == 1
+    assert served["dtrain_standing_rank", "", "0"] == 1
     assert served["dtrain_host_state", "n1", "running"] == 1
     assert served["dtrain_step", "", "1"] == 3
     assert served["dtrain_loss", "", "0"] == 0.5
@@ -108,6 +119,19 @@ def test_metrics_are_served_and_kept_in_a_file(folder: RunFolder, tmp_path: Path
         assert kept["dtrain_goodput_ratio", "", ""] == pytest.approx(2 / 3, abs=0.01)
         assert kept["dtrain_time_seconds", "", "start"] == pytest.approx(10)
     assert [path.name for path in tmp_path.iterdir() if "prom" in path.name] == ["run.prom"]
+
+
+def test_the_next_launch_takes_the_port_at_once() -> None:
+    with Exports("0") as exports:
+        address = exports.address
+        port = address.split(":")[2].removesuffix("/metrics")
+        # The server closes the connection first, which keeps the port busy for a minute.
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=HANG) as client:
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            while client.recv(4096):
+                pass
+    with Exports(port) as exports:
+        assert exports.address == address
 
 
 def test_tensorboard_reads_the_scalars_of_the_first_rank(folder: RunFolder, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support import warm
+from support.limits import HANG
 from support.stored import FILE, make_run
 
 VERBS = [
@@ -23,8 +25,8 @@ VERBS = [
     "logs run-1 --json",
     "logs --help",
     "schema",
-    "plan --model-size 7B",
-    "plan --model-size 7B --json",
+    "plan --model-size 1B --gpus 8",
+    "plan --model-size 1B --gpus 8 --json",
     "launch cluster.yaml --dry-run",
     "launch cluster.yaml --dry-run --json",
     "check cluster.yaml",
@@ -40,13 +42,30 @@ def test_output_that_cannot_be_written(
     make_run()
     (tmp_path / "cluster.yaml").write_text(FILE)
     (tmp_path / "train.py").touch()
+    # The real torch takes seconds to import.
+    fake = Path(__file__).parents[1] / "checks" / "fakes" / "torch-2.13.0"
+    environment = {**os.environ, "PYTHONPATH": str(fake)}
+    with Path("/dev/full").open("wb") as full:
+        process = warm.dtrain(
+            *verb.split(),
+            environment=environment,
+            folder=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+        _, stderr = process.communicate(HANG)
+    assert process.returncode == 3, stderr
+    assert "error: cannot write to standard output: No space left on device\n" in stderr
+    assert "Exception ignored" not in stderr
+
+
+def test_a_new_process_whose_output_cannot_be_written() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "dtrain_cli", *verb.split()],
+            [sys.executable, "-m", "dtrain_cli", "schema"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=tmp_path,
             check=False,
         )
     assert done.returncode == 3, done

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from dtrain.runs.log_store import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
 from dtrain.runs.telemetry import TelemetryWriter
+from dtrain_cli.views.board import Board
+from dtrain_cli.views.overview import draw
 from support.launching import completed
 from support.limits import HANG
 from support.stored import END
@@ -47,8 +51,11 @@ def running(name: str) -> RunFolder:
     for host, slowed in (("n1", 4), ("n2", 0x40)):
         written.write(1e9, journal.HostState(host, "running", ""))
         TelemetryWriter(folder.path, host).show(sample(slowed))
-    written.write(1e9, journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, None, {})))
-    written.write(1e9, journal.StallChanged(Stall(("rank-1",), ("n2",), 20.0, 10, 1)))
+    for at, step in ((2.0, 8), (3.0, 10)):
+        said = Progress("rank-0", at, step, 100, 0.25, None, {})
+        written.write(1e9, journal.Progressed(said))
+    found = time.time() - 1000
+    written.write(found, journal.StallChanged(Stall(("rank-1",), ("n2",), 20.0, 10, 1)))
     return folder
 
 
@@ -62,13 +69,24 @@ def test_in_a_pipe_it_prints_the_present_state_of_each_run() -> None:
     claims = [running(name).claim() for name in ("one-1", "two-1")]
     done = dtrain("top")
     assert done.returncode == 0, done.stderr
-    for text in (" one-1  ", " two-1  ", "2 hosts running", " step 10 of 100 · loss 0.25"):
+    for text in (
+        " one-1  ",
+        " two-1  ",
+        "2 hosts running",
+        " step 10 of 100 · loss 0.25 · 2.0 steps/s · 45 s left",
+    ):
         assert text in done.stdout
     assert done.stdout.count(" n2 GPU 0: clock throttled by heat (88 °C, 1,200 of 1,980 MHz)") == 2
-    assert "rank 1 on n2 stands still after step 10, for 20 s; 1 waits for it" in done.stdout
+    stands = r"rank 1 on n2 stands still after step 10, for (\d+) min; 1 waits for it"
+    lengths = re.findall(stands, done.stdout)
+    assert len(lengths) == 2
+    assert min(map(int, lengths)) >= 17  # it went on since
     assert "\x1b" not in done.stdout
     Journal(running("one-2").journal).write(2e9, END)
     assert dtrain("top", "one").stdout.startswith(" one-1  ")
+    over = dtrain("top", "one-2").stdout
+    assert over.startswith(" one-2 is over, after ")
+    assert "busy" not in over  # its last samples say nothing about now
     for claim in claims:
         assert claim is not None
         claim.release()
@@ -92,6 +110,13 @@ def test_a_run_without_a_launcher_is_not_taken_over() -> None:
         "error: run one-1 has no launcher\n"
         "hint: `dtrain attach one-1` takes charge of it and shows it\n"
     )
+    hint = "no launcher; `dtrain attach one-1` takes charge of it and shows it"
+    assert dtrain("top").stdout == f" one-1 has {hint}\n"
+    board = Board("one-1", attended=False)
+    board.telemetry("n1", sample(0), 0.0)
+    lines = [line.plain for line in draw([board], 80, 24, 1.0)]
+    assert lines[3].strip() == hint
+    assert not any(lines[4:])  # what is known of it is old
 
 
 SUSPENDED = """

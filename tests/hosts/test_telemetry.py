@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from cluster import Cluster
 from dtrain.runs import telemetry
 from namespace_host import Host
-from support.cluster import Launcher
+from support.cluster import Launcher, job
 from support.launching import until
+from support.runs import averages
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
@@ -67,17 +69,37 @@ def test_attach_gets_what_was_measured_without_a_launcher(
     assert [ports(host) for host in cluster.hosts] == before  # telemetry needs none
     launch.send(signal.SIGKILL)
     launch.wait()
-    kept = {name: len(list(telemetry.averages(folder, name))) for name in names}
+    kept = {name: len(list(averages(folder, name))) for name in names}
     attached = launcher.command("attach", folder.name)
     attached.until("2 workers on 2 hosts")
     (tmp_path / "go").touch()
     done = attached.wait()
     assert done.code == 0, str(done)
     for name, use in zip(names, (97, 31), strict=True):
-        found = list(telemetry.averages(folder, name))
+        found = list(averages(folder, name))
         assert len(found) > kept[name]
         assert found[-1].gpus[0].use == use
         assert {rank.process for rank in found[-1].ranks} <= {f"rank-{names.index(name)}"}
         windows = [one.time // 10 for one in found]
         assert windows == sorted(set(windows))  # each once
     assert launcher.left(cluster) == {}
+
+
+def test_a_slow_network_without_lost_packets_is_named(
+    hosts: Hosts, launcher: Launcher, tmp_path: Path
+) -> None:
+    cluster = hosts(3)
+    # A queue that drains slowly drops nothing, but each message waits 20 ms in it.
+    limit = "tc qdisc add dev eth0 root tbf rate 8mbit burst 4kb limit 1mb"
+    cluster.hosts[2].run(*limit.split())
+    stop = tmp_path / "stop"
+    script = {"framework": "torch", "script": job("lock_step.py"), "args": ["0.01", "20000"]}
+    launch = launcher.start(launcher.file(cluster, {**script, "env": {"STOP": str(stop)}}))
+    launch.until("longer: the network of node3 is slow")
+    stop.touch()
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    named = re.findall(r"steps take up to (\d+) % longer: the network of (\S+)", done.stderr)
+    assert {host for _, host in named} == {"node3"}
+    assert int(named[0][0]) > 50
+    assert "slower than the others" not in done.stderr

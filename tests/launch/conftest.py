@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from support.launching import Scene
+from support.launching import Scene, torch_of
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """End all processes of a test when it ends."""
-    scene = Scene(tmp_path)
+    scene = Scene(tmp_path, torch_of(request))
     yield scene
     scene.close()

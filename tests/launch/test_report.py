@@ -72,6 +72,10 @@ def test_the_report_has_the_losses_of_the_run(scene: Scene) -> None:
     for attempt in (1, 2):
         for name, spent in json.loads((scene.folder / f"truth-{attempt}-0").read_text()).items():
             truth[name] = truth.get(name, 0.0) + spent
+    events = [*map(json.loads, (scene.run_folder() / "journal.jsonl").read_text().splitlines())]
+    failed = next(at for at, event in enumerate(events) if event["event"] == "failed")
+    reports = [event["said"]["step"] for event in events[:failed] if event["event"] == "progress"]
+    assert reports[-1] > 20  # a process reports at most once or twice a second
     run = scene.run_folder().name
     shown = scene.command("report", run, "--json").wait()
     assert shown.code == 0, shown

@@ -48,8 +48,8 @@ class Runs:
     def dtrain(self, *argv: str) -> Launch:
         return self.scene.command(*argv)
 
-    def detach(self) -> str:
-        done = self.dtrain("launch", str(self.file), "--detach").wait()
+    def detach(self, *options: str) -> str:
+        done = self.dtrain("launch", str(self.file), "--detach", *options).wait()
         assert done.code == 0, str(done)
         assert "4 workers started" in done.stderr
         return done.stdout.strip()
@@ -98,6 +98,22 @@ def test_a_detached_run_is_listed_shown_and_stopped(runs: Runs) -> None:
     assert json.loads(runs.dtrain("ps", "--json").wait().stdout)["runs"][0]["state"] == "stopped"
     again = runs.dtrain("stop", run).wait()
     assert (again.code, "over already" in again.stderr) == (2, True)
+
+
+def test_a_detached_run_exports_and_so_does_who_attaches(runs: Runs) -> None:
+    files = [runs.scene.folder / name for name in ("launch.prom", "attach.prom")]
+    run = runs.detach("--metrics-file", str(files[0]))
+    attached = runs.dtrain("attach", run, "--metrics-file", str(files[1]))
+    for file in files:
+        step = f'dtrain_step{{run="{run}",rank="0"}}'
+        until(
+            lambda file=file, step=step: file.exists() and step in file.read_text(),
+            "the first metrics",
+        )
+    runs.stop_file.touch()
+    assert attached.wait().code == 0
+    for file in files:
+        until(lambda file=file: "goodput_ratio" in file.read_text(), "the last metrics")
 
 
 def test_a_closed_terminal_does_not_end_a_detached_run(runs: Runs) -> None:

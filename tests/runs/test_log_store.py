@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def stream(folder, name="worker-0.out", host="gpu01"):
-    return folder.stream(host, name, role="worker", index=0, rank=0)
+    return folder.stream(host, name, ranked=True)
 
 
 def test_layout_and_permissions(folder):
@@ -116,7 +116,7 @@ def test_overlap_is_cut_and_a_gap_refused(folder):
 def test_pieces_sent_again_give_the_same_bytes(tmp_path_factory, data, cuts):
     path = tmp_path_factory.mktemp("pieces")
     (path / "logs").mkdir()
-    writer = LogWriter(RunFolder(path).stream("h", "worker-0.out", role="w", index=0, rank=None))
+    writer = LogWriter(RunFolder(path).stream("h", "worker-0.out", ranked=True))
     for back, length in cuts:
         start = max(0, writer.size - back)
         assert writer.append(start, data[start : start + length]) <= len(data)

@@ -60,7 +60,7 @@ def test_a_block_has_the_parts_of_its_steps(script: Script) -> None:
     # The first block lacks a step, since nobody knows when the first step began.
     (block,) = report.blocks
     assert report.done == 2 * STEPS
-    assert block == Block(1, 0.875, 0.5, 0.25, pytest.approx(0.004))  # type: ignore[arg-type]
+    assert block == Block(1, 0.875, 0.5, 0.25, pytest.approx(0.002))  # type: ignore[arg-type]
 
 
 def test_a_script_that_measures_by_itself(script: Script) -> None:

@@ -85,7 +85,7 @@ def test_a_small_screen_has_all_that_matters():
     assert lines[0].startswith(" gpt  1 min 41 s · 8 hosts running · 64 workers")
     assert lines[1].startswith(" step 160 of 1,000 · loss 2.413 · 2.0 steps/s · 7 min 0 s left  ━")
     assert lines[2].startswith(" 64 GPUs: 95% busy (0 to 97), memory 86%, 39.0 kW")
-    assert line_of(lines, "gpu01") == (" gpu01    33%  40%        3M 4M" + "   97▇" * 8)
+    assert line_of(lines, "gpu01") == (" gpu01    33%  40%      21G 22G" + "   97▇" * 8)
     assert line_of(lines, "gpu02").count("97▇T") == 1
     assert line_of(lines, "gpu08").count("97█M") == 1
     # The worst first.
@@ -101,7 +101,7 @@ def test_a_small_screen_has_all_that_matters():
 def test_a_large_screen_has_numbers():
     lines = shown(board(2), 250, 70)
     assert line_of(lines, "gpu01").count("97%   68/80G  66°  610W") == 8
-    assert "3M 4M" in line_of(lines, "gpu01")
+    assert "21G 22G" in line_of(lines, "gpu01")
 
 
 def test_the_use_of_ranks_the_disk_and_the_past():
@@ -140,16 +140,26 @@ def test_alike_hosts_fold_and_odd_ones_stand_out():
 def test_hosts_of_slow_and_of_hanging_ranks_stand_apart():
     one = board(64, gpu07=[gpu(2, slowed=0x40)], gpu08=[gpu(1, ecc=3)])
     one.slow = Straggler(("rank-24",), ("gpu04",), False, 0.12, "data", 100)
-    one.stall = Stall(("rank-40",), ("gpu06",), 20.0, 100, 511)
+    one.stands(Stall(("rank-40",), ("gpu06",), 20.0, 100, 511), now=99.0)
     lines = shown(one)
     rows = [line.split()[0] for line in lines[3:8]]
     assert rows == ["60", "gpu04", "gpu06", "gpu07", "gpu08"]
     assert "97▇E" in line_of(lines, "gpu08")
+    (row,) = [one for one in draw(one, [], 80, 24, 101.0) if one.plain.startswith(" gpu06 ")]
+    on_red = [row.plain[part.start : part.end] for part in row.spans if "on red" in part.style]
+    assert [*map(str.strip, on_red)] == ["gpu06"]  # green on red would be hard to read
     assert lines[8:11] == [
-        " rank 40 on gpu06 stands still after step 100, for 20 s; 511 wait for it",
+        " rank 40 on gpu06 stands still after step 100, for 22 s; 511 wait for it",
         " rank 24 on gpu04 is 12 % slower than the others: waits for data",
         " gpu08 GPU 1: uncorrected memory errors (3 since the boot) and 1 more",
     ]
+
+
+def test_alike_hosts_show_their_mean_rates():
+    one = board(64)
+    for number, host in enumerate(one.hosts):
+        one.telemetry(host, sample(gpu(0), infiniband=[1e9 * (number % 2), 2e10]), 100.0)
+    assert "  500M 20G" in line_of(shown(one), "64 alike")
 
 
 def test_what_most_hosts_have_folds_too():
@@ -159,11 +169,16 @@ def test_what_most_hosts_have_folds_too():
     assert " 64 GPUs on gpu[01-64]: memory full" in lines
 
 
-def test_too_many_odd_hosts_are_counted():
+@pytest.mark.parametrize("rows", range(8, 30))
+def test_too_many_odd_hosts_are_counted(rows):
     odd = {f"gpu{number:02}": [gpu(0, slowed=0x40)] for number in range(1, 31)}
-    lines = shown(board(64, **odd))
-    assert any(line.startswith(" 34 alike") for line in lines)
-    assert any(line.startswith(" … ") and line.endswith(" more hosts") for line in lines)
+    lines = shown(board(64, **odd), rows=rows, output=[Text("of a worker")] * 9)
+    assert lines[-3:] == ["of a worker"] * 3
+    if any(line.startswith(" HOST") for line in lines):
+        assert any(line.startswith(" 34 alike") for line in lines)
+        more = next(line for line in lines if line.endswith(" more hosts"))
+        single = [line for line in lines if line.startswith(" gpu") and " GPU " not in line]
+        assert int(more.split()[1]) == 30 - len(single)
 
 
 def test_only_the_gpus_of_the_job_count():

@@ -11,12 +11,14 @@ import threading
 import tty
 
 import pytest
+from rich.text import Text
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.progress import Progress
 from dtrain_cli.views import Display, Filters, make_view
+from dtrain_cli.views.canvas import frame
 from support.limits import HANG
 from support.runs import plan
 from support.screen import Screen
@@ -375,3 +377,17 @@ sys.exit("rich" in sys.modules)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
     assert run.returncode == 0, run.stderr
     assert b"dtrain: going on" in run.stderr
+
+
+def test_the_last_column_is_not_erased():
+    # After a full line, the cursor of a real terminal stays on the last character.
+    full, short = Text("─" * 10), Text("short")
+    drawn = frame([full, short], 10, color=False)
+    assert f"{full.plain}\x1b[2;1H" in drawn
+    assert "short\x1b[K" in drawn
+
+
+def test_a_line_of_one_style_is_styled():
+    drawn = frame([Text("hung", "white on red"), Text.assemble(("slow", "bold"))], 10, color=True)
+    assert "\x1b[37;41mhung\x1b[0m" in drawn
+    assert "\x1b[1mslow\x1b[0m" in drawn

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from dtrain.runs.progress import Progress
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus
 from dtrain_cli.views import runs
 from dtrain_cli.views.paper import Paper
@@ -65,7 +68,10 @@ def test_a_narrow_terminal_wraps_only_hosts_and_progress() -> None:
     assert len(lines) > 2
     assert lines[1].startswith("run-1  running  0 s ago  ")
     # No run has progress.
-    assert lines[0].split() == ["RUN", "STATE", "STARTED", "HOSTS", "WORKERS"]
+    assert lines[0].split() == ["RUN", "STATE", "STARTED", "HOSTS"]
+    report = Progress("rank-0", 1.0, 1200, 5000, 0.5, None, {})
+    (row,) = runs.table([replace(run({}), progress=report)], narrow, of=1).splitlines()[1:]
+    assert row.split()[-1] == "1,200/5,000"
     assert not [line for line in lines if line != line.rstrip()]
 
 

@@ -14,7 +14,9 @@ from dtrain.runs import journal, restart
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
-from dtrain.runs.summary import Summary, summary
+from dtrain.runs.summary import Summary, TimelineEntry, summary
+from dtrain_cli.views.paper import Paper
+from dtrain_cli.views.summary import as_text, comparison
 from dtrain_cli.views.summary_html import page
 from support.browser import Browser
 from support.stored import FAILURE, STRAGGLER
@@ -95,6 +97,34 @@ def test_the_summary_has_the_numbers_of_the_run(run: Summary) -> None:
     measured = {one.what: one.measured for one in run.differences}
     assert measured == pytest.approx({"step time": 1.0, "MFU": 2.5, "peak memory": 39.0625})
     assert run.differs == ""
+
+
+def test_a_run_that_goes_on_has_not_failed(run: Summary) -> None:
+    going = replace(run, ended=None)
+    paper = Paper(80, color=False, unicode=True)
+    for one, over in ((run, True), (going, False)):
+        text = as_text(one, paper, BEGIN + 400)
+        assert ("dtrain: failed after 5 min 20 s" in text) == over
+        assert "\x1b" not in text
+        assert "rank 3 on n2" in text and "\n\n\n" not in text
+        assert ("<h2>First cause</h2>" in page(one, BEGIN + 400)) == over
+    assert "State    not over" in as_text(going, paper, BEGIN + 400)
+
+
+def test_short_times_and_hints_are_readable(run: Summary) -> None:
+    hint = TimelineEntry(BEGIN + 3, "warning: slow disk\n  hint: use another")
+    text = as_text(replace(run, events=(hint,)), Paper(80, color=False, unicode=True), BEGIN + 400)
+    assert "waiting for a host" in text and " 6.0 s " in text
+    assert "+3 s  warning: slow disk\n" in text and "  hint: use another\n" in text
+
+
+def test_the_comparison_fits_a_terminal(run: Summary) -> None:
+    long = replace(run, record=replace(run.record, run="x" * 60))
+    text = comparison(run, long, Paper(80, color=False, unicode=True))
+    rows = [line.split() for line in text.splitlines()]
+    assert ["wall", "time", "5", "min", "20", "s", "5", "min", "20", "s", "1.00"] in rows
+    assert ["second", "x" * 60, "n[1-2]", "failed"] in rows
+    assert max(len(line) for line in text.splitlines()[4:]) < 80
 
 
 def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:

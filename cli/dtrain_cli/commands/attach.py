@@ -7,8 +7,15 @@ from typing import Annotated
 import typer
 
 from dtrain import api
-from dtrain_cli.commands.watch import Watch
-from dtrain_cli.parameters import Fold, OpenRun, ShowAs
+from dtrain_cli.commands.watch import Watch, exports
+from dtrain_cli.parameters import (
+    Fold,
+    MetricsFile,
+    MetricsPort,
+    OpenRun,
+    ScalarsFolder,
+    ShowAs,
+)
 
 
 def attach(
@@ -16,10 +23,19 @@ def attach(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
     fold: Fold = False,
     view: ShowAs = None,
+    metrics_port: MetricsPort = None,
+    metrics_file: MetricsFile = None,
+    tensorboard_dir: ScalarsFolder = None,
 ) -> None:
     """Watch a run; Ctrl-C leaves it running."""
-    watch = Watch(stopping=False, json=json, fold=fold, display=view)
+    watch = Watch(
+        stopping=False,
+        json=json,
+        fold=fold,
+        display=view,
+        exports=exports(metrics_port, metrics_file, tensorboard_dir),
+    )
     code = watch.until_over(
-        lambda: api.attach(run, observer=watch.view, control=watch.control, ask=watch.ask)
+        lambda: api.attach(run, observer=watch.observer, control=watch.control, ask=watch.ask)
     )
     raise typer.Exit(code)

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,7 @@ from dtrain.spec.report import render_warnings
 from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.output import write
-from dtrain_cli.parameters import Fold, ShowAs
+from dtrain_cli.parameters import Fold, MetricsFile, MetricsPort, ScalarsFolder, ShowAs
 from dtrain_cli.views import Filters
 
 if TYPE_CHECKING:
@@ -77,18 +76,9 @@ def launch(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Forward the job's TensorBoard to this machine.")
     ] = False,
-    metrics_port: Annotated[
-        str | None,
-        typer.Option(help="Serve OpenMetrics on this port of 127.0.0.1.", metavar="[ADDRESS:]PORT"),
-    ] = None,
-    metrics_file: Annotated[
-        Path | None,
-        typer.Option(help="Keep OpenMetrics in this file, for node_exporter.", metavar="FILE"),
-    ] = None,
-    tensorboard_dir: Annotated[
-        Path | None,
-        typer.Option(help="Write TensorBoard scalars of the job below this folder.", metavar="DIR"),
-    ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_file: MetricsFile = None,
+    tensorboard_dir: ScalarsFolder = None,
     detach: Annotated[
         bool,
         typer.Option("--detach", "-d", help="Continue in the background once all workers run."),
@@ -119,32 +109,30 @@ def launch(
     if detach and not detachment.in_background:
         raise typer.Exit(_await_start(detachment, json=json))
     # A dry run needs none of a session's threads and transports, so import them only here.
-    from dtrain_cli.commands.watch import Watch
+    from dtrain_cli.commands.watch import Watch, exports
 
-    exports = None
-    if metrics_port is not None or metrics_file is not None or tensorboard_dir is not None:
-        from dtrain_cli.export import Exports
-
-        exports = Exports(metrics_port, metrics_file, tensorboard_dir)
     watch = Watch(
-        stopping=True, json=json, filters=filters, fold=fold, detachment=detachment, display=view
+        stopping=True,
+        json=json,
+        filters=filters,
+        fold=fold,
+        detachment=detachment,
+        display=view,
+        exports=exports(metrics_port, metrics_file, tensorboard_dir),
     )
-    if exports is not None and exports.address:
-        watch.view.notice(f"metrics: {exports.address}")
     if spec.job.strategy_reason:
         watch.view.notice(f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}")
-    with exports or nullcontext():
-        code = watch.until_over(
-            lambda: api.launch(
-                request,
-                secrets=secrets,
-                check=not no_check,
-                on_running=watch.running,
-                control=watch.control,
-                observer=exports.beside(watch.view) if exports is not None else watch.view,
-                ask=watch.ask,
-            )
+    code = watch.until_over(
+        lambda: api.launch(
+            request,
+            secrets=secrets,
+            check=not no_check,
+            on_running=watch.running,
+            control=watch.control,
+            observer=watch.observer,
+            ask=watch.ask,
         )
+    )
     raise typer.Exit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +36,8 @@ def report(
     if other is not None and html is not None:
         raise UsageError("--html is for one run", hint="leave the second run out")
     now = time.time()
+    # A long run has millions of values, all of them needed until the end.
+    gc.disable()
     found = [summary(RunFolder.find(name), now) for name in (run, other) if name is not None]
     if html is not None:
         from dtrain_cli.files import write_text

@@ -12,18 +12,21 @@ import typer
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines import existing
+from dtrain.framing import clean
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import NullObserver
 from dtrain.session.signals import on_signals
-from dtrain.session.status import active, age
+from dtrain.session.status import active, age, find_active
 from dtrain_cli import completion, output
 from dtrain_cli.commands.watch import Departure, Watch, suspendable
 from dtrain_cli.views import Display, can_redraw, color
+from dtrain_cli.views.names import duration
 from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
+    from dtrain.failures.cause import Report
     from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
@@ -46,11 +49,7 @@ def top(
     ] = None,
 ) -> None:
     """Show what the hosts and GPUs of running jobs do."""
-    names = _active()
-    if run is not None:
-        # Of runs that begin with the same characters, the active one.
-        found = [name for name in names if name.startswith(run)]
-        names = found if len(found) == 1 else [RunFolder.find(run).name]
+    names = _active() if run is None else [find_active(run).name]
     out = Outlet(sys.stdout, lambda error: None)
     if not can_redraw(out.terminal) or not out.unicode:
         output.write(_snapshot(names))
@@ -74,11 +73,28 @@ def _active() -> list[str]:
 
 def _snapshot(names: list[str]) -> str:
     """The present state of each run as text."""
-    from dtrain_cli.views.dashboard import snapshot
-
     if not names:
         return "no active runs; `dtrain ps --all` lists all runs\n"
-    return "\n".join(snapshot(_ShownRun(name).board, time.monotonic()) for name in names)
+    return "\n".join(_present(name, _ShownRun(name)) for name in names)
+
+
+def _present(name: str, run: _ShownRun) -> str:
+    from dtrain_cli.views.dashboard import snapshot
+    from dtrain_cli.views.overview import attach_hint
+
+    if run.report is not None:
+        return _ended(name, run.report)
+    if not run.board.attended:
+        return f" {name} has no launcher; {attach_hint(name)}\n"
+    return snapshot(run.board, time.monotonic())
+
+
+def _ended(name: str, report: Report) -> str:
+    why = clean(report.reason)
+    return (
+        f" {name} is over, after {duration(report.seconds)}: {why}\n"
+        f" `dtrain report {name}` shows where its time went, `dtrain logs {name}` its output\n"
+    )
 
 
 def _show_all(out: Outlet) -> None:
@@ -107,7 +123,9 @@ def _show_all(out: Outlet) -> None:
                 for one in followed.values():
                     one.read_new()
                 boards = [one.board for one in followed.values()]
-                out.write(frame(draw(boards, *out.size(), now), color=color(out)))
+                columns, rows = out.size()
+                lines = draw(boards, columns, rows, now)
+                out.write(frame(lines, columns, color=color(out)))
                 leaving.wait(1.0)
     finally:
         out.write(LEAVE)
@@ -138,7 +156,7 @@ class _Watcher(NullObserver):
         self._board.slow = found
 
     def stall(self, found: Stall | None) -> None:
-        self._board.stall = found
+        self._board.stands(found, time.monotonic())
 
     def telemetry(self, host: str, sample: Sample) -> None:
         self._board.telemetry(host, sample, time.monotonic())
@@ -153,12 +171,19 @@ class _ShownRun:
         folder = RunFolder.find(name)
         record = Record.load(folder.path)
         self.board = Board(record.run, time.monotonic() - age(record.started))
+        self._folder = folder
         self._follower = RunFollower(folder, record, _Watcher(self.board))
         self._follower.skip()
-        if self._follower.progress is not None:
-            self.board.add(self._follower.progress)
+        for one in self._follower.progress:
+            self.board.add(one)
         self.board.slow = self._follower.stragglers
         self.read_new()
 
+    @property
+    def report(self) -> Report | None:
+        """How the run ended; None if it has not."""
+        return self._follower.report
+
     def read_new(self) -> None:
+        self.board.attended = self._folder.in_charge() is not None
         self._follower.read_new()

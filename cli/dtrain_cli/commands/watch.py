@@ -6,7 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.detachment import Detachment
@@ -18,6 +20,19 @@ from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Display, Filters, make_view
+
+if TYPE_CHECKING:
+    from dtrain.session.observer import Observer
+    from dtrain_cli.export import Exports
+
+
+def exports(port: str | None, file: Path | None, scalars: Path | None) -> Exports | None:
+    """What `Exports` gets, if any of it is wanted. Raises UsageError."""
+    if port is None and file is None and scalars is None:
+        return None
+    from dtrain_cli.export import Exports
+
+    return Exports(port, file, scalars)
 
 
 class Watch:
@@ -32,6 +47,7 @@ class Watch:
         fold: bool = False,
         detachment: Detachment | None = None,
         display: Display | None = None,
+        exports: Exports | None = None,
     ) -> None:
         """With ``stopping``, Ctrl-C and other signals stop the job; without, they only end the
         view."""
@@ -51,11 +67,17 @@ class Watch:
             on_broken_pipe=self._broken_pipe,
             display=display,
         )
+        self._exports = exports
+        if exports is not None and exports.address:
+            self.view.notice(f"metrics: {exports.address}")
+        self.observer: Observer = exports.beside(self.view) if exports is not None else self.view
+        """What the library call reports to."""
         self.ask: Ask | None = prompt.asker(self.view.pause, lambda: self.control.interrupted)
 
     def until_over(self, work: Callable[[], Report]) -> ExitCode:
         """Run ``work`` and show the run until it ends."""
-        with on_signals(self._on_signal), suspendable(self.view.pause):
+        exports = self._exports or nullcontext()
+        with exports, on_signals(self._on_signal), suspendable(self.view.pause):
             try:
                 report = work()
                 self._over = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
@@ -54,10 +54,13 @@ class Board:
     slow: Straggler | None = None
     """The ranks that are slow now."""
     stall: Stall | None = None
-    """What stands still now."""
+    """What stands still now, with the seconds at `stalled`."""
+    stalled: float = 0.0
     trend: list[float] = field(default_factory=list)
     """The mean use of the GPUs in percent, every `TREND_STEP` seconds, the last one last."""
     trend_due: float = 0.0
+    attended: bool = True
+    """Whether a launcher is in charge of the run."""
 
     def expect(self, plan: LaunchPlan) -> None:
         """The hosts and workers of a new attempt."""
@@ -73,6 +76,15 @@ class Board:
     def host_state(self, host: str, state: str) -> None:
         if host in self.hosts:
             self.hosts[host].state = state
+
+    def stands(self, found: Stall | None, now: float) -> None:
+        self.stall, self.stalled = found, now
+
+    def stall_at(self, now: float) -> Stall | None:
+        """What stands still, with the seconds until ``now``."""
+        if self.stall is None:
+            return None
+        return replace(self.stall, seconds=self.stall.seconds + now - self.stalled)
 
     def telemetry(self, host: str, sample: Sample, now: float) -> None:
         if host in self.hosts:

@@ -35,7 +35,9 @@ def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: flo
     troubles = board.troubles()
     head = _head(board, columns, now)[: max(1, rows - _LEAST_OUTPUT)]
     free = rows - len(head) - 1
-    shown_troubles = first(words(board, troubles), max(1, rows // 8), columns) if free > 8 else []
+    shown_troubles = (
+        first(words(board, troubles, now), max(1, rows // 8), columns) if free > 8 else []
+    )
     free -= len(shown_troubles)
     table = _Table(board, troubles, columns, now).lines(free - max(_LEAST_OUTPUT, rows // 4))
     lines = [*head, *table, *shown_troubles]
@@ -56,13 +58,14 @@ def snapshot(board: Board, now: float, columns: int = 120) -> str:
     """The same as text, with all hosts and without output."""
     troubles = board.troubles()
     table = _Table(board, troubles, columns, now).lines(len(board.hosts) + 1)
-    lines = [*_head(board, columns, now), *table, *words(board, troubles)]
+    lines = [*_head(board, columns, now), *table, *words(board, troubles, now)]
     return "".join(f"{line.plain.rstrip()}\n" for line in lines)
 
 
-def words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]]) -> list[Text]:
+def words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]], now: float) -> list[Text]:
     """One line for each kind of problem, the worst first: a stall, slow ranks, GPU troubles."""
-    found = [(one, style) for one, style in ((board.stall, _STALL), (board.slow, _SLOW)) if one]
+    kinds = ((board.stall_at(now), _STALL), (board.slow, _SLOW))
+    found = [(one, style) for one, style in kinds if one]
     ranks = [Text(f" {clean(str(one))}", style) for one, style in found]
     return [*ranks, *(Text(f" {clean(text)}", one.style) for text, one in summaries(troubles))]
 
@@ -85,8 +88,10 @@ def _head(board: Board, columns: int, now: float) -> list[Text]:
         parts.append(f"attempt {board.attempt}")
     parts.append(summary(states, board.workers))
     bad = set(states.values()) & set(BAD)
-    title = Text(f" {clean(board.run)} ", "bold reverse")
-    title.append(f" {' · '.join(parts)}", "bold red" if bad else "bold")
+    title = Text.assemble(
+        (f" {clean(board.run)} ", "bold reverse"),
+        (f" {' · '.join(parts)}", "bold red" if bad else "bold"),
+    )
     lines = [title]
     if text := board.progress.fitted(columns - 1):
         lines.append(_progress(board, text, columns))
@@ -118,7 +123,7 @@ def _progress(board: Board, text: str, columns: int) -> Text:
 
 
 def totals(board: Board) -> list[str]:
-    """``64 GPUs: 96 % busy (31 to 100), memory 88 %, 38.2 kW``, ``network ↓6M ↑6M``"""
+    """``64 GPUs: 96 % busy (31 to 100), memory 88 %, 38.2 kW``, ``network ↓6M ↑6M B/s``"""
     parts = []
     gpus = board.gpus()
     used = [gpu.use for gpu in gpus if gpu.use is not None]
@@ -135,7 +140,8 @@ def totals(board: Board) -> list[str]:
         if pairs and (key != "disk" or not used):
             sent, received = sum(pair[1] for pair in pairs), sum(pair[0] for pair in pairs)
             marks = ("↓", "↑") if key != "disk" else ("read ", "write ")
-            parts.append(f"{title} {marks[0]}{_rate(received)} {marks[1]}{_rate(sent)}")
+            rates = f"{marks[0]}{_rate(received)} {marks[1]}{_rate(sent)}"
+            parts.append(f"{title} {rates} B/s")
     return parts
 
 
@@ -180,10 +186,10 @@ class _Table:
             (cell for cell in _CELLS if gpus and (cell.width + 1) * gpus + 1 <= columns), None
         )
         columns -= (self._cell.width + 1) * gpus + 1 if self._cell is not None else 0
-        for title, key in (("NETWORK ↓↑", "network"), ("IB ↓↑", "infiniband"), ("DISK", "disk")):
+        for title, key in (("IB ↓↑", "infiniband"), ("NETWORK ↓↑", "network"), ("DISK", "disk")):
             known = any(getattr(host.sample, key, None) is not None for host in hosts)
             if known and columns >= _PAIR:
-                self._columns.append(_Column(title, _PAIR, _pair(key)))
+                self._columns.append(_pair(title, key))
                 columns -= _PAIR
         known = any(host.sample and host.sample.storage for host in hosts)
         full = any(_is_full(host) for host in hosts)
@@ -195,9 +201,11 @@ class _Table:
 
     def lines(self, most: int) -> list[Text]:
         hosts = list(self._board.hosts.values())
-        if not hosts or most < 2 or not any(host.state or host.sample for host in hosts):
+        if not any(host.state or host.sample for host in hosts):
             return []
-        most -= 1
+        most -= 1  # the titles
+        if most < min(2, len(hosts)):  # a line for the hosts that are alike, and one for the others
+            return []
         if len(hosts) <= most:
             rows = [self._line(host) for host in hosts]
         else:
@@ -274,9 +282,9 @@ class _Table:
         return line
 
     def _name(self, name: str, style: str) -> Text:
-        text = Text(f" {name}", style)
+        text = Text(f" {name}")
         text.truncate(self._width + 1, overflow="ellipsis", pad=True)
-        return text
+        return Text.assemble((text.plain, style))  # the style of the name alone
 
     def _is_old(self, host: HostRow) -> bool:
         return host.sample is not None and self._now - host.sampled > STALE
@@ -404,12 +412,18 @@ def _ranks(host: HostRow) -> tuple[str, str]:
     return f"{cpus:.1f} {_rate(memory)} {files}", ""
 
 
-def _pair(key: str) -> Callable[[HostRow], tuple[str, str]]:
+def _pair(title: str, key: str) -> _Column:
+    """A column for two rates."""
+
     def cell(host: HostRow) -> tuple[str, str]:
         pair = getattr(host.sample, key, None)
         return ("", "") if pair is None else (f"{_rate(pair[0])} {_rate(pair[1])}", "")
 
-    return cell
+    def mean(hosts: Sequence[HostRow]) -> str:
+        pairs = [pair for host in hosts if (pair := getattr(host.sample, key, None)) is not None]
+        return " ".join(_rate(_mean(rates)) for rates in zip(*pairs, strict=True))
+
+    return _Column(title, _PAIR, cell, mean)
 
 
 def _rate(value: float) -> str:

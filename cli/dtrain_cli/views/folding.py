@@ -72,6 +72,9 @@ class LineFolder(Generic[_Source]):
         """Join each line with a waiting one or append it. Returns the last line's number."""
         places, first = self._places[kind], self._first
         last = self._last.get(source, -1)
+        # Lines share lists of sources, which never change: equal ones are mostly the same.
+        more: dict[int, tuple[list[_Source], list[_Source]]] = {}
+        own = [source]
         for text in lines:
             number = first + len(self._texts)
             found = places.setdefault(text, number)
@@ -82,10 +85,9 @@ class LineFolder(Generic[_Source]):
             # Only a line after this source's last one, to keep the order of its lines.
             if last < at < number:
                 joined = self._sources[at - first]
-                if len(joined) == 1:  # `add` shares it between lines
-                    self._sources[at - first] = [*joined, source]
-                else:
-                    joined.append(source)
+                if id(joined) not in more:
+                    more[id(joined)] = joined, [*joined, source]
+                self._sources[at - first] = more[id(joined)][1]
                 last = at
                 continue
             if isinstance(found, list):
@@ -94,7 +96,7 @@ class LineFolder(Generic[_Source]):
                 places[text] = [at, number]
             self._texts.append(text)
             self._kinds.append(kind)
-            self._sources.append([source])
+            self._sources.append(own)
             last = number
         return last
 
@@ -116,17 +118,19 @@ class LineFolder(Generic[_Source]):
         self._first += count
         groups: list[Folded[_Source]] = []
         start = 0
-        for at in range(1, count + 1):
-            if at < count and kinds[at] == kinds[start] and sources[at] == sources[start]:
+        pairs = zip(sources, sources[1:], kinds, kinds[1:], strict=False)
+        for at, (one, other, kind, next_kind) in enumerate(pairs, 1):
+            if (one is other or one == other) and kind == next_kind:
                 continue
             groups.append(Folded(texts[start:at], kinds[start], sources[start]))
             start = at
+        if count:
+            groups.append(Folded(texts[start:count], kinds[start], sources[start]))
         for group in groups:
             places = self._places[group.kind]
             for text in group.texts:
-                found = places[text]
-                if isinstance(found, list) and len(found) > 1:
+                found = places.pop(text)
+                if found.__class__ is list and len(found) > 1:
                     del found[0]
-                else:
-                    del places[text]
+                    places[text] = found
         return groups

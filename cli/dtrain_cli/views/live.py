@@ -101,7 +101,7 @@ class Live(Plain):
 
     def stall(self, found: Stall | None) -> None:
         super().stall(found)
-        self._board.stall = found
+        self._board.stands(found, time.monotonic())
 
     def telemetry(self, host: str, sample: Sample) -> None:
         self._board.telemetry(host, sample, time.monotonic())
@@ -167,7 +167,7 @@ class Live(Plain):
             recent.append(clean(self._partial))
         output = [self._text(line) for line in recent]
         lines = draw(self._board, output, columns, rows, now)
-        self._write("", frame(lines, color=self._color["stderr"]))
+        self._write("", frame(lines, columns, color=self._color["stderr"]))
 
     def _text(self, line: str) -> Text:
         line = line.expandtabs(4)

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from dtrain.failures.stalls import Stall
+from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import MIB, Sample
 from dtrain.runs.goodput import Goodput
 from dtrain.runs.progress import Progress
@@ -31,6 +33,8 @@ class Metrics:
     samples: dict[str, Sample] = field(default_factory=dict)
     """The latest of each host."""
     goodput: Goodput | None = None
+    slow: Straggler | None = None
+    stall: Stall | None = None
 
 
 _Value = tuple[Mapping[str, str], float | None]
@@ -45,6 +49,8 @@ _HELP = {
     "metric": "Other values that a rank reports.",
     "goodput_ratio": "Share of the time in steps that count, from 0 to 1.",
     "time_seconds": "What became of the time since the start.",
+    "slow_rank": "1 for a rank that is slower than the others.",
+    "standing_rank": "1 for a rank that stands still while the others wait.",
     "cpus": "CPUs of a host.",
     "cpus_busy": "Busy CPUs of a host.",
     "memory_used_bytes": "Used memory of a host.",
@@ -55,16 +61,28 @@ _HELP = {
     "network_sent_bytes_per_second": "Bytes sent, without InfiniBand.",
     "infiniband_received_bytes_per_second": "Bytes received over InfiniBand.",
     "infiniband_sent_bytes_per_second": "Bytes sent over InfiniBand.",
+    "storage_used_bytes": "Used space of the disk with the run's folder.",
+    "storage_size_bytes": "Size of the disk with the run's folder.",
+    "lost_packets_per_second": "Packets that the network of a host lost.",
+    "round_trip_seconds": "Round trip of the fastest TCP connection of a rank.",
     "gpu_use_ratio": "Part of the time in which a GPU was busy, from 0 to 1.",
     "gpu_memory_used_bytes": "Used memory of a GPU.",
     "gpu_memory_size_bytes": "Memory of a GPU.",
+    "gpu_memory_use_ratio": "Part of the time in which memory of a GPU was read or written.",
     "gpu_power_watts": "Power of a GPU.",
+    "gpu_power_limit_watts": "Most power that a GPU may take.",
     "gpu_temperature_celsius": "Temperature of a GPU.",
     "gpu_clock_hertz": "Clock of a GPU's processors.",
+    "gpu_clock_limit_hertz": "Highest clock of a GPU's processors.",
+    "gpu_memory_clock_hertz": "Clock of a GPU's memory.",
+    "gpu_throttle_reasons": "Reasons for a slow clock, as the bits that NVML defines.",
     "gpu_xid_errors": "Xid errors of a GPU since the start of the run.",
     "gpu_memory_errors": "Uncorrected memory errors of a GPU since the boot.",
+    "gpu_corrected_memory_errors": "Corrected memory errors of a GPU since the boot.",
+    "gpu_other_processes": "Processes outside the run that use a GPU.",
     "rank_cpus_busy": "Busy CPUs of a rank with its child processes.",
     "rank_memory_bytes": "Resident memory of a rank with its child processes.",
+    "rank_open_files": "Open files of a rank with its child processes.",
 }
 
 
@@ -102,6 +120,12 @@ def _job(found: Metrics) -> Iterator[_Row]:
         yield "tokens", of, report.tokens
         for name, value in report.metrics.items():
             yield "metric", {**of, "name": name}, value
+    if found.slow is not None:
+        for process in found.slow.processes:
+            yield "slow_rank", {"rank": _rank(process), "cause": found.slow.cause}, 1.0
+    if found.stall is not None:
+        for process in found.stall.processes:
+            yield "standing_rank", {"rank": _rank(process)}, 1.0
     if found.goodput is not None:
         yield "goodput_ratio", {}, found.goodput.share
         for name, spent in found.goodput.seconds.items():
@@ -116,26 +140,37 @@ def _hosts(found: Metrics) -> Iterator[_Row]:
         pairs = {
             ("memory_used_bytes", "memory_size_bytes"): sample.memory,
             ("disk_read_bytes_per_second", "disk_written_bytes_per_second"): sample.disk,
+            ("storage_used_bytes", "storage_size_bytes"): sample.storage,
         }
         for kind, rates in (("network", sample.network), ("infiniband", sample.infiniband)):
             pairs[f"{kind}_received_bytes_per_second", f"{kind}_sent_bytes_per_second"] = rates
         for both, values in pairs.items():
             for name, value in zip(both, values or (None, None), strict=True):
                 yield name, of, value
+        yield "lost_packets_per_second", of, sample.losses
+        yield "round_trip_seconds", of, _scaled(sample.round_trip, 1e-3)
         for gpu in sample.gpus:
             each = {**of, "gpu": str(gpu.index)}
             yield "gpu_use_ratio", each, _scaled(gpu.use, 0.01)
             yield "gpu_memory_used_bytes", each, _scaled(gpu.memory_used, MIB)
             yield "gpu_memory_size_bytes", each, _scaled(gpu.memory_total, MIB)
+            yield "gpu_memory_use_ratio", each, _scaled(gpu.memory_use, 0.01)
             yield "gpu_power_watts", each, gpu.power
+            yield "gpu_power_limit_watts", each, gpu.power_limit
             yield "gpu_temperature_celsius", each, gpu.temperature
             yield "gpu_clock_hertz", each, _scaled(gpu.clock, 1e6)
+            yield "gpu_clock_limit_hertz", each, _scaled(gpu.clock_max, 1e6)
+            yield "gpu_memory_clock_hertz", each, _scaled(gpu.memory_clock, 1e6)
+            yield "gpu_throttle_reasons", each, gpu.slowed
             yield "gpu_xid_errors", each, gpu.xids
             yield "gpu_memory_errors", each, gpu.ecc
+            yield "gpu_corrected_memory_errors", each, gpu.ecc_corrected
+            yield "gpu_other_processes", each, gpu.others
         for rank in sample.ranks:
             each = {**of, "rank": _rank(rank.process)}
             yield "rank_cpus_busy", each, rank.cpu
             yield "rank_memory_bytes", each, rank.memory
+            yield "rank_open_files", each, rank.files
 
 
 def _rank(process: str) -> str:

@@ -31,6 +31,10 @@ def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[T
     return lines
 
 
+def attach_hint(run: str) -> str:
+    return f"`dtrain attach {clean(run)}` takes charge of it and shows it"
+
+
 def _entry(board: Board, columns: int, now: float) -> list[Text]:
     states = {name: host.state for name, host in board.hosts.items()}
     title = Text(f" {clean(board.run)}", "bold")
@@ -41,9 +45,14 @@ def _entry(board: Board, columns: int, now: float) -> list[Text]:
         parts.append(f"attempt {board.attempt}")
     title.append(f"  {' · '.join(parts)}", "")
     lines = [Text(), title]
+    if not board.attended:  # what is known of it is old
+        return [*lines, Text(f"   no launcher; {attach_hint(board.run)}")]
     if text := board.progress.fitted(columns - 3):
         lines.append(Text(f"   {clean(text)}"))
-    if parts := totals(board):
-        lines.append(Text(f"   {' · '.join(parts[:2])}"))
-    worst = first(words(board, board.troubles()), 1, columns - 2)
+    parts = totals(board)[:2]
+    while len(parts) > 1 and len(" · ".join(parts)) > columns - 3:
+        parts.pop()
+    if parts:
+        lines.append(Text(f"   {' · '.join(parts)}"))
+    worst = first(words(board, board.troubles(), now), 1, columns - 2)
     return [*lines, *(Text("  ").append_text(line) for line in worst)]

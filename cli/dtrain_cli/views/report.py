@@ -18,10 +18,11 @@ _MAX_OUTCOMES = 4
 _MAX_PROBLEMS = 8
 
 
-def render(report: Report, paths: Mapping[StreamKey, str], *, color: bool) -> str:
-    """Return the report as text for stderr, with a final newline."""
-    after = names.duration(report.seconds)
-    logs = f"; logs in {names.path(report.logs)}" if report.logs else ""
+def render(
+    report: Report, paths: Mapping[StreamKey, str], *, color: bool, over: bool = True
+) -> str:
+    """Return the report as text for stderr, with a final newline. ``over``: whether the run ended
+    with it, and not only an attempt."""
     failed = report.exit_code not in (ExitCode.OK, ExitCode.INTERRUPTED)
     lines: list[str] = []
     if failed:
@@ -37,13 +38,20 @@ def render(report: Report, paths: Mapping[StreamKey, str], *, color: bool) -> st
     lines += _problems(report, color)
     if report.hint:
         lines += _marked("hint", "cyan", report.hint, color)
+    if over:
+        lines.append(_end(report, failed=failed, color=color))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _end(report: Report, *, failed: bool, color: bool) -> str:
+    after = names.duration(report.seconds)
+    logs = f"; logs in {names.path(report.logs)}" if report.logs else ""
     word = "done in" if report.exit_code == ExitCode.OK else "failed after"
     reason = "" if failed else f": {clean(report.reason)}"
     if report.exit_code == ExitCode.INTERRUPTED:
         word = "stopped after"
     head = names.paint("dtrain:", "bold") if color else "dtrain:"
-    lines.append(f"{head} {word} {after}{reason}{logs}")
-    return "".join(f"{line}\n" for line in lines)
+    return f"{head} {word} {after}{reason}{logs}"
 
 
 def _headline(failure: Failure) -> str:

@@ -46,7 +46,7 @@ def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
 def old(found: Sequence[OldRun], paper: Paper) -> str:
     """Return one line for each run that may be removed, and the size of all."""
     if not found:
-        return "no run is old enough to be removed\n"
+        return "no run that is over is old enough to be removed: see --older-than and --keep\n"
     rows = [
         (one.run.run, one.run.state, f"{_age(one.run, short=False)} ago", _size(one.size))
         for one in found
@@ -74,14 +74,15 @@ def _size(count: float) -> str:
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
-    """``short`` is for a narrow terminal: times in one unit, no empty column."""
+    """``short`` is for a narrow terminal: times in one unit, no workers, no loss, no empty
+    column."""
     columns = {
         "RUN": [run.run for run in runs],
         "STATE": [run.state for run in runs],
         "STARTED": [f"{_age(run, short=short)} ago" for run in runs],
         "HOSTS": [_named(run, list(run.hosts)) for run in runs],
-        "WORKERS": [str(run.workers) if not run.unreadable else "" for run in runs],
-        "PROGRESS": [clean(run.unreadable) or _progress(run) for run in runs],
+        "WORKERS": ["" if run.unreadable or short else str(run.workers) for run in runs],
+        "PROGRESS": [clean(run.unreadable) or _progress(run, short=short) for run in runs],
     }
     shown = {title: values for title, values in columns.items() if not short or any(values)}
     align = "".join("w" if title in ("HOSTS", "PROGRESS") else "l" for title in shown)
@@ -186,10 +187,12 @@ def _outcome(process: ProcessStatus) -> str:
     return f"{how} {names.duration(age(process.ended))} ago"
 
 
-def _progress(run: RunStatus) -> str:
+def _progress(run: RunStatus, *, short: bool = False) -> str:
     report = run.progress
     if report is None:
         return ""
+    if short:
+        return f"{report.step:,}" + (f"/{report.total:,}" if report.total is not None else "")
     of = f" of {report.total:,}" if report.total is not None else ""
     loss = f" · loss {report.loss:.4g}" if report.loss is not None else ""
     return f"step {report.step:,}{of}{loss}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -50,15 +50,15 @@ def as_text(run: Summary, paper: Paper, now: float, written: Sequence[str] = ())
         _events(run, paper),
         [clean(text) for text in written],
     ]
-    text = paper.sections(sections)
+    ended = ""
     if run.report is not None:
-        text += f"\n{render(run.report, {}, color=paper.color)}"
-    return text
+        ended = render(run.report, {}, color=paper.color, over=run.ended is not None)
+    return "\n".join(filter(None, (paper.sections(sections), ended.lstrip("\n"))))
 
 
 def facts(run: Summary, now: float) -> list[tuple[str, str]]:
     """Titles and values about the whole run."""
-    last = next((point for point in reversed(run.curve)), None)
+    last = last_step(run)
     measured = run.measured
     speed = [f"{measured.step_time:.3g} s a step"] if measured.step_time is not None else []
     if measured.tokens_per_second is not None:
@@ -69,9 +69,9 @@ def facts(run: Summary, now: float) -> list[tuple[str, str]]:
         ("Run", run.record.run),
         ("State", state(run)),
         ("Began", moment(run.began)),
-        ("Took", names.duration((run.ended or now) - run.began)),
+        ("Took", spent((run.ended or now) - run.began)),
         ("Hosts", f"{names.hosts(run.hosts)}: {names.count(run.workers, 'worker')}{gpus}"),
-        ("Steps", f"{last.step:,}" if last is not None else ""),
+        ("Steps", f"{last:,}" if last is not None else ""),
         ("Loss", f"{losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""),
         ("Speed", ", ".join(speed)),
         (
@@ -88,6 +88,17 @@ def facts(run: Summary, now: float) -> list[tuple[str, str]]:
         ),
     ]
     return [(title, text) for title, text in found if text]
+
+
+def last_step(run: Summary) -> int | None:
+    """The last step of the last attempt that reports steps."""
+    steps = (one.last_step for one in reversed(run.goodput.attempts))
+    return next((step for step in steps if step is not None), None)
+
+
+def spent(seconds: float) -> str:
+    """A length of time; short ones with a tenth of a second, so that their shares make sense."""
+    return f"{seconds:.1f} s" if seconds < 10 else names.duration(seconds)
 
 
 def state(run: Summary) -> str:
@@ -111,8 +122,8 @@ def moment(seconds: float) -> str:
 def spans(run: Summary) -> list[tuple[str, float, float]]:
     """The title, the seconds and the share of each class of time that is not empty."""
     wall = run.goodput.wall or 1.0
-    spent = run.goodput.seconds
-    return [(TITLES[name], spent[name], spent[name] / wall) for name in CLASSES if spent[name]]
+    of = run.goodput.seconds
+    return [(TITLES[name], of[name], of[name] / wall) for name in CLASSES if of[name]]
 
 
 def attempt_row(one: AttemptTime, began: float) -> tuple[str, str, str, str, str]:
@@ -121,7 +132,7 @@ def attempt_row(one: AttemptTime, began: float) -> tuple[str, str, str, str, str
     return (
         str(one.number),
         f"+{names.duration(one.begin - began)}",
-        names.duration(one.end - one.begin),
+        spent(one.end - one.begin),
         steps,
         clean(one.why) if one.why else "not over",
     )
@@ -138,7 +149,7 @@ def difference_row(one: Difference) -> tuple[str, str, str, str]:
 
 
 def _goodput(run: Summary, paper: Paper) -> list[RenderableType]:
-    rows = [(title, names.duration(spent), f"{of:.1%}") for title, spent, of in spans(run)]
+    rows = [(title, spent(seconds), f"{of * 100:.1f} %") for title, seconds, of in spans(run)]
     return [paper.table("lrr", rows, titles=("TIME", "", "SHARE"))] if rows else []
 
 
@@ -166,53 +177,56 @@ def _slow(run: Summary, paper: Paper) -> list[RenderableType]:
 
 
 def _events(run: Summary, paper: Paper) -> list[RenderableType]:
-    shown = run.events[-EVENTS:]
-    rows = [(f"+{names.duration(one.time - run.began)}", clean(one.text)) for one in shown]
-    return [paper.table("rw", rows, titles=("EVENTS", ""))] if rows else []
+    rows = []
+    for one in run.events[-EVENTS:]:
+        first, *more = one.text.splitlines() or [""]
+        rows.append((f"+{names.duration(one.time - run.began)}", clean(first)))
+        rows += [("", f"  {clean(line)}") for line in more]
+    return [paper.table("rw", rows, titles=("", "EVENTS"))] if rows else []
 
 
 def comparison(first: Summary, second: Summary, paper: Paper) -> str:
     """Return two runs side by side."""
-    rows = [
-        (title, _number(one, unit), _number(two, unit), _ratio(one, two))
-        for (title, unit, one), (_, _, two) in zip(_figures(first), _figures(second), strict=True)
-        if one is not None or two is not None
-    ]
-    heads = [clean(run.record.run) for run in (first, second)]
+    both = [*zip(("first", "second"), (first, second), strict=True)]
     facts = [
-        (title, names.hosts(run.hosts), state(run))
-        for title, run in zip(heads, (first, second), strict=True)
+        (which, clean(run.record.run), names.hosts(run.hosts), state(run)) for which, run in both
+    ]
+    rows = [
+        (title, show(one), show(two), _ratio(one, two))
+        for (title, show, one), (_, _, two) in zip(_figures(first), _figures(second), strict=True)
+        if one is not None or two is not None
     ]
     return paper.sections(
         [
-            [paper.table("lwl", facts, titles=("RUN", "HOSTS", "STATE"))],
-            [paper.table("lrrr", rows, titles=("", *heads, "SECOND / FIRST"))],
+            [paper.table("llwl", facts, titles=("", "RUN", "HOSTS", "STATE"))],
+            [paper.table("lrrr", rows, titles=("", "FIRST", "SECOND", "SECOND / FIRST"))],
         ]
     )
 
 
-def _figures(run: Summary) -> list[tuple[str, str, float | None]]:
-    """Titles, units and values to compare."""
+_Show = Callable[[float | None], str]
+
+
+def _figures(run: Summary) -> list[tuple[str, _Show, float | None]]:
+    """Titles and values to compare, each with how to show the value."""
     losses = [point.loss for point in run.curve if point.loss is not None]
-    goodput = run.goodput.share
+    last, goodput = last_step(run), run.goodput.share
+    length = _shown(spent)
     return [
-        ("wall time", "s", run.goodput.wall),
-        ("attempts", "", float(len(run.goodput.attempts))),
-        ("last step", "", float(run.curve[-1].step) if run.curve else None),
-        ("last loss", "", losses[-1] if losses else None),
-        ("step time", "s", run.measured.step_time),
-        ("tokens/s", "", run.measured.tokens_per_second),
-        ("peak memory", "GiB", run.measured.memory_gib),
-        ("goodput", "%", goodput * 100 if goodput is not None else None),
-        *((TITLES[name], "s", run.goodput.seconds[name] or None) for name in CLASSES),
+        ("wall time", length, run.goodput.wall),
+        ("attempts", _shown("{:.0f}".format), float(len(run.goodput.attempts))),
+        ("last step", _shown("{:,.0f}".format), None if last is None else float(last)),
+        ("last loss", _shown("{:.4g}".format), losses[-1] if losses else None),
+        ("step time", _shown("{:.3g} s".format), run.measured.step_time),
+        ("tokens/s", _shown("{:,.0f}".format), run.measured.tokens_per_second),
+        ("peak memory", _shown("{:.1f} GiB".format), run.measured.memory_gib),
+        ("goodput", _shown("{:.1f} %".format), goodput * 100 if goodput is not None else None),
+        *((TITLES[name], length, run.goodput.seconds[name] or None) for name in CLASSES),
     ]
 
 
-def _number(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    text = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
-    return f"{text} {unit}".rstrip()
+def _shown(known: Callable[[float], str]) -> _Show:
+    return lambda value: "-" if value is None else known(value)
 
 
 def _ratio(first: float | None, second: float | None) -> str:

@@ -26,6 +26,7 @@ from dtrain_cli.views.summary import (
     facts,
     share,
     spans,
+    spent,
     state,
 )
 
@@ -95,6 +96,7 @@ def _cause(run: Summary) -> dict[str, Any] | None:
     first = report.failures[0] if report.failures else None
     traceback = shorten(first.traceback.strip("\n")).split("\n")[-TRACEBACK:] if first else []
     return {
+        "title": "First cause" if run.ended is not None else "First cause of the last failure",
         "headline": f"{first.who} {first.how}" if first else report.reason,
         "message": first.message if first else "",
         "traceback": traceback if any(traceback) else [],
@@ -108,14 +110,14 @@ def _goodput(run: Summary) -> list[dict[str, Any]]:
     """A part of the bar for each class of time."""
     colors = {TITLES[name]: color(name) for name in CLASSES}
     parts, before = [], 0.0
-    for title, spent, of in spans(run):
+    for title, seconds, of in spans(run):
         parts.append(
             {
                 "title": title,
                 "color": colors[title],
-                "time": names.duration(spent),
+                "time": spent(seconds),
                 "share": f"{of * 100:.1f} %",
-                "seconds": f"{spent:.6g}",
+                "seconds": f"{seconds:.6g}",
                 "x": _percent(before),
                 "width": _percent(of),
             }
@@ -131,7 +133,7 @@ def _attempt(one: AttemptTime, began: float, length: float) -> dict[str, Any]:
         begin, end = parts[0].begin, parts[-1].end
         if (end - begin) / length < 2e-4 and len(one.segments) > BUCKETS:
             continue  # too short to be seen
-        lasted = names.duration(end - begin)
+        lasted = spent(end - begin)
         segments.append(
             {
                 "x": _percent((begin - began) / length),
@@ -196,15 +198,20 @@ def _curve(title: str, unit: str, values: Points, length: float) -> dict[str, An
         "title": title,
         "path": " ".join(
             f"{min(max(at / length, 0), 1) * 1000:.1f},{100 - (value - bottom) / span * 100:.2f}"
-            for at, value in thinned
+            for at, value in (thinned if len(thinned) > 1 else thinned * 2)
         ),
-        "high": f"{high:,.4g}{unit}",
-        "low": f"{bottom:,.4g}",
-        "description": f"{title}: from {values[0][1]:,.4g} to {values[-1][1]:,.4g}{unit}, "
-        f"least {low:,.4g}, most {high:,.4g}",
-        "rows": [(f"+{names.duration(at)}", f"{value:,.4g}") for at, value in thinned[::every]],
+        "dot": len(thinned) == 1,
+        "high": f"{_amount(high)}{unit}",
+        "low": _amount(bottom),
+        "description": f"{title}: from {_amount(values[0][1])} to {_amount(values[-1][1])}{unit}, "
+        f"least {_amount(low)}, most {_amount(high)}",
+        "rows": [(f"+{names.duration(at)}", _amount(value)) for at, value in thinned[::every]],
         "head": ("time", f"{title.lower()}{f', {unit.strip()}' if unit else ''}"),
     }
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _value(one: tuple[float, float]) -> float:

@@ -222,21 +222,14 @@ class RunFolder:
                 continue
             for file in _entries(self.logs / folder.name):
                 if _STREAM_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
-                    role, index = names.parsed(file.name[: -len(".out")])
-                    ranked = plan.job.ranked and role in ("worker", "rank")
-                    stream = self.stream(
-                        folder.name,
-                        file.name,
-                        role="worker" if role == "rank" else role,
-                        index=index,
-                        rank=index if ranked else None,
-                    )
+                    stream = self.stream(folder.name, file.name, ranked=plan.job.ranked)
                     with contextlib.suppress(OSError):
                         found[stream] = file.stat(follow_symlinks=False).st_size
         return found
 
-    def stream(self, host: str, name: str, *, role: str, index: int, rank: int | None) -> Stream:
-        """The stream that ``host`` calls ``name``, for example ``worker-3.err``.
+    def stream(self, host: str, name: str, *, ranked: bool) -> Stream:
+        """The stream that ``host`` calls ``name``: ``worker-3.err``, or ``rank-3.err`` of a worker
+        that torchrun starts. ``ranked``: see `Job.ranked`.
 
         Raises ValueError if the names, which come from outside, do not name a file in this run's
         folder.
@@ -246,6 +239,9 @@ class RunFolder:
         if not _STREAM_NAME.fullmatch(name):
             raise ValueError(f"not the name of a worker's output: {name!r}")
         fd: Literal["stdout", "stderr"] = "stdout" if name.endswith(".out") else "stderr"
+        role, index = names.parsed(name.partition(".")[0])
+        role = "worker" if role == "rank" else role
+        rank = index if ranked and role == "worker" else None
         return Stream(host, role, index, rank, fd, self.logs / host / name)
 
 

@@ -109,7 +109,7 @@ def explanation(found: Measured, of: Sequence[Difference], slow: bool) -> str:
     if time is None or abs(time.ratio - 1) <= CLOSE:
         return ""
     if time.ratio < 1:
-        return "steps are faster than planned: calibrate the next plan (`dtrain help check`)"
+        return "steps are faster than planned: `dtrain plan --calibrate-run` learns from this run"
     extra = time.measured - time.planned
     waits = (found.data_share or 0.0) * time.measured
     if waits >= extra / 2:

@@ -5,22 +5,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import secrets
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.agent import Time
-from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
+from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 from dtrain.runs.restart import Retry
-from dtrain.runs.stored_file import RUN_NAME, open_stored, unreadable
+from dtrain.runs.stored_file import RUN_NAME, read_object, write_object
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
 from dtrain.spec.load import contents, parse_once
@@ -95,6 +93,10 @@ class Record:
     allocated: tuple[str, ...] = ()
     """The hosts that the engine chose, in node-rank order; empty if the file names them, or if they
     are not known yet."""
+    context: Annotated[str, Length(1 << 10)] | None = None
+    """The context of the kubeconfig at the launch. The user may switch to another one later."""
+    namespace: Annotated[str, Length(1 << 10)] | None = None
+    """The namespace of the job on Kubernetes."""
 
     @property
     def on_hosts(self) -> str:
@@ -159,37 +161,23 @@ class Record:
 
     def save(self, folder: Path) -> None:
         """Write, or replace, the folder's record; readers never see half of it. Raises OSError."""
-        draft = folder / f".{FILE}"
-        draft.unlink(missing_ok=True)
-        fd = open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with os.fdopen(fd, "w") as file:
-            json.dump({"schema": SCHEMA, **asdict(self)}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(folder / FILE)
+        write_object(folder / FILE, {"schema": SCHEMA, **asdict(self)}, indent=1, durable=True)
 
     @classmethod
     def load(cls, folder: Path) -> Record:
         """Raises UsageError if the folder has no record that this version can read."""
         path = folder / FILE
-        try:
-            with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
-                data = file.read(MAX_BYTES + 1)
-            if len(data) > MAX_BYTES:
-                raise ProtocolError(f"larger than {MAX_BYTES >> 20} MiB")
-            body = parse_object(data)
-            if body.get("schema") != SCHEMA:
-                raise UsageError(f"{path}: written by another version of dtrain")
-            if "stray" in body:  # from an earlier version
-                body["leftovers"] = body.pop("stray")
-            record = decode(cls, body, "run")
-            record._check()
-        except FileNotFoundError:
-            raise UsageError(f"{path}: not found, so this run cannot be read") from None
-        except OSError as error:
-            raise unreadable(path, error) from None
-        except ProtocolError as error:
-            raise UsageError(f"{path}: cannot be read: {error}") from None
+        record = read_object(path, SCHEMA, MAX_BYTES, cls._read)
+        if record is None:
+            raise UsageError(f"{path}: not found, so this run cannot be read")
+        return record
+
+    @classmethod
+    def _read(cls, body: dict[str, Any]) -> Record:
+        if "stray" in body:  # from an earlier version
+            body["leftovers"] = body.pop("stray")
+        record = decode(cls, body, "run")
+        record._check()
         return record
 
     def _check(self) -> None:

@@ -7,10 +7,14 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dtrain.diagnostics import UsageError
 from dtrain.node.trust import Trust, UnsafeError
+
+_T = TypeVar("_T")
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -38,3 +42,47 @@ def unreadable(path: Path, error: OSError) -> UsageError:
     if isinstance(error, UnsafeError):
         return UsageError(error.reason, hint=error.hint("DTRAIN_HOME"))
     return UsageError(f"{path}: cannot be read: {error.strerror}")
+
+
+def write_object(
+    path: Path, body: Mapping[str, Any], *, indent: int | None = None, durable: bool = False
+) -> None:
+    """Write, or replace, a file with a JSON object; readers never see half of it. ``durable``: it
+    survives a crash of the machine. Raises OSError."""
+    import json
+
+    draft = path.with_name(f".{path.name}")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
+        json.dump(body, file, indent=indent)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_object(
+    path: Path, schema: int, limit: int, read: Callable[[dict[str, Any]], _T]
+) -> _T | None:
+    """What ``read`` makes of the JSON object in a file of at most ``limit`` bytes; None if there is
+    no such file.
+
+    Raises UsageError if this version cannot read it, also where ``read`` raises ProtocolError.
+    """
+    from dtrain.messages.decode import ProtocolError, parse_object  # json takes time to import
+
+    try:
+        with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise ProtocolError(f"larger than {limit >> 20} MiB")
+        body = parse_object(data)
+        if body.get("schema") != schema:
+            raise UsageError(f"{path}: written by another version of dtrain")
+        return read(body)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ProtocolError as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None

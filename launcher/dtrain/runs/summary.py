@@ -61,8 +61,9 @@ class Summary:
     slow: tuple[tuple[float, Straggler], ...]
     """The slow ranks, each time when they changed."""
     report: Report | None
+    """How it ended, or how its last attempt failed if it goes on."""
     samples: dict[str, tuple[Sample, ...]]
-    """Telemetry by host, thinned."""
+    """Telemetry by host, thinned, without what ranks use."""
     unreadable: int
     """Lines of the journal that could not be read."""
 
@@ -78,7 +79,9 @@ def summary(folder: RunFolder, now: float) -> Summary:
     records = list(reader.read())
     hosts = _hosts(records)
     most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
-    samples = {host: tuple(telemetry.sampled(folder.path, host, most)) for host in hosts}
+    samples = {
+        host: tuple(telemetry.sampled(folder.path, host, most, ranks=False)) for host in hosts
+    }
     used = [
         gpu.memory_used
         for of_host in samples.values()

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dtrain.messages.decode import ProtocolError, parse
+from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.stored_file import open_stored
 
@@ -39,30 +39,24 @@ def latest(folder: Path, host: str) -> Sample | None:
         return None
 
 
-def averages(folder: Path, host: str) -> Iterator[Sample]:
-    """The averages of a host, oldest first. Leaves out what cannot be read."""
-    try:
-        with os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file:
-            while line := file.readline(MAX_LINE):
-                if line != b"\n" and (sample := _sample(line)) is not None:
-                    yield sample
-    except (OSError, ValueError):
-        return
-
-
-def sampled(folder: Path, host: str, most: int) -> Iterator[Sample]:
-    """At most ``most`` averages of a host, evenly over time, oldest first. Decodes no more than
-    these, so that a report of a long run is quick."""
+def sampled(folder: Path, host: str, most: int, *, ranks: bool = True) -> Iterator[Sample]:
+    """At most ``most`` averages of a host, evenly over time, oldest first; ``ranks``: with what its
+    ranks use. Decodes no more than these, so that a report of a long run is quick."""
     last = last_time(folder, host)
-    due, spacing = -math.inf, 0.0
+    first, due, spacing, before = 0.0, -math.inf, 0.0, -math.inf
     try:
         with os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file:
             while line := file.readline(MAX_LINE):
                 at = _time(line)
-                if at is None or at < due or (sample := _sample(line)) is None:
+                if at is not None and at < before:
+                    due = at  # the clock was set back
+                before = before if at is None else at
+                if at is None or at < due or (sample := _sample(line, ranks=ranks)) is None:
                     continue
-                spacing = spacing or (last - at) / max(1, most - 1)
-                due = at + spacing
+                if not spacing:
+                    first, spacing = at, max(0.0, last - at) / max(1, most - 1)
+                # Of a grid: a late average must not delay all later ones.
+                due = first + (math.floor((at - first) / spacing) + 1) * spacing if spacing else at
                 yield sample
     except (OSError, ValueError):
         return
@@ -177,8 +171,9 @@ def _time(line: bytes) -> float | None:
     return float(found[1]) if found else None
 
 
-def _sample(line: bytes) -> Sample | None:
+def _sample(line: bytes, *, ranks: bool = True) -> Sample | None:
     try:
-        return Sample.read(parse(line))
+        body = parse_object(line)
+        return Sample.read(body if ranks else {**body, "ranks": []})
     except ProtocolError:
         return None

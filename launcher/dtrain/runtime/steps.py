@@ -91,7 +91,10 @@ class StepRecorder:
     def end_wait(self, began: float, wait: str = "ranks", before: str = "") -> None:
         """End a wait that began at ``began`` (`time.monotonic`)."""
         self._waiting_for = before
-        spent = time.monotonic() - began
+        self.add_wait(time.monotonic() - began, wait)
+
+    def add_wait(self, spent: float, wait: str = "ranks") -> None:
+        """Count ``spent`` seconds of a wait."""
         if wait == "data":
             self._data += spent
             self._phases["data"] += spent
@@ -126,10 +129,11 @@ class StepRecorder:
                     return
             yield batch
 
-    def end_step(self) -> Step:
-        """Count a step. The caller passes it to `add` once its computation is known."""
+    def end_step(self, count: int = 1) -> Step:
+        """Count a step. The caller passes it to `add` once its computation is known. ``count``
+        steps at once are not passed to it."""
         self._counts_itself = True
-        return self._end_step(self._done + 1)
+        return self._end_step(self._done + count)
 
     def report(self, step: int, compute: float | None, data: float | None) -> None:
         """The script has done step number ``step``. Ignored if `end_step` counts the steps."""
@@ -158,19 +162,18 @@ class StepRecorder:
         if step.whole is not None:
             self._samples.append((step.whole, compute, step.data))
         if step.number % STEPS == 0:
+            queued, self._queued_before = self._queued_before, seconds_queued()
             if len(self._samples) == STEPS:
-                self._end_block(step.number // STEPS - 1)
+                self._end_block(step.number // STEPS - 1, (self._queued_before - queued) / STEPS)
             self._samples.clear()
 
-    def _end_block(self, number: int) -> None:
+    def _end_block(self, number: int, queued: float) -> None:
         # Without the longest step: every tenth may save a checkpoint on one rank alone.
         samples = sorted(self._samples, key=lambda one: (one[1] or 0.0) + one[2])[:-1]
         whole = sum(one[0] for one in samples) / len(samples)
         data = sum(one[2] for one in samples) / len(samples)
         computes = [one[1] for one in samples if one[1] is not None]
         compute = sum(computes) / len(samples) if len(computes) == len(samples) else None
-        queued, self._queued_before = self._queued_before, seconds_queued()
-        queued = (self._queued_before - queued) / STEPS
         self._blocks.append(
             [
                 number,

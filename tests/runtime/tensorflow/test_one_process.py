@@ -15,9 +15,14 @@ def test_devices_precision_and_loss_scaling(start, legacy: str) -> None:
 
 
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras-3", "tf-keras"])
-def test_fit_reports_the_loss_of_each_step(start, legacy: str) -> None:
+def test_fit_reports_each_step_and_its_loss(start, legacy: str) -> None:
     task = start("none", [CHECKS / "losses.py"], {"TF_USE_LEGACY_KERAS": legacy})["-0"]
     assert "all reported" in task.succeeds()
+
+
+def test_measuring_the_steps_of_fit_changes_nothing(start) -> None:
+    task = start("none", [CHECKS / "timing.py"], {"TF_USE_LEGACY_KERAS": "1"})["-0"]
+    assert "all measured" in task.succeeds()
 
 
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras-3", "tf-keras"])

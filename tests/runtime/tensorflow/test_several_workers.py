@@ -57,8 +57,11 @@ def test_fit_ends_on_term_with_a_checkpoint_and_resumes_from_it(
     first = losses(tmp_path / "worker-0" / "losses.json")
     kept = checkpoint_steps(tmp_path / "worker-0" / "saved")
     assert kept == [max(first)] and kept[0] < 120
-    assert [path.name for path in progress.iterdir()] == ["worker-0.progress"]
-    assert '"event": "progress"' in (progress / "worker-0.progress").read_text()
+    said = {path.name: path.read_text() for path in progress.iterdir()}
+    assert sorted(said) == ["worker-0.progress", "worker-1.progress"]
+    assert all('"event": "steps"' in text for text in said.values())
+    reports = [name for name, text in said.items() if '"event": "progress"' in text]
+    assert reports == ["worker-0.progress"]
 
     for task in start("multi_worker_mirrored", command, worker=2).values():
         task.succeeds()

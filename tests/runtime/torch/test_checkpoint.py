@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
-from dtrain.runtime.torch.checkpoint import _place_for
+from dtrain.runtime.torch.checkpoint import _place_for, save
 from runtime.torch.ranks import HERE, ROOT, finish, run, start
 from support.warm import Process
 
@@ -23,6 +23,12 @@ SMALL = ["--width", "32", "--layers", "2", "--heads", "4", "--kv-heads", "2", "-
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_save_keeps_at_least_itself(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep=0"):
+        save(tmp_path, 1, None, None, keep=0)  # type: ignore[arg-type]
+    assert names(tmp_path) == []
 
 
 def test_a_kill_in_the_middle_of_a_save_keeps_the_one_before(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ ONE = {
 }
 TWO = {
     "ddp, at once": {"layout": {"data": 2, "micro_batch": 4}},
-    "fsdp": {"strategy": "fsdp"},
     "optimizer": {"layout": {"data": 2, "sharding": "optimizer"}},
     "gradients": {"layout": {"data": 2, "sharding": "gradients"}},
     "offload": {
@@ -32,22 +31,24 @@ TWO = {
     "compiled, reduced in bf16": {
         "layout": {"data": 2, "reduce": "bf16", "compile": True},
         "precision": "fp32",
+        "kind": "tied",
+        "stop": 1,
+    },
+    "resumed from compiled": {
+        "layout": {"data": 2, "sharding": "full", "offload_activations": True},
+        "precision": "fp32",
+        "kind": "tied",
+        "resume": True,
     },
     "full recompute": {"layout": {"data": 2, "sharding": "full", "recompute": "full"}},
     "selective recompute": {"layout": {"data": 2, "recompute": "selective"}},
-    "tensor": {"strategy": "tensor", "logits": 32},
     "context": {"layout": {"context": 2, "recompute": "selective"}},
     "tensor, recomputed": {
         "layout": {"tensor": 2, "sequence_parallel": True, "recompute": "selective"}
     },
-    "1f1b": {"strategy": "pipeline"},
     "1f1b, recomputed": {"layout": {"pipeline": 2, "recompute": "full"}},
-    "gpipe": {"layout": {"pipeline": 2, "schedule": "gpipe", "micro_batch": 4}},
     "looped gpipe": {"layout": {"pipeline": 2, "schedule": "gpipe", "virtual_pipeline": 2}},
-    "interleaved": {"layout": {"pipeline": 2, "virtual_pipeline": 2}},
     "zb-1p": {"layout": {"pipeline": 2, "schedule": "zb-1p", "virtual_pipeline": 2}},
-    "zb-v": {"layout": {"pipeline": 2, "schedule": "zb-v"}},
-    "tied, ddp": {"strategy": "ddp", "kind": "tied"},
     "tied, fsdp": {"strategy": "fsdp", "kind": "tied"},
     "tied, tensor": {"strategy": "tensor", "kind": "tied"},
     "normed, tensor": {"strategy": "tensor", "kind": "normed"},
@@ -56,7 +57,6 @@ TWO = {
     "tensor, own loss": {"strategy": "tensor", "loss": "own", "logits": 64},
     "bf16, tensor": {"strategy": "tensor", "precision": "bf16"},
     "bf16, ddp": {"strategy": "ddp", "precision": "bf16"},
-    "bf16, fsdp": {"strategy": "fsdp", "precision": "bf16"},
     "fp16, ddp": {"strategy": "ddp", "precision": "fp16"},
     "fp16, fsdp": {"strategy": "fsdp", "precision": "fp16"},
     "experts, resumed in context": {
@@ -64,16 +64,12 @@ TWO = {
         "kind": "mixture",
         "resume": True,
     },
-    "resumed in context": {"layout": {"context": 2, "sharding": "full"}, "resume": True},
-    "resumed in tensor": {"strategy": "tensor", "resume": True},
+    "resumed in tensor": {"strategy": "tensor", "resume": True, "logits": 32},
     "resumed in zb-v": {"layout": {"pipeline": 2, "schedule": "zb-v"}, "resume": True},
 }
 FOUR = {
-    "hsdp": {"layout": {"data": 4, "sharding": "hybrid", "shard": 2}},
     "tensor, copied": {"layout": {"tensor": 2, "data": 2, "sequence_parallel": True}},
-    "tensor, zero-1": {"layout": {"tensor": 2, "data": 2, "sharding": "optimizer"}},
-    "tensor x pipeline": {"layout": {**SPLIT, "sequence_parallel": True}, "logits": 32},
-    "tensor x zb-1p": {"layout": {**SPLIT, "schedule": "zb-1p", "sequence_parallel": True}},
+    "tensor, in context": {"layout": {"tensor": 2, "context": 2, "sequence_parallel": True}},
     "experts in a pipeline": {
         "layout": {"pipeline": 2, "data": 2, "expert": 2, "schedule": "gpipe"},
         "kind": "mixture",
@@ -83,31 +79,29 @@ FOUR = {
         "kind": "mixture",
         "stop": 1,
     },
-    "pipeline, sharded": {"layout": {"pipeline": 2, "data": 2, "sharding": "full"}},
     "interleaved, zero-1": {
         "layout": {"pipeline": 2, "virtual_pipeline": 2, "data": 2, "sharding": "optimizer"}
     },
     "context, hybrid": {
         "layout": {"context": 2, "data": 2, "sharding": "hybrid", "shard": 2, "recompute": "full"}
     },
-    "bf16, all split": {"layout": SPLIT, "precision": "bf16"},
-    "fp16, all split": {"layout": {**SPLIT, "sequence_parallel": True}, "precision": "fp16"},
+    "fp16, all split": {
+        "layout": {**SPLIT, "sequence_parallel": True},
+        "precision": "fp16",
+        "logits": 32,
+    },
     "tensor, sharded": {
         "layout": {"tensor": 2, "data": 2, "sharding": "full", "sequence_parallel": True},
         "stop": 1,
     },
     "resumed in a pipeline of four": {"strategy": "pipeline", "resume": True},
+    "resumed in fsdp": {"strategy": "fsdp", "resume": True},
 }
 EIGHT = {
-    "3d, in context": {"layout": {**SPLIT, "context": 2, "sequence_parallel": True}},
-    "3d, sharded": {
-        "layout": {**SPLIT, "data": 2, "sequence_parallel": True, "sharding": "full"},
-    },
     "resumed in 3d": {
         "layout": {**SPLIT, "data": 2, "sharding": "optimizer", "recompute": "full"},
         "resume": True,
     },
-    "resumed in fsdp": {"strategy": "fsdp", "resume": True},
 }
 
 Report = dict[str, dict[str, Any]]

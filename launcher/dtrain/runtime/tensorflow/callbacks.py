@@ -11,6 +11,7 @@ from dtrain.runtime.tensorflow.checkpoints import Checkpoints
 from dtrain.runtime.tensorflow.collectives import stop_together
 from dtrain.runtime.tensorflow.legacy_keras import keras
 from dtrain.runtime.tensorflow.run import StrategyRun
+from dtrain.runtime.tensorflow.timing import measurable, measure_fit, timer
 
 
 def callbacks(
@@ -69,6 +70,7 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
         self._save_every = save_every
         self._on_step = on_step
         self._must_stop = stop_together(run)
+        self._measures = measurable(run)
 
     def _advance(self, steps: int, loss: float) -> None:
         self._done += steps
@@ -86,6 +88,8 @@ class _Training(keras().callbacks.Callback):  # type: ignore[misc]
         # tf-keras sums over the workers, but each worker already has the mean.
         if self._run.several_workers and self.model.distribute_reduction_method == "auto":
             self.model.distribute_reduction_method = "first"
+        if self._measures:
+            measure_fit(self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._done != self._saved:
@@ -103,9 +107,14 @@ class _AfterStep(_Training):
         for metric in self.model.metrics:
             if metric.name == "loss":
                 metric.reset_state()
+        self._first = batch
+        timer.begin_step()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._advance(1, float(logs["loss"]))
+        count = batch - self._first + 1  # more than one with `steps_per_execution`
+        if self._measures:
+            timer.end_step(count)
+        self._advance(count, float(logs["loss"]))
 
 
 class _AfterEpoch(_Training):

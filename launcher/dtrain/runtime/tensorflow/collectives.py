@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.runtime.progress import steps
 from dtrain.runtime.stopping import stop_requested
 from dtrain.runtime.tensorflow.run import StrategyRun
 
@@ -31,8 +32,9 @@ def stop_together(run: StrategyRun) -> Callable[[], bool]:
         return run.strategy.run(replica, (mine,))
 
     def stop() -> bool:
-        total = votes(tf.constant(float(stop_requested())))
-        return float(run.strategy.experimental_local_results(total)[0]) > 0
+        with steps.waiting():
+            total = votes(tf.constant(float(stop_requested())))
+            return float(run.strategy.experimental_local_results(total)[0]) > 0
 
     return stop
 

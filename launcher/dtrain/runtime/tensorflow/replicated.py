@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.runtime.tensorflow.run import StrategyRun
+from dtrain.runtime.tensorflow.timing import measurable, timer
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -24,7 +25,13 @@ def replicated(run: StrategyRun, step: Callable[..., tf.Tensor]) -> Callable[[An
             return _sum_over_workers(run, [step(*mine)])[0]
         return run.strategy.reduce(_SUM, run.strategy.run(step, batch), axis=None)
 
-    return run_step  # type: ignore[no-any-return]
+    def measured(batch: Any) -> tf.Tensor:
+        timer.begin_step()
+        result = run_step(batch)
+        timer.end_step()
+        return result
+
+    return measured if measurable(run) else run_step
 
 
 def sum_gradients(run: StrategyRun, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -32,7 +39,10 @@ def sum_gradients(run: StrategyRun, gradients: Sequence[tf.Tensor]) -> Sequence[
 
     An optimizer itself sums the replicas' gradients for variables that the strategy created. It
     does not know the layers placed by hand, so their gradients are summed over the workers here.
+    The time at which each worker has its gradients shows which one is slow.
     """
+    if measurable(run):
+        timer.has_gradients(gradients)
     return _sum_over_workers(run, gradients) if _by_hand(run) else gradients
 
 

@@ -64,8 +64,11 @@ def save(
 
     All ranks call it. It stores weights, the optimizer's state for each parameter, the position in
     the data and the loss scale. The script sets the optimizer's settings (learning rate, ...).
-    Raises RuntimeError if the hosts do not share ``folder``.
+    Raises ValueError if ``keep`` is less than 1, and RuntimeError if the hosts do not share
+    ``folder``.
     """
+    if keep < 1:
+        raise ValueError(f"keep={keep}: at least 1 checkpoint must stay")
     folder = Path(folder)
     partial = folder / f"step-{step:08}.partial"
     if dist.get_rank() == 0:

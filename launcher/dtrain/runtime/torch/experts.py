@@ -41,7 +41,7 @@ class MixtureOfExperts(nn.Module):
         experts = chosen.flatten()
         order = experts.argsort(stable=True)
         counts = experts.new_zeros(self.count).index_add(0, experts, torch.ones_like(experts))
-        outputs = self._computed(tokens[order // self.active], counts)
+        outputs = self._run_experts(tokens[order // self.active], counts)
         # (tokens, active, width). A product with the probabilities saves one tensor of this size;
         # index_add would save two.
         restored = outputs[order.argsort()].view(*chosen.shape, -1)
@@ -57,7 +57,7 @@ class MixtureOfExperts(nn.Module):
                 delattr(self.experts, str(number))
         self._mesh = mesh
 
-    def _computed(self, tokens: Tensor, counts: Tensor) -> Tensor:
+    def _run_experts(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """The experts' outputs for ``tokens``, which are ordered by expert. ``counts`` has the
         number of tokens of each expert."""
         if self._mesh is None:
@@ -70,6 +70,7 @@ class MixtureOfExperts(nn.Module):
         arrived = sizes(arriving)
         sent = [sum(part) for part in _groups(sizes(counts), held)]
         received = [sum(part) for part in _groups(arrived, held)]
+        # Piece ``rank * held + expert`` has the tokens of one rank for one of our experts.
         pieces = torch.split(_exchanged(tokens, sent, received, group), arrived)
         outputs = self.experts([torch.cat(pieces[expert::held]) for expert in range(held)])
         parts = [

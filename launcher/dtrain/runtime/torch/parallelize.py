@@ -86,7 +86,10 @@ def parallelize(
     if place.share is not None:
         passes = SequencePasses(passes, place.share)
     local = not place.by_fsdp and layout.tensor == layout.pipeline == layout.context == 1
-    timer = StepTimer(list(parts.values()), place.device, local=local, blocks=held)
+    blocks_wait = layout.tensor > 1 or layout.context > 1 or layout.expert > 1
+    # A compiled block does not call its layers.
+    layers = blocks_wait and not layout.compile
+    timer = StepTimer(list(parts.values()), place.device, local=local, blocks=held, layers=layers)
     # Stages differ in their work.
     steps.group = place.mesh["pipeline"].get_local_rank()
     return ParallelModel(list(parts.values()), passes, layout, place.mesh, scale, timer)

@@ -186,17 +186,19 @@ def _distribute_norm(module: nn.Module, mesh: DeviceMesh, given: Placement) -> N
             whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
             setattr(module, key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
 
-    entered: list[bool] = []
+    gets_dtensor = False
 
     def enter(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        nonlocal gets_dtensor
         first, *others = inputs
-        entered[:] = [isinstance(first, DTensor)]
-        if entered[0]:
+        gets_dtensor = isinstance(first, DTensor)
+        if gets_dtensor:
             return inputs
         return (DTensor.from_local(first, mesh, [given], run_check=False), *others)
 
     def leave(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
-        return output if entered[0] else output.to_local()
+        """The output has the type of the input."""
+        return output if gets_dtensor else output.to_local()
 
     # Its annotations say that hooks return nothing; its documentation matches this use.
     distribute_module(module, mesh, replicate, enter, leave)  # type: ignore[arg-type]

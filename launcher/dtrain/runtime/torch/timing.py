@@ -8,8 +8,9 @@ this moment in the compute stream. They are read once the GPU has passed them, s
 Under FSDP and pipeline parallelism, ranks also wait within the passes, but not within a block:
 parameters and activations arrive before its forward pass begins. So the forward passes of a few
 blocks are measured, and the computation of a step is estimated from them. Under tensor, context and
-expert parallelism, blocks communicate. There, the ranks that share a block wait for each other and
-look equally slow.
+expert parallelism, ranks wait for each other within a block, but not within its Linear layers: what
+these need is gathered before, and what they return is summed after. There, only these layers are
+measured, and they stand for the rest of the block.
 
 The CUDA path has run only with simulated events, never on a GPU.
 """
@@ -61,9 +62,11 @@ class StepTimer:
         *,
         local: bool = True,
         blocks: Sequence[nn.Module] = (),
+        layers: bool = False,
     ) -> None:
         """``local``: whether the passes wait for other ranks only after the last gradient.
-        Otherwise, ``blocks`` are measured: equal modules that do not wait for other ranks."""
+        Otherwise, ``blocks`` are measured: equal modules that do not wait for other ranks. If they
+        do, ``layers`` measures only their Linear layers."""
         parameters = [one for module in modules for one in module.parameters()]
         self._cuda = device.type == "cuda"
         self._local = local
@@ -74,14 +77,16 @@ class StepTimer:
         """Whether the last gradient of the step is marked."""
         self._pending: deque[tuple[Step, _Marks, float]] = deque()
         """Steps whose events the GPU may not have passed, with the factor of their times."""
-        self._blocks = _Blocks(blocks, cuda=self._cuda) if blocks and not local else None
+        self._blocks = (
+            _Blocks(blocks, cuda=self._cuda, layers=layers) if blocks and not local else None
+        )
         if local:
             for parameter in [one for one in parameters if one.requires_grad][:FIRST]:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._after_gradient
+                    _Hook(self._after_gradient)
                 )
             for module in modules:
-                module.register_forward_pre_hook(self._before_forward)
+                module.register_forward_pre_hook(_Hook(self._before_forward))
 
     data = staticmethod(steps.data)
     """Iterate over batches; the time until each one counts as a wait for data."""
@@ -111,11 +116,13 @@ class StepTimer:
         self._last_gradient = None
         if self._blocks is not None:
             self._blocks.begin()
-        yield
-        if self._blocks is not None:
-            self._blocks.measures = False
-        if self._last_gradient is not None:
-            steps.end_wait(self._last_gradient)
+        try:
+            yield
+        finally:
+            if self._blocks is not None:
+                self._blocks.measures = False
+            if self._last_gradient is not None:
+                steps.end_wait(self._last_gradient)
 
     def end_step(self) -> None:
         """The step is done."""
@@ -153,39 +160,58 @@ class StepTimer:
 class _Blocks:
     """The forward passes of a few of ``blocks``, within `StepTimer.passes`."""
 
-    def __init__(self, blocks: Sequence[nn.Module], *, cuda: bool) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], *, cuda: bool, layers: bool) -> None:
         stride = -(-len(blocks) // MEASURED)
         chosen = blocks[::stride]
         self.factor = PASSES * len(blocks) / len(chosen)
         self.measures = False
         self.seconds = 0.0
         self.marks: _Marks = []
-        for block in chosen:
-            # Hooks of FSDP, which wait for parameters, stay outside.
-            block.forward = self._timed(block.forward, cuda)
+        self._cuda = cuda
+        self._began: float | torch.cuda.Event | None = None
+        inner = [one for block in chosen for one in block.modules() if isinstance(one, nn.Linear)]
+        for module in inner if layers else chosen:
+            # Next to the computation: other hooks wait for parameters and for other ranks.
+            module.register_forward_pre_hook(_Hook(self._begin_forward))
+            module.register_forward_hook(_Hook(self._end_forward), prepend=True)
 
     def begin(self) -> None:
-        self.measures, self.seconds, self.marks = True, 0.0, []
+        self.measures, self.seconds, self.marks, self._began = True, 0.0, [], None
 
-    def _timed(self, forward: Callable[..., Any], cuda: bool) -> Callable[..., Any]:
-        def on_cpu(*args: Any, **kwargs: Any) -> Any:
-            began = time.monotonic()
-            result = forward(*args, **kwargs)
-            if self.measures:
-                self.seconds += time.monotonic() - began
-            return result
+    def _begin_forward(self, _module: nn.Module, _inputs: object) -> None:
+        if self.measures and self._cuda:
+            self._began = _event()
+            self._began.record()
+        elif self.measures:
+            self._began = time.monotonic()
 
-        def on_gpu(*args: Any, **kwargs: Any) -> Any:
-            if not self.measures:
-                return forward(*args, **kwargs)
-            began, ended = _event(), _event()
-            began.record()
-            result = forward(*args, **kwargs)
+    def _end_forward(self, _module: nn.Module, _inputs: object, _result: object) -> None:
+        began, self._began = self._began, None
+        if isinstance(began, float):
+            self.seconds += time.monotonic() - began
+        elif began is not None:
+            ended = _event()
             ended.record()
             self.marks.append((began, ended))
-            return result
 
-        return on_gpu if cuda else on_cpu
+
+class _Hook:
+    """A hook that copies and stored files of its module do not have: events of a GPU cannot be
+    copied, and a copy is not the model that is trained. A compiled graph leaves it out."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (_ignore,)
+
+
+def _ignore(*_args: Any) -> None:
+    pass
 
 
 def _event() -> torch.cuda.Event:
