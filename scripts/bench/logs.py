@@ -93,13 +93,13 @@ def main() -> None:
             one = b"".join(line % number for number in range(each))
             data = one * options.streams
             streams = [
-                runs.stream("gpu01", f"worker-{rank}.out", role="worker", index=rank, rank=rank)
+                runs.stream("gpu01", f"worker-{rank}.out", ranked=True)
                 for rank in range(options.streams)
             ]
             for stream in streams:
                 store(one, stream)
             files = [str(stream.path) for stream in streams]
-            whole = runs.stream("gpu01", "worker-999.out", role="worker", index=999, rank=999)
+            whole = runs.stream("gpu01", "worker-999.out", ranked=True)
             reference = best(lambda files=files: run("sed", "s/^/[gpu01 0] /", *files))
             size = len(one)
             print(f"{title}: {lines:,} lines, {len(data) / 1e6:.0f} MB, {options.streams} streams")

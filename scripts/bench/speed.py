@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Measures how fast jobs start and how fast output arrives, each beside plain SSH in the same run.
 
-    sudo .venv/bin/python scripts/bench/speed.py [--hosts 1 8 32] [--rounds 3] [--megabytes 200]
+    sudo .venv/bin/python scripts/bench/speed.py [--hosts 1 8 32 64] [--rounds 3] [--megabytes 200]
 
 Hosts are network namespaces with an sshd each (scripts/cluster.py), all on this machine: the work
 of all hosts adds up on its processors. Every contestant starts the same one-line Python on every
 host. `ssh` is one process for each host, all at once; `pdsh` and `clush` run if they are installed.
 They only start a process; dtrain also checks the hosts, starts all or none, stores the output and
 cleans up.
+
+The last part launches on many simulated hosts, with faults, see scripts/bench/many_hosts.py.
 
 Rounds are interleaved, so a ratio holds on a busy machine; seconds do not. Every figure is a
 median. CPU is user and system time: "here" of the contestant's processes, "nodes" of everything
@@ -40,7 +42,8 @@ from dtrain.runs.log_store import RunFolder
 from namespace_host import ClusterError, Host
 
 WORKER = "import time; print('began', time.time(), flush=True)"
-WRITER = WORKER + "; import sys; [sys.stdout.write('x' * 99 + chr(10)) for _ in range(%d)]"
+# In blocks of 100 kB: dtrain's workers run unbuffered, so that each line would be a system call.
+WRITER = WORKER + "; import sys; [sys.stdout.write(('x' * 99 + '\\n') * 1000) for _ in range(%d)]"
 TICKS = os.sysconf("SC_CLK_TCK")
 Contestant = Callable[[Path], subprocess.Popen[bytes]]
 """Starts all workers; their output goes to a file."""
@@ -230,7 +233,7 @@ def starts(hosts: list[int], rounds: int) -> None:
 
 def output(megabytes: int, rounds: int) -> None:
     with Cluster(1) as cluster, tempfile.TemporaryDirectory() as name:
-        bench = Bench(cluster, Path(name), WRITER % (megabytes * 10_000))
+        bench = Bench(cluster, Path(name), WRITER % (megabytes * 10))
         found = bench.medians(["dtrain", "ssh"], rounds)
     rates = {name: megabytes / sample.wrote for name, sample in found.items()}
     row("output of one host into files", rates.pop("dtrain"), rates, "MB/s")
@@ -243,8 +246,7 @@ def fold(rounds: int, lines: int = 200_000, streams: int = 8) -> None:
             os.environ["DTRAIN_HOME"] = folder
             run = RunFolder.create("bench")
             ranks = [
-                run.stream("gpu01", f"worker-{rank}.out", role="worker", index=rank, rank=rank)
-                for rank in range(streams)
+                run.stream("gpu01", f"worker-{rank}.out", ranked=True) for rank in range(streams)
             ]
             for rank, stream in enumerate(ranks):
                 own = (rank,) if text is not PLAIN else ()
@@ -259,12 +261,18 @@ def fold(rounds: int, lines: int = 200_000, streams: int = 8) -> None:
         row(f"--fold, {title} lines", folded, {"plain": plain}, "M lines/s")
 
 
+def many(hosts: int) -> None:
+    program = Path(__file__).with_name("many_hosts.py")
+    subprocess.run([sys.executable, str(program), "--hosts", str(hosts)], check=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=200, help="output of the one host")
-    parser.add_argument("--only", choices=["starts", "output", "fold"], help="one part")
+    parser.add_argument("--many", type=int, default=256, help="simulated hosts")
+    parser.add_argument("--only", choices=["starts", "output", "fold", "many"], help="one part")
     arguments = parser.parse_args()
     print(f"medians of {arguments.rounds} rounds; in parentheses dtrain / peer")
     if arguments.only in (None, "starts"):
@@ -273,6 +281,8 @@ def main() -> int:
         output(arguments.megabytes, arguments.rounds)
     if arguments.only in (None, "fold"):
         fold(arguments.rounds)
+    if arguments.only in (None, "many"):
+        many(arguments.many)
     return 0
 
 

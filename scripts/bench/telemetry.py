@@ -1,9 +1,10 @@
 """Measures what telemetry costs on a host with 8 GPUs and 8 workers, with and without it.
 
-    python scripts/bench/telemetry.py [--seconds 60] [--children 4]
+    python scripts/bench/telemetry.py [--seconds 60] [--children 4] [--connections 64]
 
 Prints the CPU time of the agent's two processes (supervisor and relay) as percent of one core. The
-GPU tool is a recording: what nvidia-smi itself takes depends on the driver.
+GPU tool is a recording: what nvidia-smi itself takes depends on the driver. Both ends of a worker's
+TCP connections are on this host, so the kernel lists twice as many.
 """
 
 from __future__ import annotations
@@ -23,25 +24,29 @@ from dtrain.transport import node_program
 
 GPU = "%d, 00000000:%02X:00.0, 97, 70144, 81559, 612, 700, 64, 1980, 1980, 0x04, 0, 61, 2619, 0"
 WORKER = """
-import subprocess, sys, time
+import socket, subprocess, sys, time
 children = [subprocess.Popen([sys.executable, "-ISc", "import time; time.sleep(3600)"])
             for _ in range(int(sys.argv[1]))]
+server, ends = socket.create_server(("127.0.0.1", 0)), []
+for _ in range(int(sys.argv[2])):
+    ends.append(socket.create_connection(server.getsockname(), None, ("127.0.0.2", 0)))
+    ends.append(server.accept()[0])
 time.sleep(3600)
 """
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_of_agents(run_mark: str) -> float:
     """CPU seconds that the agent's processes have used so far."""
-    spent = 0.0
+    spent = 0
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and run_mark in (folder / "cmdline").read_text():
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                spent += (int(fields[11]) + int(fields[12])) / TICKS
+                # Exact: the times in `stat` are samples of a clock, which periodic work may follow.
+                for thread in folder.glob("task/*/schedstat"):
+                    spent += int(thread.read_text().split()[0])
         except OSError:
             continue
-    return spent
+    return spent / 1e9
 
 
 def as_text(name: str) -> bytes:
@@ -63,7 +68,8 @@ def measure(folder: Path, args: argparse.Namespace, *, on: bool) -> float:
     job.write_text(
         f"name: {name}\n"
         f"cluster: {{hosts: [a], transport: local, gpus: 0, slots: 8, run_dir: {folder}/nodes}}\n"
-        f"job: {{framework: none, script: {folder}/worker.py, args: ['{args.children}'],"
+        f"job: {{framework: none, script: {folder}/worker.py,"
+        f" args: ['{args.children}', '{args.connections}'],"
         f" rendezvous: {{port: {args.port}}}}}\n"
     )
     try:
@@ -88,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--children", type=int, default=4, help="of each worker")
+    parser.add_argument("--connections", type=int, default=64, help="of each worker")
     parser.add_argument("--port", type=int, default=29731)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
