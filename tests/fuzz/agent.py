@@ -12,6 +12,10 @@ from random import Random
 from typing import Any
 
 from dtrain.diagnostics import ExitCode
+from dtrain.engines.ssh.attempt import Attempt
+from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.inquiry import ask
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.agent import Happened, StreamFound, read_message
@@ -21,10 +25,6 @@ from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
-from dtrain.session.attempt import Attempt
-from dtrain.session.context import AttemptContext
-from dtrain.session.host_events import Post
-from dtrain.session.inquiry import ask
 from dtrain.session.observer import NullObserver
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
@@ -84,8 +84,7 @@ def _session() -> list[Any]:
         {"type": "prepared", "workdir": "/w", "folder": "/f"},
     ]
     for number, index in enumerate((0, 1), 1):
-        name = f"worker-{index}.out"
-        sent.append({"type": "stream", "id": number, "name": name, "fd": "stdout"} | _worker(index))
+        sent.append({"type": "stream", "id": number, "name": f"worker-{index}.out"})
     progress = {"event": "progress", "time": 1.7e9, "step": 3, "total": 9, "loss": 0.5}
     progress |= {"tokens": 12, "metrics": {"lr": 0.1}}
     sample = {"time": 1.7e9, "cpus": 8, "cpu": 2.5, "memory": [10, 100], "disk": None}

@@ -21,7 +21,7 @@ from dtrain_cli import first_file
 from fuzz.mutation import Target, damaged, mutated
 from support.scripted import ScriptedHosts
 
-MACHINES = Path(__file__).parents[1] / "check" / "machines"
+MACHINES = Path(__file__).parents[1] / "checks" / "machines"
 FILE = """
 cluster: {hosts: [bad, good, fine], gpus: 1, network: {interface: eth0}}
 job: {framework: torch, script: train.py, setup: ["true"], workdir: /w}

@@ -22,7 +22,7 @@ def test_a_failure_on_one_of_four_hosts(hosts: Hosts, launcher: Launcher) -> Non
     file = launcher.file(
         cluster, {"framework": "torch", "script": job("fail.py"), "args": ["2", "raise"]}
     )
-    launch = launcher.start(file)
+    launch = launcher.start(file, "--no-check")
     launch.until("stopping the other workers", timeout=HANG)
     assert launcher.left(cluster) == {}
     done = launch.wait()

@@ -93,7 +93,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("backend", ["direct", "static"])
+@pytest.mark.parametrize("backend", ["direct", pytest.param("static", marks=pytest.mark.torch)])
 def test_an_oom_killed_process_is_named(hosts: Hosts, launcher: Launcher, backend: str) -> None:
     cluster = with_kernel_logs(hosts(1))
     script = launcher.folder / "train.py"

@@ -48,7 +48,7 @@ class Training:
             "elastic": {"min_hosts": 2},
         }
         file = self.launcher.file(self.cluster, document)
-        launch = self.launcher.start(file)
+        launch = self.launcher.start(file, "--no-check")
         launch.until("waits\n")
         self.cluster.power_off(lost)
         launch.until(notice)

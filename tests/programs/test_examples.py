@@ -19,7 +19,7 @@ import yaml
 from cluster import Cluster
 from support.cluster import Launcher
 
-pytestmark = [pytest.mark.programs, pytest.mark.netns]
+pytestmark = [pytest.mark.programs, pytest.mark.netns, pytest.mark.torch]
 
 JOBS = Path(__file__).with_name("jobs")
 PAGE = Path(__file__).parents[2] / "cli" / "dtrain_cli" / "help" / "examples.md"

@@ -33,7 +33,7 @@ def assert_learns(found: list[float]) -> None:
 
 def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
     weights = tmp_path / "made" / "weights.pt"
-    command = [sys.executable, str(RECIPE), "--steps", "20", "--every", "10"]
+    command = [sys.executable, str(RECIPE), "--steps", "10", "--every", "5"]
     environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     done = subprocess.run(
         [*command, "--corpus", str(ROOT / "scripts"), "--save", str(weights), "--device", "cpu"],
@@ -50,7 +50,7 @@ def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
 
 
 def test_two_nodes_of_two_workers_on_this_machine(launcher: Launcher) -> None:
-    done = launcher.run(ROOT / "configs" / "local.yaml", "--", "--steps", "20", "--every", "10")
+    done = launcher.run(ROOT / "configs" / "local.yaml", "--", "--steps", "10", "--every", "5")
     assert done.code == 0, str(done)
     for rank, host in enumerate(["node0", "node0", "node1", "node1"]):
         found = losses(done.lines(host, rank))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dtrain import hostlist
-from dtrain.runs.telemetry import averages
 from support.cluster import Launcher
 from support.launching import Launch
+from support.runs import averages
 from support.slurm import GPUS, Slurm, WriteJob
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns, pytest.mark.sshd]

@@ -29,7 +29,7 @@ import pytest
 import yaml
 
 from cluster import Cluster
-from support.launching import JOBS, PATIENCE, Done, Launch
+from support.launching import JOBS, PATIENCE, Done, Launch, torch_of
 from support.limits import GONE
 from support.warm import dtrain
 
@@ -45,8 +45,9 @@ class Launcher:
     ``home`` is DTRAIN_HOME; what a run leaves there is in ``home / "runs"``.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self.folder = folder
+        self.env = env
         self.home = folder / "dtrain-home"
         self._launches: list[Launch] = []
 
@@ -63,7 +64,8 @@ class Launcher:
 
         Names of its runs begin with ``title``."""
         path = self.folder / name
-        text = {"name": title, "cluster": cluster.section(**section), "job": dict(job)}
+        own = {"env": {**self.env, **job.get("env", {})}} if job.get("framework") == "torch" else {}
+        text = {"name": title, "cluster": cluster.section(**section), "job": {**job, **own}}
         path.write_text(yaml.safe_dump(text, sort_keys=False))
         return path
 
@@ -139,8 +141,8 @@ def hosts() -> Iterator[Callable[..., Cluster]]:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
+def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
     """Launches end with the test at the latest."""
-    launcher = Launcher(tmp_path)
+    launcher = Launcher(tmp_path, torch_of(request))
     yield launcher
     launcher.close()

@@ -23,6 +23,7 @@ from support.limits import HANG
 from support.warm import Process, dtrain
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
+FAKES = JOBS.with_name("checks") / "fakes"
 PATIENCE = HANG
 
 
@@ -32,6 +33,13 @@ def until(condition: Callable[[], object], what: str, patience: float = PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited {patience:g} s in vain for {what}"
         threading.Event().wait(0.02)
+
+
+def torch_of(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of a job: a fake torch, unless the test is marked ``torch``. The real one
+    takes the check of each host seconds to import."""
+    real = request.node.get_closest_marker("torch") is not None
+    return {} if real else {"PYTHONPATH": str(FAKES / "torch-2.13.0")}
 
 
 @dataclass(frozen=True)
@@ -144,8 +152,9 @@ class Launch:
 class Scene:
     """A folder with a cluster file, a home for runs, and a mark on all that a job starts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self.env = dict(env or {})
         self.mark = f"DTRAIN_TEST_{uuid.uuid4().hex}"
         self.home = folder / "dtrain-home"
         self.nodes = folder / "nodes"
@@ -163,7 +172,7 @@ class Scene:
     ) -> Path:
         """``hosts`` hosts of ``slots`` workers on this machine; ``python``, where not this one.
         Without a ``script``, ``job`` has another program."""
-        env = {self.mark: "1"} | job.pop("env", {})
+        env = {self.mark: "1"} | self.env | job.pop("env", {})
         program = {"script": str(script)} if script else {}
         document = {
             "name": name,

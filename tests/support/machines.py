@@ -1,6 +1,6 @@
 """Recorded machines of many kinds, as the facts of two hosts of each kind.
 
-A folder in `tests/check/machines/` is one kind: the facts of a host (`facts.json`), what its GPU
+A folder in `tests/checks/machines/` is one kind: the facts of a host (`facts.json`), what its GPU
 tool prints (`nvidia-smi.xml`, `rocm-smi.json`, or how it fails), and the differences of the
 second host (`second.json`). The GPU tool's output goes through the program that gathers facts on
 hosts, through a fake tool on PATH.
@@ -24,7 +24,7 @@ from dtrain.spec.load import read
 from dtrain.spec.model import Host
 from dtrain.transport.local import LocalTransport
 
-MACHINES = Path(__file__).parents[1] / "check" / "machines"
+MACHINES = Path(__file__).parents[1] / "checks" / "machines"
 KINDS = sorted(path.name for path in MACHINES.iterdir())
 
 

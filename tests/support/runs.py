@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+from dtrain.messages.telemetry import Sample
+from dtrain.runs import telemetry
 from dtrain.runs.log_store import LogWriter, RunFolder, Stream
 from dtrain.spec.model import Host, Job
 from support.limits import HANG
@@ -34,6 +37,11 @@ def plan(hosts: int = 2, workers: int = 2) -> LaunchPlan:
     )
 
 
+def averages(folder: Path, host: str) -> list[Sample]:
+    """All averages that the run in ``folder`` has of a host."""
+    return [*telemetry.sampled(folder, host, sys.maxsize)]
+
+
 class Workers:
     """Writes output into a run's folder like a session."""
 
@@ -43,7 +51,7 @@ class Workers:
 
     def stream(self, host: str, rank: int, fd: str = "stdout") -> Stream:
         name = f"worker-{rank}.{'out' if fd == 'stdout' else 'err'}"
-        return self.folder.stream(host, name, role="worker", index=rank, rank=rank)
+        return self.folder.stream(host, name, ranked=True)
 
     def write(self, stream: Stream, data: bytes) -> int:
         """Append to the stream; its size."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host
@@ -28,6 +29,13 @@ class ScriptedProcess:
         piece = bytes(self._said[: min(size, PIECE)])
         self._said = self._said[len(piece) :]
         return piece
+
+    def follow(self, receive: Callable[[bytes | ConnectError], bool]) -> None:
+        def pump() -> None:
+            while receive(data := self.read()) and data:
+                pass
+
+        threading.Thread(target=pump, daemon=True).start()
 
     def stderr(self) -> bytes:
         return b""

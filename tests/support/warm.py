@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -45,11 +46,18 @@ COMMANDS = sorted(
 )
 """Import almost all that a command does; the rest is imported when it is needed."""
 NEEDED_LATER = [
+    "dtrain.parallelism.answer.alternatives",
     "dtrain.planning",
     "dtrain.transport.ssh",
     "dtrain.node.telemetry",
+    "dtrain_cli.views.layouts",
+    "dtrain_cli.views.paper",
     "dtrain_cli.views.plain",
+    "dtrain_cli.views.question",
+    *(["typer._adapters"] if importlib.util.find_spec("typer._adapters") else []),
 ]
+"""What commands import while they run. Some versions of Typer import pydantic there, which costs as
+much as all else in a short command."""
 Stream = int | IO[Any] | None
 
 

@@ -100,7 +100,7 @@ def test_all_processes_of_a_host_at_once(field: Make) -> None:
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_torchrun(field: Make, backend: str) -> None:
     scene = field(2)
-    launch = scene.start(scene.file(rendezvous={"backend": backend}))
+    launch = scene.start(scene.file(rendezvous={"backend": backend}), "--no-check")
     kill(scene, "node2", "torch.distributed.run")
     done = scene.over(launch, 1)
     assert "node2 was killed by SIGKILL" in done.stderr
