@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dtrain import hostlist
+from dtrain.messages.telemetry import Sample
+from dtrain.runs import telemetry
 from support.cluster import Launcher
-from support.launching import Launch
+from support.launching import Launch, until
 from support.runs import averages
 from support.slurm import GPUS, Slurm, WriteJob
 
@@ -51,13 +55,13 @@ class Engine:
         (run,) = (self._launcher.home / "runs").iterdir()
         return run.name
 
-    def sampled(self) -> dict[str, set[str]]:
-        """The processes of each host that its telemetry shows with some memory."""
+    def sampled(self, samples: Callable[[Path, str], list[Sample]]) -> dict[str, set[str]]:
+        """The processes that ``samples`` of each host show with some memory."""
         folder = self._launcher.home / "runs" / self.run()
         return {
             host.name: {
                 use.process
-                for sample in averages(folder, host.name)
+                for sample in samples(folder, host.name)
                 for use in sample.ranks
                 if use.memory > 1e6
             }
@@ -188,26 +192,39 @@ while not os.path.exists(__file__.replace("program.py", "go")):
 HANG = """\
 import os, threading, time
 
+while not os.path.exists(__file__.replace("program.py", "go")):
+    print("up", flush=True)
+    time.sleep(0.5)
+
 def all_reduce():
     threading.Event().wait()
 
 def load_batch():
     threading.Event().wait()
 
-print("up", flush=True)
 load_batch() if os.environ["RANK"] == "2" else all_reduce()
 """
+
+
+def latest(folder: Path, host: str) -> list[Sample]:
+    sample = telemetry.latest(folder, host)
+    return [sample] if sample else []
 
 
 def test_a_hang_is_located_and_the_hosts_are_sampled(engine: Engine, slurm: Slurm) -> None:
     watchdog = {"silence": "10s"}
     # Without `then: restart`, the end of a hang is final.
-    done = engine.start(HANG, watchdog=watchdog, restart={"max": 3}).wait()
-    assert done.code == 1, str(done)
+    launch = engine.start(HANG, watchdog=watchdog, restart={"max": 3})
+    launch.until("] up")
     first, second = (host.name for host in slurm.nodes[:2])
+    everyone = {first: {"rank-0", "rank-1"}, second: {"rank-2", "rank-3"}}
+    until(lambda: engine.sampled(latest) == everyone, "a sample of each machine")
+    engine.go()
+    done = launch.wait()
+    assert done.code == 1, str(done)
     assert "error: no output and no progress from any worker for 10 s" in done.stderr
     waiting = "in wait, called by"
     assert f"ranks 0, 1, 3 on {hostlist.fold([first, second])}: {waiting} all_reduce" in done.stderr
     assert f"rank 2 on {second}: {waiting} load_batch" in done.stderr
     assert engine.left() == {}
-    assert engine.sampled() == {first: {"rank-0", "rank-1"}, second: {"rank-2", "rank-3"}}
+    assert engine.sampled(averages) == everyone

@@ -12,7 +12,8 @@ It writes messages, each with its ``host``:
     sample, average  said: as `dtrain.node.telemetry` documents them
     event            event: stack, collectives, ras or stacks_done of an agent
 
-It ends with its input. Shipped to nodes: Python 3.8, standard library only.
+It ends with its input, or with TERM at the end of the job; the last average is sent before.
+Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import contextlib
 import json
 import os
 import re
+import signal
+import sys
 import threading
 import time
 
@@ -53,12 +56,16 @@ class Watcher:
         self._output = StepOutput()
 
     def serve(self, stream: BinaryIO) -> None:
-        Sampler(lambda: self, self.running, self.owns, self._folder).start()
-        for line in iter(stream.readline, b""):
-            order = json.loads(line)
-            if order["host"] == self._host:
-                # It may take long to find the processes.
-                threading.Thread(target=self._diagnose, args=(order,), daemon=True).start()
+        sampler = Sampler(lambda: self, self.running, self.owns, self._folder)
+        sampler.start()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # ends the wait for an order
+        with contextlib.suppress(SystemExit):
+            for line in iter(stream.readline, b""):
+                order = json.loads(line)
+                if order["host"] == self._host:
+                    # It may take long to find the processes.
+                    threading.Thread(target=self._diagnose, args=(order,), daemon=True).start()
+        sampler.stop()
 
     def show(self, sample: Json) -> None:
         self._send("sample", said=sample)
