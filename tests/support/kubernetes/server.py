@@ -148,8 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if verb == "watch":
             changes = self._watch(target, query)
-            first = next(changes, b"")
-            self._stream(_joined(first, changes), "application/json")
+            next(changes)  # a bad query is refused before the stream begins
+            self._stream(changes, "application/json")
             return None
         media = self.headers.get("Content-Type", "")
         return requests.answer(api.store, api.access, verb, target, query, body, media)
@@ -198,6 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         end = time.monotonic() + float(query.get("timeoutSeconds") or WATCH)
         seen = int(query.get("resourceVersion") or 0)
         initial = query.get("sendInitialEvents") == "true"
+        yield b""  # an API server answers before the first event
         if initial or not seen:
             with store.changed:
                 seen, found = store.version, store.list(target.kind, target.namespace)
@@ -240,11 +241,6 @@ class _Handler(BaseHTTPRequestHandler):
             if chunk:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
         self.wfile.write(b"0\r\n\r\n")
-
-
-def _joined(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
 
 
 def _since(store: Store, version: int) -> list[Change] | ApiError:
