@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, gpu
 from dtrain.parallelism.cost.activations import layer_activations
@@ -177,10 +177,16 @@ def test_states_of_the_papers() -> None:
     shape = model("llama-3-70b")
 
     def states(
-        sharding: Sharding, precision: Precision = "bf16", fp32_gradients: bool = True
+        sharding: Sharding,
+        precision: Precision = "bf16",
+        fp32_gradients: bool = True,
+        **habits: float,
     ) -> float:
         layout = Layout(backend="megatron", data=64, sharding=sharding, grad_accumulation=2)
-        used = memory(shape, layout, Assumptions(precision, fp32_gradients=fp32_gradients))
+        assumed = Assumptions(
+            precision, fp32_gradients=fp32_gradients, habits=MemoryHabits(**habits)
+        )
+        used = memory(shape, layout, assumed)
         total = used.parameters + used.gradients + used.optimizer
         return total * 2**30 / shape.parameters
 
@@ -192,6 +198,39 @@ def test_states_of_the_papers() -> None:
     assert states("none", "fp16", False) == pytest.approx(20, rel=1e-4)
     assert states("optimizer", "fp16", False) == pytest.approx(4 + 16 / 64, rel=1e-4)
     assert states("none", "fp32") == pytest.approx(16, rel=1e-4)
+    # DeepSpeed in fp16 and bf16, and InternEvo.
+    assert states("none", "fp16", False, step_copies=2) == pytest.approx(22, rel=1e-4)
+    assert states("optimizer", gradient_bytes=6) == pytest.approx(8 + 12 / 64, rel=1e-4)
+    kept = states("optimizer", gradient_bytes=2, step_copies=14)
+    assert kept == pytest.approx(4 + 26 / 64, rel=1e-4)
+
+
+def test_copies_of_sharded_states_are_a_phase_of_the_step() -> None:
+    """The step needs 14 bytes a parameter beside the 16 of the states, when no activation lives."""
+    shape = replace(model("llama-3-8b"), seq_len=8)
+    layout = Layout(backend="torchtitan", data=2, sharding="full", recompute="full")
+    used = memory(shape, layout, Assumptions(habits=MemoryHabits(step_copies=14)))
+    assert used.allocated * 2**30 / shape.parameters == pytest.approx(30 / 2, rel=1e-3)
+
+
+def test_pytorch_keeps_what_tensor_ranks_have_gathered() -> None:
+    """Megatron-LM keeps a rank's part of the inputs of a layer's two first products."""
+    shape = model("llama-2-7b")
+    layout = Layout(backend="megatron", tensor=8, sequence_parallel=True)
+    fused = layer_activations(shape, layout, Assumptions())
+    unfused = layer_activations(shape, layout, Assumptions(habits=MemoryHabits(unfused=True)))
+    swiglu = 2 * shape.ffn_hidden / 8
+    assert unfused - fused == pytest.approx(4 * shape.hidden * 7 / 8 + swiglu)
+
+
+def test_deepspeed_keeps_the_output_of_a_stage() -> None:
+    shape = model("llama-2-7b")
+    layout = Layout(backend="megatron", pipeline=4, grad_accumulation=8, recompute="full")
+    habits = MemoryHabits(keeps_outputs=True)
+    plain = memory(shape, layout, Assumptions()).activations
+    kept = memory(shape, layout, Assumptions(habits=habits)).activations
+    layers = shape.layers / 4
+    assert kept / plain == pytest.approx((layers + 1) / layers)
 
 
 @pytest.mark.parametrize(("gpus", "joined"), [(64, 64), (72, 72), (256, 64), (288, 72), (6, 4)])

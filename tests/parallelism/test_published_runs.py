@@ -239,6 +239,12 @@ def test_a_batch_from_the_notes() -> None:
     assert run(global_batch="", **rate).seconds is not None
 
 
+def test_the_peak_of_the_notes_is_more_exact_than_the_column() -> None:
+    notes = "peak allocated 45800 MiB, reserved 46498 MiB (column = allocated in GB)"
+    found = run(reported_peak_mem_gb="48.02", notes=notes)
+    assert (found.counter, found.memory) == ("allocated", pytest.approx(45800 / 1024))
+
+
 @pytest.mark.parametrize(
     ("notes", "gpu", "fitted"),
     [

@@ -122,6 +122,10 @@ def test_the_error_of_each_source_is_limited() -> None:
         # Its benchmark reaches an MFU of 3 %, which no estimate of well-tuned software does.
         if score.time and "nanotron" not in name:
             assert sum(map(abs, score.time)) / len(score.time) < 0.3, name
+    for name, score in report.sources.items():
+        if score.memory:
+            limit = 0.25 if "nanotron" in name else 0.1
+            assert sum(map(abs, score.memory)) / len(score.memory) < limit, name
     memory = report.sources["MooreThreads/SimuMax b200_release_v1.2_summary"].memory
     assert max(map(abs, memory)) < 0.05
 

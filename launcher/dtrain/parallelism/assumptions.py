@@ -12,6 +12,36 @@ OLD = ("volta", "turing")
 """Architectures for which there is no FlashAttention-2."""
 
 
+CONTEXT = 0.7
+"""GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHabits:
+    """What software keeps in memory, if it differs from Megatron-LM."""
+
+    gradient_bytes: float | None = None
+    """Bytes of each parameter's bf16 gradients; None: 2 or 4, as they are accumulated. DeepSpeed's
+    BF16_Optimizer keeps 16-bit ones beside the 32-bit ones that they are added to, which is 6."""
+    step_copies: float = 0.0
+    """Bytes of each parameter in a rank's share that the optimizer's step needs beside the states.
+    DeepSpeed flattens 16-bit gradients before it casts them (``stage_1_and_2.py``), which is 2.
+    InternEvo also keeps the cast (``hybrid_zero_optim.py``), and PyTorch's Adam then needs two
+    temporaries of one flat tensor: 2 + 4 + 8. A flat copy is one block, so the allocator cannot
+    place it where activations were."""
+    keeps_outputs: bool = False
+    """Whether a pipeline stage keeps its output until the micro-batch's backward pass, as
+    DeepSpeed's engine does. Megatron-LM frees it after the send."""
+    unfused: bool = False
+    """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
+    context: float = CONTEXT
+    """GiB of CUDA's context and kernels. Before PyTorch 1.13 loaded kernels on first use, 1.3 to
+    1.8."""
+    buckets: float = 0.0
+    """GiB of buffers in which gradients are reduced, if those are not views of the gradients:
+    DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Assumptions:
     precision: Precision = "bf16"
@@ -21,6 +51,7 @@ class Assumptions:
     kernel does. PyTorch's own kernel uses 32-bit copies."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
+    habits: MemoryHabits = MemoryHabits()
 
     @classmethod
     def usual(cls, precision: Precision, gpu: Gpu, backend: BackendName) -> Assumptions:
@@ -36,3 +67,7 @@ class Assumptions:
     def by_torch(self, layout: Layout) -> bool:
         """Whether PyTorch's own modules run, without Megatron-LM's fused kernels."""
         return layout.shards_parameters or backend_of(layout).torch_kernels
+
+    def unfused(self, layout: Layout) -> bool:
+        """Whether a layer's kernels are PyTorch's own."""
+        return self.habits.unfused or self.by_torch(layout)

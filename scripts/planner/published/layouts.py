@@ -82,6 +82,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         precision=precision,
         flash_attention=flash,
         fused_loss=practice.fused_loss,
+        habits=practice.habits,
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),

@@ -72,6 +72,8 @@ def memory_of(row: Row, practice: Practice) -> tuple[float | None, Counter]:
     """
     notes = row.get("notes", "").casefold()
     counter: Counter = practice.counter
+    if exact := re.search(r"\ballocated ([\d.]+) mib\b", notes):
+        return float(exact[1]) / 1024, "allocated"
     if re.search(r"\breserved", notes):
         counter = "reserved"
     elif re.search(r"\ballocated", notes):

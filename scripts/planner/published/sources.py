@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from dtrain.parallelism.assumptions import MemoryHabits
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.runtime.layout import BackendName, Sharding
 
 Counter = Literal["allocated", "reserved", "total"]
 """Source of a memory peak: PyTorch's allocated or reserved bytes, or the driver's total."""
+
+
+_MEGATRON = MemoryHabits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Practice:
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
     fused_loss: bool = False
+    habits: MemoryHabits = _MEGATRON
     backend: BackendName = "megatron"
     """The planner's backend with the most similar memory rules, overlap and kernels."""
     sustained: float = 1.0
@@ -38,7 +43,12 @@ class Practice:
 
 LORA = Lora(16, "attention")
 """The adapters of published runs with LoRA: Megatron-Bridge adapts queries, keys and values."""
-_DEEPSPEED = Practice("none", "fp16", False, False, True)
+_DEEPSPEED = Practice(
+    "none", "fp16", False, False, True,
+    habits=MemoryHabits(
+        gradient_bytes=6, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
+    ),
+)  # fmt: skip
 PRACTICES = (
     # Before flash attention and sequence parallelism; data parallelism reduces in fp16.
     (r"SC21|2104\.04473", Practice("none", "fp16", False, False, True)),
@@ -50,9 +60,17 @@ PRACTICES = (
     (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False)),
     # From 2023: sequence_parallel is off in its configurations; tensor parallelism is
     # Megatron-LM's.
-    (r"InternEvo", Practice(sequence_parallel=False, hardware_flops=True)),
+    (
+        r"InternEvo",
+        Practice(
+            sequence_parallel=False,
+            hardware_flops=True,
+            habits=MemoryHabits(gradient_bytes=2, step_copies=14),
+        ),
+    ),
     # Its configurations set grad_sync_dtype to bf16.
     (r"NVIDIA/NeMo|dgxc", Practice(fp32_gradients=False)),
+    (r"nanotron", Practice(habits=MemoryHabits(unfused=True))),
     (r"torchtitan", Practice("full", counter="reserved", backend="torchtitan")),
     # Its models' loss_fn is fused_crossentropy (flash-attn's kernel), unless a file changes it.
     (r"llm-foundry|MosaicML", Practice("full", fused_loss=True, backend="torchtitan")),

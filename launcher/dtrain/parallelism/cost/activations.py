@@ -18,7 +18,7 @@ def layer_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
     dropout. Gated MLPs and grouped keys have separate terms.
     """
     split = layout.tensor if layout.sequence_parallel else 1
-    torch = assumed.by_torch(layout)
+    torch = assumed.unfused(layout)
     terms = _saved(shape, layout.tensor, split, layout.recompute, assumed.flash_attention, torch)
     return terms * BYTES[assumed.precision] / 2
 
@@ -55,8 +55,10 @@ def _terms(
         yield 2 * h / split
         yield 2 * (queries + grouped + values + width) / t
         return
-    # Inputs of both norms (one yielded above) and their outputs, the products' inputs.
-    yield 6 * h / split
+    # Inputs of both norms (one yielded above) and their outputs, the products' inputs. Megatron-LM
+    # keeps a rank's part of these and gathers them again (RAR, section 4.2.2); PyTorch's DTensor
+    # and nanotron keep what the product read.
+    yield 2 * h / split + 4 * h / (1 if torch else split)
     if shape.dropout:
         yield 2 * h / split
     if shape.kv_rank:

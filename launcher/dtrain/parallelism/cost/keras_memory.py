@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from dtrain.parallelism.assumptions import CONTEXT
 from dtrain.parallelism.cluster.hardware import Precision
-from dtrain.parallelism.cost.memory import COMMUNICATION, CONTEXT, FRAGMENTATION
+from dtrain.parallelism.cost.memory import COMMUNICATION, FRAGMENTATION
 from dtrain.parallelism.model.shape import Shape
 
 _GIB = 2.0**30

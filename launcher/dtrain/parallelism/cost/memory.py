@@ -21,8 +21,6 @@ from dtrain.parallelism.cost.stages import (
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
-CONTEXT = 0.7
-"""GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""
 COMMUNICATION = 1.0
 """GiB of the buffers of NCCL and torch.distributed, with more than one GPU."""
 FRAGMENTATION = 0.03
@@ -99,9 +97,14 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     tokens = shape.seq_len * layout.micro_batch / layout.context
     last = stage == p - 1
     held = in_flight(layout, stage)
-    activations = layers * layer_activations(shape, layout, assumed) * tokens * held
-    # Logits, and their gradient in 32 bits (cross-entropy works in place on a copy).
-    logits = (BYTES[assumed.precision] + 4.0) * tokens * shape.vocab / t if last else 0.0
+    kept = layers * layer_activations(shape, layout, assumed)
+    if assumed.habits.keeps_outputs and not last:
+        kept += BYTES[assumed.precision] * shape.hidden
+    activations = kept * tokens * held
+    # Logits, and their gradient in 32 bits (Megatron-LM's cross-entropy works in place on a copy;
+    # PyTorch's kernels keep three copies).
+    loss = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
+    logits = loss * tokens * shape.vocab / t if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = (
@@ -131,8 +134,8 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         logits=logits / _GIB,
         gathered=gathered / _GIB,
         temporary=temporary / _GIB,
-        communication=COMMUNICATION if several else 0.0,
-        context=CONTEXT,
+        communication=COMMUNICATION + assumed.habits.buckets if several else 0.0,
+        context=assumed.habits.context,
         fragmentation=fragmentation * used / _GIB,
     )
 
@@ -162,7 +165,7 @@ def _by_runtime(
         gathered=phase.gathered / _GIB,
         temporary=phase.temporary / _GIB,
         communication=COMMUNICATION if layout.world_size > 1 else 0.0,
-        context=CONTEXT,
+        context=assumed.habits.context,
         fragmentation=FRAGMENTATION_BY_TORCH * used / _GIB,
     )
 
@@ -181,14 +184,19 @@ class _States:
     parameter: float
     gradient: float
     moments: float
+    copies: float
 
     @staticmethod
     def of(layout: Layout, assumed: Assumptions) -> _States:
-        if layout.shards_parameters or assumed.precision == "fp32":
-            return _States(layout, 4, 4, 8)
+        copies = assumed.habits.step_copies
+        if layout.shards_parameters:
+            return _States(layout, 4, 4, 8, 0)  # `sharded_memory` has the phase of the step
+        if assumed.precision == "fp32":
+            return _States(layout, 4, 4, 8, copies)
         if assumed.precision == "fp16":
-            return _States(layout, 2, 2, 16)
-        return _States(layout, 2, 4 if assumed.fp32_gradients else 2, 12)
+            return _States(layout, 2, 2, 16, copies)
+        gradient = assumed.habits.gradient_bytes or (4 if assumed.fp32_gradients else 2)
+        return _States(layout, 2, gradient, 12, copies)
 
     def _spread(self, ranks: int, sharded: bool) -> int:
         return min(self.layout.shards, ranks) if sharded else 1
@@ -200,7 +208,8 @@ class _States:
         return self.gradient * count / self._spread(ranks, reduces_each_micro_batch(self.layout))
 
     def optimizer(self, count: float, ranks: int) -> float:
+        """Bytes of the moments and the 32-bit copy, and of what the step copies."""
         if self.layout.offload:
             return 0.0
         spread = self._spread(ranks, self.layout.sharding != "none")
-        return self.moments * count / spread
+        return (self.moments + self.copies) * count / spread

@@ -118,8 +118,8 @@ def _phases(
     yield Phase(
         rest, 0.0, 0.0, 2 * root + reduced * layer * trained, tied * head + 2 * split * tokens
     )  # fmt: skip
-    # The optimizer's update works on copies of all shards (foreach).
-    yield Phase(every, 0.0, 0.0, 0.0, every)
+    # The optimizer's update works on copies of all shards (foreach), or of more than these.
+    yield Phase(every, 0.0, 0.0, 0.0, every * max(1.0, assumed.habits.step_copies / 4))
 
 
 def _idle_experts(shape: Shape, layout: Layout) -> float:
