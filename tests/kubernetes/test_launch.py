@@ -263,10 +263,10 @@ def test_a_job_that_its_queue_suspends_and_resumes(desk: Desk, api: str) -> None
     program = (
         "trap 'echo stopped; [ -e /shared/enough ] || exit 3; exit 0' TERM; echo begins;"
         " until [ -e /shared/enough ]; do sleep 0.05; done; [ $RANK = 2 ] && exit 9;"
-        " sleep 500 & wait"
+        " while :; do sleep 0.05; done"
     )
     desk.kubernetes.add_queue("gpu")
-    file = desk.shared_file(program, {"queue": "gpu", "api": api})
+    file = desk.shared_file(program, {"queue": "gpu", "api": api}, grace=60)
     launch = desk.start("launch", str(file))
     launch.until("waits in the queue gpu")
     (job,) = desk.kubernetes.list(f"{api}s")

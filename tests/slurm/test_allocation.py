@@ -67,11 +67,11 @@ print("up", flush=True)
 if os.environ["DTRAIN_ATTEMPT"] == "1":
     signal.pause()
 """
-    watchdog = {"silence": "8s", "then": "restart"}
+    watchdog = {"silence": "15s", "then": "restart"}
     file = write_job(program, watchdog=watchdog, restart={"max": 1})
     done = launcher.run(file, env=allocation)
     assert done.code == 0, str(done)
-    hung = "no output and no progress from any worker for 8 s; job"
+    hung = "no output and no progress from any worker for 15 s; job"
     assert f"{hung} {allocation['SLURM_JOB_ID']} starts again (restart 1)" in done.stderr
     slurm._wait_for("the watchers' end", lambda: "watch" not in steps(slurm))
 

@@ -240,9 +240,14 @@ def test_a_failed_job_goes_back_to_the_queue_as_often_as_the_file_allows(slurm: 
 
 def test_services_end_after_the_others_with_time_to_finish(slurm: Slurm) -> None:
     program = slurm.shared / "program.sh"
+    up = slurm.shared / "up"
+    up.mkdir()
     program.write_text(
-        'case $TF_CONFIG in\n*\'"type": "ps"\'*) ;; *) sleep 1; echo done; exit;; esac\n'
-        "trap 'echo ended; exit' TERM; echo serving; while :; do sleep 0.1; done\n"
+        f'served() {{ [ "$(ls {up} | wc -l)" = 2 ]; }}\n'
+        'case $TF_CONFIG in\n*\'"type": "ps"\'*) ;;\n'
+        "*) until served; do sleep 0.1; done; echo done; exit;; esac\n"
+        f"trap 'echo ended; exit' TERM; echo serving; : >{up}/$SLURM_PROCID\n"
+        "while :; do sleep 0.1; done\n"
     )
     roles = "roles: {chief: 1, worker: 2, ps: 2}, strategy: parameter_server"
     job = slurm.sbatch(

@@ -128,10 +128,13 @@ time.sleep(500)
 
 def test_a_rank_of_torchrun_is_named(engine: Engine, slurm: Slurm) -> None:
     program = """\
-import os, time
+import os, pathlib, time
 print("rank", os.environ["RANK"], flush=True)
+folder = pathlib.Path(__file__).parent
+(folder / f"up-{os.environ['RANK']}").touch()
 if os.environ["RANK"] == "3":
-    time.sleep(1)
+    while len([*folder.glob("up-*")]) < 4:
+        time.sleep(0.05)
     raise ValueError("bad batch")
 time.sleep(500)
 """

@@ -21,9 +21,9 @@ WAIT_AT = (2, 4)
 
 @pytest.fixture
 def urgent(slurm: Slurm) -> Iterator[list[str]]:
-    """Options of a job that preempts others. They get TERM, and half a minute to end."""
+    """Options of a job that preempts others. They get TERM, and minutes to end."""
     slurm.run("scontrol", "create", "partitionname=urgent", "nodes=ALL", "prioritytier=2")
-    slurm.run("scontrol", "update", "partitionname=gpu", "gracetime=30")
+    slurm.run("scontrol", "update", "partitionname=gpu", "gracetime=150")
     yield ["--partition=urgent", "--exclusive", f"--nodes={len(slurm.nodes)}"]
     slurm.run("scontrol", "update", "partitionname=gpu", "gracetime=0")
     slurm.wait_until_idle()
@@ -54,7 +54,7 @@ def test_training_goes_on_after_its_time_limit_and_after_a_preemption(
         env={"WAIT_AT": ",".join(map(str, WAIT_AT))},
         training={"global_batch": BATCH},
         restart={"max": 2},
-        grace="30s",
+        grace="2m",
     )
     launch = launcher.start(file, env=slurm.environment)
     launch.until("] waits\n", count=2)
