@@ -193,7 +193,7 @@ def test_an_elastic_job_ends_if_too_few_hosts_are_left(hosts: Hosts, launcher: L
 @pytest.mark.parametrize("victim", ["dtrain-supervisor", "resume.py", "dtrain-agent"])
 def test_each_process_killed_on_a_host(hosts: Hosts, launcher: Launcher, victim: str) -> None:
     cluster = hosts(2)
-    training = Training(cluster, launcher, 2, max=2, node_timeout="5s")
+    training = Training(cluster, launcher, 2, max=2)
     launch = launcher.start(training.file)
     training.until_step(1, 5)
     cluster["node2"].run("pkill", "-KILL", "-f", victim)
