@@ -62,13 +62,26 @@ def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) 
     assert scene.leftovers() == []
 
 
+# torchrun prints nothing while it starts, which takes long on a busy machine.
+BEAT = """
+import os, subprocess
+beat = 'until [ "$(ls READY | wc -l)" = 4 ]; do echo starting; sleep 0.2; done'
+if "RANK" not in os.environ:
+    subprocess.Popen(["sh", "-c", beat])
+"""
+
+
 @pytest.mark.torch
 def test_the_ranks_of_torchrun_are_distinguished(scene: Scene) -> None:
+    ready, site = scene.folder / "ready", scene.folder / "site"
+    ready.mkdir()
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(BEAT.replace("READY", str(ready)))
     file = scene.cluster_file(
         scene.script(HANG),
-        # torchrun prints nothing while it starts.
-        watchdog={"silence": "20s"},
+        watchdog={"silence": "5s"},
         rendezvous={"backend": "static"},
+        env={"PYTHONPATH": str(site)},
     )
     done = scene.run(file, "--no-check")
     assert done.code == 1, str(done)
@@ -81,15 +94,10 @@ def test_the_ranks_of_torchrun_are_distinguished(scene: Scene) -> None:
 
 # Real collectives, and what the flight recorder really holds of them; but the process group is
 # gloo's, which does not listen to the pipe, so that a thread does for it what NCCL's does.
+# A process prints until then: the import of torch can hold all threads of a rank for seconds.
 COLLECTIVES = """
-import os, threading
-ready = threading.Event()
-
-def beat():
-    while not ready.wait(0.2):
-        print("preparing", flush=True)
-
-threading.Thread(target=beat).start()
+import os, subprocess, threading
+beat = subprocess.Popen(["sh", "-c", "while sleep 0.2; do echo preparing; done"])
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
@@ -111,7 +119,7 @@ def step(size):
 
 for number in range(12):
     step(3)
-ready.set()
+beat.kill()
 if rank == 2:
     threading.Event().wait()
 step(7)
@@ -126,7 +134,7 @@ def test_the_collective_that_a_rank_has_not_joined_is_named(scene: Scene) -> Non
     assert done.code == 1, str(done)
     assert (
         "rank 2 has not joined collective 13 of the default process group (all_reduce of Float[7],"
-        f" called by step ({script}:27)); ranks 0-1 have\n"
+        f" called by step ({script}:21)); ranks 0-1 have\n"
     ) in done.stderr
     assert scene.leftovers() == []
 
@@ -183,7 +191,7 @@ def test_a_hang_may_cause_a_restart(scene: Scene) -> None:
 # Longer in total than the allowed silence, but never as long between two words.
 TALK = """
 import time
-for number in range(30):
+for number in range(50):
     print("beat", number, flush=True)
     time.sleep(0.2)
 """
@@ -191,7 +199,7 @@ for number in range(30):
 
 def test_silence_is_counted_from_the_last_word(scene: Scene) -> None:
     # Few processes: on a busy machine, they begin to talk late.
-    file = scene.cluster_file(scene.script(TALK), hosts=1, slots=1, watchdog={"silence": "4s"})
+    file = scene.cluster_file(scene.script(TALK), hosts=1, slots=1, watchdog={"silence": "8s"})
     done = scene.run(file)
     assert done.code == 0, str(done)
     assert "no output" not in done.stderr

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from support.launching import Scene
 
-# Every rank's flight recorder answers, but once.
+# Every rank's flight recorder answers, but once, and only when all ranks have one: a busy machine
+# starts them so slowly that the silence before counts as a hang.
 ANSWERS_ONCE = """
 import os, pathlib, pickle, sys, threading, time
 rank = int(os.environ["RANK"])
@@ -14,6 +15,12 @@ entry = {
     "retired": False, "frames": [], "collective_seq_id": 13 + (rank != 2), "state": "started",
 }
 config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
+ready, go = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+(ready / str(rank)).touch()
+while len(os.listdir(ready)) < 4:
+    print("waits", flush=True)
+    time.sleep(0.2)
+
 pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{rank}.pipe"
 os.mkfifo(pipe)
 
@@ -25,11 +32,6 @@ def listen():
     file.write_bytes(pickle.dumps({"entries": [entry], "pg_config": config}))
 
 threading.Thread(target=listen, daemon=True).start()
-ready, go = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-(ready / str(rank)).touch()
-while len(os.listdir(ready)) < 4:
-    print("waits", flush=True)
-    time.sleep(0.2)
 while not go.exists():
     time.sleep(0.02)
 """

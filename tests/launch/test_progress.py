@@ -23,7 +23,8 @@ def test_the_least_rank_is_shown_and_journaled(scene: Scene) -> None:
     journal = (scene.run_folder() / "journal.jsonl").read_text().splitlines()
     said = [event for event in map(json.loads, journal) if event["event"] == "progress"]
     assert {event["process"] for event in said} == {"rank-0"}
-    assert [event["said"]["step"] for event in said] == [1, 3]
+    # A process that is slow between two steps reports the second one, too.
+    assert [event["said"]["step"] for event in said] in ([1, 3], [1, 2, 3])
     assert said[-1]["said"]["tokens"] == 300
 
 

@@ -307,9 +307,17 @@ def test_a_new_launcher_knows_of_later_attempts(scene: Scene) -> None:
     assert "stopped" in scene.command("ps", run).wait().stdout
 
 
-def test_a_new_launcher_starts_an_attempt_that_was_not_started(
-    scene: Scene,
-) -> None:
+# The command, with an hour between two attempts.
+PATIENT = """
+import sys
+from dtrain.runs import restart
+restart.FIRST_DELAY = restart.MOST_DELAY = 3600.0
+from dtrain_cli.app import main
+main()
+"""
+
+
+def test_a_new_launcher_starts_an_attempt_that_was_not_started(scene: Scene) -> None:
     """The launcher is killed between two attempts, after it has recorded the second one."""
     script = scene.script(
         "import os\n"
@@ -317,7 +325,15 @@ def test_a_new_launcher_starts_an_attempt_that_was_not_started(
         "print('attempt', attempt, flush=True)\n"
         "raise SystemExit(attempt == 1)\n"
     )
-    launch = scene.launch(scene.cluster_file(script, restart={"max": 1}))
+    file = scene.cluster_file(script, restart={"max": 1})
+    process = subprocess.Popen(
+        [sys.executable, "-c", PATIENT, "launch", str(file)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "DTRAIN_HOME": str(scene.home)},
+    )
+    launch = scene.adopt(process)
     launch.until("attempt 2 starts in")
     launch.kill()
     folder = scene.run_folder()

@@ -186,8 +186,11 @@ def test_an_overwritten_events_file_explains_a_lost_end(host: Node) -> None:
 
 
 def test_a_stop_continues_a_stopped_supervisor(host: Node) -> None:
-    agent = host.start(host.shell("while :; do kill -STOP $PPID; done"))
+    agent = host.launch(host.shell("while :; do kill -STOP $PPID; done"))
+    agent.expect("prepared")
+    # A worker that it starts has this name, too, for a moment.
     (supervisor,) = host.processes("dtrain-supervisor")
+    agent.command("start")
     # The state follows the name, which is in parentheses.
     stat = Path(f"/proc/{supervisor}/stat")
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")

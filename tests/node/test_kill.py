@@ -219,7 +219,7 @@ def test_a_child_without_the_whole_tag_is_still_a_child(host: Node) -> None:
 def test_a_run_inside_a_run_is_not_touched(host: Node) -> None:
     """The inner launcher and relay belong to the outer run; the inner job does not."""
     # Nor does a process of the inner job with a cleared environment.
-    hidden = f"env -i setsid bash -c 'while :; do sleep 1; done' {host.mark} &"
+    hidden = f"env -i setsid {host.python} -ISc 'import time; time.sleep(601)' {host.mark} &"
     inner = host.shell(hidden + " echo > inner-ready; wait")
     request = host.request(inner, run="inner", on_disconnect="keep")
     (host.workdir / "input").write_bytes(framed(program("agent")) + encode_command(request))
@@ -238,7 +238,7 @@ while relay.stdout.read1(4096): pass
     for name in ("inner-ready", "ready"):
         wait_until((host.workdir / name).exists)
     running = wait_until(
-        lambda: {pid for pid, words in host.processes().items() if "while :" in words}
+        lambda: {pid for pid, words in host.processes().items() if "sleep(601)" in words}
     )
     outer.command("kill")
     assert outer.event("ended")["survivors"] == []

@@ -38,7 +38,7 @@ def test_four_workers_are_copied_byte_for_byte(host: Node) -> None:
 def test_a_slow_reader_delays_only_its_relay(host: Node) -> None:
     agent = host.start(
         host.shell(
-            "head -c 8000000 /dev/zero; echo > wrote; trap 'exit 3' TERM; "
+            "head -c 8000000 /dev/zero; trap 'exit 3' TERM; echo > wrote; "
             "while :; do sleep 0.05; done"
         )
     )

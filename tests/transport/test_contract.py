@@ -20,10 +20,9 @@ from dtrain.spec.model import Host, Ssh
 from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.local import LocalTransport
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG
 from support.ssh_server import SshServer
 from support.sshd import Sshd, generate_key
-
-SECONDS = 30.0
 
 
 @pytest.fixture(params=["local", "in-process server", pytest.param("sshd", marks=pytest.mark.sshd)])
@@ -65,7 +64,7 @@ def run(connection: Connection, command: str, stdin: bytes = b"") -> tuple[int, 
     process.write(stdin)
     process.close_stdin()
     output = read_all(process)
-    status = process.wait(SECONDS)
+    status = process.wait(HANG)
     process.close()
     return status, output, process.stderr()
 
@@ -85,14 +84,14 @@ def test_ten_megabytes_pass_in_both_directions_at_once(connection: Connection) -
     writer = threading.Thread(target=lambda: (process.write(data), process.close_stdin()))
     writer.start()
     output = read_all(process)
-    writer.join(SECONDS)
+    writer.join(HANG)
     assert hashlib.sha256(output).digest() == hashlib.sha256(data).digest()
-    assert process.wait(SECONDS) == 0
+    assert process.wait(HANG) == 0
 
 
 def test_dial_connects_to_a_port_of_the_host(connection: Connection) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    stream = connection.dial(listener.getsockname()[1], SECONDS)
+    stream = connection.dial(listener.getsockname()[1], HANG)
     peer, _ = listener.accept()
     stream.sendall(b"ask")
     assert peer.recv(10) == b"ask"
@@ -106,7 +105,7 @@ def test_dial_connects_to_a_port_of_the_host(connection: Connection) -> None:
     port = listener.getsockname()[1]
     listener.close()
     with pytest.raises(ConnectError, match=f"port {port}"):
-        connection.dial(port, SECONDS)
+        connection.dial(port, HANG)
 
 
 def test_stdin_stays_open_until_closed(connection: Connection) -> None:
@@ -129,14 +128,14 @@ def test_read_returns_at_most_the_requested_size(connection: Connection) -> None
 
 def test_exit_status(connection: Connection) -> None:
     for status in (0, 1, 86, 126, 255):
-        assert connection.start(f"exit {status}").wait(SECONDS) == status
+        assert connection.start(f"exit {status}").wait(HANG) == status
 
 
 def test_a_signal_is_a_negative_status(connection: Connection) -> None:
     # SIGHUP is 1, and paramiko's value for "no status" is -1.
     for name, number in (("TERM", 15), ("KILL", 9), ("HUP", 1), ("SEGV", 11)):
         process = connection.start(f"ulimit -c 0; kill -{name} $$")
-        assert process.wait(SECONDS) == -number
+        assert process.wait(HANG) == -number
 
 
 def test_a_command_that_does_not_exist_is_status_127(connection: Connection) -> None:
@@ -207,13 +206,13 @@ def test_writes_of_several_threads_do_not_interleave(connection: Connection) -> 
 
 def test_writing_to_a_process_that_has_ended_is_harmless(connection: Connection) -> None:
     process = connection.start("exit 5")
-    assert process.wait(SECONDS) == 5
+    assert process.wait(HANG) == 5
     assert read_all(process) == b""
     for _ in range(3):
         process.write(b"x" * 100_000)
     process.close_stdin()
     process.write(b"and after the end")
-    assert process.wait(SECONDS) == 5
+    assert process.wait(HANG) == 5
 
 
 def test_closing_a_process_ends_a_blocked_read(connection: Connection) -> None:
@@ -222,7 +221,7 @@ def test_closing_a_process_ends_a_blocked_read(connection: Connection) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(process.read)
         process.close()
-        assert waiting.result(SECONDS) == b""
+        assert waiting.result(HANG) == b""
     process.close()
 
 
@@ -234,7 +233,7 @@ def test_closing_a_process_ends_a_blocked_write(connection: Connection, tmp_path
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(process.write, bytes(50 << 20))
         process.close()
-        waiting.result(SECONDS)
+        waiting.result(HANG)
     gate.write_text("go\n")
 
 
@@ -251,26 +250,26 @@ def test_follow_passes_on_all_output_and_the_end(connection: Connection) -> None
         return True
 
     process.follow(receive)
-    assert ended.wait(SECONDS)
+    assert ended.wait(HANG)
     assert sum(sizes) == 10000000
     assert 0 not in sizes[:-1]
-    assert process.wait(SECONDS) == 3
+    assert process.wait(HANG) == 3
 
 
 def test_follow_ends_with_the_connection(connection: Connection) -> None:
     process = connection.start("echo; cat")
     pieces: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
     process.follow(lambda data: not pieces.put(data))
-    assert pieces.get(timeout=SECONDS) == b"\n"
+    assert pieces.get(timeout=HANG) == b"\n"
     connection.close()
-    assert pieces.get(timeout=SECONDS) == b""
+    assert pieces.get(timeout=HANG) == b""
 
 
 def test_follow_ends_once_the_receiver_wants_no_more(connection: Connection) -> None:
     process = connection.start("exec yes")
     pieces: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
     process.follow(lambda data: bool(pieces.put(data)))
-    assert pieces.get(timeout=SECONDS)
+    assert pieces.get(timeout=HANG)
     assert run(connection, "echo still works")[1] == b"still works\n"
     process.close()
     connection.close()
@@ -298,7 +297,7 @@ def test_closing_the_connection_ends_all_reads(connection: Connection) -> None:
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(process.read) for process in processes]
         connection.close()
-        assert [future.result(SECONDS) for future in waiting] == [b"", b"", b""]
+        assert [future.result(HANG) for future in waiting] == [b"", b"", b""]
     connection.close()
     with pytest.raises(ConnectError):
         connection.start("true")
