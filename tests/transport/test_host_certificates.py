@@ -198,7 +198,7 @@ REFUSED = {
     "another port": Refused(
         "key is unknown", lines="@cert-authority [127.0.0.1]:1 {ca}\n", host_keys="strict"
     ),
-    "not an authority": Refused("its host key has changed", lines="127.0.0.1 {ca}\n"),
+    "not an authority": Refused("key is unknown", lines="127.0.0.1 {ca}\n", host_keys="strict"),
 }
 
 

@@ -92,6 +92,31 @@ def test_a_host_known_on_another_port_is_unknown(
         transport.connect(host_on(sshd, known_hosts=path))
 
 
+def test_a_key_recorded_for_port_22_may_be_that_of_another_server(
+    transport: SshTransport, sshd: Sshd, tmp_path: Path
+) -> None:
+    # As in ssh: a container on the host may have its own sshd.
+    outside = f"127.0.0.1,gpu01 {public_key(tmp_path / 'other')}\n"
+    path = known_hosts(tmp_path, outside)
+    with pytest.raises(HostKeyError, match="its host key is unknown"):
+        transport.connect(host_on(sshd, known_hosts=path))
+    transport.connect(host_on(sshd, known_hosts=path, host_keys="accept-new")).close()
+    assert Path(path).read_text() == f"{outside}[127.0.0.1]:{sshd.port} {sshd.host_key()}\n"
+
+
+def test_the_key_for_the_port_is_requested_first(transport: SshTransport, tmp_path: Path) -> None:
+    outside = f"127.0.0.1 {public_key(tmp_path / 'other', 'rsa')}\n"
+    with running_sshd(tmp_path, host_key_types=("ed25519", "rsa")) as sshd:
+        path = known_hosts(tmp_path, f"{outside}[gpu01]:{sshd.port} {sshd.host_key()}\n")
+        transport.connect(host_on(sshd, known_hosts=path)).close()
+
+
+def test_only_a_newline_ends_a_line(transport: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
+    path = known_hosts(tmp_path, f"# old:\f[127.0.0.1]:{sshd.port} {sshd.host_key()}\n")
+    with pytest.raises(HostKeyError, match="its host key is unknown"):
+        transport.connect(host_on(sshd, known_hosts=path))
+
+
 def test_a_changed_key_names_the_line_and_both_fingerprints(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:
@@ -169,6 +194,25 @@ def test_a_server_without_the_private_key_is_refused(
         with pytest.raises(HostKeyError, match="the server did not prove its identity"):
             transport.connect(host)
         assert server.connections == 1
+
+
+class LongerKey(paramiko.ECDSAKey):
+    """Presents its public key with more bytes, which make it another line of a file."""
+
+    def asbytes(self) -> bytes:
+        return bytes(super().asbytes()) + b"more"
+
+
+def test_a_revoked_key_in_another_encoding_is_refused(
+    transport: SshTransport, tmp_path: Path
+) -> None:
+    own = paramiko.ECDSAKey.generate()
+    path = known_hosts(tmp_path, f"@revoked * {own.get_name()} {own.get_base64()}\n")
+    shown = LongerKey(vals=(own.signing_key, own.verifying_key))
+    with SshServer(b"", shown) as server:
+        ssh = Ssh(port=server.port, known_hosts=path, host_keys="accept-new")
+        with pytest.raises(HostKeyError, match="not in the standard encoding"):
+            transport.connect(Host("gpu01", "127.0.0.1", ssh=ssh))
 
 
 def test_a_server_that_changes_its_key_while_connected(

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dtrain.diagnostics import HostKeyError
@@ -107,7 +108,9 @@ class KnownHosts:
         The algorithms of known keys come first, so that a server with several keys presents a
         known one. If the host has an authority, certificates come before all keys.
         """
-        known = [line.key.kind for line in self._known(endpoint)]
+        names = sorted(endpoint.known_names, key=partial(_lacks_port, endpoint))
+        files = self._files_of(endpoint)
+        known = [line.key.kind for name in names for file in files for line in file.keys_of(name)]
         plain = tuple(
             algorithm
             for kind in dict.fromkeys([*known, *_PREFERENCE])
@@ -129,7 +132,7 @@ class KnownHosts:
             if not fault:
                 return ""
             fault = f"its {key.certificate} does not prove that it is this host: {fault}"
-        known = self._known(endpoint)
+        known = self._known(endpoint, key)
         if any(line.key.blob == key.blob for line in known):
             return ""
         if known:
@@ -200,7 +203,7 @@ class KnownHosts:
             with os.fdopen(descriptor, "r+b") as file:
                 # Other threads and other launches may accept keys at the same time.
                 fcntl.flock(file, fcntl.LOCK_EX)
-                known = self._known(endpoint)
+                known = self._known(endpoint, key)
                 if any(line.key.blob == key.blob for line in known):
                     return ""
                 if known:
@@ -220,11 +223,18 @@ class KnownHosts:
             ) from error
         return f"{endpoint.host}: accepted the new host key {key} and recorded it in {path}"
 
-    def _known(self, endpoint: Endpoint) -> list[_Line]:
-        """The recorded keys of the host, for the first of its names that has any."""
+    def _known(self, endpoint: Endpoint, key: HostKey) -> list[_Line]:
+        """The recorded keys of the host, for the first of its names that has any.
+
+        As in ssh, a name without the host's port counts only if it has ``key``: otherwise it may
+        belong to a server on another port, such as the sshd outside a container.
+        """
         files = self._files_of(endpoint)
         for name in endpoint.known_names:
-            if found := [line for file in files for line in file.keys_of(name)]:
+            found = [line for file in files for line in file.keys_of(name)]
+            if _lacks_port(endpoint, name):
+                found = [line for line in found if line.key.blob == key.blob]
+            if found:
                 return found
         return []
 
@@ -267,9 +277,14 @@ class KnownHosts:
             known = self._files.get(path)
             if known is None or known[0] != state:
                 text = path.read_text(encoding="utf-8", errors="replace")
-                known = state, _File(_parse(path, text.splitlines()))
+                known = state, _File(_parse(path, text.split("\n")))
                 self._files[path] = known
         return known[1]
+
+
+def _lacks_port(endpoint: Endpoint, name: str) -> bool:
+    """Whether another of the host's names has its port, too."""
+    return f"[{name}]:{endpoint.port}" in endpoint.known_names
 
 
 def _fault(

@@ -165,6 +165,12 @@ class ClientTransport(paramiko.Transport):
             super()._verify_key(host_key, signature)  # type: ignore[misc]
         except Exception as error:
             raise HostKeyProofError("its host key or signature is invalid") from error
+        # Files of known and of revoked keys are compared byte by byte, and paramiko reads a key
+        # with other bytes, too. A certificate's key is written again before it is compared.
+        assert self.host_key is not None  # noqa: S101 (types)
+        certified = algorithm.endswith(CERTIFICATE_SUFFIX)
+        if not certified and self.host_key.asbytes() != host_key:
+            raise HostKeyProofError("its host key is not in the standard encoding")
         self.host_key_blob = host_key
 
     def _parse_newkeys(self, message: paramiko.Message) -> None:
