@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import paramiko
 import pytest
 
+from dtrain.diagnostics import ConnectError
+from dtrain.spec.model import Host, Ssh
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_connection import (
     WINDOW,
@@ -17,7 +21,8 @@ from dtrain.transport.ssh_connection import (
     OutputPipe,
 )
 from support.limits import HANG
-from support.sshd import host_on, running_sshd
+from support.ssh_server import SshServer
+from support.sshd import generate_key, host_on, running_sshd
 
 
 def test_an_empty_piece_is_not_the_end() -> None:
@@ -71,3 +76,35 @@ def test_output_continues_after_new_keys(
         connection.close()
     assert size == 3 * WINDOW
     assert len(exchanges) > 3
+
+
+class Flooding(SshServer):
+    """Ignores the window of the client, which reads nothing before ``sent``."""
+
+    def __init__(self, authorized: bytes) -> None:
+        super().__init__(authorized)
+        self.sent = threading.Event()
+
+    def execute(self, channel: paramiko.Channel, command: bytes) -> None:
+        channel.out_window_size = 1 << 40
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            for _ in range(4):
+                channel.sendall(bytes(WINDOW))
+            channel.send_exit_status(0)
+            channel.close()
+        self.sent.set()
+
+
+def test_a_server_that_ignores_the_window_is_disconnected(
+    tmp_path: Path, transport: SshTransport
+) -> None:
+    key = generate_key(tmp_path / "key")
+    public = base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
+    with Flooding(public) as server:
+        (tmp_path / "known").write_text(server.host_key_line)
+        ssh = Ssh(port=server.port, known_hosts=str(tmp_path / "known"), identity=str(key))
+        process = transport.connect(Host("gpu01", "127.0.0.1", ssh=ssh)).start("flood")
+        assert server.sent.wait(HANG)
+        with pytest.raises(ConnectError, match="more data than the window allows"):
+            while process.read():
+                pass

@@ -15,6 +15,8 @@ from typing import ClassVar, cast
 import paramiko
 from paramiko.buffered_pipe import BufferedPipe
 from paramiko.common import (
+    MSG_CHANNEL_DATA,
+    MSG_CHANNEL_EXTENDED_DATA,
     MSG_CHANNEL_REQUEST,
     cMSG_CHANNEL_WINDOW_ADJUST,
     cMSG_GLOBAL_REQUEST,
@@ -56,6 +58,22 @@ def _channel_request(channel: paramiko.Channel, message: paramiko.Message) -> No
     channel._handle_request(message)  # type: ignore[attr-defined]
 
 
+def _check_window(channel: paramiko.Channel) -> None:
+    """paramiko stores all that arrives, even from a server that ignores the channel's window."""
+    if len(channel.in_buffer) + len(channel.in_stderr_buffer) > WINDOW:
+        raise paramiko.SSHException("the server sent more data than the window allows")
+
+
+def _channel_data(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    _check_window(channel)
+    channel._feed(message)  # type: ignore[attr-defined]
+
+
+def _channel_stderr(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    _check_window(channel)
+    channel._feed_extended(message)  # type: ignore[attr-defined]
+
+
 class BoundedPacketizer(Packetizer):
     """paramiko reads packets of up to 4 GiB, and greetings without end, at quadratic cost."""
 
@@ -87,6 +105,8 @@ class ClientTransport(paramiko.Transport):
 
     _channel_handler_table: ClassVar[dict[int, Callable[..., None]]] = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
+        MSG_CHANNEL_DATA: _channel_data,
+        MSG_CHANNEL_EXTENDED_DATA: _channel_stderr,
         MSG_CHANNEL_REQUEST: _channel_request,
     }
 
