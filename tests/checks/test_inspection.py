@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dtrain.checks import Finding
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.node import protocol
 from dtrain.node.agent.wire import VERSION
+from dtrain.node.facts.wire import PREAMBLE
 from dtrain.session.gather_order import QUICK
 from dtrain.session.preflight import Conversation, Preflight
 from dtrain.session.relay import RelayChannel
 from dtrain.spec.load import parse
-from dtrain.transport.local import LocalTransport
+from dtrain.transport import node_program
+from dtrain.transport.local import LocalConnection, LocalTransport
 from support.limits import HANG
 from support.scripted import ScriptedHosts, ScriptedProcess
 
@@ -114,6 +119,19 @@ def test_a_launch_that_ends_during_its_check_leaves_no_process(tmp_path: Path) -
     process.close_stdin()
     assert process.wait(HANG) == 0
     connection.close()
+
+
+@pytest.mark.parametrize("name", ["facts", "launch"])
+def test_a_check_whose_order_is_cut_leaves_no_process(name: str) -> None:
+    process = node_program.start(LocalConnection("here"), name, sys.executable, label="check")
+    process.write(b'{"op": "clo')
+    process.close_stdin()
+    with ThreadPoolExecutor() as pool:
+        output = pool.submit(lambda: b"".join(iter(process.read, b"")))
+        try:
+            assert output.result(HANG) == PREAMBLE  # every process of the check keeps it open
+        finally:
+            process.close()
 
 
 class Hanging(ScriptedHosts, ScriptedProcess):

@@ -39,9 +39,11 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
 
     def listen() -> None:
-        for line in iter(stream.readline, b""):
-            orders.put(json.loads(line))
-        leave()
+        try:
+            for line in iter(stream.readline, b""):
+                orders.put(json.loads(line))
+        finally:  # the end of the stream may cut an order
+            leave()
 
     out = os.fdopen(os.dup(1), "wb")
     out.write(PREAMBLE)
