@@ -58,13 +58,14 @@ class Watcher:
     def serve(self, stream: BinaryIO) -> None:
         sampler = Sampler(lambda: self, self.running, self.owns, self._folder)
         sampler.start()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # ends the wait for an order
+        signal.signal(signal.SIGTERM, end_wait)
         with contextlib.suppress(SystemExit):
             for line in iter(stream.readline, b""):
                 order = json.loads(line)
                 if order["host"] == self._host:
                     # It may take long to find the processes.
                     threading.Thread(target=self._diagnose, args=(order,), daemon=True).start()
+            ignore_term()
         sampler.stop()
 
     def show(self, sample: Json) -> None:
@@ -121,6 +122,17 @@ class Watcher:
 
     def _send(self, kind: str, **body: Any) -> None:
         self._output.send({"type": kind, "host": self._host, **body})
+
+
+def end_wait(*_: object) -> None:
+    """End the wait for an order, on TERM."""
+    ignore_term()
+    sys.exit()
+
+
+def ignore_term() -> None:
+    """Slurm may send TERM again, which must not keep the last average back."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def identity(role: str, index: int, environment: dict[bytes, bytes]) -> Json:
