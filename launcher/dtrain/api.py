@@ -391,7 +391,7 @@ def examine(
     from dtrain.launchplan.plan import build
     from dtrain.session.gather_order import THOROUGH
     from dtrain.session.ports import draw_ports
-    from dtrain.session.preflight import Preflight, over
+    from dtrain.session.preflight import HostConnections, Preflight
     from dtrain.transport.select import Transports
 
     request = load(spec)
@@ -413,7 +413,8 @@ def examine(
         file = replace(file, job=replace(file.job, rendezvous=direct))
     plan = build(file, port=draw_ports(file)[0], local_python=sys.executable)
     transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
-    preflight = Preflight(plan, over(transport), base=request.base)
+    connections = HostConnections(transport)
+    preflight = Preflight(plan, connections, base=request.base)
     try:
         evidence = preflight.look(depth or THOROUGH)
         if rendezvous:
@@ -423,6 +424,7 @@ def examine(
         return evidence
     finally:
         preflight.close()
+        connections.close()
         transport.close()
 
 

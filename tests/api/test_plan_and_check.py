@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 import dtrain
+from dtrain.spec.model import Host
+from dtrain.transport.select import Transports
 from support.launching import Scene
+from support.scripted import ScriptedHosts
 
 
 def test_plan() -> None:
@@ -43,3 +46,20 @@ def test_check(scene: Scene) -> None:
     assert found[0].severity is dtrain.Severity.ERROR
     assert any("absent.py" in finding.seen for finding in found), found
     assert not scene.home.exists()
+
+
+def test_a_check_closes_its_connections(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_: list[ScriptedHosts] = []
+
+    class Connection(ScriptedHosts):
+        def close(self) -> None:
+            open_.remove(self)
+
+    def connect(transports: Transports, host: Host) -> Connection:
+        open_.append(Connection({host.name: b""}, host.name))
+        return open_[-1]
+
+    monkeypatch.setattr(Transports, "connect", connect)
+    found = dtrain.check(scene.cluster_file(scene.script("")))
+    assert "the program that dtrain started" in found[0].seen
+    assert not open_

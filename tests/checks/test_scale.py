@@ -9,7 +9,7 @@ import pytest
 
 from cluster import Cluster
 from dtrain.launchplan.plan import build
-from dtrain.session.preflight import Preflight, over
+from dtrain.session.preflight import HostConnections, Preflight
 from dtrain.spec.load import read
 from dtrain.transport.select import Transports
 from support.cluster import Launcher, job
@@ -61,5 +61,5 @@ def test_a_check_of_hosts_that_are_this_machine(launcher: Launcher) -> None:
     done = launcher.command("check", str(file)).wait()
     assert done.code == 0, done
     plan = build(read(file), local_python="python3")
-    preflight = Preflight(plan, over(Transports(file.parent)), base=file.parent)
+    preflight = Preflight(plan, HostConnections(Transports(file.parent)), base=file.parent)
     preflight.close()  # Closing before any start is allowed.

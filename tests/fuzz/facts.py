@@ -15,7 +15,7 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.session.gather_order import THOROUGH
-from dtrain.session.preflight import PREAMBLE, Preflight, over
+from dtrain.session.preflight import PREAMBLE, HostConnections, Preflight
 from dtrain.spec.load import parse
 from dtrain_cli import first_file
 from fuzz.mutation import Target, damaged, mutated
@@ -199,7 +199,7 @@ def preflight(data: bytes) -> None:
     gathered["facts"]["ports"] = {}
     good += json.dumps(gathered).encode() + b"\n" + json.dumps({"dialed": []}).encode() + b"\n"
     hosts = {"bad": data, "good": good, "fine": good}
-    looking = Preflight(_plan(), over(ScriptedHosts(hosts)), base=Path("/"))
+    looking = Preflight(_plan(), HostConnections(ScriptedHosts(hosts)), base=Path("/"))
     try:
         evidence = looking.measure(looking.rehearse(looking.look(THOROUGH)))
     finally:

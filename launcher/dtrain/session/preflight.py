@@ -49,7 +49,7 @@ _Answer = TypeVar("_Answer")
 
 class Conversation:
     """A connection to the facts program on one host. Only one thread uses it at a time, but any
-    thread may end and close it."""
+    thread may end and close it. The connection itself stays open."""
 
     def __init__(self, part: HostPlan, connection: Connection, launch: str = "") -> None:
         """With ``launch``, the name of a launch on the host, `release` is possible."""
@@ -121,7 +121,7 @@ class Conversation:
                 process.close_stdin()
 
     def close(self, within: float = END_SECONDS) -> None:
-        """Close the connection. Safe to call twice."""
+        """End the program and wait for it. Safe to call twice."""
         self.end()
         if self._process is not None:
             # The program's listening ports stay busy until it exits.
@@ -452,6 +452,28 @@ def _identity(process: Process) -> dict[str, Any]:
     return {"rank": process.index, "task": (process.role, process.index)}
 
 
-def over(transport: Transport) -> Callable[[HostPlan], Connection]:
-    """Returns a function that opens a new connection to a host."""
-    return lambda part: transport.connect(part.host)
+class HostConnections:
+    """Opens a connection to each host, as ``reach`` of a `Preflight`, and closes all of them."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._open: list[Connection] = []
+        self._closed = False
+
+    def __call__(self, part: HostPlan) -> Connection:
+        connection = self._transport.connect(part.host)
+        with self._lock:
+            self._open.append(connection)
+            closed = self._closed
+        if closed:  # it took too long, and nobody waits any more
+            connection.close()
+        return connection
+
+    def close(self) -> None:
+        """Close the connections, also those that a thread still opens or uses."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._open)
+        for connection in connections:
+            connection.close()

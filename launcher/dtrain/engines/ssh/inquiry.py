@@ -16,7 +16,7 @@ from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.preflight import everywhere
+from dtrain.session.preflight import HostConnections, everywhere
 from dtrain.session.status import HostStatus, ProcessStatus
 from dtrain.transport import node_program
 from dtrain.transport.contract import RemoteProcess, Transport
@@ -31,18 +31,18 @@ def ask(
 ) -> dict[str, HostStatus]:
     """The state of every host of the current attempt. ``known`` has the last known states."""
     plan = record.plan()
+    connections = HostConnections(transport)
 
     def inquire(part: HostPlan) -> HostStatus:
         request = status_request(plan, part, record.on_hosts)
-        connection = transport.connect(part.host)
-        try:
-            python = plan.agent_python(part)
-            process = agent.start(connection, python, record.on_hosts, request)
-            return _answer(part, python, process)
-        finally:
-            connection.close()
+        python = plan.agent_python(part)
+        process = agent.start(connections(part), python, record.on_hosts, request)
+        return _answer(part, python, process)
 
-    answers = everywhere(inquire, plan.hosts, LIMIT)
+    try:
+        answers = everywhere(inquire, plan.hosts, LIMIT)
+    finally:
+        connections.close()
     return {
         part.host.name: _silent(known.get(part.host.name), answer)
         if isinstance(answer, NodeError)
