@@ -223,6 +223,24 @@ def test_pytorch_keeps_what_tensor_ranks_have_gathered() -> None:
     assert unfused - fused == pytest.approx(4 * shape.hidden * 7 / 8 + swiglu)
 
 
+def test_selective_recompute_of_megatron_drops_outputs_of_cheap_modules() -> None:
+    """DeepSeek-V3: norms, MLA's up projections (128 heads of 192, 192 and 128), the activation."""
+    shape = model("deepseek-v3")
+    layouts = {
+        recompute: Layout(backend="megatron", recompute=recompute)
+        for recompute in ("none", "selective", "full")
+    }
+    kept = {name: layer_activations(shape, one, ASSUMED) for name, one in layouts.items()}
+    dropped = 4 * 7168 + 2 * 128 * (192 + 192 + 128) + 2 * 8 * 2048
+    assert kept["none"] - kept["selective"] == pytest.approx(dropped)
+    times = {name: candidate(shape, one).time.recompute for name, one in layouts.items()}
+    assert 0 == times["none"] < times["selective"] < times["full"] / 5
+    dense = model("llama-3-70b")
+    assert layer_activations(dense, layouts["selective"], ASSUMED) == pytest.approx(
+        layer_activations(dense, layouts["none"], ASSUMED)
+    )
+
+
 def test_deepspeed_keeps_the_output_of_a_stage() -> None:
     shape = model("llama-2-7b")
     layout = Layout(backend="megatron", pipeline=4, grad_accumulation=8, recompute="full")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dtrain.parallelism.backends import BACKENDS, backend_of
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
+from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import BackendName, Layout
 
 OLD = ("volta", "turing")
@@ -71,3 +72,10 @@ class Assumptions:
     def unfused(self, layout: Layout) -> bool:
         """Whether a layer's kernels are PyTorch's own."""
         return self.habits.unfused or self.by_torch(layout)
+
+    def recomputes_modules(self, shape: Shape, layout: Layout) -> bool:
+        """Whether selective recompute drops the outputs of norms, of the experts' activation and of
+        MLA's up projections: Megatron-Core's ``--recompute-modules layernorm moe_act mla_up_proj``,
+        as DeepSeek-V3 was trained (arXiv 2412.19437, section 3.2.3). Other models keep them."""
+        several = shape.experts > 0 or shape.kv_rank > 0
+        return layout.recompute == "selective" and several and not self.unfused(layout)

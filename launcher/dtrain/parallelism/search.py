@@ -261,9 +261,10 @@ class _Choices:
     def _recomputes(self, split: Layout) -> Iterable[str]:
         if split.offload_activations:
             return ("none",)
-        if self.assumed.by_torch(split) or not self.assumed.flash_attention:
+        drops = self.assumed.recomputes_modules(self.shape, replace(split, recompute="selective"))
+        if drops or self.assumed.by_torch(split) or not self.assumed.flash_attention:
             return ("none", "selective", "full")
-        # With flash attention, selective recompute has no score matrix to drop.
+        # Of a dense model, selective recompute drops only scores, which flash attention has not.
         return ("none", "full")
 
 

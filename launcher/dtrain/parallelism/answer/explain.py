@@ -113,9 +113,14 @@ def _steps(layout: Layout) -> str:
 
 def _savings(candidate: Candidate) -> Iterator[str]:
     layout = candidate.layout
+    cheap = "cheap operations"
+    if candidate.assumed.recomputes_modules(candidate.shape, layout):
+        cheap = "norms"
+        cheap += ", the experts' activation" if candidate.shape.experts else ""
+        cheap += ", MLA's up projections" if candidate.shape.kv_rank else ""
     yield {
         "none": "Nothing is recomputed.",
-        "selective": "Recompute only cheap operations in the backward pass (selective recompute).",
+        "selective": f"Recompute only {cheap} in the backward pass (selective recompute).",
         "full": "Recompute every layer in the backward pass (full recompute).",
     }[layout.recompute]
     if layout.offload:

@@ -19,22 +19,37 @@ def layer_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
     """
     split = layout.tensor if layout.sequence_parallel else 1
     torch = assumed.unfused(layout)
-    terms = _saved(shape, layout.tensor, split, layout.recompute, assumed.flash_attention, torch)
+    drops = assumed.recomputes_modules(shape, layout)
+    terms = _saved(
+        shape, layout.tensor, split, layout.recompute, assumed.flash_attention, torch, drops
+    )
     return terms * BYTES[assumed.precision] / 2
 
 
 @lru_cache(maxsize=4096)
 def _saved(
-    shape: Shape, t: int, split: int, recompute: Recompute, flash_attention: bool, torch: bool
+    shape: Shape,
+    t: int,
+    split: int,
+    recompute: Recompute,
+    flash_attention: bool,
+    torch: bool,
+    drops: bool,
 ) -> float:
-    return sum(_terms(shape, t, split, recompute, flash_attention, torch))
+    return sum(_terms(shape, t, split, recompute, flash_attention, torch, drops))
 
 
 def _terms(
-    shape: Shape, t: int, split: int, recompute: Recompute, flash_attention: bool, torch: bool
+    shape: Shape,
+    t: int,
+    split: int,
+    recompute: Recompute,
+    flash_attention: bool,
+    torch: bool,
+    drops: bool,
 ) -> Iterator[float]:
     """The terms, in bytes for 16-bit activations, with ``t`` tensor ranks, over ``split`` of which
-    the sequence is split."""
+    the sequence is split. ``drops``: see `Assumptions.recomputes_modules`."""
     h, s = shape.hidden, shape.seq_len
     yield 2 * h / split
     if recompute == "full":
@@ -58,13 +73,13 @@ def _terms(
     # Inputs of both norms (one yielded above) and their outputs, the products' inputs. Megatron-LM
     # keeps a rank's part of these and gathers them again (RAR, section 4.2.2); PyTorch's DTensor
     # and nanotron keep what the product read.
-    yield 2 * h / split + 4 * h / (1 if torch else split)
+    yield 2 * h / split + (0 if drops else 4 * h / (1 if torch else split))
     if shape.dropout:
         yield 2 * h / split
     if shape.kv_rank:
         keys = queries
         yield 2 * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
-    yield 2 * (queries + keys + grouped + values) / t
+    yield 2 * (values if drops and shape.kv_rank else queries + keys + grouped + values) / t
     if not flash_attention and recompute != "selective":
         yield (5 if shape.dropout else 4) * shape.heads * s / t
     # Megatron-LM's fused SwiGLU recomputes its output; torch keeps two more tensors.
@@ -74,6 +89,8 @@ def _terms(
         matrices -= 1
         yield -2 * h / split
     yield matrices * 2 * width / t
+    if drops:
+        yield -2 * shape.ffn_hidden * shape.experts_per_token / t
     if shape.lora is not None:
         # The inner tensors of the adapters: four in attention, one for each matrix of the MLP.
         inner = 4 + (shape.matrices if shape.lora.adapts_mlp else 0)

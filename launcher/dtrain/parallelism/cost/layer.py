@@ -98,14 +98,21 @@ class Kernels:
         if shape.kv_rank:
             # Every tensor rank computes whole latents; only products of latents are split.
             yield Product(n, h, shape.query_rank + shape.kv_rank + shape.rope_head_size)
-            yield Product(n, shape.query_rank or h, queries / t)
-            unrotated = queries - shape.heads * shape.rope_head_size
-            yield Product(n, shape.kv_rank, (unrotated + values) / t)
+            yield from self._up_projections()
         else:
             # If there are fewer key heads than tensor ranks, they are copied, not split.
             keys = max(shape.kv_heads / t, 1) * shape.head_size
             yield Product(n, h, queries / t + 2 * keys)
         yield Product(n, values / t, h)
+
+    def _up_projections(self) -> Iterator[Product]:
+        """Yield MLA's products of latents, to queries, and to keys and values."""
+        shape, t, n = self.shape, self.layout.tensor, self.tokens
+        queries = shape.heads * shape.head_size
+        yield Product(n, shape.query_rank or shape.hidden, queries / t)
+        unrotated = queries - shape.heads * shape.rope_head_size
+        values = shape.heads * (shape.value_head_size or shape.head_size)
+        yield Product(n, shape.kv_rank, (unrotated + values) / t)
 
     def _peak(self, precision: Precision) -> float:
         """FLOP/s of products, at the clock that the GPU's power limit allows."""
@@ -171,7 +178,7 @@ class Kernels:
         Counts passes over n·h elements that tensor parallelism does not split (unless it splits
         the sequence), and passes over elements that it splits.
         """
-        shape, layout, efficiency = self.shape, self.layout, self.efficiency
+        shape, layout = self.shape, self.layout
         whole = 10.0 + (4.0 if shape.dropout else 0.0)
         if layout.sequence_parallel:
             whole /= layout.tensor
@@ -179,7 +186,12 @@ class Kernels:
         split = (6.0 * shape.heads * shape.head_size + (5.0 if shape.gated else 4.0) * f) / (
             layout.tensor
         )
-        size = BYTES[self.assumed.precision] * self.tokens * (whole * shape.hidden + split)
+        return self._stream(whole * shape.hidden + split)
+
+    def _stream(self, elements: float) -> float:
+        """Seconds to read or write ``elements`` of each token."""
+        efficiency = self.efficiency
+        size = BYTES[self.assumed.precision] * self.tokens * elements
         return efficiency.passes * size / (self.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
 
     def launches(self) -> float:
@@ -222,10 +234,23 @@ class Kernels:
             case "selective" if self.assumed.by_torch(self.layout):
                 # torch saves every second product's output and recomputes the rest.
                 return 0.5 * self.forward(moe=moe)
-            case "selective" if not self.assumed.flash_attention:
-                return self.attention_forward()
+            case "selective":
+                scores = 0.0 if self.assumed.flash_attention else self.attention_forward()
+                return scores + self._recompute_modules(moe=moe)
             case _:
                 return 0.0
+
+    def _recompute_modules(self, *, moe: bool) -> float:
+        """Seconds of both norms, of the experts' activation, and of MLA's up projections."""
+        shape, layout = self.shape, self.layout
+        if not self.assumed.recomputes_modules(shape, layout):
+            return 0.0
+        norms = 4.0 * shape.hidden / (layout.tensor if layout.sequence_parallel else 1)
+        inner = (3.0 if shape.gated else 2.0) * shape.ffn_hidden * shape.experts_per_token * moe
+        seconds = self._stream(norms + inner / layout.tensor)
+        if shape.kv_rank:
+            seconds += sum(self.product_seconds(product) for product in self._up_projections())
+        return seconds
 
     def head_forward(self) -> float:
         """Logits and their cross-entropy in 32 bits."""
