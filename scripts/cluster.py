@@ -36,6 +36,8 @@ from namespace_host import USER, ClusterError, Host, run_script
 
 PREFIX = "dtrain-cluster-"
 STATE = Path("/var/tmp")  # noqa: S108 - every cluster takes a fresh folder with mkdtemp
+BOOT_LIMIT = 300.0
+"""Seconds until every sshd must answer: a busy machine starts many hosts slowly."""
 
 
 SSHD_CONFIG = """\
@@ -185,7 +187,7 @@ class Cluster:
         run_script([*self._in_switch(), "ip", "-batch", "-"], "\n".join(ports))
         for host in hosts:
             host.go()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + BOOT_LIMIT
         for host in hosts:
             host.wait_for_sshd(deadline)
 

@@ -112,7 +112,7 @@ def test_a_run_folder_there_that_turns_read_only(field: Make) -> None:
     node = scene.cluster["node2"]
     (folder,) = (node.home / ".dtrain" / "nodes").glob("test-*")
     node.run("mount", "--bind", str(folder), str(folder))
-    node.run(*REMOUNT, str(folder))
+    node.run(*REMOUNT, str(folder), timeout=HANG)
     scene.advance()
     scene.stop()
     scene.over(launch, 0)

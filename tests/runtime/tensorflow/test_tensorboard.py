@@ -29,5 +29,5 @@ def test_it_serves_and_ends_with_a_training_that_is_killed(start, tmp_path) -> N
 
     ended = os.pidfd_open(process)
     task.signal(signal.SIGKILL)
-    assert select.select([ended], [], [], 30)[0], "TensorBoard outlived the training"
+    assert select.select([ended], [], [], HANG)[0], "TensorBoard outlived the training"
     os.close(ended)
