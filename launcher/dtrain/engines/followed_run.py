@@ -67,6 +67,7 @@ class FollowedRun:
     ) -> LaunchPlan:
         """Another attempt follows the one that ended with ``report``. ``then``: what happens now;
         ``step``: the last one that a worker reported; ``fields``: changes of the record."""
+        self._journal_sizes()
         number = self.record.attempt
         report = self._complete(report)
         culprit = report.failures[0].host if report.failures else None
@@ -89,6 +90,7 @@ class FollowedRun:
 
     def leave(self, report: Report) -> Report:
         """The job goes on without this process."""
+        self._journal_sizes()
         self._notifications.close()
         self._observer.left(self.record.run)
         return replace(report, logs=str(self.folder.path))

@@ -95,10 +95,7 @@ class Attempt:
         )
 
     def run(self) -> Report:
-        with prepared_for(len(self._links)):
-            for link in self._links.values():
-                link.launch()
-            return self._follow()
+        return self._follow(Link.launch)
 
     def attach(self, offsets: Mapping[str, Mapping[str, int]], age: float) -> Report:
         """Follow a run that was started ``age`` seconds ago. ``offsets`` has, for each host, the
@@ -108,13 +105,22 @@ class Attempt:
         self._state = machine.attached(list(self._links), awaited, services, grace=grace)
         self._hang.start()
         self._running_from = time.monotonic() - age
-        with prepared_for(len(self._links)):
-            for host, link in self._links.items():
-                link.attach(offsets[host])
-            return self._follow()
+        return self._follow(lambda link: link.attach(offsets[link.host]))
 
-    def _follow(self) -> Report:
+    def _follow(self, begin: Callable[[Link], None]) -> Report:
+        with prepared_for(len(self._links)):
+            self._run_machine(begin)
+        if self._state.phase is AttemptPhase.DETACHED:
+            return Report(ExitCode.INTERRUPTED, "left")
+        if apart := self._ending.apart(self._state):
+            self._context.recorder.notice(apart)
+        return self._ending.report(self._state)
+
+    def _run_machine(self, begin: Callable[[Link], None]) -> None:
+        """Run the attempt until it has ended or the launcher leaves, and close all links."""
         try:
+            for link in self._links.values():
+                begin(link)
             while self._state.phase not in (AttemptPhase.ENDED, AttemptPhase.DETACHED):
                 self._handle(self._next())
             if self._state.phase is AttemptPhase.ENDED:
@@ -132,11 +138,6 @@ class Attempt:
             if self._context.inspection is not None:
                 self._context.inspection.close()
             close_all(self._links.values())
-        if self._state.phase is AttemptPhase.DETACHED:
-            return Report(ExitCode.INTERRUPTED, "left")
-        if apart := self._ending.apart(self._state):
-            self._context.recorder.notice(apart)
-        return self._ending.report(self._state)
 
     def _show_sync(self) -> None:
         results = [link.synced for link in self._links.values() if link.synced is not None]
@@ -147,13 +148,13 @@ class Attempt:
     def _next(self) -> Post:
         while True:
             left = math.inf if self._alarm is None else self._alarm - time.monotonic()
-            if left <= 0:
-                self._alarm = None
-                return Post(machine.Alarm())
             # Limited, because a signal that arrives just before the wait does not end it: Python
             # would run the handler, which posts the interrupt, only after the wait.
             with contextlib.suppress(queue.Empty):
-                return self._posts.get(timeout=min(left, SIGNAL_POLL))
+                return self._posts.get(timeout=max(0.0, min(left, SIGNAL_POLL)))
+            if left <= 0:  # what arrived before, such as an answer, came first
+                self._alarm = None
+                return Post(machine.Alarm())
             self._show_waiting()
             self._show_failure()
             self._journal_sizes()

@@ -175,15 +175,17 @@ class Link:
     def _run(self, work: Callable[[], bool]) -> None:
         """Run ``work``, which returns whether more is to be received, in a thread of its own."""
 
-        def received() -> None:
-            more = False
-            try:
-                more = work()
-            finally:
-                if not more:
-                    self._all_received.set()
+        def receive() -> None:
+            if not work():
+                self._all_received.set()
 
-        run_guarded(f"{self.host} reader", received, self._fail)
+        def fail(error: Exception) -> None:
+            try:
+                self._fail(error)
+            finally:
+                self._all_received.set()
+
+        run_guarded(f"{self.host} reader", receive, fail)
 
     def _fail(self, bug: Exception) -> None:
         """End the run, because a thread of this link raised ``bug`` or could not start."""
@@ -320,7 +322,13 @@ class Link:
             self._inbox.take(frame, relay, self._state)
             return self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
 
-        relay.follow(take, lambda problem: self._run(lambda: self._ended(relay, problem)))
+        def end(problem: Exception | None) -> None:
+            if problem is None and self._state.phase in (HostPhase.OVER, HostPhase.CLOSED):
+                self._all_received.set()  # a thread for each host would end as soon as it starts
+            else:
+                self._run(lambda: self._ended(relay, problem))
+
+        relay.follow(take, end)
         return True
 
     def _ended(self, relay: RelayChannel, problem: Exception | None) -> bool:
