@@ -22,7 +22,7 @@ from dtrain.messages.agent import Happened, StreamFound, read_message
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
-from dtrain.node.agent.wire import PREAMBLE
+from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.observer import NullObserver
@@ -30,7 +30,7 @@ from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 from dtrain.spec.load import parse
 from fuzz.mutation import Target, damaged, mutated
-from support.scripted import ScriptedHosts
+from support.scripted import ScriptedHosts, relay_stdout
 
 FILE = """
 cluster: {hosts: [bad, good], gpus: 2}
@@ -179,9 +179,7 @@ def _status(random: Random) -> bytes:
     fate = {"started": 1.7e9, "ended": None, "code": None, "signal": None}
     seen = {"type": "status", "state": "running", "since": 1.7e9, "why": ""}
     sent = [_session()[0], {**seen, "processes": [{**_worker(0), "pid": 7, **fate}]}]
-    payloads = [mutated(random, one) for one in sent]
-    frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
-    return damaged(random, PREAMBLE + b"".join(frames))
+    return damaged(random, relay_stdout(mutated(random, one) for one in sent))
 
 
 def inquire(data: bytes) -> None:
@@ -195,9 +193,7 @@ def attempt(data: bytes) -> Report:
     """A whole attempt with one hostile host, and one that refuses immediately."""
     plan = _plan()
     refusal = {"type": "refused", "what": "workdir", "reason": "no such folder"}
-    payloads = [json.dumps(one).encode() for one in (_session()[0], refusal)]
-    frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
-    good = PREAMBLE + b"".join(frames)
+    good = relay_stdout(map(encode, (_session()[0], refusal)))
     alone = replace(plan, hosts=plan.hosts[:1]) if len(data) % 2 else plan
     # A link that nobody waits for may still write while the folder is removed.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

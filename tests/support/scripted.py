@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from dtrain.diagnostics import ConnectError
+from dtrain.node import protocol
+from dtrain.node.agent.wire import PREAMBLE
 from dtrain.spec.model import Host
 from dtrain.transport.contract import TcpStream
 
 PIECE = 4093
 """Bytes of one read: messages are cut anywhere."""
+
+
+def relay_stdout(payloads: Iterable[bytes]) -> bytes:
+    """The stdout of a relay that sends ``payloads`` as messages, whatever they are."""
+    frames = [protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads]
+    return PREAMBLE + b"".join(frames)
 
 
 class ScriptedProcess:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 from pathlib import Path
@@ -16,8 +15,7 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.link import Link
 from dtrain.launchplan.plan import build
-from dtrain.node import protocol
-from dtrain.node.agent.wire import PREAMBLE, VERSION
+from dtrain.node.agent.wire import VERSION, encode
 from dtrain.runs.log_store import RunFolder
 from dtrain.session.observer import NullObserver
 from dtrain.session.recorder import Recorder
@@ -25,20 +23,13 @@ from dtrain.session.steps import StepWatch
 from dtrain.spec.load import parse
 from dtrain.spec.model import Host
 from support.limits import HANG
-from support.scripted import ScriptedHosts, ScriptedProcess
+from support.scripted import ScriptedHosts, ScriptedProcess, relay_stdout
 
 FILE = "cluster: {hosts: [first, second], gpus: 1}\njob: {framework: none, script: train.py}\n"
 HELLO = {
     "type": "hello", "protocol": VERSION, "python": "3.11.2", "hostname": "h", "time": 0.0, "pid": 7
 }  # fmt: skip
 GONE = {"type": "refused", "what": "gone", "reason": "no run", "hint": ""}
-
-
-def relay_output(*messages: object) -> bytes:
-    payloads = [json.dumps(one).encode() for one in messages]
-    return PREAMBLE + b"".join(
-        protocol.HEADER.pack(protocol.MESSAGE, 0, 0, len(one)) + one for one in payloads
-    )
 
 
 def context_of(
@@ -133,7 +124,7 @@ def test_the_end_of_a_relay_without_a_free_thread(
             return self
 
         def start(self, command: str) -> ScriptedProcess:
-            return Relay(relay_output(*said))
+            return Relay(relay_stdout(map(encode, said)))
 
     monkeypatch.setattr(threading.Thread, "start", refuse_the_second)
     posts = queue.SimpleQueue[Post]()

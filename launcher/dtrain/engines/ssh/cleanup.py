@@ -24,7 +24,7 @@ from dtrain.node import protocol
 from dtrain.node.agent.commands import Command
 from dtrain.runs.record import Record
 from dtrain.session.liveness import PingLimit
-from dtrain.session.relay import CommandWriter, RelayChannel, close_all
+from dtrain.session.relay import FLUSH_SECONDS, CommandWriter, RelayChannel, close_all
 from dtrain.transport.contract import Connection, Transport
 
 
@@ -90,6 +90,9 @@ class CleanupLink:
                 self._commands.send({"op": "kill"})
                 self.state = Cleanup.FAILED
             self._closed.wait(outage.next_delay() * random.uniform(0.5, 1.0))  # noqa: S311
+        # The run may go on for days, and so would the connection.
+        self.close()
+        self.disconnect(FLUSH_SECONDS)
 
     def _attach(self, previous: int | None) -> RelayChannel | None:
         """A relay on a new connection. None if the link is closed."""

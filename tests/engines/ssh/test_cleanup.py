@@ -1,0 +1,44 @@
+"""The end of what an earlier attempt has left on a host."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dtrain.engines.ssh.cleanup import Cleanups
+from dtrain.node.agent.wire import VERSION, encode
+from dtrain.runs.record import Record, Request
+from dtrain.spec.model import Host
+from support.limits import HANG
+from support.scripted import ScriptedHosts, relay_stdout
+
+FILE = "cluster: {hosts: [gpu01], gpus: 1}\njob: {framework: none, script: train.py}\n"
+HELLO = {
+    "type": "hello", "protocol": VERSION, "python": "3.11.2", "hostname": "h", "time": 0.0, "pid": 7
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("last", "clean"),
+    [({"type": "refused", "what": "gone", "reason": "no run", "hint": ""}, True),
+     ({"type": "bye"}, False)],
+)  # fmt: skip
+def test_a_host_that_has_answered_is_left_at_once(last: object, *, clean: bool) -> None:
+    closed = threading.Event()
+
+    class Connection(ScriptedHosts):
+        def connect(self, host: Host) -> Connection:
+            return self
+
+        def close(self) -> None:
+            closed.set()
+
+    record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
+    output = relay_stdout(map(encode, (HELLO, last)))
+    cleanups = Cleanups(Connection({"gpu01": output}, "gpu01"))
+    cleanups.start(record, [("gpu01", 1)])
+    assert closed.wait(HANG)
+    assert cleanups.clean == ({("gpu01", 1)} if clean else set())
+    assert cleanups.pending == []
+    cleanups.close()
