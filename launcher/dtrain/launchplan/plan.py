@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 from dtrain.environ import devices, jax, ranks, tf_config, torchrun, tpu
 from dtrain.environ.placement import is_service, trains
@@ -86,6 +87,11 @@ class HostPlan:
     """The Python interpreter of its processes."""
     enclosure: container.Enclosure | None = None
     """The containers in which its processes run."""
+
+    def workdir_from(self, base: PurePath) -> str:
+        """The working folder on the host. ``base`` is the cluster file's folder."""
+        local = self.host.transport == "local" and not self.workdir.startswith("~")
+        return str(base / self.workdir) if local else self.workdir
 
     @property
     def interface_variables(self) -> Mapping[str, NodeVariable]:

@@ -289,7 +289,7 @@ class Preflight:
         answer, reports = self.conversations[host.name].ask(
             {
                 "op": "run",
-                "workdir": self._workdir(part),
+                "workdir": part.workdir_from(self._base),
                 "trust_group": self._plan.trust_group,
                 "setup": list(self._plan.job.setup),
                 "environment": environment,
@@ -336,7 +336,7 @@ class Preflight:
         offset, took = conversation.clock(depth.round_trip)
         setup = self._plan.job.setup if depth.thorough else ()
         request = gather_order(
-            self._plan, part, depth, token=self._token, workdir=self._workdir(part)
+            self._plan, part, depth, token=self._token, workdir=part.workdir_from(self._base)
         )
         answer = conversation.ask(
             request, partial(facts.read_gathered, ports=request["ports"], setup=setup)
@@ -369,11 +369,6 @@ class Preflight:
             order, partial(facts.read_dialed, targets=targets)
         )
         return replace(host, dialed=dialed)
-
-    def _workdir(self, part: HostPlan) -> str:
-        if part.host.transport == "local" and not part.workdir.startswith("~"):
-            return str(self._base / part.workdir)
-        return part.workdir
 
     def _script_in_source(self) -> bool | None:
         job = self._plan.job

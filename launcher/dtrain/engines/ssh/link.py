@@ -50,6 +50,7 @@ class Link:
         self._lock = threading.Lock()
         self._state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
+        self._python = context.plan.agent_python(part)
         self._outage = Outage()
         self._connection: Connection | None = None
         self._closed = threading.Event()
@@ -180,10 +181,8 @@ class Link:
                 self._all_received.set()
 
         def fail(error: Exception) -> None:
-            try:
-                self._fail(error)
-            finally:
-                self._all_received.set()
+            self._fail(error)
+            self._all_received.set()
 
         run_guarded(f"{self.host} reader", receive, fail)
 
@@ -220,9 +219,7 @@ class Link:
                 wrong = [one.seen for one in context.inspection.errors if self.host in one.hosts]
                 self._step(host_events.CheckFailed(wrong[0] if wrong else ""))
                 return None
-        workdir = part.workdir
-        if part.host.transport == "local" and not workdir.startswith("~"):
-            workdir = str(context.base / workdir)
+        workdir = part.workdir_from(context.base)
         if context.tree is not None:
             self._step(host_events.Connecting(ShownState.SYNCING))
             self.synced = send(
@@ -268,10 +265,6 @@ class Link:
         relay = RelayChannel(self.host, connection, process)
         self._commands.relay = relay
         return relay
-
-    @property
-    def _python(self) -> str:
-        return self._context.plan.agent_python(self._part)
 
     def _reconnect(self, *, at_once: bool = False) -> RelayChannel | None:
         """Connect a new relay to the running job. None if the host is lost or the link closed."""
