@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib import import_module
@@ -137,7 +138,14 @@ def main() -> NoReturn:
     from dtrain_cli.standard import typed
 
     sys.stdout, sys.stderr = typed(sys.stdout), typed(sys.stderr)
-    sys.exit(run())
+    code = run()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # `run` has reported what it could not write
+            if stream is not None:
+                stream.flush()
+    # Before 3.14, Python's own end kills daemon threads. Within a library in Rust, as that of the
+    # ciphers, this aborts the process: "FATAL: exception not rethrown".
+    os._exit(code)
 
 
 def run() -> int:
@@ -148,6 +156,8 @@ def run() -> int:
         return _complete()
     try:
         code = app(prog_name="dtrain", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
     except SpecError as error:

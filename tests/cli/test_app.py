@@ -144,3 +144,26 @@ def test_an_internal_error_is_written_to_a_file(
     (report,) = tmp_path.iterdir()
     assert str(report) in message
     assert "a fault for this test" in report.read_text()
+
+
+def test_a_thread_that_computes_a_cipher_does_not_abort_the_end() -> None:
+    """Python ends it as soon as it gets back from the Python code that the Rust code calls."""
+    code = """\
+import sys, threading, time
+from cryptography.hazmat.primitives import hashes
+from dtrain_cli.app import main
+within = threading.Event()
+class Slow(hashes.SHA256):
+    @property
+    def name(self):
+        within.set()
+        while True:
+            time.sleep(0.001)
+threading.Thread(target=hashes.Hash, args=(Slow(),), daemon=True).start()
+within.wait()
+sys.argv = ["dtrain", "--version"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("dtrain ")
