@@ -17,7 +17,7 @@ import yaml
 
 import dtrain
 from dtrain.spec import load as spec_load
-from support.launching import Scene
+from support.launching import Scene, until
 from support.limits import HANG
 
 TALK = "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:])\n"
@@ -225,7 +225,8 @@ def test_detach_and_stop(scene: Scene) -> None:
     assert status.in_charge not in (None, os.getpid())
     with pytest.raises(TimeoutError):
         run.wait(timeout=0.1)
-    assert len(scene.leftovers()) >= 4
+    # They are forked when the launch returns, and may not be executed yet.
+    until(lambda: len(scene.leftovers()) >= 4, "the workers")
     report = run.stop()
     assert report.exit_code is dtrain.ExitCode.INTERRUPTED
     assert run.wait() == report

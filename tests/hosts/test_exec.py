@@ -125,11 +125,12 @@ def test_huge_and_binary_output(hosts: Hosts, launcher: Launcher) -> None:
 
 def test_a_live_run_is_not_disturbed(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
-    file = launcher.file(cluster, JOB)
+    file = launcher.file(cluster, {**JOB, "command": ["sh", "-c", "echo up; exec sleep 600"]})
     launch = launcher.start(file, env={"TOKEN": "hush"})
-    launch.until("2 workers started")
+    launch.until("] up", count=2)
     (run,) = (launcher.home / "runs").iterdir()
-    done = execute(launcher, Path(run.name), "--", "env; pgrep -c sleep")
+    # The brackets keep the shell of this command from being found.
+    done = execute(launcher, Path(run.name), "--", "env; pgrep -f -c 'sleep [6]00'")
     assert done.code == 0, str(done)
     assert [text for _, text in unfolded(done.stdout)].count("1") == 2
     assert "hush" not in done.stdout
