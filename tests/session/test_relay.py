@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from dtrain.diagnostics import ConnectError
 from dtrain.node import protocol
+from dtrain.session import relay as session_relay
 from dtrain.session.relay import CommandWriter, RelayChannel, SilentRelayError, heartbeat
 from dtrain.transport.contract import TcpStream
+from dtrain.transport.threads import Threads
 from support.limits import HANG
 from support.scripted import ScriptedProcess
+from support.threads import no_free_thread
 
 
 class Relay(ScriptedProcess):
@@ -91,3 +96,20 @@ def test_commands_follow_one_whose_write_raises() -> None:
     assert writer._idle.wait(HANG)
     assert [str(bug) for bug in raised] == ["a bug"]
     assert relay.written == [protocol.encode_command({"op": "kill"})]
+
+
+def test_commands_are_sent_once_the_machine_has_a_free_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_relay, "blocking", Threads("few threads"))
+    relay = Broken()
+    relay._bug = None
+    writer = CommandWriter[dict[str, str]](lambda: None, lambda bug: None)
+    writer.relay = RelayChannel("a", relay, relay)
+    with no_free_thread(monkeypatch, "few threads"):
+        writer.start()
+        writer.send({"op": "start"})
+    writer.ping()  # of the heartbeat
+    writer.finish()
+    assert writer._idle.wait(HANG)
+    assert relay.written[0] == protocol.encode_command({"op": "start"})

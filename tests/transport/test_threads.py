@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from dtrain.transport.threads import Heartbeat, Threads
 from support.limits import HANG
-
-
-@contextmanager
-def no_free_thread(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == name:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        yield
+from support.threads import no_free_thread
 
 
 def test_a_call_is_made_once_a_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

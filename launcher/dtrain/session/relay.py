@@ -184,10 +184,13 @@ class CommandWriter(Generic[_Command]):
 
     def _work(self) -> None:
         with self._lock:
-            if self._busy or not self._started:
+            if not self._started:
                 return
-            self._busy = True
-        blocking.run(self._send_all)
+            busy, self._busy = self._busy, True
+        if busy:
+            blocking.catch_up()  # this machine may have had no free thread before
+        else:
+            blocking.run(self._send_all)
 
     def _send_all(self) -> None:
         while True:

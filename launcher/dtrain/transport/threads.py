@@ -26,6 +26,11 @@ class Threads:
         """Run ``call`` soon. It must not raise."""
         with self._changed:
             self._calls.append(call)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Start a thread if calls wait for one."""
+        with self._changed:
             if self._idle >= len(self._calls):
                 self._changed.notify()
                 return
