@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from typing import Any
 
@@ -13,6 +16,7 @@ from dtrain.node.agent.progress import report_in, steps_in
 from dtrain.runs.progress import StepReport
 from dtrain.runtime import steps as module
 from dtrain.runtime.steps import STEPS, StepRecorder
+from support.limits import HANG
 
 
 class Script:
@@ -128,6 +132,27 @@ def test_other_reports_are_refused_on_the_node_and_here(change: dict[str, Any]) 
     if "time" not in change:
         with pytest.raises(ValueError):
             StepReport.read("rank-0", {**good, **change})
+
+
+def test_a_process_that_is_forked_while_steps_are_written_can_write() -> None:
+    writing, done = threading.Event(), threading.Event()
+
+    def tell(kind: str, **body: Any) -> None:
+        writing.set()
+        done.wait()
+
+    recorder = StepRecorder(tell)
+    recorder.end_step()
+    thread = threading.Thread(target=recorder.write)
+    thread.start()
+    assert writing.wait(HANG)
+    if (child := os.fork()) == 0:
+        signal.alarm(int(HANG))
+        recorder.write()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    done.set()
+    thread.join()
 
 
 def test_a_step_costs_little() -> None:

@@ -72,6 +72,7 @@ class StepRecorder:
         self._written: tuple[object, ...] = (0, None, {})
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._forked)
 
     @contextlib.contextmanager
     def waiting(self, wait: str = "ranks") -> Iterator[None]:
@@ -180,6 +181,10 @@ class StepRecorder:
                 *(one if one is None else round(one, 7) for one in (whole, compute, data, queued)),
             ]
         )
+
+    def _forked(self) -> None:
+        """The thread that may have held the lock is not in this new process."""
+        self._writing = threading.Lock()
 
     def _write_all(self) -> None:
         while True:
