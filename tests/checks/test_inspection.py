@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.checks import Finding
+from dtrain.diagnostics import ConnectError
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.node import protocol
@@ -22,8 +23,10 @@ from dtrain.session.preflight import Conversation, Preflight
 from dtrain.session.relay import RelayChannel
 from dtrain.spec.load import parse
 from dtrain.transport import node_program
+from dtrain.transport.incoming import Incoming
 from dtrain.transport.local import LocalConnection, LocalTransport
 from support.limits import HANG
+from support.node import wait_until
 from support.scripted import ScriptedHosts, ScriptedProcess
 
 FAKE = Path(__file__).parent / "fakes" / "torch-2.13.0"
@@ -132,6 +135,24 @@ def test_a_check_whose_order_is_cut_leaves_no_process(name: str) -> None:
             assert output.result(HANG) == PREAMBLE  # every process of the check keeps it open
         finally:
             process.close()
+
+
+def test_the_end_of_a_check_does_not_wait_for_a_host_that_reads_nothing(tmp_path: Path) -> None:
+    connection = LocalConnection("here")
+    process = connection.start("exec sleep 600")
+    conversation = Conversation(plan(tmp_path / "train.py").hosts[0], connection)
+    conversation._process, conversation._incoming = process, Incoming(process)
+    order = {"op": "clock", "more": "than a pipe takes" * (1 << 16)}
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(conversation.ask, order, dict)
+        wait_until(process._write_lock.locked)
+        closing = pool.submit(conversation.close, 0.0)
+        try:
+            closing.result(HANG)
+            assert isinstance(asking.exception(HANG), ConnectError)
+        finally:
+            connection.close()
+            process._popen.kill()
 
 
 class Hanging(ScriptedHosts, ScriptedProcess):

@@ -62,6 +62,8 @@ class Conversation:
         self._closed = False
         self._waits = True
         """Whether an answer is missing."""
+        self._writes = False
+        """Whether an order is being written, which the host may block."""
 
     def begin(self, pythons: Sequence[str]) -> None:
         """Start the program with the first of ``pythons`` that runs. Raises NodeError."""
@@ -80,7 +82,9 @@ class Conversation:
         """
         assert self._process is not None  # noqa: S101 (types)
         self._waits = True
+        self._writes = True
         self._process.write(json.dumps(order).encode() + b"\n")
+        self._writes = False
         with self._answers():
             answer = read(parse_object(self._incoming.until(b"\n", facts.MAX_ANSWER)))
         self._waits = False
@@ -116,7 +120,9 @@ class Conversation:
         """Request the end of the program, and start no other; `close` waits for it."""
         with self._lock:
             self._closed, process = True, self._process
-        if process is not None:
+        if process is not None and self._writes:
+            process.close()
+        elif process is not None:
             with suppress(NodeError):
                 process.close_stdin()
 
