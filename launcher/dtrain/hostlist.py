@@ -100,6 +100,16 @@ def fold(names: Iterable[str]) -> str:
     return ",".join("".join(map(_text, item)) for item in items)
 
 
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """The different ``names``, sorted with numbers by their value: n2 comes before n10."""
+    return tuple(sorted({*names}, key=_sort_key))
+
+
+def _sort_key(name: str) -> tuple[list[str], list[tuple[int, str]]]:
+    parts = _split_numbers(name)
+    return parts[::2], [(int(number), number) for number in parts[1::2]]
+
+
 def _items(text: str) -> Iterable[tuple[int, int]]:
     """Start and end of each comma-separated item, without the blanks around it."""
     depth = 0

@@ -120,7 +120,7 @@ def test_stacks_of_a_silent_job(pair: Cluster, launcher: Launcher) -> None:
     file = launcher.file(pair, inside("wait", watchdog={"silence": "20s", "then": "stop"}))
     done = launcher.run(file, timeout=HANG)
     assert done.code == 1, done
-    assert "ranks 0, 1 on node[1-2]: in wait " in done.stderr, str(done)
+    assert "ranks 0-1 on node[1-2]: in wait " in done.stderr, str(done)
     assert launcher.left(pair) == {}
 
 

@@ -64,6 +64,28 @@ def test_the_rank_that_is_behind() -> None:
     assert (stall.processes, stall.step) == (("rank-1",), 100)
 
 
+def test_of_the_ranks_behind_the_last_one_is_named() -> None:
+    """Ranks that wait for it may have got further than others, and not say that they wait."""
+    job = Job()
+    job.train(100)
+    job.train(1, without=1)
+    job.done[3] += 1
+    job.say(3, None)
+    stall = job.stand()
+    assert stall is not None
+    assert (stall.processes, stall.step) == (("rank-1",), 100)
+
+
+def test_hosts_are_in_the_order_of_their_numbers() -> None:
+    job = Job(22)
+    job.train(100)
+    for rank in range(22):
+        job.say(rank, "" if rank > 3 else "ranks")
+    stall = job.stand()
+    assert stall is not None
+    assert "and 14 more on node[2-10] stand still" in str(stall)
+
+
 def test_of_the_ranks_behind_the_one_that_waits_is_no_cause() -> None:
     job = Job()
     job.train(100)

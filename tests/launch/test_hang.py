@@ -56,7 +56,7 @@ def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) 
     assert "error: no output and no progress from any worker for 5 s" in done.stderr
     script = scene.folder / "script.py"
     waiting = f"called by all_reduce ({script}:6)"
-    assert f"ranks 0, 1, 3 on node[0-1]: in wait, {waiting}" in done.stderr
+    assert f"ranks 0-1, 3 on node[0-1]: in wait, {waiting}" in done.stderr
     assert f"rank 2 on node1: in wait, called by load_batch ({script}:9)" in done.stderr
     assert ("Fatal Python error: Aborted" in done.stdout + done.stderr) == (told_by != "py-spy")
     assert scene.leftovers() == []
@@ -86,7 +86,7 @@ def test_the_ranks_of_torchrun_are_distinguished(scene: Scene) -> None:
     done = scene.run(file, "--no-check")
     assert done.code == 1, str(done)
     waiting = f"called by all_reduce ({scene.folder / 'script.py'}:6)"
-    assert f"ranks 0, 1, 3 on node[0-1]: in wait, {waiting}\n" in done.stderr
+    assert f"ranks 0-1, 3 on node[0-1]: in wait, {waiting}\n" in done.stderr
     assert "rank 2 on node1: in wait, called by load_batch" in done.stderr
     assert "torchrun0" not in done.stderr
     assert scene.leftovers() == []

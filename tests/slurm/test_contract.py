@@ -227,7 +227,7 @@ def test_a_hang_is_located_and_the_hosts_are_sampled(engine: Engine, slurm: Slur
     assert done.code == 1, str(done)
     assert "error: no output and no progress from any worker for 10 s" in done.stderr
     waiting = "in wait, called by"
-    assert f"ranks 0, 1, 3 on {hostlist.fold([first, second])}: {waiting} all_reduce" in done.stderr
+    assert f"ranks 0-1, 3 on {hostlist.fold([first, second])}: {waiting} all_reduce" in done.stderr
     assert f"rank 2 on {second}: {waiting} load_batch" in done.stderr
     assert engine.left() == {}
     assert engine.sampled(averages) == everyone

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from dtrain.hostlist import fold
+from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import spoken
 
 LEAST = 15.0
@@ -132,10 +132,13 @@ class StallDetector:
         waiting = sum(one.waits == "ranks" for one in known.values())
         if not behind and not waiting:
             found = []
+        # One that is further behind may hold up the others, and cannot wait for them.
+        least = min((known[name].done for name in found), default=0)
+        found = [name for name in found if known[name].done == least]
         of = [known[name] for name in found or standing]
         return Stall(
             processes=tuple(sorted(found, key=_order)),
-            hosts=tuple(sorted({one.host for one in of})),
+            hosts=in_order(one.host for one in of),
             seconds=now - max(one.advanced for one in of),
             step=max(one.done for one in of),
             waiting=waiting - sum(known[name].waits == "ranks" for name in found),

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from dtrain.hostlist import fold
+from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import spoken
 from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample, Sample
 from dtrain.runtime.steps import STEPS
@@ -220,7 +220,7 @@ def less_active(
     first = seen.get(slow[0][0], ())
     return Straggler(
         processes=tuple(process for process, _, _ in slow),
-        hosts=tuple(sorted({host for _, host, _ in slow})),
+        hosts=in_order(host for _, host, _ in slow),
         whole_host=False,
         slower=slow[0][2],
         cause=next((cause for cause in CAUSES if cause in first), "unknown"),
@@ -321,7 +321,7 @@ class StragglerDetector:
         if not slow:
             return self._with_bad_network(seen or {})
         slow.sort(key=lambda name: -self._ranks[name].slower)
-        hosts = tuple(sorted({self._ranks[name].host for name in slow}))
+        hosts = in_order(self._ranks[name].host for name in slow)
         on_hosts = [name for name, rank in self._ranks.items() if rank.host in hosts]
         worst = self._ranks[slow[0]]
         return Straggler(
@@ -359,7 +359,7 @@ class StragglerDetector:
         part = median(longer)
         return Straggler(
             processes=tuple(ranks),
-            hosts=tuple(sorted({self._ranks[name].host for name in ranks})),
+            hosts=in_order(self._ranks[name].host for name in ranks),
             whole_host=True,
             slower=round(part / (1 - part), 3) if part < 1 else 1.0,
             cause=cause,

@@ -12,6 +12,7 @@ from dtrain import hostlist
 from dtrain.failures import collectives, nccl_ras
 from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
+from dtrain.launchplan.names import ranks_spoken
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder, tail
@@ -204,10 +205,10 @@ class HangWatch:
 
 
 def _workers(who: list[str]) -> str:
-    """``rank 3 on gpu01``, ``ranks 0-2,4-7 on gpu[01-02]``, from ``3 gpu01`` and so on."""
+    """``rank 3 on gpu01``, ``ranks 0-2, 4-7 on gpu[01-02]``, from ``3 gpu01`` and so on."""
     labels, hosts = zip(*(each.split(" ", 1) for each in who), strict=True)
-    ranks = sorted(int(label) for label in labels if label.isdecimal())
-    names = hostlist.fold(list(dict.fromkeys(hosts)))
+    ranks = [int(label) for label in labels if label.isdecimal()]
+    names = hostlist.fold(hostlist.in_order(hosts))
     if len(ranks) < len(labels):
         return f"{', '.join(labels)} on {names}"
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {names}"
+    return f"{ranks_spoken(ranks)} on {names}"
