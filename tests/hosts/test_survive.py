@@ -49,10 +49,9 @@ class Training:
         )
 
     def step(self, rank: int) -> int:
-        try:
-            return int((self.folder / f"step-{rank}").read_text())
-        except (OSError, ValueError):
-            return 0
+        """The last step of a rank, in any attempt."""
+        files = self.folder.glob(f"step-{rank}-*")
+        return max((int(file.read_text()) for file in files), default=0)
 
     def until_step(self, rank: int, step: int) -> None:
         until(lambda: self.step(rank) >= step, f"step {step} of rank {rank}")

@@ -2,8 +2,9 @@
 
     resume.py FOLDER
 
-FOLDER is shared by all hosts. A rank that waits for its peers (a barrier, as a collective would)
-waits forever if one of them is dead.
+FOLDER is shared by all hosts. Each attempt has its own files there, because a host that cannot be
+reached may still run an earlier attempt. A rank that waits for its peers (a barrier, as a
+collective would) waits forever if one of them is dead.
 """
 
 import os
@@ -16,18 +17,18 @@ from dtrain.runtime import progress
 folder = Path(sys.argv[1])
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 attempt = os.environ["DTRAIN_ATTEMPT"]
-mine = folder / f"step-{rank}"
-step = int(mine.read_text()) if mine.exists() else 0
+mine = folder / f"step-{rank}-{attempt}"
+step = max((int(file.read_text()) for file in folder.glob(f"step-{rank}-*")), default=0)
 print(f"attempt {attempt} on {os.environ['DTRAIN_HOST']} from step {step}", flush=True)
 
 
 def others() -> int:
-    return min(int((folder / f"step-{r}").read_text() or 0) for r in range(world))
+    return min(int((folder / f"step-{r}-{attempt}").read_text()) for r in range(world))
 
 
 while not (folder / "stop").exists():
     step += 1
-    draft = mine.with_suffix(".new")
+    draft = folder / f"draft-{rank}-{attempt}"
     draft.write_text(str(step))
     draft.replace(mine)
     progress(step)
@@ -36,7 +37,7 @@ while not (folder / "stop").exists():
         try:
             if others() >= step - 1:
                 break
-        except (OSError, ValueError):
+        except FileNotFoundError:
             pass
         time.sleep(0.01)
     time.sleep(0.02)
