@@ -9,6 +9,9 @@ import os
 import sys
 import tarfile
 import threading
+import warnings
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +24,7 @@ from dtrain.engines.kubernetes import credentials, files
 from dtrain.engines.kubernetes.client import AbsentError, Client, NotFoundError
 from dtrain.spec.model import Kubernetes
 from dtrain.sync import scan
+from support.kubernetes.access import Access
 from support.limits import HANG
 
 
@@ -182,6 +186,68 @@ def test_an_exception_of_the_authentication_is_an_authentication_error(
     monkeypatch.setattr("kubernetes.client.Configuration.auth_settings", fails)
     with pytest.raises(AuthError, match="RuntimeError: no such key ring"):
         client.request("GET", "/version")
+
+
+@pytest.mark.parametrize("key", ["token", "tokenFile"])
+def test_a_token_that_ends_with_a_newline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
+) -> None:
+    """As editors and `echo` write it; kubectl accepts it."""
+    file = tmp_path / "token"
+    file.write_text("t\n")
+    user: dict[str, object] = {key: str(file) if key == "tokenFile" else "t\n"}
+    client, sent = client_of(monkeypatch, tmp_path, user, Answer(200))
+    client.request("GET", "/version")
+    assert [headers["authorization"] for headers in sent] == ["Bearer t"]
+
+
+@pytest.mark.parametrize("token", ["hunter2\nhunter2", "hunter2\u2028x", "hunter2 \x00"])
+def test_a_token_that_no_header_can_hold_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
+) -> None:
+    client, _ = client_of(monkeypatch, tmp_path, {"token": token}, Answer(200))
+    with pytest.raises(AuthError, match="cannot be sent") as raised:
+        client.request("GET", "/version")
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.fixture
+def over_tls(tmp_path: Path) -> Iterator[str]:
+    """The URL of a server with a certificate of its own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    tls = Access(tmp_path).server_context()
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join(HANG)
+    server.server_close()
+
+
+def test_a_server_that_need_not_be_verified_prints_no_warnings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, over_tls: str
+) -> None:
+    """There would be one for each request, on stderr."""
+    config = yaml.safe_load(kubeconfig("prod"))
+    for one in config["clusters"]:
+        one["cluster"] = {"server": over_tls, "insecure-skip-tls-verify": True}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert Client(Kubernetes(image="i")).request("GET", "/version") == {}
+    assert [str(one.message) for one in shown] == []
 
 
 def test_a_busy_server_is_asked_again_when_it_says(

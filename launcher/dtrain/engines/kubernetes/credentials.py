@@ -56,11 +56,17 @@ class Credentials:
                 settings = self._configuration.auth_settings().values()
         except Exception as error:  # noqa: BLE001 (a plugin may raise anything)
             raise AuthError(self.host, "logging in", _words(error), hint=HINT) from None
-        return {
-            setting["key"]: setting["value"]
+        # Files with a token often end with a newline.
+        found = {
+            setting["key"]: setting["value"].strip()
             for setting in settings
             if setting["in"] == "header" and setting["value"]
         }
+        if not all(text.isascii() and text.isprintable() for text in found.values()):
+            # Refused here: an error of the HTTP library would show the token.
+            wrong = "the token cannot be sent: it has line breaks or special characters"
+            raise AuthError(self.host, "logging in", wrong, hint=HINT)
+        return found
 
 
 def log_in(context: str | None) -> Credentials:
@@ -69,6 +75,7 @@ def log_in(context: str | None) -> Credentials:
     Raises UsageError without a usable kubeconfig, or without the package.
     """
     try:
+        import urllib3
         from kubernetes.client import rest
 
         from kubernetes import client, config
@@ -112,6 +119,9 @@ def log_in(context: str | None) -> Credentials:
             hint="`kubectl config get-contexts` lists the contexts; set"
             " cluster.kubernetes.context or KUBECONFIG",
         ) from None
+    if not configuration.verify_ssl:
+        # urllib3 warns on stderr about each request; the kubeconfig asks for it.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     server = str(configuration.host).rstrip("/")
     pool = rest.RESTClientObject(configuration).pool_manager
     return Credentials(server, context, namespace, problem, pool, configuration)
