@@ -41,7 +41,7 @@ LATE = {"phase": "Failed", "reason": "DeadlineExceeded"}
 class Server:
     """Lets the user create a pod, which stays in one state."""
 
-    namespace, host = "ml", "10.0.0.1"
+    namespace, host, context = "ml", "10.0.0.1", "prod"
 
     def __init__(self, status: dict[str, Any], *, deletes: bool = True) -> None:
         self._status = status

@@ -383,8 +383,17 @@ def test_what_may_be_left_of_a_job_that_could_not_be_created(
 
     report = follower(job, answer).follow({"ConfigMap": {}, "job": {}})
     assert report.reason.startswith("not created: POST ")
-    assert "kubectl delete jobset c-1 --namespace ml --context prod" in report.problems[1]
+    command = "kubectl delete jobset/c-1 configmap/c-1 --namespace ml --context prod"
+    assert f"`{command}` ends it" in report.problems[1]
     assert job.record.leftovers == (("node0", 1), ("node1", 1))
+
+
+def test_a_secret_that_may_be_left_is_named(job: KubernetesJob) -> None:
+    """It has no owner until the job is there, so the deletion of the job does not delete it."""
+    plan = build(parse(FILE.replace("[x]", "[x], secrets: [TOKEN]"), "c.yaml"))
+    client: Any = Server(absent)
+    left = launched.LaunchedJob(client, job.record, plan).still_there
+    assert " secret/c-1 " in left
 
 
 @pytest.mark.parametrize("answers", [(), ("GET",)])

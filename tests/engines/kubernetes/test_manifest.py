@@ -85,6 +85,23 @@ def test_a_shipped_file_moves_to_kubernetes_with_its_cluster_alone(path: Path, a
         assert problems(config) + problems(job) == []
 
 
+@pytest.mark.parametrize("text", ["y", "N", "1e3", "1.5e3", "0o17", "08", "true", "12"])
+def test_text_stays_text_for_kubectl(text: str) -> None:
+    """It reads more words and numbers as values of other types than PyYAML does."""
+    file = FILE.replace('image: "train:1"', f'image: i, node_selector: {{a: "{text}"}}')
+    assert f"a: '{text}'\n" in rendered(plan(file))
+
+
+def test_commands_name_the_namespace_and_the_context_of_the_job() -> None:
+    keys = 'image: i, namespace: ml, context: "it\'s prod"'
+    file = FILE.replace('image: "train:1"', keys).replace("t.py", "t.py, secrets: [TOKEN]")
+    head = rendered(plan(file)).partition("apiVersion")[0]
+    context = r"""--context 'it'"'"'s prod'"""
+    assert f"kubectl apply -f job.yaml {context}\n" in head
+    create = "kubectl create secret generic job --from-env-file=secrets.env"
+    assert f"{create} --namespace ml {context}\n" in head
+
+
 def test_a_secret_is_a_reference() -> None:
     """The value comes from the environment of a launch, and only the Secret has it."""
     spec = parse(FILE.replace("script: t.py", "script: t.py, secrets: [TOKEN]"), "job.yaml")

@@ -19,7 +19,7 @@ from dtrain.engines.kubernetes import (
     training_runtime,
 )
 from dtrain.engines.kubernetes.client import Client, NotFoundError
-from dtrain.engines.kubernetes.kinds import PODS
+from dtrain.engines.kubernetes.kinds import PODS, kubectl
 from dtrain.engines.kubernetes.objects import Pod
 from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
@@ -80,7 +80,8 @@ class ImageCheck:
             except NotFoundError:
                 pass
             except NodeError as failure:
-                command = f"kubectl delete pod {name} --namespace {self._client.namespace}"
+                namespace, context = self._client.namespace, self._client.context
+                command = kubectl("delete", "pod", name, namespace=namespace, context=context)
                 found.append(
                     self._warning(
                         f"the pod {name} may still be there: {failure.reason}",

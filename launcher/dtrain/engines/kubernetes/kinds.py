@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.quoting import words
 
 CORE = "/api/v1/namespaces/{namespace}"
 """Path of the objects that belong to Kubernetes itself."""
@@ -37,6 +38,13 @@ JOBSET = JobKind("JobSet", "jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 TRAINJOB = JobKind("TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "Kubeflow Trainer")
 JOB_KINDS = {"jobset": JOBSET, "trainjob": TRAINJOB}
 """By the value of ``cluster.kubernetes.api``."""
+
+
+def kubectl(*arguments: str, namespace: str | None = None, context: str | None = None) -> str:
+    """A command for the user, also if they have switched to another namespace or context."""
+    named = (("--namespace", namespace), ("--context", context))
+    options = [part for name, value in named if value for part in (name, value)]
+    return str(words(["kubectl", *arguments, *options]))
 
 
 def job_kind(plan: LaunchPlan) -> JobKind:

@@ -9,7 +9,7 @@ from typing import Any
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.engines.kubernetes import objects
 from dtrain.engines.kubernetes.client import AbsentError, Client
-from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, job_kind
+from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, job_kind, kubectl
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
@@ -37,19 +37,18 @@ class LaunchedJob:
         self._kind = job_kind(plan)
         self._path = f"{self._kind.path}/{self.name}"
         self.selector = f"jobset.sigs.k8s.io/jobset-name={self.name}"
-        self._files = [
-            path for kind, path in _FILES.items() if kind != "Secret" or plan.job.secrets
-        ]
+        self._file_kinds = [kind for kind in _FILES if kind != "Secret" or plan.job.secrets]
+        self._files = [_FILES[kind] for kind in self._file_kinds]
         self._grace = plan.job.grace
         self.problem = ""
         """Why objects of a job that could not be created may still be there."""
 
     @property
     def still_there(self) -> str:
-        kind = self._kind.name.lower()
-        name = f"{kind} {self.name} --namespace {self._client.namespace}"
-        name += f" --context {self._client.context}" if self._client.context else ""
-        return f"{self.name} may still be there: `kubectl delete {name}` ends it"
+        client, kinds = self._client, [self._kind.name, *self._file_kinds]
+        objects = [f"{kind.lower()}/{self.name}" for kind in kinds]
+        command = kubectl("delete", *objects, namespace=client.namespace, context=client.context)
+        return f"{self.name} may still be there: `{command}` ends it"
 
     def create(self, submit: Mapping[str, Any]) -> None:
         """Create the objects by their kind, the job last. Raises NodeError, after deleting those

@@ -7,6 +7,7 @@ The fields are those of Kubernetes 1.31 and of the versions in `dtrain.engines.k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import yaml
 
 from dtrain.engines.kubernetes import script
-from dtrain.engines.kubernetes.kinds import JOBSET, TRAINJOB
+from dtrain.engines.kubernetes.kinds import JOBSET, TRAINJOB, kubectl
 from dtrain.engines.kubernetes.objects import RESTART_LABEL
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import REPLICATED_JOB, object_name
+from dtrain.launchplan.shell import comment
 from dtrain.spec.kubernetes_keys import CLAIM, HOST_PATH, TAINT
 from dtrain.spec.model import Kubernetes
 
@@ -32,13 +34,16 @@ Object = dict[str, Any]
 
 def render(plan: LaunchPlan) -> str:
     """The objects as YAML, for ``kubectl apply``."""
-    name = object_name(plan.name, None)
-    head = [f"# Written by `dtrain launch --dry-run`. Start it: kubectl apply -f {NAME}"]
+    name, keys = object_name(plan.name, None), _keys(plan)
+    start = kubectl("apply", "-f", NAME, context=keys.context)
+    head = [f"# Written by `dtrain launch --dry-run`. Start it: {comment(start)}"]
     if plan.job.secrets:
-        keys = ", ".join(plan.job.secrets)
+        secrets = ", ".join(plan.job.secrets)
+        words = ("create", "secret", "generic", name, "--from-env-file=secrets.env")
+        create = kubectl(*words, namespace=keys.namespace, context=keys.context)
         head += [
-            f"# First create the Secret from a file with NAME=value lines for {keys}:",
-            f"#   kubectl create secret generic {name} --from-env-file=secrets.env",
+            f"# First create the Secret from a file with NAME=value lines for {secrets}:",
+            f"#   {comment(create)}",
         ]
     if plan.job.sync is not None:
         head.append(
@@ -291,6 +296,10 @@ def _keys(plan: LaunchPlan) -> Kubernetes:
     return plan.kubernetes
 
 
+_NO_TEXT = re.compile("[yYnN]|[-+.0-9][-+.0-9eEo]*")
+"""Text that kubectl reads as a number or a truth value, and PyYAML does not."""
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes text of several lines as a block."""
 
@@ -299,7 +308,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = "|" if "\n" in text else None
+    style = "|" if "\n" in text else "'" if _NO_TEXT.fullmatch(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
