@@ -17,6 +17,7 @@ from dtrain.node.telemetry.follow import TelemetryFiles
 from dtrain.node.telemetry.host import Devices
 from dtrain.node.telemetry.sampler import STORED, Files, average
 from dtrain.node.telemetry.tool import Tool
+from dtrain.node.telemetry.tool import number as number_in
 from dtrain.runs import telemetry
 from support.launching import until
 from support.machines import MACHINES
@@ -266,6 +267,53 @@ def test_lost_packets_are_counted(tmp_path, monkeypatch):
 def test_the_launcher_takes_nothing_else(change):
     with pytest.raises(ProtocolError):
         Sample.read({**sample(0.0), **change})
+
+
+def test_a_network_file_system_may_be_of_any_size(monkeypatch):
+    # Amazon EFS has 8 EiB. Beyond a quota, more is free for others than the disk has for this user.
+    disk = os.statvfs_result((1 << 20, 1 << 20, 1 << 43, 0, (1 << 43) - 5, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    found = {**sample(10.0), "storage": sampler.storage(b"/")}
+    assert Sample.read(found).storage == (5 << 20, 1 << 63)
+    disk = os.statvfs_result((1 << 20, 1 << 20, 100, 0, 200, 0, 0, 0, 0, 255))
+    assert sampler.storage(b"/") == [0, 100 << 20]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("98", 98),
+        ("612.33 W", 612.33),
+        ("[N/A]", None),
+        ("-1", None),
+        ("4294967295", (1 << 32) - 1),
+        ("18446744073709551615", None),
+    ],
+)
+def test_a_number_that_a_gpu_does_not_have_costs_no_sample(text, value):
+    body = sample(10.0)
+    body["gpus"][0][1:9] = [number_in(text)] * 8
+    read = Sample.read(body).gpus[0]
+    assert (read.use, read.temperature, read.clock_max) == (value, value, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0x40", 0x40), ("0x" + 16 * "F", (1 << 64) - 1), ("0x" + 17 * "F", None), ("7", 7)],
+)
+def test_a_count_that_a_gpu_does_not_have_costs_no_sample(text, value):
+    body = sample(10.0)
+    body["gpus"][0][9:11] = [number_in(text)] * 2
+    assert Sample.read(body).gpus[0].slowed == value
+
+
+def test_a_gpu_and_a_rank_count_once():
+    body = sample(10.0, gpus=2)
+    body["gpus"].append(body["gpus"][0])
+    body["ranks"] *= 2
+    read = Sample.read(body)
+    assert [gpu.index for gpu in read.gpus] == [0, 1]
+    assert [rank.process for rank in read.ranks] == ["rank-0"]
 
 
 def test_a_run_folder_thins_older_averages_evenly(tmp_path, monkeypatch):

@@ -118,7 +118,8 @@ def storage(folder: bytes | int) -> list[int] | None:
         disk = os.statvfs(folder)
     except OSError:
         return None
-    return [(disk.f_blocks - disk.f_bavail) * disk.f_frsize, disk.f_blocks * disk.f_frsize]
+    used = max(0, disk.f_blocks - disk.f_bavail)  # more can be free than a quota allows
+    return [used * disk.f_frsize, disk.f_blocks * disk.f_frsize]
 
 
 class Files:

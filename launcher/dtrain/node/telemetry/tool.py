@@ -67,11 +67,13 @@ class Tool:
 
 
 def number(text: str) -> float | None:
-    """The number in a value; None for `[N/A]`. A bit mask is hexadecimal."""
+    """The number in a value; None for `[N/A]`, and for what no GPU has: a negative number, or the
+    largest one of 64 bits. A bit mask is hexadecimal."""
     if text.startswith("0x"):
         with contextlib.suppress(ValueError):
-            return int(text[:20], 16)
-    found = re.search(r"-?\d{1,15}(\.\d{1,6})?", text)
+            bits = int(text[:20], 16)
+            return bits if bits < 1 << 64 else None
+    found = re.search(r"(?<![\d.-])\d{1,15}(?!\d)(\.\d{1,6})?", text)
     if found is None:
         return None
     return float(found[0]) if found[1] else int(found[0])
