@@ -88,6 +88,16 @@ def test_a_return_to_a_checkpoint_is_no_negative_pace() -> None:
     assert pace.steps_per_second == pytest.approx(1.0)
 
 
+def test_a_count_of_tokens_that_begins_again_is_no_negative_pace() -> None:
+    pace = Pace()
+    pace.add(report(0.0, 50, 5000))
+    pace.add(report(1.0, 51, 100))
+    assert pace.tokens_per_second is None
+    pace.add(report(2.0, 52, 200))
+    assert pace.tokens_per_second == pytest.approx(100.0)
+    assert pace.steps_per_second == pytest.approx(1.0)
+
+
 @given(st.lists(st.tuples(st.floats(0, 10 * WINDOW), st.integers(0, 1000)), min_size=2))
 def test_no_order_of_reports_breaks_it(reports: list[tuple[float, int]]) -> None:
     pace = Pace()

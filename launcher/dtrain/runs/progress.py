@@ -165,8 +165,9 @@ class Pace:
         self._reports: deque[Progress] = deque()
 
     def add(self, report: Progress) -> None:
-        if self._reports and report.step < self._reports[-1].step:
-            # The process resumed from a checkpoint.
+        last = self._reports[-1] if self._reports else report
+        if report.step < last.step or (report.tokens or 0) < (last.tokens or 0):
+            # The process resumed from a checkpoint, or began to count again.
             self._reports.clear()
         self._reports.append(report)
         while len(self._reports) > 2 and self._reports[1].time < report.time - WINDOW:
