@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET
+from socket import AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +127,12 @@ class Exports(NullObserver):
             self._metrics.attempt = attempt
             for known in (self._metrics.states, self._metrics.progress, self._metrics.samples):
                 known.clear()
-            self._metrics.slow = self._metrics.stall = None
+            self._metrics.slow = self._metrics.stall = self._metrics.tokens_per_second = None
             self._pace = Pace()
+
+    def allocated(self, plan: LaunchPlan) -> None:
+        with self._lock:
+            self._metrics.states.clear()  # of hosts that had only numbers
 
     def host_state(self, host: str, state: str, detail: str = "") -> None:
         with self._lock:
@@ -230,6 +234,21 @@ def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def setup(self) -> None:
+            super().setup()
+            # One that sends a byte now and then never reaches the timeout of a read.
+            self._end = threading.Timer(CLIENT_LIMIT, self._hang_up)
+            self._end.daemon = True
+            self._end.start()
+
+        def finish(self) -> None:
+            self._end.cancel()
+            super().finish()
+
+        def _hang_up(self) -> None:
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(SHUT_RDWR)
 
         def log_message(self, *_: object) -> None:
             """The terminal shows the run."""

@@ -7,6 +7,7 @@ import http.client
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -119,6 +120,43 @@ def test_metrics_are_served_and_kept_in_a_file(folder: RunFolder, tmp_path: Path
         assert kept["dtrain_goodput_ratio", "", ""] == pytest.approx(2 / 3, abs=0.01)
         assert kept["dtrain_time_seconds", "", "start"] == pytest.approx(10)
     assert [path.name for path in tmp_path.iterdir() if "prom" in path.name] == ["run.prom"]
+
+
+def test_what_an_earlier_attempt_or_a_queued_job_had_is_exported_no_more(folder: RunFolder) -> None:
+    exports = Exports()
+    play(exports, folder)
+    plan = build(parse_once(SPEC, "c.yaml"))
+    exports.next_attempt(2, plan)
+    assert "tokens_per_second" not in exports._text()
+    exports.host_state("host 0 of slurm", "queued")
+    exports.allocated(plan)
+    assert "queued" not in exports._text()
+
+
+def test_a_client_that_never_ends_its_request_delays_neither_others_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(export, "CLIENT_LIMIT", 0.2)
+    over = threading.Event()
+
+    def drip(client: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the server has closed the connection
+            while not over.wait(0.02):
+                client.sendall(b"x")
+
+    with Exports("0") as exports:
+        address = exports.address
+        with socket.create_connection(
+            ("127.0.0.1", int(address.split(":")[2].removesuffix("/metrics"))), timeout=HANG
+        ) as client:
+            thread = threading.Thread(target=drip, args=(client,))
+            thread.start()
+            try:
+                assert get(address, "/metrics")[1].endswith("# EOF\n")
+                assert not over.is_set()
+            finally:
+                over.set()
+                thread.join()
 
 
 def test_the_next_launch_takes_the_port_at_once() -> None:
