@@ -30,6 +30,7 @@ class Run:
         self.truth = dict.fromkeys(CLASSES, 0.0)
         self.phases: dict[str, float] = {}
         self.step = 0
+        self.skew = SKEW
         self.write(journal.RunStarted("run-1", ("n1", "n2")))
 
     def write(self, event: JournalEvent) -> None:
@@ -40,7 +41,7 @@ class Run:
         self.truth[what] += seconds
 
     def report(self) -> None:
-        at = self.now + SKEW
+        at = self.now + self.skew
         self.write(journal.Progressed(Progress("rank-0", at, self.step, 10_000, 1.0, None, {})))
 
     def begin(self, seconds: float, load: float = 0.0) -> None:
@@ -69,7 +70,7 @@ class Run:
         self._tell_phases()
 
     def _tell_phases(self) -> None:
-        self.write(journal.PhasesSpent(self.now + SKEW, self.step, dict(self.phases)))
+        self.write(journal.PhasesSpent(self.now + self.skew, self.step, dict(self.phases)))
 
     def fail(self, attempt: int, stopping: float, wait: float, step: int) -> None:
         """A worker fails; the next attempt begins after ``wait`` and continues after ``step``."""
@@ -175,6 +176,30 @@ def test_a_lost_host_and_a_queue_are_waits() -> None:
     found = goodput(run.records, now=run.now)
     check(run, found)
     assert found.attempts[-1].ok is None
+
+
+@pytest.mark.parametrize("by", [-3600.0, -90.0, 90.0, 3600.0])
+def test_a_host_whose_clock_is_set_tells_the_same(by: float) -> None:
+    run = Run()
+    run.begin(30)
+    run.train(100, data=0.2)
+    run.skew += by
+    run.train(100, data=0.5)
+    run.save(20)
+    run.end()
+    check(run, goodput(run.records, now=0))
+
+
+def test_reports_that_arrive_late_say_nothing_about_the_clock() -> None:
+    """The launcher was killed during the start. A later one gets all reports at once."""
+    run = Run()
+    run.begin(30)
+    run.train(300)
+    run.records = [(max(then, BEGIN + 330), event) for then, event in run.records]
+    run.records[0] = (BEGIN, run.records[0][1])
+    run.train(60)
+    run.end()
+    check(run, goodput(run.records, now=0))
 
 
 def test_a_run_without_reports_has_no_goodput() -> None:
