@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -103,17 +105,43 @@ def test_a_run_that_goes_on_has_not_failed(run: Summary) -> None:
     going = replace(run, ended=None)
     paper = Paper(80, color=False, unicode=True)
     for one, over in ((run, True), (going, False)):
-        text = as_text(one, paper, BEGIN + 400)
+        text = as_text(one, paper)
         assert ("dtrain: failed after 5 min 20 s" in text) == over
         assert "\x1b" not in text
         assert "rank 3 on n2" in text and "\n\n\n" not in text
-        assert ("<h2>First cause</h2>" in page(one, BEGIN + 400)) == over
-    assert "State    not over" in as_text(going, paper, BEGIN + 400)
+        assert ("<h2>First cause</h2>" in page(one)) == over
+    assert "State    not over" in as_text(going, paper)
+
+
+def test_nothing_is_said_about_the_time_without_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
+    folder = RunFolder.create("run-2")
+    Record("run-2", Request("c.yaml", "/", FILE, ()), 29500, "python3", BEGIN).save(folder.path)
+    events = [(at, progress(at, at - 19)) for at in range(20, 101, 10)]
+    lines = [journal.encode(BEGIN, journal.RunStarted("run-2", ("n1", "n2")))]
+    lines += [journal.encode(BEGIN + at, event) for at, event in events]
+    folder.journal.write_bytes(b"".join(lines))
+    folder.journal.chmod(0o600)
+    paper = Paper(80, color=False, unicode=True)
+    left = summary(folder, BEGIN + 1e6)
+    assert left.goodput.wall == 100
+    text = as_text(left, paper)
+    assert "State    not over\n" in text and "Took     1 min 40 s\n" in text
+    assert "Launcher none; `dtrain attach run-2` takes charge" in text
+    claim = folder.claim()
+    assert claim is not None
+    with contextlib.ExitStack() as stack:
+        stack.callback(claim.release)
+        led = summary(folder, BEGIN + 1000)
+    assert led.goodput.wall == 1000
+    assert "Launcher" not in as_text(led, paper)
 
 
 def test_short_times_and_hints_are_readable(run: Summary) -> None:
     hint = TimelineEntry(BEGIN + 3, "warning: slow disk\n  hint: use another")
-    text = as_text(replace(run, events=(hint,)), Paper(80, color=False, unicode=True), BEGIN + 400)
+    text = as_text(replace(run, events=(hint,)), Paper(80, color=False, unicode=True))
     assert "waiting for a host" in text and " 6.0 s " in text
     assert "+3 s  warning: slow disk\n" in text and "  hint: use another\n" in text
 
@@ -136,7 +164,7 @@ def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:
         for part in range(60_000)
     )
     samples = {f"gpu{number:03}": one for number in range(128)}
-    text = page(replace(run, ended=BEGIN + week, curve=curve, samples=samples), BEGIN)
+    text = page(replace(run, ended=BEGIN + week, until=BEGIN + week, curve=curve, samples=samples))
     assert text.count("<rect") > 128 * 100
     assert len(text.encode()) < 5e6
 
@@ -144,7 +172,7 @@ def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:
 @pytest.mark.browser
 def test_it_is_readable_and_runs_nothing(run: Summary, tmp_path_factory) -> None:
     file = tmp_path_factory.mktemp("page") / "run.html"
-    file.write_text(page(run, BEGIN + 1000), encoding="utf-8")
+    file.write_text(page(run), encoding="utf-8")
     with Browser(tmp_path_factory.mktemp("browser")) as browser:
         for width, dark in ((400, False), (1600, True)):
             browser.show(file, width, dark=dark)

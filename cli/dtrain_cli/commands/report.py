@@ -43,11 +43,11 @@ def report(
         from dtrain_cli.files import write_text
         from dtrain_cli.views.summary_html import page
 
-        write_text(html, page(found[0], now))
+        write_text(html, page(found[0]))
     if json:
         output.write(view.as_json(found))
     elif other is not None:
         output.write(view.comparison(found[0], found[1], stdout_paper()))
     else:
         written = [f"{html}: a page with charts"] if html is not None else []
-        output.write(view.as_text(found[0], stdout_paper(), now, written))
+        output.write(view.as_text(found[0], stdout_paper(), written))

@@ -13,6 +13,7 @@ from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.measured import Difference
 from dtrain.runs.summary import Summary
 from dtrain_cli.views import names
+from dtrain_cli.views.overview import attach_hint
 from dtrain_cli.views.report import render
 from dtrain_cli.views.runs import finite
 
@@ -38,11 +39,10 @@ EVENTS = 20
 """Events that the text shows, the last ones."""
 
 
-def as_text(run: Summary, paper: Paper, now: float, written: Sequence[str] = ()) -> str:
-    """Return the report for a terminal. ``now`` is in seconds since the epoch; ``written`` are
-    lines about other outputs."""
+def as_text(run: Summary, paper: Paper, written: Sequence[str] = ()) -> str:
+    """Return the report for a terminal. ``written`` are lines about other outputs."""
     sections: list[list[RenderableType]] = [
-        [paper.entry(title, clean(text)) for title, text in facts(run, now)],
+        [paper.entry(title, clean(text)) for title, text in facts(run)],
         _goodput(run, paper),
         _attempts(run, paper),
         _planned(run, paper),
@@ -56,7 +56,7 @@ def as_text(run: Summary, paper: Paper, now: float, written: Sequence[str] = ())
     return "\n".join(filter(None, (paper.sections(sections), ended.lstrip("\n"))))
 
 
-def facts(run: Summary, now: float) -> list[tuple[str, str]]:
+def facts(run: Summary) -> list[tuple[str, str]]:
     """Titles and values about the whole run."""
     last = last_step(run)
     measured = run.measured
@@ -69,7 +69,8 @@ def facts(run: Summary, now: float) -> list[tuple[str, str]]:
         ("Run", run.record.run),
         ("State", state(run)),
         ("Began", moment(run.began)),
-        ("Took", spent((run.ended or now) - run.began)),
+        ("Launcher", "" if run.attended else f"none; {attach_hint(run.record.run)}"),
+        ("Took", spent(run.until - run.began)),
         ("Hosts", f"{names.hosts(run.hosts)}: {names.count(run.workers, 'worker')}{gpus}"),
         ("Steps", f"{last:,}" if last is not None else ""),
         ("Loss", f"{losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""),
@@ -246,6 +247,7 @@ def _document(run: Summary) -> dict[str, Any]:
         "state": state(run),
         "began": run.began,
         "ended": run.ended,
+        "attended": run.attended,
         "hosts": list(run.hosts),
         "workers": run.workers,
         "gpus": run.gpus,

@@ -49,16 +49,16 @@ Points = Sequence[tuple[float, float]]
 """Times in seconds since the begin of the run, each with a value."""
 
 
-def page(run: Summary, now: float) -> str:
-    """Return the document. ``now`` is in seconds since the epoch."""
-    length = max((run.ended or now) - run.began, 1e-3)
+def page(run: Summary) -> str:
+    """Return the document."""
+    length = max(run.until - run.began, 1e-3)
     attempts = run.goodput.attempts[-MOST_ATTEMPTS:]
     return rendered(
         "run.html",
         ("layouts.css", "run.css"),
         title=run.record.run,
         state=state(run),
-        facts=facts(run, now),
+        facts=facts(run),
         share=share(run),
         cause=_cause(run),
         goodput=_goodput(run),

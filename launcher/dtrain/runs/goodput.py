@@ -14,7 +14,8 @@ Each moment of a run belongs to one class, so the classes add up to the wall tim
 
 Goodput is the share of ``steps`` (Google's ml-goodput-measurement counts the same losses). Reports
 carry the clock of their host: the report that arrived fastest gives its offset, until somebody sets
-that clock. Losses of an attempt are known once a later attempt has done a step: its first step follows the checkpoint.
+that clock. Losses of an attempt are known once a later attempt has done a step: its first step
+follows the checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Records = Iterable[tuple[float, JournalEvent]]
 CLOCK_SET = 60.0
 """Seconds by which a host's clock must jump. Reports are written less out of order."""
 STEADY = 30.0
-"""Seconds in which reports arrive equally fast: they were not late, so a jump is one of the clock."""
+"""Seconds of reports that arrived equally fast: they were not late, so the clock was set."""
 
 _Point = tuple[float, int, Mapping[str, float] | None]
 """A report: its time, the steps done, and the phases, if it has them."""

@@ -50,6 +50,10 @@ class Summary:
     began: float
     ended: float | None
     """None while it runs, or if its launcher is gone."""
+    until: float
+    """Its end, now, or the last event of a run without a launcher."""
+    attended: bool
+    """Whether it has ended, or a launcher is in charge of it."""
     goodput: Goodput
     curve: tuple[Point, ...]
     measured: Measured
@@ -69,7 +73,7 @@ class Summary:
 
 
 def summary(folder: RunFolder, now: float) -> Summary:
-    """``now`` is the end of a run that has none, in seconds since the epoch.
+    """``now`` is the end of a run that goes on, in seconds since the epoch.
 
     Raises UsageError if this version cannot read the run.
     """
@@ -89,6 +93,10 @@ def summary(folder: RunFolder, now: float) -> Summary:
         for gpu in sample.gpus
         if gpu.memory_used is not None
     ]
+    ends = [(then, event.report) for then, event in records if isinstance(event, journal.Finished)]
+    attended = bool(ends) or folder.in_charge() is not None
+    if not attended:  # nobody knows what has become of it since its last event
+        now = max((then for then, _ in records), default=now)
     spent = goodput(records, now)
     curve = points(records)
     found = measured(curve, spent, max(used) / 1024 if used else None)
@@ -101,7 +109,6 @@ def summary(folder: RunFolder, now: float) -> Summary:
     gpus = sum(len(part.host.gpus) for part in plan.hosts)
     # The plan is for all hosts.
     compared = differences(expected, found, gpus) if expected and not record.dropped else []
-    ends = [(then, event.report) for then, event in records if isinstance(event, journal.Finished)]
     return Summary(
         record=record,
         folder=str(folder.path),
@@ -110,6 +117,8 @@ def summary(folder: RunFolder, now: float) -> Summary:
         gpus=gpus,
         began=records[0][0] if records else record.started,
         ended=ends[-1][0] if ends else None,
+        until=ends[-1][0] if ends else now,
+        attended=attended,
         goodput=spent,
         curve=tuple(curve),
         measured=found,
