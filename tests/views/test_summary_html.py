@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +168,14 @@ def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:
     text = page(replace(run, ended=BEGIN + week, until=BEGIN + week, curve=curve, samples=samples))
     assert text.count("<rect") > 128 * 100
     assert len(text.encode()) < 5e6
+
+
+def test_a_loss_that_explodes_still_has_a_curve(run: Summary) -> None:
+    losses = (1.0, -1e308, 1e308, float("inf"), 5e-324)
+    curve = tuple(replace(point, loss=loss) for point, loss in zip(run.curve, losses, strict=False))
+    places = re.findall(r'<polyline points="([^"]*)"', page(replace(run, curve=curve)))[0]
+    heights = [float(place.partition(",")[2]) for place in places.split()]
+    assert heights == [50, 100, 0, 50]
 
 
 @pytest.mark.browser

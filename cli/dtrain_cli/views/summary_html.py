@@ -186,20 +186,21 @@ def _curve(title: str, unit: str, values: Points, length: float) -> dict[str, An
         return None
     low, high = min(value for _, value in values), max(value for _, value in values)
     bottom = 0.0 if low >= 0 else low
-    span = (high - bottom) or 1.0
+    span = (high / 2 - bottom / 2) or 1.0  # halves: the whole may be more than a float can be
     thinned: list[tuple[float, float]] = []
     for _, group in groupby(values, key=lambda one: int(one[0] / length * BUCKETS)):
         parts = list(group)
         ends = {parts.index(min(parts, key=_value)), parts.index(max(parts, key=_value))}
         thinned += [parts[place] for place in sorted(ends)]
+    places = [
+        (min(max(at / length, 0), 1) * 1000, 100 - (value / 2 - bottom / 2) / span * 100)
+        for at, value in (thinned if len(thinned) > 1 else thinned * 2)
+    ]
     every = max(1, len(thinned) // ROWS)
     unit = f" {unit}" if unit else ""
     return {
         "title": title,
-        "path": " ".join(
-            f"{min(max(at / length, 0), 1) * 1000:.1f},{100 - (value - bottom) / span * 100:.2f}"
-            for at, value in (thinned if len(thinned) > 1 else thinned * 2)
-        ),
+        "path": " ".join(f"{x:.1f},{y:.2f}" for x, y in places),
         "dot": len(thinned) == 1,
         "high": f"{_amount(high)}{unit}",
         "low": _amount(bottom),

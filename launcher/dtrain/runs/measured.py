@@ -36,7 +36,7 @@ class Measured:
     tokens_per_second: float | None
     """Median, of all ranks together."""
     memory_gib: float | None
-    """The most that one GPU used, in averages of 10 s."""
+    """The most that one GPU used, in those averages of 10 s that were read."""
     data_share: float | None
     """Part of the time of steps in which the job waited for data."""
 
