@@ -215,6 +215,18 @@ def test_a_pod_that_ran_out_of_memory(desk: Desk) -> None:
     assert "cluster.kubernetes.resources" in done.stderr
 
 
+def test_a_trainjob_whose_runtime_starts_containers_again(desk: Desk) -> None:
+    """As that of Trainer does, because JobSet's default is OnFailure."""
+    program = "[ $RANK = 2 ] && exit 7; exec sleep 500"
+    launch = desk.start("launch", str(desk.file(program, {"api": "trainjob"})))
+    done = launch.wait()
+    assert done.code == 1, str(done)
+    assert "node1: Kubernetes has started the failed container again" in done.stderr
+    assert "rank 2 on node1 exited with status 7" in done.stderr
+    assert "lines are missing" not in done.stderr
+    assert desk.is_empty()
+
+
 def test_an_evicted_pod(desk: Desk) -> None:
     launch = desk.launch(WAIT)
     launch.until("the worker waits", count=4)

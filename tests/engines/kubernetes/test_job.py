@@ -32,6 +32,7 @@ FILE = """
 cluster: {kubernetes: {image: i, queue: gpu}, nodes: 2, slots: 1}
 job: {framework: none, command: [x]}
 """
+BEGINS = b"[dtrain] begins\n"
 RUNS, HELD, FAILED = (
     KubernetesJobState("u", 1),
     KubernetesJobState("u", 1, suspended=True),
@@ -61,7 +62,7 @@ def killed(job: KubernetesJob, uid: str, index: int, reason: str, at: str | None
 
 def ends(job: KubernetesJob, uid: str, status: int, process: str = "worker-0") -> None:
     line = f"[dtrain] {process} ended: {status} at 5.0\n".encode()
-    job.keep(PodLines(uid, (line,), 5, 1, 5))
+    job.keep(PodLines(uid, (BEGINS, line), 5, 1, 5))
 
 
 def events(job: KubernetesJob, kind: type) -> list[Any]:
@@ -286,6 +287,40 @@ def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> N
     assert log.read_text() == "stored\nnew\n"
 
 
+@pytest.mark.parametrize(
+    ("lines", "gap", "missing"),
+    [
+        ([b"[worker-0] 9\n"], False, True),
+        ([BEGINS, b"[worker-0] 1\n"], False, False),
+        ([b"exec /bin/bash: exec format error\n"], False, False),
+        ([b"[worker-0] 9\n"], True, True),
+        ([BEGINS, b"[worker-0] 1\n"], True, False),
+    ],
+)
+def test_a_log_begins_with_the_line_of_its_script(
+    job: KubernetesJob, lines: list[bytes], gap: bool, missing: bool
+) -> None:
+    """Also the log of a container that was started again, which lacks the known lines."""
+    job.pod_seen(pod("a"))
+    if gap:
+        ends(job, "a", 1)
+    job.keep(PodLines("a", tuple(lines), 9, 1, 9, gap=gap))
+    found = [text.partition(" in the output")[0] for text in notices(job)]
+    assert found == ["node0: lines are missing"] * missing
+
+
+def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
+    """The script does not run again in the same pod."""
+    again = replace(pod("a", 1), again=True, state=ShownState.ENDED)
+    job.pod_seen(replace(again, ended=Terminated(137, "OOMKilled")))
+    job.pod_seen(replace(again, ended=Terminated(1, "Error")))
+    assert job.started_again == "node1"
+    job.job_seen(None, "")
+    report = job.ended("")
+    assert [failure.out_of_memory for failure in report.failures] == [True]
+    assert "deleted outside" not in report.reason
+
+
 def test_a_full_disk_does_not_hide_the_report(
     job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +406,39 @@ def test_a_deleted_job_that_does_not_go_away(
     monkeypatch.setattr(followed, "_attempt_is_read", lambda: control.leave())
     followed._follow()
     assert "c-1 is not gone yet" in notices(job)[-1]
+
+
+def test_a_container_that_starts_again_alone_ends_the_job(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the runtimes of Trainer ask. The others would wait for it in vain."""
+    control = Control()
+    asked: list[str] = []
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        asked.append(f"{method} {path.rpartition('/')[2]}")
+        if len(asked) == 1:
+            refuse(method, path)
+        return {"items": []}
+
+    monkeypatch.setattr(control, "wait", lambda seconds: False)
+    followed = follower(job, answer, control)
+    monkeypatch.setattr(followed._readers, "read_log", lambda *_: None)
+    followed._handle(JobSeen(RUNS))
+    followed._handle(PodsListed((replace(pod("a", 1), again=True, state=ShownState.ENDED),)))
+    looks = iter([False, False, False, True])
+
+    def over() -> bool:
+        if next(looks):
+            control.leave()
+        return False
+
+    monkeypatch.setattr(followed, "_attempt_is_read", over)
+    followed._follow()
+    assert asked == ["DELETE c-1", "DELETE c-1"]
+    started, failed = notices(job)
+    assert started.startswith("node1: Kubernetes has started the failed container again")
+    assert failed.endswith("connection refused; trying again")
 
 
 def test_what_may_be_left_of_a_job_that_could_not_be_created(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.engines.kubernetes.lines import Cursor, ProcessEnd, ProcessLine, labelled, stamped
+from dtrain.engines.kubernetes.lines import (
+    Cursor,
+    LogBegin,
+    ProcessEnd,
+    ProcessLine,
+    labelled,
+    stamped,
+)
 
 SECOND = 10**9
 
@@ -89,3 +96,15 @@ def test_times(line: bytes, expected: tuple[int, bytes] | None) -> None:
 )
 def test_writers(text: bytes, expected: object) -> None:
     assert labelled(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "begins"),
+    [
+        (b"[dtrain] begins", True),
+        (b"[dtrain] begins ", False),
+        (b"[worker-0] [dtrain] begins", False),
+    ],
+)
+def test_the_first_line_of_a_log(text: bytes, begins: bool) -> None:
+    assert isinstance(labelled(text), LogBegin) == begins

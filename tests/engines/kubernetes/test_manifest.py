@@ -143,8 +143,9 @@ def test_processes_that_serve_end_with_the_last_other_one_of_their_pod(tmp_path:
     text = text.replace("script: train.py", f"command: [sh, -c, {json.dumps(program)}]")
     done = run_pod(script.render(plan(text.replace("  sync: {}\n", ""))), tmp_path)
     assert done.returncode == 0
-    ended = [line.split(" at ")[0] for line in done.stdout.splitlines() if line]
-    assert ended == ["[dtrain] chief-0 ended: 0", "[dtrain] worker-0 ended: 143"]
+    lines = [line.split(" at ")[0] for line in done.stdout.splitlines() if line]
+    ends = ["[dtrain] chief-0 ended: 0", "[dtrain] worker-0 ended: 143"]
+    assert lines == ["[dtrain] begins", *ends]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -164,9 +165,18 @@ def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) ->
     for rank in range(count):
         assert f"[worker-{rank}] rank {rank} of {2 * count} at job-node-0-0.job" in lines
         assert f"[worker-{rank} err] to stderr" in lines
-    ended = [line.split(" at ")[0] for line in lines if line.startswith("[dtrain]")]
+    begins, *ended = [line.split(" at ")[0] for line in lines if line.startswith("[dtrain]")]
+    assert begins == "[dtrain] begins"
     assert ended[0] == "[dtrain] worker-0 ended: 7"
     assert set(ended[1:]) == {f"[dtrain] worker-{rank} ended: 143" for rank in range(1, count)}
+
+
+def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:
+    text = script.render(plan(FILE.replace("script: t.py", "command: ['true']")))
+    assert run_pod(text, tmp_path).returncode == 0
+    again = run_pod(text, tmp_path)
+    assert again.returncode == 1
+    assert again.stdout.startswith("[dtrain] begins\nthis container cannot start again alone")
 
 
 def run_pod(job: str, folder: Path) -> subprocess.CompletedProcess[str]:

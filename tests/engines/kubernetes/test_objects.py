@@ -80,6 +80,20 @@ def test_a_pod_that_terminates_has_a_log_once_its_container_runs() -> None:
     assert not terminating(waiting={"reason": "ContainerCreating"}).started
 
 
+def test_a_container_that_was_started_again_has_ended() -> None:
+    last = {"terminated": {"exitCode": 7, "reason": "Error"}}
+    container = {"name": "node", "lastState": last, "restartCount": 1}
+    for now in ({"running": {}}, {"waiting": {"reason": "CrashLoopBackOff"}}):
+        status = {"phase": "Running", "containerStatuses": [{**container, "state": now}]}
+        found = pod(status, nodeName="m1")
+        assert found.again
+        assert found.over
+        assert found.started
+        assert found.state is ShownState.ENDED
+        assert found.ended == objects.Terminated(7, "Error")
+    assert not pod({"containerStatuses": state(running={})}).again
+
+
 def test_null_fields_are_missing_fields() -> None:
     metadata = {"name": "a", "labels": LABELS, "deletionTimestamp": None}
     status = {"phase": "Pending", "conditions": None, "containerStatuses": None}

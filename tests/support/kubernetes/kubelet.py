@@ -103,6 +103,8 @@ class PodRun(threading.Thread):
         self._store = kubelet.store
         self._host = host
         self._containers: dict[str, Container] = {}
+        self._ends: dict[str, list[Object]] = {}
+        """The ends of each container that was started again."""
         self._grace: float | None = None
         self._changed = threading.Condition()
         self._hosts = self.folder / "hosts"
@@ -204,12 +206,37 @@ class PodRun(threading.Thread):
                 return [137]
         codes = []
         for container in containers:
-            running = self._containers[container["name"]]
-            code = running.wait()
+            code = self._wait(container, statuses)
+            while code and self._starts_again(container):
+                if not self._start(container, statuses):
+                    return [137]
+                code = self._wait(container, statuses)
             codes.append(code)
-            if not self.lost:
-                self._set_ended(container, statuses, code, running)
         return codes
+
+    def _wait(self, container: Object, statuses: str) -> int:
+        running = self._containers[container["name"]]
+        code = running.wait()
+        if not self.lost:
+            self._set_ended(container, statuses, code, running)
+        return code
+
+    def _starts_again(self, container: Object) -> bool:
+        """Whether the container starts again in this pod: once, at once. A real kubelet then tries
+        again with longer and longer pauses."""
+        spec, ends = self.pod["spec"], self._ends.setdefault(container["name"], [])
+        if spec["restartPolicy"] != "OnFailure" or self.lost:
+            return False
+        if ends:
+            self._wait_for(
+                container, "CrashLoopBackOff", f"back-off restarting {container['name']}"
+            )
+            self._until(lambda: False)
+        with self._changed:
+            if self._grace is not None:
+                return False
+        ends.append(self._ended)
+        return True
 
     def _start(self, container: Object, statuses: str) -> bool:
         try:
@@ -276,14 +303,17 @@ class PodRun(threading.Thread):
             "finishedAt": clock.now(),
             **({"message": message[:4096]} if message else {}),
         }
-        self._set_state(container, statuses, {"terminated": ended})
+        self._ended = {"terminated": ended}
+        self._set_state(container, statuses, self._ended)
 
     def _set_state(self, container: Object, statuses: str, state: Object) -> None:
+        ends = self._ends.get(container["name"], [])
         status = {
             "name": container["name"],
             "image": container.get("image", ""),
             "imageID": "",
-            "restartCount": 0,
+            "restartCount": len(ends),
+            "lastState": ends[-1] if ends else {},
             "ready": "running" in state,
             "started": "running" in state,
             "state": state,

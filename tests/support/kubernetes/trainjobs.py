@@ -95,8 +95,6 @@ def _jobset(store: Store, job: Object) -> Object:
         if replicated["name"] == NODE:
             spec = replicated["template"]["spec"]
             spec |= {"parallelism": nodes, "completions": nodes, "completionMode": "Indexed"}
-            spec.setdefault("backoffLimit", 0)
-            spec["template"]["spec"].setdefault("restartPolicy", "Never")
             for container in spec["template"]["spec"]["containers"]:
                 if container["name"] == NODE:
                     _set_trainer(container, trainer, policy, meta["name"], nodes)

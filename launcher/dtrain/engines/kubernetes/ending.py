@@ -49,7 +49,8 @@ class KubernetesEnding:
             return Report(ExitCode.OK, done)
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
-        if self.state is None and not any(map(_is_own, self.failures)):
+        again = any(ending.pod.again for ending in self.pods)
+        if self.state is None and not again and not any(map(_is_own, self.failures)):
             return Report(
                 ExitCode.JOB_FAILED,
                 f"{self.name} was deleted outside dtrain",

@@ -46,6 +46,8 @@ class KubernetesFollower:
         self._readers = Readers(client, self._launched)
         self._asked = self._done = Force.NONE
         """The force of the last stop request, and of the last one that the server has."""
+        self._ended = False
+        """Whether dtrain has deleted the job because of a container that was started again."""
         self._over_since: float | None = None
         self._gone_due = float("inf")
         """Time at which the pods of a deleted job should be gone."""
@@ -97,13 +99,15 @@ class KubernetesFollower:
                 return Report(ExitCode.INTERRUPTED, "left")
             if self._asked > self._done and (report := self._stop()) is not None:
                 return report
+            if not self._done and not self._ended and (host := job.started_again):
+                self._end_for(host)
             if time.monotonic() > self._gone_due:
                 job.notice_once(
                     f"{job.name} is not gone yet, for example because a machine does not answer:"
                     " a second request to stop kills its pods"
                 )
             if self._attempt_is_read():
-                if job.restarts and not self._done:
+                if job.restarts and not self._done and not self._ended:
                     self._over_since = None
                     for pod in job.begin_next_attempt():
                         self._read(pod)
@@ -178,16 +182,37 @@ class KubernetesFollower:
         try:
             if not self._done:
                 job.stopping(self._control.why)
-                self._launched.delete_job()
-                self._gone_due = time.monotonic() + job.plan.job.grace + EXIT_SECONDS + GONE_SECONDS
+                self._delete_job()
             if self._asked is Force.KILL:
                 self._launched.kill_pods()
         except NodeError as error:
-            job.notice_once(f"{error.message}; trying again")
-            self._control.wait(1.0)
+            self._try_again(error)
             return None
         self._done = self._asked
         return None
+
+    def _end_for(self, host: str) -> None:
+        """A container was started again alone: the processes of the others cannot go on."""
+        job = self._job
+        job.notice_once(
+            f"{host}: Kubernetes has started the failed container again, as the runtime of the"
+            f" TrainJob asks; the other pods cannot go on with it: deleting {job.name}"
+        )
+        try:
+            self._delete_job()
+        except NodeError as error:
+            self._try_again(error)
+        else:
+            self._ended = True
+
+    def _delete_job(self) -> None:
+        self._launched.delete_job()
+        grace = self._job.plan.job.grace
+        self._gone_due = time.monotonic() + grace + EXIT_SECONDS + GONE_SECONDS
+
+    def _try_again(self, error: NodeError) -> None:
+        self._job.notice_once(f"{error.message}; trying again")
+        self._control.wait(1.0)
 
     def _end(self) -> Report:
         """Delete what is left, and wait until it is gone."""

@@ -132,8 +132,9 @@ class KubernetesJob:
         known = self.pods.get(pod.uid)
         if pod.attempt < self.record.attempt and known is None:
             return None
-        if known is not None and known.pod.ended is not None and pod.ended is None:
-            # The last event of a pod that is gone may be older than the end of its container.
+        if known is not None and known.pod.ended is not None:
+            # The first end counts. The last event of a pod that is gone may be older, and a
+            # container that has started again ends again.
             pod = replace(pod, ended=known.pod.ended)
         self._hosts.pod(pod, removed=removed)
         if known is None:
@@ -170,7 +171,7 @@ class KubernetesJob:
         known = self.pods.get(lines.uid)
         if known is None:
             return
-        if lines.gap:
+        if known.output.lacks(lines.lines, gap=lines.gap):
             known.output.skip()
             self._recorder.notice(
                 f"{self.plan.hosts[known.pod.index].host.name}: lines are missing in the output:"
@@ -231,6 +232,13 @@ class KubernetesJob:
         # The state of a TrainJob does not count restarts, but its pods do.
         known = self.state is not None and self.state.attempt > self.record.attempt
         return known or bool(self._waiting)
+
+    @property
+    def started_again(self) -> str:
+        """The host whose container has failed and was started again alone; empty if none was."""
+        pods = (known.pod for known in self.pods.values())
+        again = (pod for pod in pods if pod.again and self._hosts.counts(pod))
+        return next((self.plan.hosts[pod.index].host.name for pod in again), "")
 
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""

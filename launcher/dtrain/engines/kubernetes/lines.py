@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Annotated
 
-from dtrain.engines.kubernetes.script import MARK
+from dtrain.engines.kubernetes.script import BEGINS, MARK
 from dtrain.messages.decode import Length, Range
 
 STEP_SECONDS = 60
@@ -41,8 +41,14 @@ class ProcessEnd:
     """Seconds since the epoch, on the clock of the pod's machine."""
 
 
-def labelled(text: bytes) -> ProcessLine | ProcessEnd | None:
+class LogBegin:
+    """The script's first line."""
+
+
+def labelled(text: bytes) -> ProcessLine | ProcessEnd | LogBegin | None:
     """What a line of the script means; None if another program wrote the line."""
+    if text == BEGINS.encode():
+        return LogBegin()
     if found := _LABELLED.match(text):
         return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :])
     if found := _ENDED.match(text):

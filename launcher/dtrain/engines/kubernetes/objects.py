@@ -53,6 +53,8 @@ class _ContainerState:
 class _Container:
     name: Word = ""
     state: _ContainerState = _ContainerState()
+    lastState: _ContainerState = _ContainerState()  # noqa: N815 (Kubernetes)
+    restartCount: Annotated[int, Range(0, 1 << 31)] = 0  # noqa: N815 (Kubernetes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class Pod:
     """Time in the form of RFC 3339, which sorts as text."""
     running: bool = False
     """Whether its container runs, also while the pod terminates."""
+    again: bool = False
+    """Whether its container has ended and was started again in the same pod."""
 
     @property
     def started(self) -> bool:
@@ -116,7 +120,7 @@ class Pod:
 
     @property
     def over(self) -> bool:
-        return self.ended is not None or self.phase in ("Succeeded", "Failed")
+        return self.again or self.ended is not None or self.phase in ("Succeeded", "Failed")
 
 
 _DISRUPTIONS = ("Evicted", "NodeLost", "Shutdown", "Terminated", "NodeShutdown")
@@ -149,11 +153,11 @@ def without_nulls(value: Any) -> Any:
 
 def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
     status = found.status
-    container = next(
-        (one.state for one in status.containerStatuses if one.name == REPLICATED_JOB),
-        _ContainerState(),
-    )
-    state, detail = _state(found, container)
+    mine = (one for one in status.containerStatuses if one.name == REPLICATED_JOB)
+    whole = next(mine, _Container())
+    again = whole.restartCount > 0
+    container = whole.lastState if again else whole.state
+    state, detail = (ShownState.ENDED, "") if again else _state(found, container)
     return Pod(
         name=found.metadata.name,
         uid=found.metadata.uid,
@@ -166,7 +170,8 @@ def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
         ended=container.terminated,
         disrupted=_disruption(status, container),
         created=found.metadata.creationTimestamp,
-        running=container.running is not None,
+        running=whole.state.running is not None,
+        again=again,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from dtrain.engines.kubernetes.lines import ProcessEnd, ProcessLine, labelled
+from dtrain.engines.kubernetes.lines import LogBegin, ProcessEnd, ProcessLine, labelled
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.decode import Length, Range, decode
 from dtrain.runs.log_store import LogWriter, RunFolder, Stream, storage_error
@@ -89,6 +89,14 @@ class PodOutput:
         ended = {f"{one.process}.out" for one in self.position.ends}
         return {name for name in self._writers if name.endswith(".out")} <= ended
 
+    def lacks(self, lines: Sequence[bytes], *, gap: bool) -> bool:
+        """Whether lines before these are missing. ``gap``: the last stored line is not there any
+        more, for example because the container was started again and has a new log."""
+        first = labelled(lines[0].rstrip(b"\n"))
+        # Without a label: what a runtime writes that cannot start the script.
+        begins = self.position.last < 0 and first is not None
+        return (gap or begins) and not isinstance(first, LogBegin)
+
     def skip(self) -> None:
         """Lines are missing, maybe also some that are stored here and come after the position: what
         follows begins at the end of each stream."""
@@ -107,6 +115,8 @@ class PodOutput:
                     if name in self._writers:
                         pieces.setdefault(name, []).append(line + b"\n")
                         continue
+                case LogBegin():
+                    continue
                 case ProcessEnd():
                     if f"{found.process}.out" in self._writers:
                         known = {one.process for one in self.position.ends}

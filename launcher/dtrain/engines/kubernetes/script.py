@@ -32,6 +32,8 @@ RESTARTS = "DTRAIN_RESTARTS"
 """Variable with the number of restarts so far."""
 MARK = "[dtrain]"
 """In front of the script's own lines."""
+BEGINS = f"{MARK} begins"
+"""The first line of a log. A log without it has lost its first lines."""
 
 
 def render(plan: LaunchPlan) -> str:
@@ -41,6 +43,7 @@ def render(plan: LaunchPlan) -> str:
         "#!/usr/bin/env bash",
         f"# {comment(plan.name)}: all processes of one pod.",
         "exec 2>&1 # Kubernetes does not keep the order of two streams.",
+        f'echo "{BEGINS}"',
         "",
         *_values(plan),
         "",
@@ -91,6 +94,10 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
     if gpus := len(plan.hosts[0].host.gpus):
         yield f"dtrain_gpus=({' '.join(map(str, range(gpus)))})"
     yield f"export DTRAIN_RUN_DIR={FOLDER}/run"
+    yield 'if [ -e "$DTRAIN_RUN_DIR" ]; then'
+    yield '  echo "this container cannot start again alone: the other pods do not wait for it"'
+    yield "  exit 1"
+    yield "fi"
     yield '(umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'
     if plan.run:
         yield f'ln -s {FILES}/{RUNTIME} "$DTRAIN_RUN_DIR" || exit # dtrain.runtime'
