@@ -197,6 +197,24 @@ def test_phases_are_counted_from_the_begin_of_the_process(script: Script) -> Non
         script.recorder.phase("lunch").__enter__()
 
 
+def test_a_script_that_marks_and_reports_its_waits_counts_them_once(script: Script) -> None:
+    for step in range(1, 5):
+        with script.recorder.phase("data"):
+            script.now += 0.25
+        script.now += 1.0
+        script.recorder.report(step, compute=1.0, data=0.25)
+    assert script.reports()[-1].phases == {"data": 1.0}
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_a_negative_time_says_nothing_and_loses_no_report(script: Script, seconds: float) -> None:
+    for step in range(1, STEPS + 2):
+        script.now += 1.0
+        script.recorder.report(step, compute=seconds, data=seconds)
+    assert script.reports()[-1].done == STEPS + 1
+    assert script.reports()[-1].phases == {}
+
+
 @pytest.mark.parametrize("phases", [{"save": -1}, {"data": "1"}, {"load": 1e9}, {"save": None}, 5])
 def test_phases_of_a_hostile_worker_are_refused(phases: Any) -> None:
     said = {"event": "steps", "time": 1.0, "done": 1, "waits": None, "group": 0, "blocks": []}

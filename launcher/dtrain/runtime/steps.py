@@ -140,11 +140,13 @@ class StepRecorder:
         """The script has done step number ``step``. Ignored if `end_step` counts the steps."""
         if not self._counts_itself:
             if data is not None:
-                self._data = float(data)
-                self._phases["data"] += self._data
+                # In place of what `phase` has counted in this step. 0 for NaN, too.
+                spent = max(0.0, float(data))
+                self._phases["data"] += spent - self._data
+                self._data = spent
             ended = self._end_step(step)
             if compute is not None or data is not None:
-                self.add(ended, None if compute is None else float(compute))
+                self.add(ended, None if compute is None else max(0.0, float(compute)))
 
     def _end_step(self, number: int) -> Step:
         now = time.monotonic()
