@@ -194,6 +194,8 @@ _JOBSET_ONLY = {
     "host_network": "the TrainingRuntime sets it",
 }
 """Keys that a TrainJob cannot pass on: TrainJob v1alpha1 has no field for them."""
+_OF_PODS = ("JOB_COMPLETION_INDEX", "DTRAIN_RESTARTS")
+"""Variables of the containers, by which a pod knows its rank and its attempt."""
 _OWN_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 
@@ -232,6 +234,13 @@ def check_kubernetes(section: Section, job: Section, problems: Problems) -> None
                 f"cluster.kubernetes.resources cannot hold {name}, which cluster.gpus sets",
                 section.place("resources"),
                 "remove it, and set cluster.gpus",
+            )
+    for name in _OF_PODS:
+        if name in job.get("secrets", ()):
+            problems.add(
+                f"job.secrets cannot hold {name}, which Kubernetes sets for each pod",
+                job.place("secrets"),
+                "give your variable another name",
             )
     targets: set[str] = set()
     for key, pattern in (("claims", CLAIM), ("host_paths", HOST_PATH)):

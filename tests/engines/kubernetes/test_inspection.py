@@ -97,6 +97,7 @@ def quota(hard: dict[str, str], used: dict[str, str] | None = None, **spec: Any)
     ("answer", "found"),
     [
         (quota({"pods": "10", "requests.memory": "1Ti"}), []),
+        (quota({"pods": "9223372036854775807"}), []),
         (
             quota({"requests.memory": "100Gi", "cpu": "500m"}),
             [

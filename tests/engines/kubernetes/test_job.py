@@ -309,6 +309,13 @@ def test_a_log_begins_with_the_line_of_its_script(
     assert found == ["node0: lines are missing"] * missing
 
 
+def test_the_status_of_a_pod_whose_log_cannot_be_read(job: KubernetesJob) -> None:
+    ended = replace(pod("a", 1), ended=Terminated(7, "Error"), state=ShownState.ENDED)
+    job.pod_seen(ended)
+    job.job_seen(FAILED, "")
+    assert job.ended("").problems == ("node1 exited with status 7: Error",)
+
+
 def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
     """The script does not run again in the same pod."""
     again = replace(pod("a", 1), again=True, state=ShownState.ENDED)

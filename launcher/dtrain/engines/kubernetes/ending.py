@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
-from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
+from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
 from dtrain.failures.cause import Failure, Report
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 
@@ -82,7 +82,8 @@ class KubernetesEnding:
             )
         reason = self.state.failed if self.state is not None else ""
         problems = [
-            f"{self._host(ending.pod)}: {ended.reason}: {ended.message}".rstrip(": ")
+            f"{self._host(ending.pod)} exited with status {ended.exitCode}: "
+            f"{sentence(ended.reason, ended.message)}".rstrip(": ")
             for ending in self.pods
             if (ended := ending.pod.ended) is not None and (ended.exitCode or ended.message)
         ]

@@ -295,7 +295,7 @@ _SUFFIXES = {
     **{f"{unit.upper()}i": 1024.0 ** (number + 1) for number, unit in enumerate(_UNITS)},
 }
 _QUANTITY = re.compile(
-    r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE]([0-9]{1,2}))?"
+    r"([0-9]{1,30}(?:\.[0-9]{1,9})?)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE]([0-9]{1,2}))?"
 )
 
 
