@@ -93,6 +93,21 @@ def test_a_clock_that_is_set_back_loses_no_averages(tmp_path, monkeypatch):
     assert [one.time for one in averages(tmp_path / "run", "gpu01")] == times
 
 
+def test_a_host_with_eight_gpus_keeps_a_day():
+    gpu = [97.3, 70144.0, 81559, 612.3, 700.0, 64, 1965.2, 1980, 4, 0, 0, 61.2, 2619.0, 0, 0, 0, 0]
+    body = sample(1795435156.279) | {
+        "memory": [629030912000, 2527606374400],
+        "storage": [198750064640, 270553174016],
+        "disk": [902702.0, 646470.0],
+        "network": [902702.0, 646470.0],
+        "infiniband": [90270200000.0, 64647000000.0],
+        "gpus": [[index, *gpu[:-1]] for index in range(8)],
+        "ranks": [[f"rank-{rank}", 3.01, 14528512000, 353] for rank in range(100, 108)],
+    }
+    # The older half is dropped when it is full.
+    assert 8640 * len(sampler.encode(body) + b"\n") <= sampler.MAX_STORED / 2
+
+
 def test_a_long_history_is_sent_in_pieces(tmp_path):
     folder = os.open(tmp_path, os.O_RDONLY)
     files = Files(folder)

@@ -37,8 +37,8 @@ NOW, STORED = b"telemetry-now", b"telemetry"
 """The files in the run's folder."""
 PERIOD, WINDOW = 1.0, 10.0
 """Seconds between two samples, and of one average."""
-MAX_STORED = 8 << 20
-"""Bytes of averages that a host keeps: a day and a half with 8 GPUs."""
+MAX_STORED = 24 << 20
+"""Bytes of averages that a host keeps: at least a day with 8 GPUs."""
 MAX_NOW = 1 << 16
 STOP_LIMIT = 2.0
 """Seconds that the end of the run waits for the last average."""
