@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +139,29 @@ def test_nothing_is_said_about_the_time_without_a_launcher(
         led = summary(folder, BEGIN + 1000)
     assert led.goodput.wall == 1000
     assert "Launcher" not in as_text(led, paper)
+
+
+def test_a_reader_elsewhere_knows_the_time_zone(
+    run: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper = Paper(80, color=False, unicode=True)
+    try:
+        for zone, began in (("CET-1", "23:13:20 +0100"), ("<-0330>3:30", "18:43:20 -0330")):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            assert f"Began    2023-11-14 {began}\n" in as_text(run, paper)
+            assert f"2023-11-14 {began}<" in page(run).replace("&#43;", "+")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_rank_that_is_slow_by_its_gpu_has_no_step(run: Summary) -> None:
+    found = replace(STRAGGLER, step=0, measured="activity")
+    slow = replace(run, slow=((BEGIN, found), (BEGIN, STRAGGLER)))
+    for text in (as_text(slow, Paper(200, color=False, unicode=True)), page(slow)):
+        assert "(step 0)" not in text
+        assert f"(step {STRAGGLER.step:,})" in text
 
 
 def test_short_times_and_hints_are_readable(run: Summary) -> None:

@@ -117,7 +117,7 @@ def share(run: Summary) -> str:
 
 def moment(seconds: float) -> str:
     """A time since the epoch, in this machine's time zone."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
 def spans(run: Summary) -> list[tuple[str, float, float]]:
@@ -137,6 +137,12 @@ def attempt_row(one: AttemptTime, began: float) -> tuple[str, str, str, str, str
         steps,
         clean(one.why) if one.why else "not over",
     )
+
+
+def slow_ranks(run: Summary) -> list[str]:
+    """Each time when the slow ranks changed."""
+    found = [one for _, one in run.slow]
+    return [f"{one} (step {one.step:,})" if one.step else str(one) for one in found]
 
 
 def difference_row(one: Difference) -> tuple[str, str, str, str]:
@@ -172,9 +178,7 @@ def _planned(run: Summary, paper: Paper) -> list[RenderableType]:
 
 
 def _slow(run: Summary, paper: Paper) -> list[RenderableType]:
-    return [
-        paper.entry("Slow", clean(f"{found} (step {found.step:,})")) for _, found in run.slow[-5:]
-    ]
+    return [paper.entry("Slow", clean(text)) for text in slow_ranks(run)[-5:]]
 
 
 def _events(run: Summary, paper: Paper) -> list[RenderableType]:
