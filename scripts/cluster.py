@@ -76,6 +76,7 @@ class Cluster:
         self.hosts: list[Host] = []
         self._switch: subprocess.Popen[bytes] | None = None
         self._subnet = 0
+        self._cable = ""
         try:
             self._start(count, port, home_size)
         except BaseException:
@@ -195,25 +196,24 @@ class Cluster:
         """Stop every host and remove all files. Safe to call twice."""
         for host in self.hosts:
             host.halt()
+        if self._cable:
+            # While the switch still runs: afterwards the kernel removes the cable at some time, and
+            # another cluster may take its name.
+            subprocess.run(
+                ["ip", "link", "del", self._cable], stderr=subprocess.DEVNULL, check=False
+            )
+            self._cable = ""
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
             assert self._switch.stdin
             self._switch.stdin.close()
             self._switch = None
-            # The kernel removes namespaces later, so remove the cable now.
-            subprocess.run(
-                ["ip", "link", "del", self._cable], stderr=subprocess.DEVNULL, check=False
-            )
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _in_switch(self) -> list[str]:
         assert self._switch
         return ["nsenter", "-t", str(self._switch.pid), "--net"]
-
-    @property
-    def _cable(self) -> str:
-        return f"dtrain{self._subnet}"
 
     def _start(self, count: int, port: int, home_size: str) -> None:
         self._switch = subprocess.Popen(
@@ -256,7 +256,7 @@ class Cluster:
                 ["ip", *link.split()], capture_output=True, text=True, check=False
             )
             if done.returncode == 0:
-                self._subnet = subnet
+                self._subnet, self._cable = subnet, f"dtrain{subnet}"
                 break
             if "File exists" not in done.stderr:
                 raise ClusterError(f"no virtual network interface: {done.stderr.strip()}")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.launching import Scene
+from support.ports import free_port
 
 DUMP = """
 import json, os, sys
@@ -32,7 +33,11 @@ in a script."""
 
 JOBS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "torch": ("self", 2, {"framework": "torch", "watchdog": {"silence": "10m"}}),
-    "torchrun": ("parent", 1, {"framework": "torch", "rendezvous": {"backend": "static"}}),
+    "torchrun": (
+        "parent",
+        1,
+        {"framework": "torch", "rendezvous": {"backend": "static", "port": free_port()}},
+    ),
     "tensorflow": ("self", 2, {"framework": "tensorflow", "roles": {"chief": 1, "worker": 1}}),
 }
 """Whose environment is compared, on how many hosts, and the job."""
