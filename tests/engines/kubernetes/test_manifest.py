@@ -153,7 +153,8 @@ def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) ->
     """Each line has the name of its process; one that fails ends the others."""
     program = (
         'echo "rank $RANK of $WORLD_SIZE at $MASTER_ADDR"; echo "to stderr" >&2; '
-        "[ $RANK = 0 ] && exit 7; exec sleep 1000"
+        f": >{tmp_path}/up-$RANK; [ $RANK = 0 ] || exec sleep 1000; "
+        f"until [ $(ls {tmp_path}/up-* | wc -l) = {count} ]; do sleep 0.02; done; exit 7"
     )
     text = FILE.replace("gpus: 2", f"slots: {count}").replace(
         "framework: torch, script: t.py",
