@@ -29,6 +29,7 @@ from dtrain_cli import export
 from dtrain_cli.export import Exports
 from support import warm
 from support.limits import HANG
+from support.ports import free_port
 
 SPEC = 'cluster: {hosts: [n1, "n2"], gpus: 1}\njob: {framework: torch, script: train.py}\n'
 HOSTILE = 'a"b\\c\nd'
@@ -160,9 +161,9 @@ def test_a_client_that_never_ends_its_request_delays_neither_others_nor_the_end(
 
 
 def test_the_next_launch_takes_the_port_at_once() -> None:
-    with Exports("0") as exports:
+    port = str(free_port())  # the system gives it to no connection in between
+    with Exports(port) as exports:
         address = exports.address
-        port = address.split(":")[2].removesuffix("/metrics")
         # The server closes the connection first, which keeps the port busy for a minute.
         with socket.create_connection(("127.0.0.1", int(port)), timeout=HANG) as client:
             client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

@@ -6,12 +6,12 @@ The process group is gloo's. The answer of NCCL's RAS service comes from a serve
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 
 from support.launching import Scene
+from support.ports import free_port
 
 TRAIN = """
 import os, sys, threading, time
@@ -45,8 +45,7 @@ for step in range(1, 100):
 
 @pytest.mark.torch
 def test_the_rank_for_which_the_others_wait_is_named(scene: Scene) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     file = scene.cluster_file(
         scene.script(TRAIN),
         args=[str(Path(__file__).resolve().parents[1]), str(port)],

@@ -143,8 +143,8 @@ def test_a_worker_listens_on_a_reserved_port(host: Node) -> None:
 
 
 def test_closed_connections_of_an_earlier_job_do_not_keep_a_port(host: Node) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as server:
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = server.accept()
         accepted.close()  # the side that closes first keeps the port in TIME_WAIT

@@ -21,6 +21,7 @@ from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.local import LocalTransport
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG
+from support.ports import free_port
 from support.ssh_server import SshServer
 from support.sshd import Sshd, generate_key
 
@@ -90,8 +91,9 @@ def test_ten_megabytes_pass_in_both_directions_at_once(connection: Connection) -
 
 
 def test_dial_connects_to_a_port_of_the_host(connection: Connection) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    stream = connection.dial(listener.getsockname()[1], HANG)
+    port = free_port()  # the system gives it to no connection once it is closed
+    listener = socket.create_server(("127.0.0.1", port))
+    stream = connection.dial(port, HANG)
     peer, _ = listener.accept()
     stream.sendall(b"ask")
     assert peer.recv(10) == b"ask"
@@ -102,7 +104,6 @@ def test_dial_connects_to_a_port_of_the_host(connection: Connection) -> None:
     assert stream.recv(10) == b"answer"
     assert stream.recv(10) == b""
     stream.close()
-    port = listener.getsockname()[1]
     listener.close()
     with pytest.raises(ConnectError, match=f"port {port}"):
         connection.dial(port, HANG)

@@ -105,7 +105,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def base_environment() -> dict[str, str]:
-    paths = [str(REPOSITORY / "launcher"), str(RECIPES)]
+    paths = [str(REPOSITORY / "launcher"), str(RECIPES), str(REPOSITORY / "tests")]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",

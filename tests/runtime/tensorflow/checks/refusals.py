@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 
 import keras as keras_3
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from dtrain.runtime import tensorflow as distributed
 from dtrain.runtime.tensorflow.cluster import connect_directly, current_cluster
+from support.ports import free_port
 
 
 def refused(text: str, call, *arguments, **options) -> None:
@@ -60,10 +60,7 @@ refused("its cluster has no such task", distributed.init)
 os.environ["TF_CONFIG"] = "{"
 refused("TF_CONFIG is not", distributed.init)
 
-with socket.socket() as holder:
-    holder.bind(("", 0))
-    port = holder.getsockname()[1]
-cluster({"worker": [f"127.0.0.1:{port}"]})
+cluster({"worker": [f"127.0.0.1:{free_port()}"]})
 run = distributed.init()
 assert run.name == "none", "the environment's own name of a strategy was not heeded"
 run = distributed.init("multi_worker_mirrored")
