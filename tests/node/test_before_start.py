@@ -75,7 +75,7 @@ def test_sigterm_ends_a_prepared_supervisor(host: Node) -> None:
     os.kill(pid, signal.SIGTERM)
     assert agent.expect("refused")["reason"] == "stopped by SIGTERM"
     host.until_nothing_runs()
-    assert not host.run_dir.exists()
+    wait_until(lambda: not host.run_dir.exists())
 
 
 def test_existing_folders_stay(host: Node) -> None:

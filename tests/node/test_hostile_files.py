@@ -160,6 +160,7 @@ def test_a_removed_events_file_explains_a_lost_end(host: Node, change: str, wron
     os.mkfifo(host.workdir / "go")
     agent = host.start(host.shell("echo ready; exec cat go"))
     agent.until(lambda: agent.text("worker-0.out") == "ready\n")
+    agent.event("started")  # it may come later
     subprocess.run(["sh", "-c", change], cwd=host.folder(), check=True)
     second = host.attach()
     second.expect("attached")
@@ -176,6 +177,7 @@ def test_an_overwritten_events_file_explains_a_lost_end(host: Node) -> None:
     os.mkfifo(host.workdir / "go")
     agent = host.start(host.shell("echo ready; exec cat go"))
     agent.until(lambda: agent.text("worker-0.out") == "ready\n")
+    agent.event("started")  # it may come later
     events = host.folder() / "events"
     with events.open("r+b") as file:
         file.seek(agent.offsets["events"])
@@ -207,9 +209,10 @@ def test_a_supervisor_that_cannot_be_continued_is_killed(host: Node) -> None:
     agent = host.agent(source=source.replace(b"SILENCE = 15.0", b"SILENCE = 0.5"))
     host.launch(host.shell("sleep 600"), agent=agent)
     agent.expect("prepared")
+    # A worker that it starts has this name, too, for a moment.
+    (supervisor,) = host.processes("dtrain-supervisor")
     agent.command("start")
     agent.event("started")
-    (supervisor,) = host.processes("dtrain-supervisor")
     tracer = subprocess.Popen(
         [sys.executable, "-c", TRACE, str(supervisor)], stdout=subprocess.PIPE, text=True
     )

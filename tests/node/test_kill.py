@@ -11,6 +11,7 @@ import pytest
 from dtrain.node.boot import framed
 from dtrain.node.programs import boot_command, program
 from dtrain.node.protocol import encode_command
+from support.limits import HANG
 from support.node import Node, wait_until
 
 # Each creates `ready` once it has escaped.
@@ -122,7 +123,7 @@ def test_processes_get_sigterm_before_sigkill(host: Node) -> None:
     polite = "trap 'echo asked; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
     agent = host.start(host.shell(polite, 0), host.shell(polite, 1))
     agent.until(lambda: agent.text("worker-0.out") and agent.text("worker-1.out"))
-    agent.command("stop", grace=20)
+    agent.command("stop", grace=HANG)
     for index in (0, 1):
         exited = agent.event("exited", index=index)
         assert (exited["code"], exited["stopping"]) == (7, True)

@@ -12,6 +12,7 @@ import pytest
 
 from dtrain.launchplan.environment import host_variables
 from dtrain.spec.model import Job
+from support.limits import HANG
 from support.node import Node, wait_until, written
 
 HOSTILE = [
@@ -273,7 +274,7 @@ def test_services_run_until_they_are_stopped(host: Node) -> None:
     agent.event("exited", role="worker")
     agent.command("ping")
     assert not [event for event in agent.events if event["event"] in ("stopping", "ended")]
-    agent.command("stop", grace=5)
+    agent.command("stop", grace=HANG)
     exited = agent.event("exited", role="ps")
     assert (exited["signal"], exited["stopping"]) == ("SIGTERM", True)
     agent.wait()

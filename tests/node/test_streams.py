@@ -7,6 +7,7 @@ import os
 import signal
 
 from dtrain.node.programs import program
+from support.limits import HANG
 from support.node import Node, wait_until
 
 FLOOD = """
@@ -45,7 +46,7 @@ def test_a_slow_reader_delays_only_its_relay(host: Node) -> None:
     agent.event("started")
     agent.pause_reading()
     wait_until((host.workdir / "wrote").exists)
-    agent.command("stop", grace=20)
+    agent.command("stop", grace=HANG)
     host.until_nothing_runs()
     agent.resume_reading()
     assert agent.event("exited")["code"] == 3
@@ -128,7 +129,7 @@ def test_a_disconnected_reader_ends_only_the_relay(host: Node) -> None:
 
 def test_a_relay_ends_if_its_launcher_is_silent(host: Node) -> None:
     """A launcher that loses power does not disconnect, and the relay may block in a write."""
-    impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 3")
+    impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 8")
     assert impatient != program("agent")
     flood = host.shell("echo ready; while :; do printf %099999d 1; sleep 0.05; done")
     agent = host.launch(flood, agent=host.agent(source=impatient))

@@ -116,9 +116,11 @@ class Agent:
         self._process.stdin.close()
 
     def kill(self) -> None:
-        """What a crash of the relay's host session does."""
+        """What a crash of the relay's host session does. All that it has sent is taken in."""
         self._process.kill()
         self._process.wait()
+        for thread in self._threads:
+            thread.join(PATIENCE)
 
     def wait_for_end(self) -> int:
         """The relay's exit status; discards its remaining output."""
