@@ -84,7 +84,7 @@ class Host:
         enter = ["nsenter", "-t", str(self.pid), "--net", "--uts", "--mount", "--ipc", "--pid"]
         return [*enter, "env", "-C", home, f"HOME={home}", *argv]
 
-    def run(self, *argv: str, timeout: float = 30) -> str:
+    def run(self, *argv: str, timeout: float = 300) -> str:
         """The stdout of ``argv`` run on the host. Raises CalledProcessError."""
         done = subprocess.run(
             self.command(*argv), check=True, capture_output=True, text=True, timeout=timeout

@@ -95,6 +95,8 @@ def test_a_short_cut_of_the_network_loses_nothing(hosts: Hosts, launcher: Launch
     launch = launcher.start(file)
     launch.until("out 1 000004000")
     cluster["node2"].run("pkill", "-KILL", "-f", "sshd: root")
+    for host in cluster.hosts:
+        (host.home / "n" / "go").touch()
     done = launch.wait(HANG)
     assert done.code == 0, str(done)
     lines = launcher.log("node2", "worker-1.out").split(b"\n")

@@ -3,9 +3,9 @@
     lines.py FOLDER LINES [RATE]
 
 FOLDER/RANK.json (this rank's, on the node) holds the number of bytes and the sha256 of either
-stream, to compare with what arrived. RATE limits lines per second. The lines include what views
-must survive and a store must keep: a progress bar, ANSI colors, invalid UTF-8, a line
-of 1 MB, and a last line without its end.
+stream, to compare with what arrived. RATE limits lines per second, and the last line then waits
+until FOLDER/go exists. The lines include what views must survive and a store must keep: a progress
+bar, ANSI colors, invalid UTF-8, a line of 1 MB, and a last line without its end.
 """
 
 import hashlib
@@ -35,6 +35,7 @@ def main() -> None:
     folder, lines = Path(sys.argv[1]).expanduser(), int(sys.argv[2])
     rate = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     rank = os.environ.get("RANK", "0")
+    folder.mkdir(parents=True, exist_ok=True)
     out, err = Counted(1), Counted(2)
     out.write(b"\x1b[32mgreen\x1b[0m caf\xe9 \xff\xfe\n")
     out.write(b"".join(b"\r%3d%%" % percent for percent in range(0, 101, 10)) + b"\n")
@@ -47,8 +48,9 @@ def main() -> None:
             err.write(b"".join(b"err %s %09d\n" % (rank.encode(), n) for n in numbers))
         if rate:
             time.sleep(max(0.0, begun + (start + CHUNK) / rate - time.monotonic()))
+    while rate and not (folder / "go").exists():
+        time.sleep(0.02)
     out.write(b"no end")
-    folder.mkdir(parents=True, exist_ok=True)
     note = {
         name: {"size": stream.size, "sha256": stream.hash.hexdigest()}
         for name, stream in (("stdout", out), ("stderr", err))

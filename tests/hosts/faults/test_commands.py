@@ -70,7 +70,7 @@ def test_stop_where_two_have_attached(field: Make) -> None:
 def test_stop_twice_at_once(field: Make, attended: bool) -> None:
     """Two stop requests do not mean a kill: workers keep their grace period."""
     scene = field(2)
-    run = scene.detach(scene.file(script=job("graceful.py"), grace="20s"))
+    run = scene.detach(scene.file(script=job("graceful.py"), grace="5m"))
     if not attended:
         scene.kill_launcher()
     both = [scene.command("stop", run) for _ in range(2)]
