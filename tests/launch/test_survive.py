@@ -389,9 +389,12 @@ def test_a_stopped_job_does_not_continue_under_a_new_launcher(scene: Scene) -> N
     stubborn = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
     file = scene.cluster_file(scene.script(stubborn), restart={"max": 3}, grace="20s")
     run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
-    pid = int((scene.home / "runs" / run / "launcher").read_text().split()[0])
+    folder = scene.home / "runs" / run
+    # Workers that have started do not ignore the signal yet.
+    until(lambda: [one.read_text() for one in folder.glob("logs/*/*.out")] == ["up\n"] * 4, "all")
+    pid = int((folder / "launcher").read_text().split()[0])
     os.kill(pid, signal.SIGTERM)
-    until(lambda: "stopping" in (scene.home / "runs" / run / "journal.jsonl").read_text(), "it")
+    until(lambda: "stopping" in (folder / "journal.jsonl").read_text(), "it")
     os.kill(pid, signal.SIGKILL)
     until(lambda: "unattended" in scene.command("ps", run).wait().stdout, "the launcher's end")
     attached = scene.command("attach", run).wait()
@@ -418,10 +421,10 @@ progress(7, total=7)
 def test_a_job_that_is_done_is_not_run_again(scene: Scene) -> None:
     """Even if its supervisor dies in the final sweep."""
     text = """
-import os, signal, subprocess, sys, time
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(3600)
 """
     file = scene.cluster_file(scene.script(text), restart={"max": 3}, grace="30s")
