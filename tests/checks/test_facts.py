@@ -59,7 +59,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
             "python": sys.executable,
             "interpreter": {
                 "code": INTERPRETER,
-                "limit": 30.0,
+                "limit": HANG,
                 "options": {"framework": "torch"},
             },
             **request,
@@ -80,7 +80,7 @@ def interpreter(limit: float, source: str = "") -> dict[str, Any]:
 
 def test_a_setup_line_that_never_ends(ask: Ask) -> None:
     begun = time.monotonic()
-    found = ask("interpreter", setup=["true", "sleep 1000"], interpreter=interpreter(1.0))
+    found = ask("interpreter", setup=["true", "sleep 1000"], interpreter=interpreter(5.0))
     assert time.monotonic() - begun < HANG
     assert found["interpreter"]["status"] is None
     assert found["interpreter"]["failed_setup"] == 2
@@ -95,7 +95,7 @@ def test_a_background_process_does_not_delay_the_answer(ask: Ask) -> None:
 
 def test_an_interpreter_that_writes_nonsense(ask: Ask) -> None:
     source = "import os; os.write(int(os.environ['DTRAIN_REPORT_FD']), b'\\xff{not json\\n')"
-    found = ask("interpreter", interpreter=interpreter(20.0, source))
+    found = ask("interpreter", interpreter=interpreter(HANG, source))
     assert "python" not in found["interpreter"]
     assert found["interpreter"]["status"] == 0
 
@@ -104,7 +104,7 @@ def test_a_package_without_a_version_counts_as_installed(ask: Ask, tmp_path: Pat
     package = tmp_path / "frame"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    asked = {**interpreter(30.0, INTERPRETER), "options": {"framework": "frame"}}
+    asked = {**interpreter(HANG, INTERPRETER), "options": {"framework": "frame"}}
     there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
     assert there["interpreter"]["framework"] == {"version": None}
     (package / "version.py").write_text("from . import gone")
@@ -129,7 +129,7 @@ def test_setup_can_change_the_environment_but_the_file_overrides_it(
         "interpreter",
         setup=["export FROM_SETUP='a b' BOTH=setup", "mkdir sub", "cd sub"],
         environment={"BOTH": "it's the file's\n"},
-        interpreter=interpreter(20.0, say),
+        interpreter=interpreter(HANG, say),
     )
     seen = {"FROM_SETUP": "a b", "BOTH": "it's the file's\n"}
     assert found["interpreter"]["packages"] == seen

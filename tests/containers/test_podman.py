@@ -89,7 +89,7 @@ def test_the_kernel_kills_a_worker_whose_container_is_out_of_memory(
 
 
 def test_term_reaches_the_worker_once(pair: Cluster, launcher: Launcher) -> None:
-    launch = launcher.start(launcher.file(pair, inside("wait")))
+    launch = launcher.start(launcher.file(pair, inside("wait", grace="5m")))
     launch.until("waiting", count=2)
     assert [len(containers(host)) for host in pair.hosts] == [1, 1]
     launch.send(signal.SIGINT)

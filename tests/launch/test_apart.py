@@ -41,7 +41,7 @@ if os.environ["RANK"] == "0":
     server = socket.create_server(("127.0.0.1", port))
     server.accept()[0].recv(1)
 else:
-    for _ in range(3000):
+    while True:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
             break

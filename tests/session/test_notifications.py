@@ -48,9 +48,14 @@ def test_a_program_that_fails(tmp_path: Path, command: list[str], words: str) ->
 
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     script = "trap '' TERM; sleep 600 & echo $! $$ > pids; wait"
-    with pytest.raises(NotifyError, match="did not end within"):
-        run(["bash", "-c", script], tmp_path, BODY, 2.0)
-    for pid in (tmp_path / "pids").read_text().split():
+    pids: list[str] = []
+    for limit in (1.0, 10.0):  # a busy machine starts the program late
+        if not pids:
+            with pytest.raises(NotifyError, match="did not end within"):
+                run(["bash", "-c", script], tmp_path, BODY, limit)
+            pids = (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else []
+    assert len(pids) == 2
+    for pid in pids:
         until(lambda pid=pid: not _runs(pid), "the end of the program")
 
 

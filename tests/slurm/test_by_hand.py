@@ -224,7 +224,7 @@ def test_a_failed_job_goes_back_to_the_queue_as_often_as_the_file_allows(slurm: 
             ", restart: {max: 1}",
         )
     )
-    slurm._wait_for("a restart", lambda: slurm.job(job)["Restarts"] == "1")
+    slurm._wait_for("a restart", lambda: slurm.job(job).get("Restarts") == "1")
     second = slurm.shared / "runs" / "nodes" / f"job-{job}.2"
     # Slurm waits two minutes. A job that goes back to the queue is FAILED for a moment. The test
     # changes its start once: with a change at every look, it never came.
