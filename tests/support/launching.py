@@ -74,7 +74,7 @@ class Launch:
         self._changed = threading.Condition()
         self._output = {"stdout": bytearray(), "stderr": bytearray()}
         self._readers = [
-            threading.Thread(target=self._read, args=(name,), daemon=True)
+            threading.Thread(target=self._read, args=(name,), name=name, daemon=True)
             for name in self._output
             if getattr(process, name) is not None
         ]
@@ -140,7 +140,11 @@ class Launch:
             pytest.fail(f"no end after {timeout} s:\n{self.stdout}\n{self.stderr}")
         seconds = time.monotonic() - self._begun
         for reader in self._readers:
+            # Another process may keep the pipe open. What has been written is read in any case.
+            pipe = getattr(self.process, reader.name)
             reader.join(5)
+            while reader.is_alive() and select.select([pipe], [], [], 0)[0]:
+                reader.join(5)
         return Done(code, self.stdout, self.stderr, seconds)
 
     def kill(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
@@ -108,6 +109,7 @@ class PodRun(threading.Thread):
         self._grace: float | None = None
         self._changed = threading.Condition()
         self._hosts = self.folder / "hosts"
+        self._names = ""
         self.write_names([])
 
     def wake(self) -> None:
@@ -115,12 +117,16 @@ class PodRun(threading.Thread):
             self._changed.notify_all()
 
     def write_names(self, lines: list[str]) -> None:
-        """In place, because containers have mounted the file."""
+        """In place, because containers have mounted the file. They see it with names at any time:
+        one write replaces all, and is padded to the size of the longest so far."""
         spec, status = self.pod["spec"], self.pod["status"]
         own = f"{status['podIP']} {spec.get('hostname') or self.pod['metadata']['name']}"
         text = "\n".join([*lines, own]) + "\n"
-        if not self._hosts.exists() or self._hosts.read_text() != text:
-            self._hosts.write_text(text)
+        if text != self._names:
+            self._names = text
+            file = os.open(self._hosts, os.O_WRONLY | os.O_CREAT, 0o644)
+            os.write(file, text.encode().ljust(os.fstat(file).st_size, b"\n"))
+            os.close(file)
 
     def stop(self, grace: float) -> None:
         """TERM, and KILL after ``grace`` seconds. A later, shorter limit counts."""
