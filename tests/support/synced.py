@@ -11,6 +11,7 @@ from pathlib import Path
 from dtrain.spec.model import Host, TransportName
 from dtrain.sync import Patience, SyncResult, Tree, scan, send
 from dtrain.transport.local import LocalConnection
+from support.limits import HANG
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Folders:
         return scan(self.source, self.exclude)
 
     def sync(
-        self, tree: Tree | None = None, *, unused: float = 900, lock: float = 20
+        self, tree: Tree | None = None, *, unused: float = 900, lock: float = HANG
     ) -> SyncResult:
         """Send the folder; a snapshot is kept for ``unused`` seconds without a process in it."""
         return send(
