@@ -2,7 +2,8 @@
 
     interrupted.py MODULE OPTIONS    MODULE is a recipe of scripts/recipes/: train_gpt, say
 
-WAIT_AT has the step of the first attempt, of the second, and so on: ``3,5``.
+WAIT_AT has the step of the first attempt, of the second, and so on: ``3,5``. With WAIT_RANK, only
+this rank waits, and the others meet it in the next step.
 """
 
 import importlib
@@ -16,11 +17,12 @@ from dtrain.runtime import progress
 from dtrain.runtime.stopping import stop_requested
 
 WAIT_AT = dict(enumerate(os.environ["WAIT_AT"].split(","), 1))
+WAITS = os.environ.get("WAIT_RANK", os.environ["RANK"]) == os.environ["RANK"]
 
 
 def progress_or_wait(step: int, **more: Any) -> None:
     progress(step, **more)
-    if WAIT_AT.get(int(os.environ["DTRAIN_ATTEMPT"])) == str(step):
+    if WAITS and WAIT_AT.get(int(os.environ["DTRAIN_ATTEMPT"])) == str(step):
         print("waits", flush=True)
         while not stop_requested():
             time.sleep(0.05)

@@ -79,7 +79,7 @@ def test_a_disk_here_that_is_full_from_the_start(field: Make) -> None:
 def test_a_full_disk_here(field: Make) -> None:
     """The job stops. Once there is space again, all its output can be fetched."""
     scene = field()
-    with disk(scene.launcher.home, "16M"):
+    with disk(scene.launcher.home, "256M"):
         launch = scene.start(scene.file())
         ballast = fill(scene.launcher.home)
         done = scene.over(launch, 3)
@@ -93,7 +93,7 @@ def test_a_full_disk_here(field: Make) -> None:
 
 def test_a_full_disk_here_while_attaching(field: Make) -> None:
     scene = field()
-    with disk(scene.launcher.home, "16M"):
+    with disk(scene.launcher.home, "256M"):
         run = scene.detach(scene.file())
         scene.kill_launcher()
         ballast = fill(scene.launcher.home)

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 
 from dtrain.runtime.torch.checkpoint import _place_for, save
 from runtime.torch.ranks import HERE, ROOT, finish, run, start
+from support.cluster import job
 from support.warm import Process
 
 pytestmark = pytest.mark.torch
@@ -90,8 +91,12 @@ def test_stopped_and_killed_runs_follow_an_undisturbed_one(tmp_path: Path) -> No
     assert whole[str(steps)] < whole["1"] - 0.5
 
     # SIGTERM to one of two ranks: both save where they are, and end well.
-    ranks = start(2, RECIPE, *options, "--strategy", "tensor", "--losses", tmp_path / "1.json")
-    until(ranks[0], "step 2/")
+    interrupted = [job("interrupted.py"), RECIPE.stem, *options]
+    variables = {"DTRAIN_ATTEMPT": "1", "WAIT_AT": "2", "WAIT_RANK": "1"}
+    ranks = start(
+        2, *interrupted, "--strategy", "tensor", "--losses", tmp_path / "1.json", **variables
+    )
+    until(ranks[1], "waits")
     ranks[1].send_signal(signal.SIGTERM)
     said = finish(ranks)
     assert [rank.returncode for rank in ranks] == [0, 0], said
@@ -101,9 +106,10 @@ def test_stopped_and_killed_runs_follow_an_undisturbed_one(tmp_path: Path) -> No
     assert last < steps
 
     # SIGKILL to all, in another layout.
-    ranks = start(2, RECIPE, *options, "--strategy", "fsdp")
+    variables["WAIT_AT"] = str(last + 6)
+    ranks = start(2, *interrupted, "--strategy", "fsdp", **variables)
     until(ranks[0], f"resumed after step {last}")
-    until(ranks[0], f"step {last + 6}/")
+    until(ranks[1], "waits")
     for rank in ranks:
         rank.kill()
     finish(ranks)
