@@ -64,6 +64,12 @@ def test_fit_takes_every_step_and_reports_a_lost_server(start, tmp_path) -> None
     assert "a parameter server and its variables are lost" in tasks["chief-0"].output
 
 
+def test_a_chief_ends_although_a_thread_of_its_coordinator_holds_a_lock(start) -> None:
+    """Under load, the chief that has lost a server does so at times."""
+    tasks = start("parameter_server", [CHECKS / "held_lock.py"], chief=1, worker=1, ps=1)
+    assert "ends" in tasks["chief-0"].succeeds()
+
+
 def test_a_worker_with_two_gpus_divides_each_batch_between_them(start) -> None:
     tasks = start("parameter_server", [CHECKS / "two_gpus.py"], chief=1, worker=1, ps=1)
     assert "all divided" in tasks["chief-0"].succeeds()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
@@ -124,9 +125,21 @@ def _parameter_server(cluster: TfConfig) -> tf.distribute.Strategy:
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
         min_shard_bytes=PARTITION_BYTES, max_shards=len(cluster.tasks["ps"])
     )
+    atexit.register(_keep_coordinators)
     return tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.TFConfigClusterResolver(), variable_partitioner=partitioner
     )
+
+
+def _keep_coordinators() -> None:
+    """Let no coordinator be destroyed when Python ends.
+
+    Python first ends TensorFlow's threads, wherever they are. The destructor would then wait for
+    ever for a lock that such a thread held.
+    """
+    coordinator = tf.distribute.coordinator.ClusterCoordinator
+    if "__del__" in vars(coordinator):
+        del coordinator.__del__
 
 
 def _tpu() -> tf.distribute.Strategy:
