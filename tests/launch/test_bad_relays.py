@@ -47,7 +47,7 @@ if op == "launch" and os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), 
 """Prints the files ``launch``, ``start`` and ``attach`` in its folder, and ends."""
 
 
-def launched(scene: Scene, **said: bytes) -> Done:
+def launched(scene: Scene, *, code: int = 3, **said: bytes) -> Done:
     """A launch on one host, whose relay answers each command with these bytes."""
     python = scene.script(RELAY, name="python")
     python.chmod(0o755)
@@ -61,8 +61,8 @@ def launched(scene: Scene, **said: bytes) -> Done:
         restart={"node_timeout": "2s"},
     )
     done = scene.launch(cluster, "--no-check").wait()
-    assert done.code == 3, done
-    assert "problem: node0: " in done.stderr
+    assert done.code == code, done
+    assert f"{'problem' if code else 'warning'}: node0: " in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(scene.folder.rglob("fault.txt"))
     return done
@@ -107,3 +107,18 @@ def test_a_relay_that_attaches_and_breaks_is_given_up(scene: Scene) -> None:
     done = launched(scene, launch=PREPARED, start=STARTED, attach=ATTACHED)
     assert "cut off for 2 s" in done.stderr
     assert "node0 failed" in done.stderr
+
+
+def test_a_host_that_is_lost_after_its_workers_finished_is_a_warning(scene: Scene) -> None:
+    done = launched(scene, code=0, launch=PREPARED, start=STARTED + EXITED, attach=ATTACHED)
+    assert "warning: node0: following the job: cut off for 2 s\n" in done.stderr
+    assert "did not confirm that the job's processes ended; the end of their output" in done.stderr
+    assert "the worker finished" in done.stderr
+
+
+def test_output_that_does_not_arrive_is_a_warning(scene: Scene) -> None:
+    said = STARTED + EXITED + event(3, "ended", survivors=[])
+    done = launched(scene, code=0, launch=PREPARED, start=said, attach=ATTACHED)
+    assert "warning: node0: receiving the end of the output: cut off for 2 s\n" in done.stderr
+    assert "hint: " not in done.stderr
+    assert "the worker finished" in done.stderr

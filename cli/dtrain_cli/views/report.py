@@ -97,11 +97,12 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
 def _problems(report: Report, color: bool) -> list[str]:
     # A problem that is the reason of the end is already shown.
     problems = [text for text in report.problems if text != report.reason]
+    word = "warning" if report.ok else "problem"
     lines: list[str] = []
     for text in problems[:_MAX_PROBLEMS]:
-        lines += _marked("problem", "yellow", text, color)
+        lines += _marked(word, "yellow", text, color)
     if len(problems) > _MAX_PROBLEMS:
-        lines += _marked("problem", "yellow", f"and {len(problems) - _MAX_PROBLEMS} more", color)
+        lines += _marked(word, "yellow", f"and {len(problems) - _MAX_PROBLEMS} more", color)
     return lines
 
 

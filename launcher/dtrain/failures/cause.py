@@ -138,7 +138,8 @@ class Report:
     """One sentence: ``all 4 workers finished``, ``rank 3 on gpu01 exited with status 1``."""
     failures: tuple[Failure, ...] = ()
     problems: tuple[str, ...] = ()
-    """Hosts that failed, were lost, or could not be cleaned up: one message each."""
+    """Hosts that failed, were lost, or could not be cleaned up: one message each. Only warnings if
+    the job has done its work: a host was lost after its workers had finished."""
     hint: str = ""
     seconds: float = 0.0
     logs: str = ""

@@ -191,7 +191,12 @@ def test_a_broken_connection_ends_a_launch_but_not_a_job() -> None:
 
 def test_a_timeout_after_the_end_only_costs_output() -> None:
     actions = run(running(), messages.Ended(1.0, ()), TimedOut(ERROR))[1]
-    assert actions == [Post(None, ERROR)]
+    (post,) = posts(actions)
+    assert (post.event, post.problem.message, post.problem.hint) == (
+        None,
+        f"a: receiving the end of the output: {ERROR.reason}",
+        "",
+    )
 
 
 def test_a_busy_port_that_can_move_is_no_failure_to_show() -> None:

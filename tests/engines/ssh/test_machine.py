@@ -237,3 +237,28 @@ def test_a_host_that_ends_owing_a_worker_fails_the_run() -> None:
     state, actions = run(running(), HostEnded("a"))
     assert state.outcome is AttemptOutcome.HOST_FAILED
     assert actions[:1] == [StopHost("b", FAILURE_GRACE)]
+
+
+@pytest.mark.parametrize("service", [False, True])
+def test_a_host_that_is_lost_after_its_workers_finished_does_not_fail_the_run(
+    *, service: bool
+) -> None:
+    state, actions = run(running(service=service), WorkerExited(WORKERS[0], False), HostLost("a"))
+    assert (state.phase, state.outcome, actions) == (AttemptPhase.RUNNING, None, [])
+    state, _ = run(state, WorkerExited(WORKERS[1], False), HostEnded("b"))
+    assert (state.phase, state.outcome) == (AttemptPhase.ENDED, AttemptOutcome.DONE)
+    assert state.hosts == {"a": HostCondition.LOST, "b": HostCondition.CLEAN}
+
+
+def test_a_lost_host_with_a_worker_or_a_service_fails_the_run() -> None:
+    assert run(running(), HostLost("a"))[0].outcome is AttemptOutcome.HOST_FAILED
+    state, _ = run(running(service=True), WorkerExited(WORKERS[1], False), HostLost("b"))
+    assert state.outcome is AttemptOutcome.HOST_FAILED
+
+
+def test_the_end_of_a_rank_copies_only_the_ranks_of_its_host() -> None:
+    """The work for all ends of a large job then does not grow with the square of its ranks."""
+    before = running()
+    after, _ = step(before, WorkerExited(WORKERS[0], False))
+    assert after.awaited.keys() == {"b"}
+    assert after.awaited["b"] is before.awaited["b"]

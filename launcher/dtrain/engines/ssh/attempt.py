@@ -197,6 +197,10 @@ class Attempt:
         failed = before.outcome is None and self._state.outcome is AttemptOutcome.WORKER_FAILED
         if failed and not self._hang.why:
             self._failed_since = time.monotonic()
+        if isinstance(post.event, machine.HostLost) and self._state.outcome is None:
+            self._links[post.event.host].settle(lost=True)
+            notice = f"{post.event.host} is lost; all of its workers had finished"
+            self._context.recorder.notice(f"{notice}, so the job continues")
         started = self._state.started and not before.started
         if started:
             self._hang.start()

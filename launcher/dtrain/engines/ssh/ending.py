@@ -44,17 +44,20 @@ class Ending:
 
     def report(self, state: AttemptState) -> Report:
         outcome = state.outcome or AttemptOutcome.DONE
+        done = outcome is AttemptOutcome.DONE
         failures = self.causes()
-        if outcome is AttemptOutcome.DONE:
+        if done:
             # Services that were stopped at the end did not fail.
             failures = ()
         grouped_problems = grouped(self.problems, [part.host for part in self.context.plan.hosts])
         problems = [message for message, _ in grouped_problems]
         explained = {error.host for error in self.problems if isinstance(error, NodeError)}
-        unexplained = [host for host in _lost(state) if host not in explained]
-        if unexplained:
+        unconfirmed = [host for host in _lost(state) if done or host not in explained]
+        if unconfirmed:
+            output = "; the end of their output may be missing" if done else ""
             problems.append(
-                f"{hostlist.fold(unexplained)}: did not confirm that the job's processes ended"
+                f"{hostlist.fold(unconfirmed)}: did not confirm that the job's processes ended"
+                f"{output}"
             )
         hints = [hint for _, hint in grouped_problems if hint]
         hints += [failure.hint for failure in failures[:1] if failure.hint]
@@ -70,7 +73,8 @@ class Ending:
         elif failures and failures[0].is_echo:
             problems += self.hang.collective_mismatches()
         exit_code = _EXIT_CODES[outcome]
-        if outcome is AttemptOutcome.DONE and problems:
+        # A host that is lost after its workers have finished does not change their result.
+        if done and not all(isinstance(problem, ConnectError) for problem in self.problems):
             exit_code = ExitCode.NODE_FAILED
         if any(isinstance(problem, InternalError) for problem in self.problems):
             exit_code = ExitCode.INTERNAL

@@ -30,6 +30,7 @@ from typing import Any
 
 from dtrain.diagnostics import (
     AnswerError,
+    ConnectError,
     NodeError,
     PortBusyError,
     PrepareError,
@@ -262,7 +263,8 @@ def _give_up(state: LinkState, event: TimedOut) -> _Step:
 
 def _give_up_output(state: LinkState, event: TimedOut) -> _Step:
     # The job has ended there, but some of its output has not arrived.
-    return _over(state), [Post(None, event.error)]
+    doing = "receiving the end of the output"
+    return _over(state), [Post(None, ConnectError(state.host, doing, event.error.reason))]
 
 
 def _give_up_supervisor(state: LinkState, event: SupervisorTimedOut) -> _Step:

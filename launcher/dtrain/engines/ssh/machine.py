@@ -7,11 +7,12 @@ start together (``RUNNING``). If one cannot start, the other hosts get a few sec
 their own problems (``GIVING_UP``). Then all hosts undo their preparation.
 
 The first ``AttemptOutcome`` stays: every worker finished, a worker failed, a host failed, or the
-user stopped it. From then on the goal is that nothing is left running
-(``STOPPING``): each host gets a stop command, and reports when it is clean. A second stop request,
-or a host that takes too long, turns the request into a kill (``KILLING``). Hosts that still do not
-answer are given up, and the report names them. When every host is clean or given up, the attempt
-has ``ENDED``. The launcher can leave at any time (``DETACHED``) and then decides nothing more.
+user stopped it. A host that is lost after all of its workers have finished does not fail the job.
+From the outcome on, the goal is that nothing is left running (``STOPPING``): each host gets a stop
+command, and reports when it is clean. A second stop request, or a host that takes too long, turns
+the request into a kill (``KILLING``). Hosts that still do not answer are given up, and the report
+names them. When every host is clean or given up, the attempt has ``ENDED``. The launcher can leave
+at any time (``DETACHED``) and then decides nothing more.
 
 `step` is pure: it takes a state and an event, and returns the new state and the actions to carry
 out. Times are in seconds. It reads no clock; it requests an alarm instead.
@@ -70,13 +71,18 @@ class WorkerId:
     index: int
 
 
+Workers = dict[str, frozenset[WorkerId]]
+"""The processes of each host that have not ended; only hosts that have some. By host, because a
+change copies it: thousands of ranks are on hundreds of hosts."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptState:
     phase: AttemptPhase
     hosts: dict[str, HostCondition]
-    awaited: frozenset[WorkerId]
+    awaited: Workers
     """Processes that the run waits for: all except services."""
-    services: frozenset[WorkerId]
+    services: Workers
     grace: float
     """Seconds between TERM and KILL when the user stops the job."""
     outcome: AttemptOutcome | None = None
@@ -208,8 +214,8 @@ def begin(
     return AttemptState(
         phase=AttemptPhase.PREPARING,
         hosts=dict.fromkeys(hosts, HostCondition.PREPARING),
-        awaited=frozenset(awaited),
-        services=frozenset(services),
+        awaited=_by_host(awaited),
+        services=_by_host(services),
         grace=grace,
     )
 
@@ -297,8 +303,8 @@ def _worker_exited(state: AttemptState, event: AttemptEvent) -> _Step:
     if event.failed:
         grace = min(state.grace, FAILURE_GRACE)
         return _stop(replace(state, outcome=AttemptOutcome.WORKER_FAILED), grace)
-    awaited = state.awaited - {event.worker}
-    services = state.services - {event.worker}
+    awaited = _without(state.awaited, event.worker)
+    services = _without(state.services, event.worker)
     state = replace(state, awaited=awaited, services=services)
     if awaited:
         return state, []
@@ -313,7 +319,7 @@ def _host_ended(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostEnded)
     # A host may finish while others still run. But if one of its workers has not ended, something
     # outside this launcher stopped the job there.
-    if any(worker.host == event.host for worker in state.awaited):
+    if event.host in state.awaited:
         state = replace(state, outcome=AttemptOutcome.HOST_FAILED)
         return _stop(_mark_over(state, event), min(state.grace, FAILURE_GRACE))
     return _mark_over(state, event), []
@@ -321,9 +327,10 @@ def _host_ended(state: AttemptState, event: AttemptEvent) -> _Step:
 
 def _host_lost(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostLost | HostRefused)
-    state = replace(
-        _mark(state, event.host, HostCondition.LOST), outcome=AttemptOutcome.HOST_FAILED
-    )
+    state = _mark(state, event.host, HostCondition.LOST)
+    if event.host not in state.awaited and event.host not in state.services:
+        return state, []  # All of its workers have finished: the others do not need it.
+    state = replace(state, outcome=AttemptOutcome.HOST_FAILED)
     return _stop(state, min(state.grace, FAILURE_GRACE))
 
 
@@ -374,6 +381,22 @@ def _give_up_hosts(state: AttemptState, event: AttemptEvent) -> _Step:
 
 def _detach(state: AttemptState, event: AttemptEvent) -> _Step:
     return replace(state, phase=AttemptPhase.DETACHED), []
+
+
+def _by_host(workers: list[WorkerId]) -> Workers:
+    found: dict[str, list[WorkerId]] = {}
+    for worker in workers:
+        found.setdefault(worker.host, []).append(worker)
+    return {host: frozenset(its) for host, its in found.items()}
+
+
+def _without(workers: Workers, ended: WorkerId) -> Workers:
+    if ended.host not in workers:
+        return workers
+    others = workers | {ended.host: workers[ended.host] - {ended}}
+    if not others[ended.host]:
+        del others[ended.host]
+    return others
 
 
 def _mark(state: AttemptState, host: str, now: HostCondition) -> AttemptState:
