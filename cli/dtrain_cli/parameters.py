@@ -18,6 +18,22 @@ OpenRun = Annotated[
         autocompletion=completion.open_runs,
     ),
 ]
+OnlyRanks = Annotated[
+    str | None,
+    typer.Option(
+        help="Show only these ranks' output, e.g. 0,4-7.",
+        metavar="RANKS",
+        autocompletion=completion.ranks,
+    ),
+]
+OnlyHosts = Annotated[
+    str | None,
+    typer.Option(
+        help="Show only these hosts' output, e.g. gpu[01-03].",
+        metavar="HOSTS",
+        autocompletion=completion.hosts,
+    ),
+]
 Fold = Annotated[
     bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
 ]

@@ -631,11 +631,11 @@ def test_a_new_file_launches(hosts: list[str]) -> None:
 
 
 def test_a_new_file_with_few_values() -> None:
-    text = new_file(["gpu01"], 8, {"data": 8}, {}, framework="tensorflow")
+    text = new_file(["gpu01"], 8, {"data": 8}, {})
     assert "gpu:" not in text
     assert "network" not in text
     assert "training:" not in text
-    assert parse(text, "x.yaml").job.framework == "tensorflow"
+    assert parse(text, "x.yaml").job.layout == Layout(data=8)
 
 
 def test_a_new_file_that_cannot_be_launched() -> None:

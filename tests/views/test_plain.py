@@ -101,12 +101,12 @@ def test_a_stopped_reader_does_not_delay_the_run(workers):
     assert out.data() == b"[node0 0] some text\n" * 500_000
 
 
-def test_hurry_skips_buffered_output(workers):
+def test_a_muted_view_skips_output_that_waits(workers):
     out, err = Capture(stopped=True), Capture()
     view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
     stream = workers.stream("node0", 0)
     view.output(stream, workers.write(stream, b"some text\n" * 1_000_000))
-    view.hurry()
+    view.mute()
     view.finished(DONE)
     out.resume()
     assert view.wait(HANG)

@@ -20,7 +20,15 @@ from dtrain.spec.report import render_warnings
 from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.output import write
-from dtrain_cli.parameters import Fold, MetricsFile, MetricsPort, ScalarsFolder, ShowAs
+from dtrain_cli.parameters import (
+    Fold,
+    MetricsFile,
+    MetricsPort,
+    OnlyHosts,
+    OnlyRanks,
+    ScalarsFolder,
+    ShowAs,
+)
 from dtrain_cli.views import Filters
 
 if TYPE_CHECKING:
@@ -55,22 +63,8 @@ def launch(
     json: Annotated[
         bool, typer.Option("--json", help="JSON: the dry run's plan, or one event per line.")
     ] = False,
-    rank: Annotated[
-        str | None,
-        typer.Option(
-            help="Show only these ranks' output, e.g. 0,4-7.",
-            metavar="RANKS",
-            autocompletion=completion.ranks,
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            help="Show only these hosts' output, e.g. gpu[01-03].",
-            metavar="HOSTS",
-            autocompletion=completion.hosts,
-        ),
-    ] = None,
+    rank: OnlyRanks = None,
+    host: OnlyHosts = None,
     fold: Fold = False,
     view: ShowAs = None,
     tensorboard: Annotated[

@@ -24,7 +24,7 @@ from dtrain.spec.scalars import seconds
 from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure
-from dtrain_cli.parameters import Fold
+from dtrain_cli.parameters import Fold, OnlyHosts, OnlyRanks
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, View, make_view
 
@@ -45,20 +45,8 @@ def logs(
         bool,
         typer.Option("--follow", "-f", help="Print new output as it arrives, until the run ends."),
     ] = False,
-    rank: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these ranks' output, e.g. 0,4-7.",
-            metavar="RANKS",
-            autocompletion=completion.ranks,
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these hosts' output.", metavar="HOSTS", autocompletion=completion.hosts
-        ),
-    ] = None,
+    rank: OnlyRanks = None,
+    host: OnlyHosts = None,
     since: Annotated[
         str | None, typer.Option(help="Only output of the last TIME, e.g. 10m.", metavar="TIME")
     ] = None,

@@ -53,7 +53,7 @@ class Watch:
         view."""
         self._stopping = stopping
         self._detachment = detachment or Detachment.none()
-        self._over = self._enough = self._view_hurries = False
+        self._over = self._enough = self._view_muted = False
         self.control = Control()
         if self._detachment.in_background and display is not Display.QUIET:
             # stderr becomes a file, which redrawn dashboards would fill.
@@ -110,9 +110,9 @@ class Watch:
     def _on_signal(self, number: int) -> None:
         if self._over:
             # On the second signal, drop the unwritten output: its reader may be stuck.
-            self._enough = self._view_hurries
-            self._view_hurries = True
-            self.view.hurry()
+            self._enough = self._view_muted
+            self._view_muted = True
+            self.view.mute()
         elif self._stopping:
             stop_by_signal(self.control, number)
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dtrain.diagnostics import ExitCode
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all
+from dtrain.hostlist import in_order
 from dtrain.session.commands import Outcome
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import LineFolder
@@ -110,7 +111,7 @@ class CommandLines:
         self._waiting = 0
 
     def _print(self, stream: str, sources: list[str], lines: list[str]) -> None:
-        head = f"[{names.hosts(names.in_order(sources)):<{self._width}}]"
+        head = f"[{names.hosts(in_order(sources)):<{self._width}}]"
         color = self._color[stream]
         if color:
             head = names.paint(head, names.color_of(sources[0], ""))

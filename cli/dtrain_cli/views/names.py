@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 from dtrain.framing import clean
 from dtrain.hostlist import fold
+from dtrain.launchplan.names import fold_ranks
 
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue")
 """Colors of prefixes, each also used bright; red is only for errors."""
@@ -40,32 +40,12 @@ def hosts(names: Iterable[str]) -> str:
     return clean(fold(names))
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Sort names in natural order: ``gpu2`` before ``gpu10``."""
-    return sorted(
-        names,
-        key=lambda name: [
-            (0, int(part), "") if part.isdecimal() else (1, 0, part)
-            for part in re.split(r"([0-9]+)", name)
-        ],
-    )
-
-
 def labels(names: Iterable[str]) -> str:
     """Ranks and other labels, folded: ``0-63``, ``0-3,8``, ``ps[0-1]``."""
     names = list(names)
-    ranks = sorted({int(name) for name in names if name.isdecimal()})
-    others = list(dict.fromkeys(name for name in names if not name.isdecimal()))
-    parts: list[str] = []
-    start = 0
-    for end in range(1, len(ranks) + 1):
-        if end == len(ranks) or ranks[end] != ranks[end - 1] + 1:
-            first, last = ranks[start], ranks[end - 1]
-            parts.append(str(first) if first == last else f"{first}-{last}")
-            start = end
-    if others:
-        parts.append(fold(others))
-    return ",".join(parts)
+    ranks = fold_ranks(int(name) for name in names if name.isdecimal())
+    others = fold(dict.fromkeys(name for name in names if not name.isdecimal()))
+    return ",".join(filter(None, (ranks, others)))
 
 
 def count(number: int, noun: str) -> str:

@@ -8,6 +8,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.traceback import shorten
 from dtrain.framing import clean
+from dtrain.hostlist import in_order
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
 
@@ -82,11 +83,11 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
         outcomes.setdefault(failure.how, []).append(failure)
     lines = []
     for outcome, group in list(outcomes.items())[:_MAX_OUTCOMES]:
-        hosts = names.hosts(names.in_order({failure.host for failure in group}))
+        hosts = names.hosts(in_order({failure.host for failure in group}))
         ranks = [failure.label for failure in group if failure.rank is not None]
         others = [failure.label for failure in group if failure.rank is None]
         who = [f"rank{'s' * (len(ranks) > 1)} {names.labels(ranks)}"] if ranks else []
-        who += [names.labels(names.in_order(others))] if others else []
+        who += [names.labels(in_order(others))] if others else []
         how = outcome.removeprefix("was ")
         lines.append(clean(f"then also failed: {hosts} {', '.join(who)} ({how})"))
     if (more := sum(map(len, list(outcomes.values())[_MAX_OUTCOMES:]))) > 0:

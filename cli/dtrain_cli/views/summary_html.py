@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from dtrain.failures.traceback import shorten
+from dtrain.hostlist import in_order
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.summary import Summary
@@ -225,7 +226,7 @@ def _heat(run: Summary, length: float) -> dict[str, Any] | None:
     with_gpus = any(sample.gpus for samples in run.samples.values() for sample in samples)
     use = _gpu_use if with_gpus else _cpu_use
     rows = []
-    for host in names.in_order(run.samples)[:MOST_HOSTS]:
+    for host in in_order(run.samples)[:MOST_HOSTS]:
         bins: dict[int, list[float]] = {}
         for sample in run.samples[host]:
             place = int((sample.time - run.began) / length * BINS)

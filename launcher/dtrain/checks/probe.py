@@ -17,8 +17,8 @@ def probe(evidence: Evidence) -> Probe:
 
     Raises NodeError if a host did not answer or a rank failed, or if devices differ.
     """
-    for failure in evidence.failures:
-        raise failure
+    if evidence.failures:
+        raise evidence.failures[0]
     reports = [(host, one) for host, answers in evidence.bandwidth.items() for one in answers]
     for host, report in reports:
         if report["failed"]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dtrain.checks.evidence import Evidence, Facts, is_loopback
 from dtrain.checks.finding import Finding, error
 from dtrain.checks.names import wrong_host
-from dtrain.checks.skew import folded
+from dtrain.hostlist import fold
 from dtrain.spec.model import Rendezvous
 
 _Pair = tuple[str, str]
@@ -117,8 +117,8 @@ class HostGroup:
         return self.firsts + self.seconds
 
     def __str__(self) -> str:
-        there = folded(self.seconds) if self.seconds else "any other host"
-        return f"{folded(self.firsts)} and {there}"
+        there = fold(self.seconds) if self.seconds else "any other host"
+        return f"{fold(self.firsts)} and {there}"
 
 
 def groups(names: Sequence[str], failed: Collection[_Pair]) -> Iterator[HostGroup]:
@@ -177,7 +177,7 @@ def _ports(
         yield error(
             "network",
             [host, *sources],
-            f"{folded(list(sources))} cannot connect to port {port} of {host} ({reason}), but can"
+            f"{fold(list(sources))} cannot connect to port {port} of {host} ({reason}), but can"
             " connect to its other ports",
             f"port {port}, which the job may listen on, is open",
             remedy,

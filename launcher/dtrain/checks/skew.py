@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dtrain import hostlist
@@ -34,12 +34,8 @@ def outliers(values: Mapping[str, str]) -> Iterator[Outlier]:
     (usual, most), (_, second) = ranked[:2]
     if len(most) == len(second):
         first = next(iter(values.values()))
-        seen = "; ".join(f"{value} on {folded(hosts)}" for value, hosts in by_value.items())
+        seen = "; ".join(f"{value} on {hostlist.fold(hosts)}" for value, hosts in by_value.items())
         yield Outlier(tuple(values), seen, first)
         return
     for value, hosts in ranked[1:]:
-        yield Outlier(tuple(hosts), f"{value}; {usual} on {folded(most)}", usual)
-
-
-def folded(hosts: Sequence[str]) -> str:
-    return hostlist.fold(hosts)
+        yield Outlier(tuple(hosts), f"{value}; {usual} on {hostlist.fold(most)}", usual)

@@ -9,7 +9,7 @@ from dtrain.checks.evidence import Evidence, Facts, HostFacts
 from dtrain.checks.files import SAFE
 from dtrain.checks.finding import Finding, error, warning
 from dtrain.checks.sizes import GIB, MIB, in_words
-from dtrain.checks.skew import folded
+from dtrain.hostlist import fold
 
 LEAST_FREE = 16 * MIB
 """A launch does not start with less free space."""
@@ -135,7 +135,7 @@ def _shared(evidence: Evidence) -> Iterator[Finding]:
         yield warning(
             "job.workdir",
             own,
-            f"the folder is local; {folded(shared)} share {there[shared[0]]['source']}",
+            f"the folder is local; {fold(shared)} share {there[shared[0]]['source']}",
             "all hosts share it, or none",
             f"mount {there[shared[0]]['source']} at {there[shared[0]]['mount']} there",
         )

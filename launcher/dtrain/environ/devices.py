@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dtrain.environ.template import Slot, Template, joined
 
 
-def visible_devices(gpus: Sequence[int], *, scripted: bool = False) -> dict[str, str]:
+def visible_devices(gpus: Sequence[int], *, scripted: bool) -> dict[str, str]:
     """The variable that selects GPUs for CUDA and ROCm; an empty list hides all GPUs. In a script,
     they are elements of the array ``dtrain_gpus``: the GPUs that the job gets on its node."""
     names = [
@@ -18,7 +18,7 @@ def visible_devices(gpus: Sequence[int], *, scripted: bool = False) -> dict[str,
     return {"CUDA_VISIBLE_DEVICES": joined(",", names) if names else ""}
 
 
-def chosen_gpus(environment: Mapping[str, str], local_rank: int | None = None) -> tuple[int, ...]:
+def chosen_gpus(environment: Mapping[str, str], local_rank: int | None) -> tuple[int, ...]:
     """The GPUs of a process that sees ``environment``: all visible ones, or only that of its
     ``local_rank``. Empty if the environment names GPUs in another way than by index."""
     visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -35,7 +35,7 @@ def tf_cluster(tasks: Sequence[TensorFlowTask]) -> str:
     return joined("", ("{", joined(", ", roles), "}"))
 
 
-def tf_config(cluster: str, task: TensorFlowTask, *, scripted: bool = False) -> str:
+def tf_config(cluster: str, task: TensorFlowTask, *, scripted: bool) -> str:
     """The value of ``TF_CONFIG`` for ``task`` in a ``cluster`` from `tf_cluster`."""
     role = number("role", task.role, scripted=scripted)
     index = number("index", task.index, scripted=scripted)

@@ -218,9 +218,9 @@ def grouped(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tupl
     for first, *others in kinds.values():
         message = first.message
         if others and isinstance(first, NodeError):
-            names = dict.fromkeys(e.host for e in (first, *others) if isinstance(e, NodeError))
-            more = f" (shown for {first.host}; same on the others)" if len(names) > 1 else ""
-            message = f"{hostlist.fold(names)}{message.removeprefix(first.host)}{more}"
+            same = dict.fromkeys(e.host for e in (first, *others) if isinstance(e, NodeError))
+            more = f" (shown for {first.host}; same on the others)" if len(same) > 1 else ""
+            message = f"{hostlist.fold(same)}{message.removeprefix(first.host)}{more}"
         entries.append((message, first.hint))
     return entries
 

@@ -14,7 +14,7 @@ _RANK = re.compile(rb"\[rank(\d+)\]: ")
 """torch writes this before each line of a traceback, once a process group exists."""
 
 
-def root_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STALE_AFTER) -> str:
+def root_words(stderr: bytes, *, uncaught: bool, stale_after: int = STALE_AFTER) -> str:
     """`last_words`, or, if they are torchrun's report about its ranks, those of the rank that
     failed by itself.
 

@@ -189,7 +189,7 @@ def host_variables(
     }
 
 
-def process_variables(role: str, index: int, *, scripted: bool = False) -> dict[str, NodeVariable]:
+def process_variables(role: str, index: int, *, scripted: bool) -> dict[str, NodeVariable]:
     """Variables that the node adds for one process."""
     name = process_name(role, index)
     if scripted:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 _NAMED = 4
 """Processes that a sentence names."""
@@ -41,13 +41,19 @@ def spoken(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def ranks_spoken(ranks: Iterable[int]) -> str:
+def ranks_spoken(ranks: Collection[int]) -> str:
     """``rank 3``, ``ranks 0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+    return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks, ', ')}"
+
+
+def fold_ranks(ranks: Iterable[int], separator: str = ",") -> str:
+    """``0-2,5``."""
+    ranges: list[tuple[int, int]] = []
+    for rank in sorted({*ranks}):
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], rank
         else:
-            runs.append([rank])
-    folded = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank {folded}" if sum(map(len, runs)) == 1 else f"ranks {folded}"
+            ranges.append((rank, rank))
+    return separator.join(
+        f"{first}-{last}" if first < last else f"{first}" for first, last in ranges
+    )

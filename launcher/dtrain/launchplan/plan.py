@@ -288,7 +288,7 @@ def _rank(
         environment |= jax.rank_environment(world, node_rank, local_rank, devices_of_host)
     values = {
         **values,
-        "rank": number("rank", rank, scripted=world.scripted),
+        "rank": world.rank(node_rank, local_rank),
         "local_rank": world.local_rank(local_rank),
     }
     return Process(

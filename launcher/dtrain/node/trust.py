@@ -39,7 +39,7 @@ both."""
 class UnsafeError(OSError):
     """Another user could change a file or folder; ``reason`` names it, its owner and its mode."""
 
-    def __init__(self, path: bytes, why: str, remedy: str = "", group: str = "") -> None:
+    def __init__(self, path: bytes, why: str, remedy: str, group: str = "") -> None:
         super().__init__(errno.EPERM, why, path)
         self.reason = "%s %s" % (printable(path), why)
         self._remedy = remedy

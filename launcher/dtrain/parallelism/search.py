@@ -312,6 +312,7 @@ def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
         kind = _kind(candidate)
         counts[kind] += 1
         least = nearest.setdefault(kind, candidate).memory.total
+        # `least_memory` is a lower limit, and much faster than `memory`.
         if candidate.least_memory < least and candidate.memory.total < least:
             nearest[kind] = candidate
     for kind, example in sorted(nearest.items(), key=lambda one: one[1].memory.total):

@@ -112,7 +112,7 @@ class Feed:
         self._samples: dict[str, Sample] = {}
         self._paused = 0
         self._quiet = False
-        self._hurry = False
+        self._muted = False
         # Only the feed's thread uses the fields below.
         self._followed: dict[Stream, _Position] = {}
         self._unread: dict[Stream, int] = {}
@@ -154,7 +154,7 @@ class Feed:
         self._call(skip)
 
     def progress(self, host: str, report: Progress) -> None:
-        if not self._hurry and len(self._calls) < MAX_CALLS:
+        if not self._muted and len(self._calls) < MAX_CALLS:
             self._call(lambda: self._receiver.progress(host, report))
 
     def telemetry(self, host: str, sample: Sample) -> None:
@@ -169,7 +169,7 @@ class Feed:
         self._call(lambda: self._receiver.stall(found))
 
     def output(self, stream: Stream, size: int) -> None:
-        if self._hurry or not self._wanted(stream):
+        if self._muted or not self._wanted(stream):
             return
         # Without the lock, for which the threads of hundreds of hosts would wait. Each stream has
         # one thread that calls this, and the feed only removes entries.
@@ -207,13 +207,9 @@ class Feed:
             raise self._error
         return done
 
-    def hurry(self) -> None:
-        """Skip output that has not been passed on yet. The files have it."""
-        self.mute()
-
     def mute(self) -> None:
-        """Pass on no more output of workers. The files have it."""
-        self._hurry = True
+        """Pass on no more output of workers, also none that waits. The files have it."""
+        self._muted = True
         self._call(self._unread.clear)
 
     @contextmanager
@@ -270,7 +266,7 @@ class Feed:
             self._receiver.telemetry(host, sample)
         if paused:
             self._suspend()
-        if grown and not self._hurry:
+        if grown and not self._muted:
             self._unread.update(grown)
             self._read_at = time.monotonic() + BETWEEN_READS
         read = 0
@@ -335,7 +331,7 @@ class Feed:
         paths: dict[StreamKey, str] = {}
         for stream, followed in self._followed.items():
             paths[stream.host, stream.role, stream.index, stream.fd] = str(stream.path)
-            if not self._hurry and (lines := followed.framer.flush()):
+            if not self._muted and (lines := followed.framer.flush()):
                 self._receiver.lines(stream, lines, "")
         if self._report is not None:
             self._receiver.finished(self._report, paths)

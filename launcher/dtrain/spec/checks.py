@@ -125,13 +125,8 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
 def _check_environment(cluster: Section, job: Section, problems: Problems) -> None:
     secrets = set(job.get("secrets", ()))
     for name, place in _variables(cluster, job):
-        if name in RESERVED:
-            problems.add(
-                f"{name} is set by dtrain for each worker",
-                place,
-                f"remove it; {RESERVED[name]}",
-            )
-        elif name in secrets:
+        _refuse_reserved(name, place, problems)
+        if name in secrets and name not in RESERVED:
             problems.add(
                 f"{name} is also listed in job.secrets",
                 place,
@@ -139,13 +134,14 @@ def _check_environment(cluster: Section, job: Section, problems: Problems) -> No
             )
     secrets_node = job.entries["secrets"].value if "secrets" in job else None
     for item in getattr(secrets_node, "items", ()):
-        name = getattr(item, "text", "")
-        if name in RESERVED:
-            problems.add(
-                f"{name} is set by dtrain for each worker",
-                item.place,
-                f"remove it; {RESERVED[name]}",
-            )
+        _refuse_reserved(getattr(item, "text", ""), item.place, problems)
+
+
+def _refuse_reserved(name: str, place: TextSpan, problems: Problems) -> None:
+    if name in RESERVED:
+        problems.add(
+            f"{name} is set by dtrain for each worker", place, f"remove it; {RESERVED[name]}"
+        )
 
 
 def _check_strategy(cluster: Section, job: Section, problems: Problems) -> None:

@@ -35,7 +35,7 @@ def choose_torch(layout: Given | None, hosts: Sequence[Host]) -> StrategyChoice:
 
 
 def choose_tensorflow(
-    roles: Mapping[str, int], hosts: Sequence[Host], tpu: str | None = None
+    roles: Mapping[str, int], hosts: Sequence[Host], tpu: str | None
 ) -> StrategyChoice:
     """``tpu`` is the topology in ``cluster.tpu``. Raises MisfitError if the user has to choose."""
     gpus = [len(host.gpus) for host in hosts]

@@ -33,7 +33,7 @@ def item(key: str, value: object, quote: str = "") -> str:
     return f"{literal(key, quote)}: {inner}"
 
 
-def flow(values: Values, quote: str = "") -> str:
+def flow(values: Values, quote: str) -> str:
     return "{" + ", ".join(item(key, value, quote) for key, value in values.items()) + "}"
 
 

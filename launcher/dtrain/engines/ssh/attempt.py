@@ -112,8 +112,8 @@ class Attempt:
             self._run_machine(begin)
         if self._state.phase is AttemptPhase.DETACHED:
             return Report(ExitCode.INTERRUPTED, "left")
-        if apart := self._ending.apart(self._state):
-            self._context.recorder.notice(apart)
+        if warning := self._ending.separate_trainings(self._state):
+            self._context.recorder.notice(warning)
         return self._ending.report(self._state)
 
     def _run_machine(self, begin: Callable[[Link], None]) -> None:
@@ -312,8 +312,8 @@ class Attempt:
         """Whether no host knows the run: nothing was started, or all run folders were deleted."""
         return all(link.leftovers is Leftovers.NO_RUN for link in self._links.values())
 
-    def ending(self) -> restart.AttemptResult:
-        """How the attempt ended, for the decision about a restart."""
+    def result(self) -> restart.AttemptResult:
+        """How the attempt ended, for the restart decision."""
         seconds = time.monotonic() - self._running_from if self._state.started else 0.0
         return self._ending.for_restart(self._state, max(0.0, seconds))
 

@@ -1,6 +1,6 @@
 """Runs a launch from the user's request to the report: ports, attempts, restarts.
 
-Each `Attempt` runs the job once. The session owns what all attempts share: the run's folder and
+Each `Attempt` runs the job once. The engine owns what all attempts share: the run's folder and
 journal, and the choice of hosts for the next attempt. A `Control` requests a stop.
 """
 
@@ -44,7 +44,7 @@ CLEAN_POLL = 0.2
 
 
 @dataclass(slots=True)
-class _Life:
+class _Run:
     """What all attempts of a run share."""
 
     record: Record
@@ -92,10 +92,10 @@ class SshEngine:
         tree = files_to_send(self._request, self._spec)
         with new_run(self._request, self._observer, self._control) as (record, folder):
             recorder = Recorder(folder, self._observer)
-            life = _Life(record, folder, recorder, tree, secret_values, record.started)
+            run = _Run(record, folder, recorder, tree, secret_values, record.started)
             for notice in tree.notices if tree is not None else ():
-                life.recorder.notice(notice)
-            return self._run_attempts(life, lambda: self._start(life))
+                run.recorder.notice(notice)
+            return self._run_attempts(run, lambda: self._start(run))
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         """Take over a run that no other process is in charge of, until it ends or is left.
@@ -104,83 +104,83 @@ class SshEngine:
         """
         with earlier_run(record, folder, self._observer, self._control) as folder:
             recorder = Recorder(folder, self._observer)
-            life = _Life(record, folder, recorder, None, secrets, record.started)
+            run = _Run(record, folder, recorder, None, secrets, record.started)
             plan = record.plan()
             self._known = set(plan.host_names)
-            self._cleanups.start(life.record, life.record.leftovers)
-            return self._run_attempts(life, lambda: self._reattach(life, plan))
+            self._cleanups.start(run.record, run.record.leftovers)
+            return self._run_attempts(run, lambda: self._reattach(run, plan))
 
     # Attempts ----------------------------------------------------------------------------------
 
-    def _run_attempts(self, life: _Life, first: Callable[[], tuple[Report, Attempt]]) -> Report:
+    def _run_attempts(self, run: _Run, first: Callable[[], tuple[Report, Attempt]]) -> Report:
         """Run attempts until the job ends and no restart follows. Returns the last report."""
         # A previous launcher may already have journaled the end of this attempt.
-        results = history.past_attempts(life.folder, life.record.attempt)
+        results = history.past_attempts(run.folder, run.record.attempt)
         report = Report(ExitCode.NODE_FAILED, "this machine cannot store the run's files")
-        notifications = Notifications(self._request, life.folder, life.recorder, life.secrets)
+        notifications = Notifications(self._request, run.folder, run.recorder, run.secrets)
         try:
             report, attempt = first()
             while not self._control.left:
-                uncleaned = [(host, life.record.attempt) for host in attempt.uncleaned()]
-                life.record = replace(life.record, leftovers=(*life.record.leftovers, *uncleaned))
+                uncleaned = [(host, run.record.attempt) for host in attempt.uncleaned()]
+                run.record = replace(run.record, leftovers=(*run.record.leftovers, *uncleaned))
                 if self._control.interrupted or not attempt.has_failed:
                     break
-                results.append(attempt.ending())
-                decision = self._decide(life, results)
+                results.append(attempt.result())
+                decision = self._decide(run, results)
                 if isinstance(decision, restart.GiveUp):
                     if decision.why:
-                        life.recorder.notice(f"not restarted: {decision.why}")
+                        run.recorder.notice(f"not restarted: {decision.why}")
                     break
-                self._cleanups.start(life.record, uncleaned)
-                failed = journal.AttemptFailed(life.record.attempt, results[-1], report)
-                life.recorder.record(failed)
-                notifications.send("restarted", life.record.attempt, _complete(life, report))
+                self._cleanups.start(run.record, uncleaned)
+                failed = journal.AttemptFailed(run.record.attempt, results[-1], report)
+                run.recorder.record(failed)
+                notifications.send("restarted", run.record.attempt, _complete(run, report))
                 for problem in report.problems:
-                    life.recorder.notice(problem)
-                then = _describe_next_attempt(life.record, decision)
-                life.recorder.notice(f"{report.reason}; {then}")
+                    run.recorder.notice(problem)
+                then = _describe_next_attempt(run.record, decision)
+                run.recorder.notice(f"{report.reason}; {then}")
                 if self._control.wait(decision.delay):
                     why = self._control.why
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
                     break
-                self._begin_next_attempt(life, decision)
-                report, attempt = self._start(life)
+                self._begin_next_attempt(run, decision)
+                report, attempt = self._start(run)
         except StorageError as error:
             report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
         finally:
             self._cleanups.close()
-        return self._finish(life, report, notifications)
+        return self._finish(run, report, notifications)
 
     def _decide(
-        self, life: _Life, results: list[restart.AttemptResult]
+        self, run: _Run, results: list[restart.AttemptResult]
     ) -> restart.Retry | restart.GiveUp:
         cluster, job = self._spec.cluster, self._spec.job
         workers = {host.name: host.workers for host in cluster.hosts + cluster.spares}
         decision = restart.decide(
             job.restart,
             results,
-            [host.name for host in life.record.spec().cluster.spares],
-            hosts=len(cluster.hosts) - len(life.record.dropped),
+            [host.name for host in run.record.spec().cluster.spares],
+            hosts=len(cluster.hosts) - len(run.record.dropped),
             elastic=job.elastic,
             # A layout needs the number of workers that the cluster file's hosts have.
             fits=lambda host, spare: job.layout is None or workers[host] == workers[spare],
         )
         if isinstance(decision, restart.GiveUp):
             return decision
-        if why := self._missing_for_start(life):
+        if why := self._missing_for_start(run):
             return restart.GiveUp(why)
         try:
-            return life.record.fitting(decision, results[-1].lost)
+            return run.record.fitting(decision, results[-1].lost)
         except MisfitError as misfit:
             return restart.GiveUp(misfit.message)
 
-    def _missing_for_start(self, life: _Life) -> str:
+    def _missing_for_start(self, run: _Run) -> str:
         """Why this process cannot start the job; empty if it can."""
-        if not life.secrets.keys() >= {*self._spec.job.secrets}:
+        if not run.secrets.keys() >= {*self._spec.job.secrets}:
             return "this environment does not have all of job.secrets"
-        if life.tree is None and self._spec.job.sync is not None:
+        if run.tree is None and self._spec.job.sync is not None:
             try:
-                life.tree = files_to_send(self._request, self._spec)
+                run.tree = files_to_send(self._request, self._spec)
             except DtrainError as error:
                 return error.message
         return ""
@@ -191,8 +191,8 @@ class SshEngine:
         Hosts must be reachable within ``job.restart.node_timeout``. Returns whether all are clean.
         """
         recorder = Recorder(folder, self._observer)
-        life = _Life(record, folder, recorder, None, {}, record.started)
-        self._cleanups.start(life.record, life.record.leftovers)
+        run = _Run(record, folder, recorder, None, {}, record.started)
+        self._cleanups.start(run.record, run.record.leftovers)
         until = time.monotonic() + self._spec.job.restart.node_timeout
         notified = False
         while self._cleanups.pending and time.monotonic() < until:
@@ -201,125 +201,125 @@ class SshEngine:
             if not notified and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
                 notified = True
                 waiting = hostlist.fold(self._cleanups.pending)
-                life.recorder.notice(f"{waiting} cannot be reached yet; retrying")
+                run.recorder.notice(f"{waiting} cannot be reached yet; retrying")
         self._cleanups.close()
-        self._save_uncleaned(life)
-        left = tuple(host for host, _ in life.record.leftovers)
-        life.recorder.record(journal.Cleaned(left))
-        return not life.record.leftovers
+        self._save_uncleaned(run)
+        left = tuple(host for host, _ in run.record.leftovers)
+        run.recorder.record(journal.Cleaned(left))
+        return not run.record.leftovers
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
         """The state of each host, from the host itself."""
         return ask(record, known, self._transport)
 
-    def _save_uncleaned(self, life: _Life) -> None:
+    def _save_uncleaned(self, run: _Run) -> None:
         """Save which hosts may still run processes of an attempt."""
         clean = self._cleanups.clean
-        leftovers = tuple(each for each in life.record.leftovers if each not in clean)
-        life.record = replace(life.record, leftovers=leftovers)
+        leftovers = tuple(each for each in run.record.leftovers if each not in clean)
+        run.record = replace(run.record, leftovers=leftovers)
         with contextlib.suppress(OSError):
-            life.record.save(life.folder.path)
+            run.record.save(run.folder.path)
 
     def _report_running(self, run: str) -> None:
         if not self._has_run:
             self._has_run = True
             self._on_running(run)
 
-    def _begin_next_attempt(self, life: _Life, decision: restart.Retry) -> None:
+    def _begin_next_attempt(self, run: _Run, decision: restart.Retry) -> None:
         """Prepare the next attempt."""
-        self._save_uncleaned(life)
-        life.record = life.record.after(decision)
-        number = life.record.attempt
-        life.folder = replace(life.folder, attempt=number)
-        life.recorder.next_attempt(number, save(life.record, life.folder), decision.dropped)
+        self._save_uncleaned(run)
+        run.record = run.record.after(decision)
+        number = run.record.attempt
+        run.folder = replace(run.folder, attempt=number)
+        run.recorder.next_attempt(number, save(run.record, run.folder), decision.dropped)
 
-    def _start(self, life: _Life) -> tuple[Report, Attempt]:
+    def _start(self, run: _Run) -> tuple[Report, Attempt]:
         """Run one attempt. If its port is busy, try other ports."""
-        last = life.record.port if life.record.attempt > 1 else None
-        ports = iter(draw_ports(life.record.spec(), last))
-        life.record = replace(life.record, port=next(ports))
+        last = run.record.port if run.record.attempt > 1 else None
+        ports = iter(draw_ports(run.record.spec(), last))
+        run.record = replace(run.record, port=next(ports))
         while True:
             port = next(ports, None)
             attempt = self._prepare(
-                life, save(life.record, life.folder), movable_port=port is not None
+                run, save(run.record, run.folder), movable_port=port is not None
             )
             report = attempt.run()
             if port is None or self._control.interrupted or not attempt.only_ports_are_busy:
                 return report, attempt
-            life.record = replace(life.record, port=port)
-            life.recorder.notice(f"{attempt.problems[0].message}; trying port {port}")
+            run.record = replace(run.record, port=port)
+            run.recorder.notice(f"{attempt.problems[0].message}; trying port {port}")
 
-    def _reattach(self, life: _Life, plan: LaunchPlan) -> tuple[Report, Attempt]:
+    def _reattach(self, run: _Run, plan: LaunchPlan) -> tuple[Report, Attempt]:
         """Continue the current attempt. If the previous launcher had started nothing, start it from
         the beginning."""
-        attempt = self._prepare(life, plan, movable_port=False)
-        received = history.received(life.folder, plan)
-        report = attempt.attach(received, time.time() - history.began(life.folder))
+        attempt = self._prepare(run, plan, movable_port=False)
+        received = history.received(run.folder, plan)
+        report = attempt.attach(received, time.time() - history.began(run.folder))
         if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
-        if why := self._missing_for_start(life):
-            life.recorder.notice(f"not started: {why}")
+        if why := self._missing_for_start(run):
+            run.recorder.notice(f"not started: {why}")
             return report, attempt
-        life.recorder.notice("no host had started it yet; starting it now")
+        run.recorder.notice("no host had started it yet; starting it now")
         self._known = set()  # the previous launcher may not have reported its findings
-        return self._start(life)
+        return self._start(run)
 
-    def _prepare(self, life: _Life, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
+    def _prepare(self, run: _Run, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
         newcomers = set(plan.host_names) - self._known
         self._known |= newcomers
         inspection = None
         if self._request.check and newcomers:
-            report = partial(_record_findings, life.recorder)
+            report = partial(_record_findings, run.recorder)
             inspection = Inspection(
                 plan,
                 newcomers,
-                launch=life.record.on_hosts,
+                launch=run.record.on_hosts,
                 base=self._request.base,
                 report=report,
             )
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
-        run = replace(
-            self._context(life, plan),
+        context = replace(
+            self._context(run, plan),
             movable_port=movable_port,
             inspection=inspection,
             post=posts.put,
         )
-        attempt = Attempt(run, posts, lambda: self._report_running(life.record.run))
+        attempt = Attempt(context, posts, lambda: self._report_running(run.record.run))
         self._attempt = attempt
         self._control.hand_to(attempt)
         return attempt
 
-    def _context(self, life: _Life, plan: LaunchPlan) -> AttemptContext:
+    def _context(self, run: _Run, plan: LaunchPlan) -> AttemptContext:
         return AttemptContext(
-            name=life.record.on_hosts,
+            name=run.record.on_hosts,
             plan=plan,
-            attempt=life.record.attempt,
+            attempt=run.record.attempt,
             movable_port=False,
             base=self._request.base,
-            secrets={name: life.secrets.get(name, "") for name in self._spec.job.secrets},
+            secrets={name: run.secrets.get(name, "") for name in self._spec.job.secrets},
             transport=self._transport,
-            tree=life.tree,
-            folder=life.folder,
-            recorder=life.recorder,
+            tree=run.tree,
+            folder=run.folder,
+            recorder=run.recorder,
             inspection=None,
             tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
             post=lambda post: None,
             steps=StepWatch(plan.world_size),
         )
 
-    def _finish(self, life: _Life, report: Report, notifications: Notifications) -> Report:
+    def _finish(self, run: _Run, report: Report, notifications: Notifications) -> Report:
         if not self._control.left:
-            self._save_uncleaned(life)
-            report = _with_uncleaned(report, life.record)
-        report = _complete(life, report)
+            self._save_uncleaned(run)
+            report = _with_uncleaned(report, run.record)
+        report = _complete(run, report)
         if not self._control.left and report.exit_code is not ExitCode.INTERRUPTED:
-            notifications.send("done" if report.ok else "failed", life.record.attempt, report)
+            notifications.send("done" if report.ok else "failed", run.record.attempt, report)
         notifications.close()
         if self._control.left:
             still_running = self._attempt is not None and self._attempt.still_running
-            self._observer.left(life.record.run, still_running=still_running)
+            self._observer.left(run.record.run, still_running=still_running)
         else:
-            life.recorder.finished(report)
+            run.recorder.finished(report)
         return report
 
 
@@ -327,10 +327,10 @@ def _record_findings(recorder: Recorder, findings: Sequence[Finding]) -> None:
     recorder.record(journal.Findings(tuple(findings)))
 
 
-def _complete(life: _Life, report: Report) -> Report:
+def _complete(run: _Run, report: Report) -> Report:
     """The report with what no attempt knows."""
-    seconds = max(0.0, time.time() - life.begun)
-    return replace(report, seconds=seconds, logs=str(life.folder.path))
+    seconds = max(0.0, time.time() - run.begun)
+    return replace(report, seconds=seconds, logs=str(run.folder.path))
 
 
 def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:

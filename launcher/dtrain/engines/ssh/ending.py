@@ -51,8 +51,8 @@ class Ending:
             failures = ()
         grouped_problems = grouped(self.problems, [part.host for part in self.context.plan.hosts])
         problems = [message for message, _ in grouped_problems]
-        explained = {error.host for error in self.problems if isinstance(error, NodeError)}
-        unconfirmed = [host for host in _lost(state) if done or host not in explained]
+        reported = {error.host for error in self.problems if isinstance(error, NodeError)}
+        unconfirmed = [host for host in _lost(state) if done or host not in reported]
         if unconfirmed:
             output = "; the end of their output may be missing" if done else ""
             problems.append(
@@ -87,9 +87,9 @@ class Ending:
             stragglers=self.context.steps.stragglers(time.monotonic()),
         )
 
-    def apart(self, state: AttemptState) -> str:
-        """A warning about workers that have finished and were never connected to each other: each
-        trained by itself. Empty where that is not known for sure, or may be meant."""
+    def separate_trainings(self, state: AttemptState) -> str:
+        """A warning if the workers have finished and never connected to each other: each trained
+        a model of its own. Empty if that is not certain, or may be intended."""
         job, processes = self.context.plan.job, self.context.plan.hosts
         workers = [one for part in processes for one in part.processes if one.role != "evaluator"]
         if state.outcome is not AttemptOutcome.DONE or job.framework == "none" or len(workers) < 2:

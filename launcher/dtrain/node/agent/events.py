@@ -113,11 +113,11 @@ def event_in(line: bytes | None) -> Json | None:
 
 
 class EventReader:
-    """Reads an events file from ``offset`` on. A worker may have changed the file."""
+    """Reads an events file. A worker may have changed the file."""
 
-    def __init__(self, file: bytes | int, offset: int = 0) -> None:
+    def __init__(self, file: bytes | int) -> None:
         """``file`` is a path or an open file."""
-        self._lines = Lines(file, offset, MAX_EVENT, end=b"\0")
+        self._lines = Lines(file, 0, MAX_EVENT, end=b"\0")
 
     def read(self) -> list[tuple[Json, int]]:
         """The new events, each with the offset of the next one."""

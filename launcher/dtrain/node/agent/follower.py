@@ -25,8 +25,8 @@ PROGRESS_SECONDS = 0.1
 class OutputFile:
     """A file with a worker's output."""
 
-    def __init__(self, number: int, path: bytes, offset: int, fd: int = -1) -> None:
-        """``fd`` is the file if it is already open."""
+    def __init__(self, number: int, path: bytes, offset: int, fd: int) -> None:
+        """``fd`` is the file if it is already open, else -1."""
         self.number = number
         self.offset = offset
         self._path = path

@@ -1,4 +1,9 @@
-"""Prepares a launch: the guard, the setup lines, and the start of the supervisor."""
+"""Prepares a launch: runs the setup lines and starts the supervisor.
+
+The relay forks a guard, which does both. If anything fails, the launcher aborts the launch, or the
+relay ends before the launch is prepared, the guard ends all processes of the launch and removes its
+folder.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +97,7 @@ class Launch:
     def finish(self) -> Json:
         """Wait until the launch is prepared or undone. Returns the message for the launcher."""
         answer = self._await_prepared()
-        with contextlib.suppress(OSError):  # it has already undone the launch
+        with contextlib.suppress(OSError):  # the guard has already undone the launch
             os.write(self._guard_pipe, KEEP)
         os.close(self._guard_pipe)
         with contextlib.suppress(ChildProcessError):
@@ -123,11 +128,11 @@ class Launch:
         self._supervisor.open(ours)
 
     def _stand_guard(self, workdir: bytes, orders: int, control: socket.socket) -> Json | None:
-        """Create the folder, run setup, and wait for the relay's order to keep the launch. If the
-        order does not come or the shell ends, undo the launch and return the message for the relay.
+        """The guard: create the folder, run setup, and wait for the relay's order to keep the
+        launch. If the order does not come or the shell ends, undo the launch and return the message
+        for the relay.
 
-        The relay may be killed at any moment, so it creates nothing that the guard would have to
-        undo.
+        The relay may be killed at any moment, so only the guard creates what it may have to undo.
         """
         try:
             folder, created = make_folder(self._trust, self._folder)
