@@ -71,9 +71,9 @@ class Exports(NullObserver):
         self._journal: JournalReader | None = None
         self._records: list[tuple[float, JournalEvent]] = []
         self._file, self._folder = file, scalars
-        self._scalars: Any = None
+        self._scalars: _Scalars | None = None
         if scalars is not None:
-            _event_writer()  # fail before the launch
+            _check_scalars(scalars)
         if file is not None:
             _write(file, "# EOF\n")
         self._server = _server(port, self._text) if port is not None else None
@@ -112,12 +112,14 @@ class Exports(NullObserver):
     # What it observes ----------------------------------------------------------------------------
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+        if self._journal is not None:  # the run that it watched until now, taken over
+            return
         with self._lock:
             self._metrics.run = run
             self._speaker = speaker(plan)
             self._journal = JournalReader(RunFolder(Path(folder)).journal)
         if self._folder is not None:
-            self._scalars = _event_writer()(str(self._folder / run))
+            self._scalars = _Scalars(self._folder / run)
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         self.started(run, plan, folder)
@@ -165,7 +167,7 @@ class Exports(NullObserver):
             }
         if self._scalars is not None:
             known = {name: value for name, value in values.items() if value is not None}
-            _add(self._scalars, report, known)
+            self._scalars.add(report, known)
 
     # Its threads ---------------------------------------------------------------------------------
 
@@ -275,6 +277,40 @@ def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
         ) from None
 
 
+class _Scalars:
+    """TensorBoard's file for one run. A failure to write it may be any exception, because
+    TensorFlow has its own, and never ends the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer: Any = None
+        with contextlib.suppress(Exception):
+            self._writer = _event_writer()(str(folder))
+
+    def add(self, report: Progress, values: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        event = Event(wall_time=report.time, step=report.step, summary=Summary(value=scalars))
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.add_event(event)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close()
+
+
+def _check_scalars(folder: Path) -> None:
+    """Raise UsageError if no scalars can be written below ``folder``."""
+    _event_writer()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--tensorboard-dir {folder}: cannot write: {error.strerror}") from None
+
+
 def _event_writer() -> Any:
     """The class that writes TensorBoard's event files. Raises UsageError."""
     try:
@@ -287,13 +323,3 @@ def _event_writer() -> Any:
     # If TensorFlow is installed, this loads it, which writes to stderr: not below a dashboard.
     _ = tf.io
     return EventFileWriter
-
-
-def _add(writer: Any, report: Progress, values: dict[str, float]) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-    event = Event(wall_time=report.time, step=report.step, summary=Summary(value=scalars))
-    with contextlib.suppress(OSError):
-        writer.add_event(event)

@@ -188,6 +188,47 @@ def test_tensorboard_reads_the_scalars_of_the_first_rank(folder: RunFolder, tmp_
     assert [one.wall_time for one in found.Scalars("tokens_per_second")] == [1e9 + 20, 1e9 + 30]
 
 
+def test_a_run_that_this_process_takes_over_is_exported_once(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    file = tmp_path / "run.prom"
+    with Exports(file=file, scalars=tmp_path / "scalars") as exports:
+        play(exports, folder)
+        exports._count_goodput()
+        exports.attached("run-1", build(parse_once(SPEC, "c.yaml")), str(folder.path))
+        exports.progress("n1", Progress("rank-0", 1e9 + 40, 4, 4, 0.25, 4000, {}))
+    assert values(openmetrics(file.read_text()))["dtrain_time_seconds", "", "start"] == 10
+    found = EventAccumulator(str(tmp_path / "scalars" / "run-1")).Reload()
+    assert [one.step for one in found.Scalars("loss")] == [1, 2, 3, 4]
+    assert len(list((tmp_path / "scalars" / "run-1").iterdir())) == 1
+
+
+@pytest.mark.parametrize("fails", ["__init__", "add_event", "close"])
+def test_scalars_that_cannot_be_written_never_end_the_run(
+    fails: str, folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            self._call("__init__")
+
+        def add_event(self, event: object) -> None:
+            self._call("add_event")
+
+        def close(self) -> None:
+            self._call("close")
+
+        def _call(self, name: str) -> None:
+            if name == fails:
+                raise RuntimeError("TensorFlow's own errors are no OSError")
+
+    monkeypatch.setattr(export, "_event_writer", lambda: Writer)
+    with Exports("0", scalars=tmp_path / "scalars") as exports:
+        play(exports, folder)
+        assert "dtrain_loss" in exports._text()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -195,6 +236,7 @@ def test_tensorboard_reads_the_scalars_of_the_first_rank(folder: RunFolder, tmp_
         (["--metrics-port", "65536"], "not a port"),
         (["--metrics-port", "192.0.2.1:0"], "cannot listen"),
         (["--metrics-file", "nowhere/run.prom"], "cannot write: No such file"),
+        (["--tensorboard-dir", "c.yaml/scalars"], "cannot write: Not a directory"),
     ],
     ids=" ".join,
 )
