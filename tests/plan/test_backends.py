@@ -66,6 +66,7 @@ def test_a_plan_launches_without_warnings(place: int) -> None:
         ("mixtral-8x7b", {"fixed": {"expert": 8, "recompute": "selective"}}, "selective recompute"),
         ("llama-3-8b", {"precision": "fp8"}, "fp8"),
         ("llama-3-8b", {"fixed": {"pipeline": 2, "sharding": "full"}}, "sharded parameters"),
+        ("llama-3-8b", {"fixed": {"virtual_pipeline": 3, "sharding": "none"}}, "of 6 pieces"),
         ("llama-3-8b", {"fixed": {"pipeline": 8, "data": 4}, "global_batch": 4}, "1 micro-batches"),
     ],
 )

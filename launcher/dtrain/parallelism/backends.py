@@ -138,3 +138,6 @@ def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str
             yield "pipeline stages with sharded parameters"
         if layout.grad_accumulation < layout.pipeline and not backend.shards_stages:
             yield f"{layout.grad_accumulation} micro-batches for {layout.pipeline} stages"
+        pieces = layout.pipeline * layout.virtual_pipeline
+        if layout.virtual_pipeline > 1 and shape.layers % pieces and not backend.uneven_pieces:
+            yield f"a pipeline of {pieces} pieces, which do not divide {shape.layers} layers"

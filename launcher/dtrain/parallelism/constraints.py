@@ -37,19 +37,9 @@ def sound(layout: Layout, shape: Shape) -> bool:
     return (
         not any(contradictions(layout))
         and not any(uneven_rounds(layout))
-        and cuts_evenly_enough(layout, shape)
+        and layout.pipeline * layout.virtual_pipeline <= shape.layers
         and not (layout.sharding == "hybrid" and layout.shard is None)
     )
-
-
-def cuts_evenly_enough(layout: Layout, shape: Shape) -> bool:
-    """Whether the pieces of an interleaved pipeline can share the layers."""
-    pieces = layout.pipeline * layout.virtual_pipeline
-    if layout.virtual_pipeline == 1:
-        return True
-    if backend_of(layout).uneven_pieces:
-        return pieces <= shape.layers
-    return shape.layers % pieces == 0
 
 
 def check_sizes(shape: Shape, global_batch: int) -> None:
@@ -234,13 +224,14 @@ def _check_pieces(
     pieces, stages = layout.virtual_pipeline, known.get("pipeline")
     if pieces == 1 or stages is None:
         return
-    if not cuts_evenly_enough(layout, shape):
-        if backend_of(layout).uneven_pieces:
+    if backend_of(layout).uneven_pieces:
+        if stages * pieces > shape.layers:
             raise UsageError(
                 f"`virtual_pipeline={pieces}` with {stages} stages makes {stages * pieces} pieces, "
                 f"but the model has {shape.layers} layers",
                 hint=f"use `virtual_pipeline` at most {shape.layers // stages}",
             )
+    elif shape.layers % (stages * pieces):
         raise UsageError(
             f"`virtual_pipeline={pieces}` with {stages} stages does not divide the model's "
             f"{shape.layers} layers",
