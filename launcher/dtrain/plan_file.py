@@ -73,7 +73,7 @@ def _keys(answer: Answer) -> tuple[dict[str, object], dict[str, object], str]:
     }
     training: dict[str, object] = {
         "global_batch": layout.global_batch,
-        "precision": "tf32" if question.tf32 else question.precision,
+        "precision": question.precision,
         "seq_len": question.shape.seq_len,
     }
     return values, training, strategy_of(layout) if layout.backend == "runtime" else "none"

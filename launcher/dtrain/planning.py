@@ -58,7 +58,6 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     of_file = _layout_keys(request.file)
     backend_of_file = of_file.pop("backend", None)
     backend = _backend(request.backend or backend_of_file)
-    training = spec.job.training if spec else None
     return Question(
         shape,
         cluster,
@@ -78,7 +77,6 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         notes=(*where.overruled, *([note] if note else [])),
         hardware=table,
         probe=probe,
-        tf32=precision == "fp32" and training is not None and training.precision == "tf32",
     )
 
 
@@ -449,8 +447,6 @@ def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tupl
     """Return the precision of the computation, and a note if dtrain chose it."""
     training = spec.job.training if spec else None
     wanted = request.precision or (training.precision if training else None)
-    if wanted == "tf32" and request.precision is None:
-        wanted = "fp32"
     if wanted is None:
         if "bf16" in gpu.flops:
             return "bf16", ""

@@ -61,6 +61,8 @@ def test_names_that_people_and_drivers_use(written: str, name: str) -> None:
         ("a100-80gb", "bf16", 312, 2039, 300),
         ("h100", "bf16", 989, 3350, 450),
         ("h100", "fp8", 1979, 3350, 450),
+        ("h100", "tf32", 494, 3350, 450),
+        ("h100", "fp32", 67, 3350, 450),
         ("h100-pcie", "bf16", 756, 2000, 63),
         ("h200", "fp8", 1979, 4800, 450),
         ("gb200", "fp8", 5000, 8000, 900),
@@ -84,7 +86,7 @@ def test_every_entry_is_complete(found) -> None:
     # The driver never shows more memory than the data sheet, in GB or in GiB.
     assert found.memory <= 288
     # Half the width doubles the speed or does not change it.
-    widths = [found.flops[p] for p in ("fp32", "bf16", "fp8") if p in found.flops]
+    widths = [found.flops[p] for p in ("fp32", "tf32", "bf16", "fp8") if p in found.flops]
     assert widths == sorted(widths)
     assert found.link < found.bandwidth
     assert hardware().machine(found.machine).gpus_per_host >= 1

@@ -113,7 +113,7 @@ def test_the_shard_group_of_the_notes() -> None:
         ("bf16 (FSDP2, fp32 params/reduce default)", "bf16"),
         ("amp_bf16 (DEFAULT)", "bf16"),
         ("fp16 mixed", "fp16"),
-        ("tf32", "fp32"),
+        ("tf32", "tf32"),
         ("", "bf16"),
     ],
 )

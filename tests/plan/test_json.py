@@ -29,7 +29,7 @@ SPLIT = {
     "recompute": {"enum": ["none", "selective", "full"]},
     "sequence_parallel": {"type": "boolean"},
     "offload": {"type": "boolean"},
-    "precision": {"enum": ["bf16", "fp16", "fp8", "nvfp4", "fp32"]},
+    "precision": {"enum": ["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]},
     "memory_gib": {
         "type": "object",
         "required": ["parameters", "gradients", "optimizer", "activations", "total", "limit"],

@@ -108,10 +108,11 @@ def cluster(tmp_path: Path, **sections: Any) -> str:
     return "cluster.yaml"
 
 
+@pytest.mark.parametrize("precision", ["fp16", "tf32", "fp32"])
 def test_errors_in_a_cluster_file_have_a_position_and_a_hint(
-    plan: Callable[..., dict[str, Any]], tmp_path: Path
+    plan: Callable[..., dict[str, Any]], tmp_path: Path, precision: str
 ) -> None:
-    training = {"global_batch": 96, "seq_len": 2048, "precision": "fp16"}
+    training = {"global_batch": 96, "seq_len": 2048, "precision": precision}
     file = cluster(tmp_path, cluster={"network": {"gbps": 800}}, job={"training": training})
     found = plan("--model-size", "7B", file)
     where = found["cluster"]
@@ -119,7 +120,7 @@ def test_errors_in_a_cluster_file_have_a_position_and_a_hint(
     assert where["network_gbps"] == 800
     assert "cluster.yaml" in where["source"]
     best = found["layouts"][0]
-    assert (best["global_batch"], best["precision"]) == (96, "fp16")
+    assert (best["global_batch"], best["precision"]) == (96, precision)
     assert found["model"]["seq_len"] == 2048
 
 

@@ -99,9 +99,9 @@ def plan(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="bf16, fp16, fp8, nvfp4 or fp32.",
+            help="bf16, fp16, fp8, nvfp4, tf32 or fp32.",
             metavar="NAME",
-            autocompletion=completion.one_of("bf16", "fp16", "fp8", "nvfp4", "fp32"),
+            autocompletion=completion.one_of("bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"),
         ),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Cluster: total number of GPUs.")] = None,

@@ -9,7 +9,12 @@ from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.cluster.probe import Probe
 
 ATTEMPTED = "measuring its speed"
-PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+PRECISIONS: dict[str, Precision] = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "tf32": "tf32",
+    "float32": "fp32",
+}
 
 
 def probe(evidence: Evidence) -> Probe:

@@ -34,12 +34,13 @@ def measure_compute(torch: Any, device: str) -> Json:
     kind = device.partition(":")[0]
     found: Json = {"precision": {}, "memory": _memory(torch, device)}
     found["device"] = torch.cuda.get_device_name(device) if kind == "cuda" else "cpu"
-    # As the planner's catalogue, which has the speed of TF32 for 32 bits.
-    torch.backends.cuda.matmul.allow_tf32 = True
-    for name in (_narrow(torch, device), "float32"):
+    for name in _precisions(torch, device):
+        # "high" uses TF32.
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+        dtype = torch.float32 if name == "tf32" else getattr(torch, name)
         rows = []
         for size in SIZES:
-            one = torch.randn(size, size, device=device, dtype=getattr(torch, name))
+            one = torch.randn(size, size, device=device, dtype=dtype)
             seconds = _seconds(torch, kind, partial(torch.matmul, one, one))
             rows.append([size, 2.0 * size**3 / seconds / 1e12])
             if seconds > SLOW:
@@ -50,11 +51,14 @@ def measure_compute(torch: Any, device: str) -> Json:
     return found
 
 
-def _narrow(torch: Any, device: str) -> str:
-    """The 16-bit format of the device: NVIDIA GPUs before the A100 have no bfloat16."""
+def _precisions(torch: Any, device: str) -> tuple[str, ...]:
+    """A 16-bit format of the device and those of 32 bits. NVIDIA GPUs before the A100 have neither
+    bfloat16 nor TF32."""
     if device == "cpu" or torch.version.hip is not None:
-        return "bfloat16"
-    return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
+        return "bfloat16", "float32"
+    if torch.cuda.get_device_capability(device) >= (8, 0):
+        return "bfloat16", "tf32", "float32"
+    return "float16", "float32"
 
 
 def _copy(torch: Any, device: str, kind: str) -> float:

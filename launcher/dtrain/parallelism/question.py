@@ -81,8 +81,6 @@ class Question:
     """The errors for the runs from which the speed of the machine is learned."""
     probe: Probe | None = None
     """The measurements of the machines, if they were measured for this question."""
-    tf32: bool = False
-    """Whether the cluster file has the precision ``tf32``, which is planned as fp32."""
 
     def answer(self) -> Answer:
         """Return the search's result.

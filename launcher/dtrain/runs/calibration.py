@@ -42,12 +42,11 @@ def _measured(name: str) -> MeasuredRun:
             f"run {folder.name} reports no time of its steps",
             hint="call `progress` of dtrain.runtime in each step, for a minute or longer",
         )
-    precision = "fp32" if training.precision == "tf32" else training.precision
     return MeasuredRun(
         name=folder.name,
         layout=job.layout,
         seq_len=training.seq_len,
-        precision=next((one for one in PRECISIONS if one == precision), "bf16"),
+        precision=next((one for one in PRECISIONS if one == training.precision), "bf16"),
         hosts=len(plan.hosts),
         step_time=median(steps),
         flop_per_token=job.expected.gflop_per_token * 1e9

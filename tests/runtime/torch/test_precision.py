@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtrain.runtime.torch.precision import autocast
+from dtrain.runtime.torch.precision import autocast, use_tensor_cores
 
 pytestmark = pytest.mark.torch
 
@@ -26,6 +26,19 @@ def test_a_replica_computes_with_its_own_parts(name: str, dtype: torch.dtype) ->
     assert output.dtype == dtype
 
 
-def test_float32_is_left_alone() -> None:
+@pytest.mark.parametrize("name", ["fp32", "tf32"])
+def test_float32_is_left_alone(name: str) -> None:
     module = nn.Linear(4, 4)
-    assert autocast(module, torch.device("cpu"), "fp32") is module
+    assert autocast(module, torch.device("cpu"), name) is module
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [(None, "highest"), ("fp32", "highest"), ("tf32", "high")]
+)
+def test_tf32_only_where_the_file_says_so(name: str | None, setting: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        use_tensor_cores(name)
+        assert torch.get_float32_matmul_precision() == setting
+    finally:
+        torch.set_float32_matmul_precision(before)

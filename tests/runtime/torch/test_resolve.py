@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from dtrain.parallelism.backends import BACKENDS
 from dtrain.runtime.layout import Layout, Training
 from dtrain.runtime.torch.resolve import StartedRanks, over, resolve
 
@@ -40,6 +41,12 @@ def test_states_are_sharded_within_a_host() -> None:
     layout = Layout(tensor=2, data=8, sharding="hybrid")
     assert resolve("3d", layout, Training(), StartedRanks(16, 8)).shard == 4
     assert resolve("3d", layout, Training(), StartedRanks(16, 2)).shard == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_each_precision_that_a_plan_for_the_runtime_has(precision: str) -> None:
+    assert precision in BACKENDS["runtime"].precisions
+    resolve("ddp", None, Training(precision=precision), StartedRanks(1, 1))
 
 
 def test_the_cluster_file_overrides_the_script() -> None:

@@ -16,9 +16,9 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
 from dtrain.parallelism.names import find, index, key, nearest
 
-Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "nvfp4", "fp32")
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32")
 
 
 MAX_GPUS = 1_000_000
@@ -38,7 +38,7 @@ class Gpu:
     bandwidth: float
     """Bandwidth of its memory."""
     flops: dict[str, float] = field(hash=False)
-    """By precision, of those in ``PRECISIONS``; ``fp32`` with TF32 where it has that."""
+    """By precision, of those in ``PRECISIONS``; ``tf32`` where it has that."""
     link: float
     """Bandwidth to the other GPUs of its host, one way: NVLink, or PCIe without NVLink."""
     family: str = ""

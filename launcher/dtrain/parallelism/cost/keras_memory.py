@@ -174,4 +174,4 @@ def saved(shape: Shape, precision: Precision, *, moe: bool) -> float:
 
 def _element(precision: Precision) -> int:
     """Bytes of one activation; with fp8, Keras only rounds the inputs of products."""
-    return 4 if precision == "fp32" else 2
+    return 4 if precision in ("tf32", "fp32") else 2

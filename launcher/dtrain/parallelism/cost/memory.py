@@ -191,7 +191,7 @@ class _States:
         copies = assumed.habits.step_copies
         if layout.shards_parameters:
             return _States(layout, 4, 4, 8, 0)  # `sharded_memory` has the phase of the step
-        if assumed.precision == "fp32":
+        if assumed.precision in ("tf32", "fp32"):
             return _States(layout, 4, 4, 8, copies)
         if assumed.precision == "fp16":
             return _States(layout, 2, 2, 16, copies)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dtrain.runtime.job import current_job
 from dtrain.runtime.tensorflow.legacy_keras import keras
-from dtrain.runtime.tensorflow.precision import keras_policy
+from dtrain.runtime.tensorflow.precision import keras_policy, use_tensor_cores
 
 
 def configure_devices(
@@ -27,8 +27,9 @@ def configure_devices(
     ``memory_growth`` allocates GPU memory on demand instead of all at once. ``memory_limit`` (MiB
     on each GPU) allocates at once, up to the limit. ``logical_cpus`` divides the CPU into that many
     devices, to test multi-device code on any machine. ``precision`` is a Keras policy
-    (``mixed_bfloat16``, ``mixed_float16``, ``float32``) or ``bf16``, ``fp16``, ``fp32``;
-    ``job.training`` overrides it. ``seed`` seeds Python, NumPy and TensorFlow.
+    (``mixed_bfloat16``, ``mixed_float16``, ``float32``) or ``bf16``, ``fp16``, ``tf32``, ``fp32``
+    (without TF32, which is TensorFlow's default); ``job.training`` overrides it. ``seed`` seeds
+    Python, NumPy and TensorFlow.
 
     Raises RuntimeError if TensorFlow has already started, or if it sees no GPU although
     CUDA_VISIBLE_DEVICES names some and neither ``gpus`` nor ``logical_cpus`` asks for fewer.
@@ -45,7 +46,9 @@ def configure_devices(
             f"TensorFlow has already started ({error}): call configure_devices() before any"
             " operation and before init()"
         ) from None
-    if policy := keras_policy(current_job().training.precision or precision):
+    chosen = current_job().training.precision or precision
+    if policy := keras_policy(chosen):
+        use_tensor_cores(chosen)
         keras().mixed_precision.set_global_policy(policy)
     if seed is not None:
         keras().utils.set_random_seed(seed)

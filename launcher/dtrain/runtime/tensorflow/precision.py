@@ -14,7 +14,12 @@ import tensorflow as tf
 
 from dtrain.runtime.tensorflow.legacy_keras import is_legacy, keras
 
-_POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp32": "float32"}
+_POLICIES = {
+    "bf16": "mixed_bfloat16",
+    "fp16": "mixed_float16",
+    "tf32": "float32",
+    "fp32": "float32",
+}
 
 
 def keras_policy(precision: str | None) -> str | None:
@@ -23,9 +28,16 @@ def keras_policy(precision: str | None) -> str | None:
         return None
     policy = _POLICIES.get(precision, precision)
     if policy not in _POLICIES.values():
-        known = ", ".join([*_POLICIES, *_POLICIES.values()])
+        known = ", ".join([*_POLICIES, *dict.fromkeys(_POLICIES.values())])
         raise ValueError(f"TensorFlow has no precision {precision!r}; choose from {known}")
     return policy
+
+
+def use_tensor_cores(precision: str | None) -> None:
+    """Let GPUs multiply float32 matrices in TF32, or not, if ``precision`` says which of both.
+    TensorFlow's default is TF32."""
+    if precision in ("tf32", "fp32"):
+        tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
 
 
 def with_loss_scaling(optimizer: Any) -> Any:

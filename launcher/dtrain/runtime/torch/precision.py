@@ -1,4 +1,4 @@
-"""Computation in 16 bits. Weights and gradient sums stay in float32."""
+"""The precision of the computation. Weights and gradient sums stay in float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
-COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COMPUTE = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def use_tensor_cores(precision: str | None) -> None:
+    """Let GPUs multiply float32 matrices in TF32 if ``precision`` is ``tf32``. Otherwise PyTorch's
+    setting stays: full float32, unless the script has changed it."""
+    if precision == "tf32":
+        torch.set_float32_matmul_precision("high")
 
 
 class _Autocast(nn.Module):
@@ -26,7 +38,7 @@ class _Autocast(nn.Module):
 
 def autocast(module: nn.Module, device: torch.device, precision: str) -> nn.Module:
     """A module that computes ``module`` in ``precision``, for modules that FSDP does not cast."""
-    if precision == "fp32":
+    if COMPUTE[precision] is torch.float32:
         return module
     return _Autocast(module, device.type, COMPUTE[precision])
 

@@ -12,7 +12,7 @@ from dtrain.runtime.layout import SCHEDULES, SIZES, Layout, Recompute, Reduce, S
 from dtrain.runtime.layout_rules import contradictions, torch_limits, uneven_rounds
 
 STRATEGIES = ("none", "data_parallel", "ddp", "fsdp", "hsdp", "tensor", "pipeline", "3d")
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)

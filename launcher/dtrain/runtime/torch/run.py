@@ -31,6 +31,7 @@ from dtrain.runtime.torch.experts import ExpertSplit, mesh_sizes_of_experts
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
 from dtrain.runtime.torch.passes import Loss
+from dtrain.runtime.torch.precision import use_tensor_cores
 from dtrain.runtime.torch.resolve import StartedRanks, over, resolve
 from dtrain.runtime.torch.same_data import refuse_different_data
 from dtrain.runtime.torch.sharding import mesh_sizes
@@ -76,7 +77,7 @@ class ParallelRun:
 
     @property
     def precision(self) -> str:
-        """``fp32``, ``bf16`` or ``fp16``."""
+        """``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
         return self.training.precision or "fp32"
 
     @property
@@ -226,6 +227,7 @@ def init(
     # A launch also sets the global batch if the file sets only grad_accumulation.
     own_batch = job.layout is not None and job.training.global_batch is None
     resolved = resolve(name, job.layout or layout, chosen, world, own_batch=own_batch)
+    use_tensor_cores(chosen.precision)
     owns = not dist.is_initialized()
     if owns:
         _join(where)

@@ -33,7 +33,7 @@ def by_fsdp(layout: Layout, precision: str) -> bool:
     Zero-bubble schedules need autocast, because they split the backward pass that FSDP hooks into.
     """
     split = layout.tensor > 1 or layout.pipeline > 1
-    casts = precision != "fp32" and not layout.schedule.startswith("zb-")
+    casts = COMPUTE[precision] is not torch.float32 and not layout.schedule.startswith("zb-")
     differ = (
         layout.expert > 1 or layout.reduce != "fp32" or (split and (layout.copies > 1 or casts))
     )
@@ -57,7 +57,7 @@ class Sharder:
         self._dimensions = ("replicate", "shard") if copied else ("shard",)
         self._reshard = layout.shards_parameters
         self._precision = MixedPrecisionPolicy(
-            param_dtype=None if precision == "fp32" else COMPUTE[precision],
+            param_dtype=None if COMPUTE[precision] is torch.float32 else COMPUTE[precision],
             reduce_dtype=COMPUTE[layout.reduce],
         )
         self._offload: OffloadPolicy = (

@@ -37,6 +37,13 @@ plain = keras.optimizers.SGD(0.1)
 assert distributed.with_loss_scaling(plain) is plain
 refused(RuntimeError, "call configure_devices() before any", logical_cpus=2)
 
+# A plan for fp32 or tf32 expects the speed that its name says.
+for precision in ("fp32", "tf32"):
+    configure_devices(logical_cpus=3, precision=precision)
+    used = tf.config.experimental.tensor_float_32_execution_enabled()
+    assert used == (precision == "tf32")
+    assert keras.mixed_precision.global_policy().name == "float32"
+
 configure_devices(logical_cpus=3, precision="fp16", seed=7)
 assert keras.mixed_precision.global_policy().name == "mixed_float16"
 assert tf.reduce_all(first == tf.random.normal([4])), "the seed did not fix what is drawn"
