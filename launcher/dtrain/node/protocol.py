@@ -31,14 +31,18 @@ class FrameDecoder:
     """Decodes frames from the relay's stdout, which arrives in pieces of any size."""
 
     def __init__(self) -> None:
-        self._noise: bytes | None = None
+        self._before = bytearray()
+        """What came before the preamble, and then the last of it."""
         self._searched = 0
-        self._buffer = bytearray()
+        self._synced = False
+        # Pieces are joined once the frame is complete: a large one comes in many.
+        self._pieces: list[bytes] = []
+        self._missing = HEADER.size
 
     @property
     def noise(self) -> bytes:
         """The last bytes before the preamble."""
-        return bytes(self._buffer[-KEPT_NOISE:]) if self._noise is None else self._noise
+        return bytes(self._before[-KEPT_NOISE:])
 
     def feed(self, data: bytes) -> Iterator[Message | Data]:
         """Yield the frames that ``data`` completes.
@@ -46,35 +50,44 @@ class FrameDecoder:
         Raises ProtocolError for output that no relay writes, and for more than `MAX_NOISE` bytes
         before the preamble.
         """
-        self._buffer += data
-        if self._noise is None and not self._sync():
+        if not self._synced:
+            data = self._sync(data)
+        self._pieces.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
             return
-        start = 0
+        data, start, end = b"".join(self._pieces), 0, HEADER.size
         try:
-            while len(self._buffer) - start >= HEADER.size:
-                kind, stream, offset, length = HEADER.unpack_from(self._buffer, start)
+            while len(data) >= end:
+                kind, stream, offset, length = HEADER.unpack_from(data, start)
                 if kind not in (MESSAGE, DATA) or length > MAX_PAYLOAD:
                     raise ProtocolError(f"unreadable frame (kind {kind}, {length} bytes)")
-                end = start + HEADER.size + length
-                if len(self._buffer) < end:
+                body = start + HEADER.size
+                end = body + length
+                if len(data) < end:
                     return
-                payload = bytes(self._buffer[start + HEADER.size : end])
-                start = end
+                payload = data[body:end]
+                start, end = end, end + HEADER.size
                 yield Data(stream, offset, payload) if kind == DATA else _message(payload)
         finally:
-            del self._buffer[:start]
+            self._pieces = [data[start:]]
+            self._missing = end - len(data)
 
-    def _sync(self) -> bool:
-        at = self._buffer.find(PREAMBLE, self._searched)
-        if at < 0 and len(self._buffer) > MAX_NOISE:
+    def _sync(self, data: bytes) -> bytes:
+        """What follows the preamble in ``data``."""
+        self._before += data
+        at = self._before.find(PREAMBLE, self._searched)
+        if at < 0 and len(self._before) > MAX_NOISE:
             raise ProtocolError(f"it printed {MAX_NOISE >> 20} MiB without the agent's preamble")
         if at < 0:
             # The preamble may be cut in two.
-            self._searched = max(0, len(self._buffer) - len(PREAMBLE) + 1)
-            return False
-        self._noise = bytes(self._buffer[max(0, at - KEPT_NOISE) : at])
-        del self._buffer[: at + len(PREAMBLE)]
-        return True
+            self._searched = max(0, len(self._before) - len(PREAMBLE) + 1)
+            return b""
+        rest = bytes(self._before[at + len(PREAMBLE) :])
+        del self._before[at:]
+        del self._before[:-KEPT_NOISE]
+        self._synced = True
+        return rest
 
 
 def _message(payload: bytes) -> Message:
