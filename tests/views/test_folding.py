@@ -63,7 +63,7 @@ events = st.lists(
         st.floats(0, 0.1),
         st.integers(0, 3),
         st.sampled_from(["stdout", "stderr"]),
-        st.lists(st.sampled_from("ab"), max_size=3),
+        st.one_of(st.lists(st.sampled_from("ab"), max_size=3), st.just([*"abcdeabcdefg"])),
         st.booleans(),
     )
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Generic, TypeVar
 
 _Source = TypeVar("_Source", bound=Hashable)
@@ -36,8 +36,8 @@ class LineFolder(Generic[_Source]):
         self._window = window
         # The waiting lines, in the order of output. Line numbers follow it, too.
         self._texts: list[str] = []
-        self._kinds: list[str] = []
-        self._sources: list[list[_Source]] = []
+        self._origins: list[tuple[str, list[_Source]]] = []
+        """Their kinds and sources. Neighbors mostly share one object, which never changes."""
         self._first = 0
         self._places: dict[str, dict[str, int | list[int]]] = {}
         """The numbers of the waiting lines by kind and text."""
@@ -50,33 +50,35 @@ class LineFolder(Generic[_Source]):
         """Time by which the next line must be printed; None if no line waits."""
         return self._batches[0][0] if self._batches else None
 
-    def add(self, now: float, source: _Source, kind: str, lines: Sequence[str]) -> None:
+    def add(self, now: float, source: _Source, kind: str, lines: list[str]) -> None:
         if not lines:
             return
         places = self._places.setdefault(kind, {})
-        begin = self._first + len(self._texts)
+        known, begin = len(places), self._first + len(self._texts)
+        own = range(begin, begin + len(lines))
+        found = list(map(places.setdefault, lines, own))
         # Most lines are new. Then this takes no loop.
-        if places.keys().isdisjoint(lines) and len(set(lines)) == len(lines):
-            places.update(zip(lines, range(begin, begin + len(lines)), strict=True))
+        if found == list(own):
             self._texts += lines
-            self._kinds += repeat(kind, len(lines))
-            self._sources += repeat([source], len(lines))
-            self._last[source] = begin + len(lines) - 1
+            self._origins += repeat((kind, [source]), len(lines))
+            self._last[source] = own[-1]
         else:
+            if len(places) > known:
+                for text, at, number in zip(lines, found, own, strict=True):
+                    if at == number:
+                        del places[text]
             self._last[source] = self._join(source, kind, lines)
         end = self._first + len(self._texts)
         if end > begin:
             self._batches.append((now + self._window, end))
 
-    def _join(self, source: _Source, kind: str, lines: Sequence[str]) -> int:
+    def _join(self, source: _Source, kind: str, lines: list[str]) -> int:
         """Join each line with a waiting one or append it. Returns the last line's number."""
-        places, first = self._places[kind], self._first
+        places, first, own = self._places[kind], self._first, (kind, [source])
         last = self._last.get(source, -1)
-        # Lines share lists of sources, which never change: equal ones are mostly the same.
-        more: dict[int, tuple[list[_Source], list[_Source]]] = {}
-        own = [source]
-        for text in lines:
-            number = first + len(self._texts)
+        done = 0
+        while done < len(lines):
+            text, number = lines[done], first + len(self._texts)
             found = places.setdefault(text, number)
             if isinstance(found, list):
                 at = found[min(bisect_right(found, last), len(found) - 1)]
@@ -84,21 +86,40 @@ class LineFolder(Generic[_Source]):
                 at = found
             # Only a line after this source's last one, to keep the order of its lines.
             if last < at < number:
-                joined = self._sources[at - first]
-                if id(joined) not in more:
-                    more[id(joined)] = joined, [*joined, source]
-                self._sources[at - first] = more[id(joined)][1]
-                last = at
+                count = self._equal(kind, lines, done, at - first)
+                self._share(source, at - first, at - first + count)
+                last = at + count - 1
+                done += count
                 continue
             if isinstance(found, list):
                 found.append(number)
             elif at < number:
                 places[text] = [at, number]
             self._texts.append(text)
-            self._kinds.append(kind)
-            self._sources.append(own)
+            self._origins.append(own)
             last = number
+            done += 1
         return last
+
+    def _equal(self, kind: str, lines: list[str], done: int, at: int) -> int:
+        """How many lines from ``done`` on equal the waiting ones from ``at`` on: at least one."""
+        count = step = 1
+        while more := lines[done + count : done + count + step]:
+            begin, end = at + count, at + count + len(more)
+            if self._texts[begin:end] != more:
+                break
+            if any(origin[0] != kind for origin, _ in groupby(self._origins[begin:end])):
+                break
+            count += len(more)
+            step *= 2  # so that the last comparison, which fails, costs no more than the others
+        return count
+
+    def _share(self, source: _Source, begin: int, end: int) -> None:
+        """Add a source to waiting lines."""
+        shared: list[tuple[str, list[_Source]]] = []
+        for (kind, sources), run in groupby(self._origins[begin:end]):
+            shared += repeat((kind, [*sources, source]), len(list(run)))
+        self._origins[begin:end] = shared
 
     def take(self, now: float) -> list[Folded[_Source]]:
         """The lines that have waited long enough, and the oldest if too many wait."""
@@ -113,24 +134,22 @@ class LineFolder(Generic[_Source]):
         return self._release(len(self._texts))
 
     def _release(self, count: int) -> list[Folded[_Source]]:
-        texts, kinds, sources = self._texts[:count], self._kinds[:count], self._sources[:count]
-        del self._texts[:count], self._kinds[:count], self._sources[:count]
+        texts, origins = self._texts[:count], self._origins[:count]
+        del self._texts[:count], self._origins[:count]
         self._first += count
         groups: list[Folded[_Source]] = []
         start = 0
-        pairs = zip(sources, sources[1:], kinds, kinds[1:], strict=False)
-        for at, (one, other, kind, next_kind) in enumerate(pairs, 1):
-            if (one is other or one == other) and kind == next_kind:
-                continue
-            groups.append(Folded(texts[start:at], kinds[start], sources[start]))
-            start = at
-        if count:
-            groups.append(Folded(texts[start:count], kinds[start], sources[start]))
+        for (kind, sources), run in groupby(origins):
+            end = start + len(list(run))
+            groups.append(Folded(texts[start:end], kind, sources))
+            start = end
         for group in groups:
-            places = self._places[group.kind]
-            for text in group.texts:
-                found = places.pop(text)
-                if found.__class__ is list and len(found) > 1:
-                    del found[0]
-                    places[text] = found
+            self._forget(self._places[group.kind], group.texts)
         return groups
+
+    def _forget(self, places: dict[str, int | list[int]], texts: list[str]) -> None:
+        numbers = list(map(places.pop, texts, repeat(None)))
+        if list in map(type, numbers):
+            for text, found in zip(texts, numbers, strict=True):
+                if isinstance(found, list) and (later := found[bisect_left(found, self._first) :]):
+                    places[text] = later
