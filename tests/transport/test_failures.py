@@ -431,7 +431,7 @@ def test_closing_the_transport_ends_waiting_attempts(
 def test_a_failed_handshake_does_not_delay_the_interpreters_exit(
     tmp_path: Path, blob: bytes, host: Callable[..., Host]
 ) -> None:
-    """paramiko leaves a timer that runs for its handshake timeout."""
+    """paramiko itself would leave a timer that runs for its handshake timeout."""
     with SshServer(blob) as server:
         code = f"""
 from pathlib import Path

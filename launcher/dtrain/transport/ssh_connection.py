@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import re
 import signal
 import threading
@@ -75,9 +76,20 @@ def _channel_stderr(channel: paramiko.Channel, message: paramiko.Message) -> Non
 
 
 class BoundedPacketizer(Packetizer):
-    """paramiko reads packets of up to 4 GiB, and greetings without end, at quadratic cost."""
+    """paramiko reads packets of up to 4 GiB, and greetings without end, at quadratic cost. It
+    limits a handshake by a thread, which it ends again with each packet."""
 
     _greeting = 0
+    _deadline = math.inf
+
+    def start_handshake(self, timeout: float) -> None:
+        self._deadline = time.monotonic() + timeout
+
+    def handshake_timed_out(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def complete_handshake(self) -> None:
+        self._deadline = math.inf
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
         if n > MAX_PACKET:
@@ -130,9 +142,6 @@ class ClientTransport(paramiko.Transport):
             super().run()
         except Exception as error:  # noqa: BLE001 (the thread's last line of defence)
             self.saved_exception = error
-        finally:
-            # An unfinished handshake leaves a timer that would delay the interpreter's exit.
-            self.packetizer.complete_handshake()
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
@@ -320,7 +329,7 @@ class OutputPipe(BufferedPipe):  # type: ignore[type-arg]
                 super().feed(data)
             else:
                 self._pass_on(data)
-        if self._unacknowledged:
+        if self._unacknowledged >= WINDOW // 8:
             self.acknowledge()
 
     def _pass_on(self, data: bytes) -> None:
