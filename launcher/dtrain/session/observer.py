@@ -70,4 +70,4 @@ class NullObserver:
     """An observer that ignores everything."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args: None
+        return lambda *args, **keywords: None
