@@ -345,6 +345,10 @@ class LaunchedRun:
             timer.start()
         try:
             report = attach(self.name, control=control)
+        except UsageError:
+            if (report := ending(self._folder)) is None:
+                raise
+            return report  # it has just ended
         finally:
             if timer is not None:
                 timer.cancel()
@@ -357,7 +361,11 @@ class LaunchedRun:
         from dtrain.session.follow import ending
 
         if (report := ending(self._folder)) is None:
-            stop(self.name, force=force)
+            try:
+                stop(self.name, force=force)
+            except UsageError:
+                if ending(self._folder) is None:  # otherwise it has just ended
+                    raise
             report = ending(self._folder)
         if report is None:
             raise UsageError(f"run {self.name} has no record of its end")
