@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from json import dumps
+import re
 from pathlib import Path
 from typing import Any
 
 from dtrain.runs.log_store import home, storage_error
+from dtrain.runs.stored_file import write_object
 
 
 def store(name: str, document: dict[str, Any]) -> Path:
     """Write a file, which replaces an earlier one of that name. Raises StorageError."""
     folder = home() / "probes"
-    path = folder / f"{name}.json"
+    # A GPU of the user's own table may have any name.
+    path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}.json"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(dumps(document, indent=2) + "\n")
+        write_object(path, document, indent=2)
     except OSError as error:
         raise storage_error(path, error) from None
     return path
