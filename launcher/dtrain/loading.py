@@ -33,9 +33,10 @@ def load(
 
     ``folder`` is the base of relative paths in a mapping. ``args`` are appended to ``job.args``,
     and ``env`` overrides ``job.env``. Raises SpecError with all problems if the content is
-    invalid, and UsageError if it cannot be read.
+    invalid, and UsageError if it cannot be read or ``args`` or ``env`` are invalid.
     """
     from dtrain.runs.record import Request
+    from dtrain.spec.additions import check_additions
 
     if isinstance(spec, Request):
         request = spec
@@ -44,8 +45,9 @@ def load(
     else:
         request = Request.of(Path(spec))
     args = (*request.args, *args)
-    request = replace(request, args=args, env={**(request.env or {}), **(env or {})})
-    request.spec()
+    env = {**(request.env or {}), **(env or {})}
+    request = replace(request, args=args, env=env)
+    check_additions(request.spec().job, args, env)
     return request
 
 

@@ -27,3 +27,8 @@ RESERVED = {
     "DTRAIN_RUN_DIR": "cluster.run_dir sets it",
 }
 """Variables that a cluster file may not set, and where their value comes from."""
+
+
+def refusal(name: str) -> tuple[str, str]:
+    """The error and the hint for a reserved variable that the user sets."""
+    return f"{name} is set by dtrain for each worker", f"remove it; {RESERVED[name]}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dtrain.environ.reserved import RESERVED
+from dtrain.environ.reserved import RESERVED, refusal
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
 from dtrain.spec.machines import devices_sound
@@ -139,9 +139,8 @@ def _check_environment(cluster: Section, job: Section, problems: Problems) -> No
 
 def _refuse_reserved(name: str, place: TextSpan, problems: Problems) -> None:
     if name in RESERVED:
-        problems.add(
-            f"{name} is set by dtrain for each worker", place, f"remove it; {RESERVED[name]}"
-        )
+        message, hint = refusal(name)
+        problems.add(message, place, hint)
 
 
 def _check_strategy(cluster: Section, job: Section, problems: Problems) -> None:

@@ -57,17 +57,31 @@ def fill_all(texts: Iterable[str], values: Mapping[str, str]) -> tuple[str, ...]
 def check_placeholders(cluster: Section, job: Section, problems: Problems) -> None:
     """Report placeholders without a value: torchrun assigns the ranks that it starts."""
     backend = job.section("rendezvous").get("backend", "direct")
-    if backend == "direct" or job.get("framework") != "torch":
+    if not _by_torchrun(job.get("framework"), backend):
         return
     for scalar in _texts(cluster, job):
         for found in _PLACEHOLDER.finditer(scalar.text):
             if found[1] in PER_PROCESS:
-                problems.add(
-                    f"{{{found[1]}}} has no value with 'backend: {backend}': torchrun starts "
-                    "and numbers the ranks",
-                    scalar.part(found.start(), len(found[0])),
-                    f"read {found[1].upper()} in the script, or use 'backend: direct'",
-                )
+                message, hint = without_value(found[1], backend)
+                problems.add(message, scalar.part(found.start(), len(found[0])), hint)
+
+
+def missing_value(text: str, framework: str, backend: str) -> str:
+    """The first placeholder in ``text`` that has no value; empty if all have one."""
+    found = names_in(text) & {*PER_PROCESS} if _by_torchrun(framework, backend) else ()
+    return min(found, default="")
+
+
+def without_value(name: str, backend: str) -> tuple[str, str]:
+    """The error and the hint for a placeholder without a value."""
+    return (
+        f"{{{name}}} has no value with 'backend: {backend}': torchrun starts and numbers the ranks",
+        f"read {name.upper()} in the script, or use 'backend: direct'",
+    )
+
+
+def _by_torchrun(framework: str | None, backend: str) -> bool:
+    return framework == "torch" and backend != "direct"
 
 
 def advise_on_placeholders(cluster: Section, job: Section, warnings: Problems) -> None:
