@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+import dtrain
 from dtrain.diagnostics import UsageError
 from dtrain.loading import load
+from dtrain.session.secrets import secret_values
 
 CLUSTER = {"hosts": ["a"], "gpus": 1}
 
@@ -19,11 +21,11 @@ def job(**keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("added", "message"),
     [
-        ({"args": ["a\0b"]}, r"the argument 'a\\0b' has \\0, which no program can get"),
+        ({"args": ["-x", "a\0b"]}, r"argument 2 has the character \\0, which no program can get"),
         ({"args": ["\ud800"]}, "no program can get"),
-        ({"args": ["--lr", 3e-4]}, "the argument 0.0003 is not a string"),
-        ({"env": {"N": 1}}, "the value of N, 1 is not a string"),
-        ({"env": {"N": "\0"}}, "the value of N, .* no program can get"),
+        ({"args": ["--lr", 3e-4]}, "argument 2 is of type float"),
+        ({"env": {"N": 1}}, "the value of N is of type int"),
+        ({"env": {"N": "\0"}}, "the value of N has the character .* no program can get"),
         ({"env": {"A=B": "x"}}, "'A=B' is not a variable name"),
         ({"env": {"MASTER_ADDR": "x"}}, "MASTER_ADDR is set by dtrain for each worker"),
         ({"env": {"TOKEN": "x"}}, "TOKEN is also listed in job.secrets"),
@@ -46,3 +48,20 @@ def test_a_placeholder_without_a_value_is_refused(added: dict[str, Any]) -> None
 def test_bytes_that_are_not_utf8_and_other_braces_are_arguments() -> None:
     request = load(job(), args=["\udcff", "{", "{nope}"], env={"N": ""})
     assert request.spec().job.args == ("\udcff", "{", "{nope}")
+
+
+@pytest.mark.parametrize("value", ["hush\0", 5], ids=str)
+def test_a_secret_that_no_worker_can_get_is_refused_and_not_shown(value: Any) -> None:
+    with pytest.raises(UsageError, match="the value of TOKEN") as refused:
+        secret_values(load(job(secrets=["TOKEN"])).spec(), {"TOKEN": value})
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [([], "no command"), (["a", "b\0"], "word 2 of the command"), ([1], "type int")],
+    ids=str,
+)
+def test_a_command_that_no_host_can_run_is_refused(argv: list[Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        dtrain.execute(job(), argv)

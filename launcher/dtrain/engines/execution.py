@@ -10,7 +10,8 @@ from dtrain.engines.select import targets
 from dtrain.runs.record import Record, Request
 from dtrain.session.commands import Commands, Outcome, Receiver, Target
 from dtrain.session.control import Control
-from dtrain.spec.model import ClusterFile
+from dtrain.session.secrets import secret_names
+from dtrain.spec.additions import check_text
 from dtrain.transport.questions import Ask
 from dtrain.transport.select import Transports
 
@@ -32,13 +33,18 @@ def execute(
 ) -> list[Outcome]:
     """Run ``argv`` on all hosts, or on ``hosts``. One word alone is a line for ``/bin/sh``.
 
-    Raises UsageError for a host that is not there, and if the engine has not chosen hosts yet.
+    Raises UsageError for a command that no program can get or a host that is not there, and if the
+    engine has not chosen hosts yet.
     """
+    if not argv:
+        raise UsageError("there is no command to run")
+    for number, word in enumerate(argv, 1):
+        check_text(word, f"word {number} of the command")
     if len(argv) == 1:
         argv = ("/bin/sh", "-c", argv[0])
     chosen = _chosen(targets(request, record), hosts)
     transport = Transports(request.base, ask, notice)
-    hidden = (*IDENTITY, *_secret_names(request.spec()))
+    hidden = (*IDENTITY, *secret_names(request.spec()))
     try:
         return Commands(chosen, argv, transport, hidden=hidden, limit=limit).run(receiver, control)
     finally:
@@ -62,8 +68,3 @@ def _chosen(known: Sequence[Target], hosts: Collection[str] | None) -> list[Targ
             hint=f"its hosts are {hostlist.fold(names)}",
         )
     return [target for target in known if target.host in hosts]
-
-
-def _secret_names(spec: ClusterFile) -> list[str]:
-    webhook = spec.notify.webhook if spec.notify is not None else None
-    return [*spec.job.secrets, *([webhook] if webhook is not None else [])]

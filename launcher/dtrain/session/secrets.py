@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from dtrain.diagnostics import UsageError
 from dtrain.session.notifications import url_fault
+from dtrain.spec.additions import check_text
 from dtrain.spec.model import ClusterFile
 
 
 def secret_values(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str]:
     """The value of each secret, from ``known`` (such as the environment). Raises UsageError if one
-    is missing, or if the webhook's is no URL."""
+    is missing or no program can get it, or if the webhook's is no URL."""
     webhook = spec.notify.webhook if spec.notify is not None else None
     for key, names in (("job.secrets", spec.job.secrets), ("notify.webhook", (webhook,))):
         if missing := [name for name in names if name is not None and name not in known]:
@@ -20,16 +21,23 @@ def secret_values(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str]
                 f"{key}: not set in this environment: {', '.join(missing)}",
                 hint=f"export {missing[0]} before launching",
             )
-    if webhook is not None and (wrong := url_fault(known[webhook])):
+    values = known_secrets(spec, known)
+    for name, value in values.items():
+        check_text(value, f"the value of {name}")
+    if webhook is not None and (wrong := url_fault(values[webhook])):
         raise UsageError(
             f"notify.webhook: {webhook} has no valid URL: {wrong}",
             hint=f"export {webhook}=https://…",
         )
-    return known_secrets(spec, known)
+    return values
 
 
 def known_secrets(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str]:
     """The values of those secrets that ``known`` has."""
+    return {name: known[name] for name in secret_names(spec) if name in known}
+
+
+def secret_names(spec: ClusterFile) -> tuple[str, ...]:
+    """The names of all secrets of a cluster file."""
     webhook = spec.notify.webhook if spec.notify is not None else None
-    names = (*spec.job.secrets, *((webhook,) if webhook is not None else ()))
-    return {name: known[name] for name in names if name in known}
+    return (*spec.job.secrets, *((webhook,) if webhook is not None else ()))

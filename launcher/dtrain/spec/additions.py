@@ -19,10 +19,11 @@ _UNUSABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 def check_additions(job: Job, args: Sequence[str], env: Mapping[str, str]) -> None:
     """Raise UsageError for an argument or a variable that the workers of ``job`` cannot get."""
-    for text in args:
-        _check_text(job, text, "the argument")
+    for number, text in enumerate(args, 1):
+        check_text(text, f"argument {number}")
+        _check_placeholders(job, text)
     for name, text in env.items():
-        _check_text(job, name, "the variable")
+        check_text(name, f"the variable {name!r}")
         if fault := variable(name):
             raise UsageError(f"{shown(name)} {fault}")
         if name in RESERVED:
@@ -30,15 +31,22 @@ def check_additions(job: Job, args: Sequence[str], env: Mapping[str, str]) -> No
             raise UsageError(message, hint=hint)
         if name in job.secrets:
             raise UsageError(f"{name} is also listed in job.secrets", hint="keep one of the two")
-        _check_text(job, text, f"the value of {name},")
+        check_text(text, f"the value of {name}")
+        _check_placeholders(job, text)
 
 
-def _check_text(job: Job, text: str, what: str) -> None:
+def check_text(text: object, what: str) -> None:
+    """Raise UsageError unless a program can get ``text``. ``what``: how to call it in the error,
+    which does not contain it: it may be a secret."""
     if not isinstance(text, str):
-        raise UsageError(f"{what} {text!r} is not a string", hint=f"write {str(text)!r}")
+        raise UsageError(
+            f"{what} is of type {type(text).__name__}", hint="pass a string: str(value)"
+        )
     if found := _UNUSABLE.search(text):
-        character = visible(found[0])
-        raise UsageError(f"{what} {shown(text)} has {character}, which no program can get")
+        raise UsageError(f"{what} has the character {visible(found[0])}, which no program can get")
+
+
+def _check_placeholders(job: Job, text: str) -> None:
     backend = job.rendezvous.backend
     if missing := missing_value(text, job.framework, backend):
         message, hint = without_value(missing, backend)
