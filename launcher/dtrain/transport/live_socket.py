@@ -18,7 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-READ_SIZE = 1 << 18
+LEAST_READ, MOST_READ = 1 << 14, 1 << 18
+"""Bytes that a thread reserves while it waits for data: few, unless much arrives."""
 POLL = 1.0
 """Seconds between checks of a silent connection. paramiko's own 0.1 s would cost a launcher with
 hundreds of idle hosts a large part of a core."""
@@ -39,6 +40,7 @@ class LiveSocket:
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._buffer = memoryview(b"")
+        self._read_size = LEAST_READ
         self._heard = time.monotonic()
         self._asked = self._heard
         self._interval = 0.0
@@ -67,12 +69,16 @@ class LiveSocket:
     def recv(self, size: int) -> bytes:
         if not self._buffer:
             try:
-                data = self._stream.recv(READ_SIZE)
+                data = self._stream.recv(self._read_size)
             except TimeoutError:
                 self._check()
                 self._ask_if_due()
                 raise
             self._heard = time.monotonic()
+            if len(data) == self._read_size:
+                self._read_size = min(4 * self._read_size, MOST_READ)
+            elif 4 * len(data) < self._read_size:
+                self._read_size = max(self._read_size // 4, LEAST_READ)
             if len(self.greeting) < 256:
                 self.greeting += data[:256]
             # paramiko reads the first block of a packet, then the rest. Without this buffer each
