@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dtrain.checks.reach import groups
 from dtrain.checks.skew import outliers
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.plan import build
+from dtrain.session.gather_order import QUICK, peers
 from dtrain.spec.load import parse
 from dtrain_cli.views.findings import as_text
 from dtrain_cli.views.paper import Paper
@@ -78,6 +80,27 @@ def test_a_minority_is_reported_and_a_tie_reports_all() -> None:
 )
 def test_pairs_are_reported_as_groups(failed: list[tuple[str, str]], expected: list[str]) -> None:
     assert [str(group) for group in groups("abcd", failed)] == expected
+
+
+MANY = [f"n{number}" for number in range(100)]
+TRIED = {(one, other) for at, one in enumerate(MANY) for other in peers(MANY, at, QUICK)}
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [
+        (lambda pair: "n50" in pair, ["n50 and any other host"]),
+        (lambda pair: "n0" in pair, ["n0 and any other host"]),
+        (lambda pair: (pair[0] in MANY[:50]) != (pair[1] in MANY[:50]), ["n[0-49] and n[50-99]"]),
+        (lambda pair: True, ["n[0-99] and any other host"]),
+    ],
+    ids=["one host", "the first host", "two networks", "all"],
+)
+def test_pairs_of_many_hosts_are_groups_although_few_were_tried(
+    fails: Callable[[tuple[str, str]], bool], expected: list[str]
+) -> None:
+    failed = {pair for pair in TRIED if fails(pair)}
+    assert [str(group) for group in groups(MANY, failed, TRIED)] == expected
 
 
 def test_a_clock_is_compared_with_most_others() -> None:

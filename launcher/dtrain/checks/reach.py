@@ -1,8 +1,9 @@
-"""Checks TCP connections between hosts. Every host dials every other host."""
+"""Checks TCP connections between hosts. Every host dials every other host, or some of many: see
+`dtrain.session.gather_order.peers`."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ def _others_answer(wrong: Iterable[Facts]) -> Iterator[Finding]:
 
 def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[Finding]:
     pairs = {(source, found["host"]): found.get("mss", 0) for source, found in stalled}
-    for group in groups([host.name for host in evidence.hosts], pairs):
+    for group in groups([host.name for host in evidence.hosts], pairs, _dialed(evidence)):
         name = evidence[group.firsts[0]].interface or "the interface"
         yield error(
             "mtu",
@@ -86,7 +87,7 @@ def _stalled(evidence: Evidence, stalled: list[tuple[str, Facts]]) -> Iterator[F
 
 
 def _blocked(evidence: Evidence, blocked: Mapping[_Pair, str]) -> Iterator[Finding]:
-    for group in groups([host.name for host in evidence.hosts], blocked):
+    for group in groups([host.name for host in evidence.hosts], blocked, _dialed(evidence)):
         first, second = group.example
         there = evidence[second].part.host.address
         here = evidence[first].part.host.address
@@ -103,9 +104,13 @@ def _blocked(evidence: Evidence, blocked: Mapping[_Pair, str]) -> Iterator[Findi
         )
 
 
+def _dialed(evidence: Evidence) -> set[_Pair]:
+    return {(host.name, found["host"]) for host in evidence.hosts for found in host.dialed}
+
+
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Each host of ``firsts`` fails with each host of ``seconds``."""
+    """Each host of ``firsts`` fails with each host of ``seconds``, as far as they were tried."""
 
     firsts: tuple[str, ...]
     seconds: tuple[str, ...]
@@ -121,15 +126,24 @@ class HostGroup:
         return f"{fold(self.firsts)} and {there}"
 
 
-def groups(names: Sequence[str], failed: Collection[_Pair]) -> Iterator[HostGroup]:
+def groups(
+    names: Sequence[str], failed: Collection[_Pair], tried: Collection[_Pair] | None = None
+) -> Iterator[HostGroup]:
     """Combine failing pairs, of either direction, into few groups. Hosts that fail with all other
-    hosts come first.
+    hosts come first. ``tried``: the pairs that were tried, if not all.
 
     Ignores pairs of a host with itself and of hosts that are not in ``names``.
     """
-    pairs = {frozenset(pair) for pair in failed if pair[0] != pair[1] and {*pair} <= {*names}}
+    order = {name: place for place, name in enumerate(names)}
+    pairs = {frozenset(pair) for pair in failed if pair[0] != pair[1] and order.keys() >= {*pair}}
     if not pairs:
         return
+    known = None if tried is None else {frozenset(pair) for pair in tried}
+    failures = Counter(name for pair in pairs for name in pair)
+
+    def works(first: str, second: str) -> bool:
+        pair = frozenset((first, second))
+        return pair not in pairs and first != second and (known is None or pair in known)
 
     def example(first: str, others: Iterable[str]) -> _Pair:
         both = [pair for other in others for pair in ((first, other), (other, first))]
@@ -138,7 +152,7 @@ def groups(names: Sequence[str], failed: Collection[_Pair]) -> Iterator[HostGrou
     alone = [
         name
         for name in names
-        if len(names) > 2 and all({name, other} in pairs for other in names if other != name)
+        if failures[name] > 1 and not any(works(name, other) for other in names)
     ]
     if len(alone) == len(names):
         yield HostGroup(tuple(alone), (), example(alone[0], alone[1:]))
@@ -147,15 +161,25 @@ def groups(names: Sequence[str], failed: Collection[_Pair]) -> Iterator[HostGrou
         yield HostGroup((name,), (), example(name, [other for other in names if other != name]))
     partners: dict[str, set[str]] = defaultdict(set)
     for pair in pairs:
-        if not pair & set(alone):
-            first, second = sorted(pair, key=names.index)
+        if pair.isdisjoint(alone):
+            first, second = sorted(pair, key=order.__getitem__)
             partners[first].add(second)
-    by_partners: dict[frozenset[str], list[str]] = defaultdict(list)
-    for first in sorted(partners, key=names.index):
-        by_partners[frozenset(partners[first])].append(first)
-    for others, firsts in by_partners.items():
-        seconds = tuple(sorted(others, key=names.index))
-        yield HostGroup(tuple(firsts), seconds, example(firsts[0], seconds))
+    found: list[tuple[list[str], set[str]]] = []
+    for first in sorted(partners, key=order.__getitem__):
+        others = partners[first]
+        for firsts, seconds in found:
+            if first in seconds or not others.isdisjoint(firsts):
+                continue
+            apart = not any(works(first, one) for one in seconds - others)
+            if apart and not any(works(a, b) for a in firsts for b in others - seconds):
+                firsts.append(first)
+                seconds |= others
+                break
+        else:
+            found.append(([first], {*others}))
+    for firsts, seconds in found:
+        ordered = tuple(sorted(seconds, key=order.__getitem__))
+        yield HostGroup(tuple(firsts), ordered, example(firsts[0], ordered))
 
 
 def _ports(

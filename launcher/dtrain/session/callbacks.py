@@ -29,7 +29,7 @@ class Line:
     role: str
     """``worker``, ``torchrun``, or a TensorFlow task type such as ``ps``."""
     index: int
-    """Number of the process among those of its role on the host."""
+    """Number of the process among all of its role."""
     rank: int | None
     stream: Literal["stdout", "stderr"]
     text: str
