@@ -183,6 +183,30 @@ def test_a_cancellation_waits_for_the_controller(
     assert launch.wait().code == 130
 
 
+def test_a_job_that_was_given_up_can_be_stopped_later(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    launch = launcher.start(write_job(WAIT), env=slurm.environment)
+    launch.until("] up", count=4)
+    slurm.stop_controller()
+    launch.process.send_signal(signal.SIGINT)
+    launch.until("Unable to contact slurm controller")
+    launch.process.send_signal(signal.SIGINT)
+    launch.until("killing its processes")
+    launch.process.send_signal(signal.SIGINT)
+    done = launch.wait()
+    assert done.code == 130, str(done)
+    (run,) = (launcher.home / "runs").iterdir()
+    assert f"hint: `dtrain stop {run.name}` tries again" in done.stderr
+    slurm.start_controller()
+    stopped = launcher.command("stop", run.name, env=slurm.environment).wait()
+    assert stopped.code == 0, str(stopped)
+    assert "no processes are left" in stopped.stderr
+    assert slurm.run("squeue", "--noheader") == ""
+    again = launcher.command("stop", run.name, env=slurm.environment).wait()
+    assert "is over already" in again.stderr
+
+
 def test_a_hostile_folder_and_setup(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
     """The job has the umask of the user, and nothing in its folder is for others."""
     run_dir = launcher.folder / "a%j \\b'\"$x"

@@ -80,6 +80,11 @@ class FollowedRun:
         self.recorder.next_attempt(number + 1, plan)
         return plan
 
+    def left_over(self) -> None:
+        """The attempt may not have ended: `dtrain stop` tries again."""
+        hosts = self.record.spec().cluster.hosts
+        self.change(leftovers=tuple((host.name, self.record.attempt) for host in hosts))
+
     def explained(self, failure: Failure) -> Failure:
         """The failure with what its process wrote about it; of a torchrun, that of the first
         rank."""

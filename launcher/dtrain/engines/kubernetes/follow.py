@@ -177,8 +177,12 @@ class KubernetesFollower:
         job = self._job
         if self._asked is Force.GIVE_UP:
             job.left_over()
-            problems = (self._launched.still_there,)
-            return Report(ExitCode.INTERRUPTED, self._control.why, problems=problems)
+            return Report(
+                ExitCode.INTERRUPTED,
+                self._control.why,
+                problems=(self._launched.still_there,),
+                hint=f"`dtrain stop {job.record.run}` tries again",
+            )
         try:
             if not self._done:
                 job.stopping(self._control.why)

@@ -280,8 +280,7 @@ class KubernetesJob:
 
     def left_over(self) -> None:
         """The objects of the job could not be deleted: `dtrain stop` tries again."""
-        hosts = tuple((host, self.record.attempt) for host in self.plan.host_names)
-        self._run.change(leftovers=hosts)
+        self._run.left_over()
 
     def leave(self, report: Report) -> Report:
         """The job goes on without this process."""

@@ -118,8 +118,7 @@ class SlurmFollower:
             if self._control.left:
                 return Report(ExitCode.INTERRUPTED, "left")
             if self._gave_up:
-                problems = (job.still_there(),)
-                return Report(ExitCode.INTERRUPTED, self._control.why, problems=problems)
+                return job.given_up(self._control.why)
             self._control.wait(delay)
             delay = min(LAST_DELAY, 2 * delay)
 
@@ -177,7 +176,7 @@ class SlurmFollower:
             case messages.Trouble(command, text):
                 job.notice_once(f"{self._login.name}: {command}: {text}")
             case messages.Cancelling():
-                job.cancelling(self._control.why)
+                job.cancelling(self._control.why, kill=self._force >= Force.KILL)
             case messages.JobStreamFound():
                 job.output.add(message)
             case messages.WorkerReport():

@@ -120,10 +120,12 @@ class SlurmJob:
         if self._state is not None and lost_hosts(text):
             self._show_hosts(self._state)
 
-    def cancelling(self, why: str) -> None:
+    def cancelling(self, why: str, *, kill: bool) -> None:
         self._recorder.record(journal.StopRequested(why))
         verb = "stopping the step in" if self.record.request.allocation else "cancelling"
         self.notice_once(f"{verb} job {self.record.job_id} ({why})")
+        if kill:
+            self.notice_once("killing its processes; Ctrl-C again no longer waits for Slurm")
 
     def notice_once(self, text: str) -> None:
         if text not in self._shown:
@@ -180,9 +182,20 @@ class SlurmJob:
         if self.record.job_id is None:
             reason = f"not submitted: {error.attempted} on {error.host} failed"
             return Report(error.exit_code, reason, problems=(error.message,), hint=error.hint)
+        self._run.left_over()
         problems = (error.message, self.still_there())
         return Report(error.exit_code, "the job cannot be followed", problems=problems,
                       hint=error.hint)  # fmt: skip
+
+    def given_up(self, why: str) -> Report:
+        """The report if Slurm has not said that the job has ended, and dtrain no longer waits."""
+        self._run.left_over()
+        return Report(
+            ExitCode.INTERRUPTED,
+            why,
+            problems=(self.still_there(),),
+            hint=f"`dtrain stop {self.record.run}` tries again",
+        )
 
     def still_there(self) -> str:
         """How to find and end a job that is no longer followed."""

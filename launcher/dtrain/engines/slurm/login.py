@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dtrain.diagnostics import AnswerError, NodeError
 from dtrain.engines.slurm.state import SlurmState, parse
-from dtrain.engines.slurm.submission import login_host, look_order
+from dtrain.engines.slurm.submission import end_order, login_host, look_order
 from dtrain.messages import slurm as messages
 from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
@@ -93,7 +93,14 @@ class Login:
 
     def look(self) -> SlurmState | None:
         """The state of the job; None if Slurm does not know it. Raises NodeError."""
-        order = look_order(self._record, self._run_dir)
+        return self._ask(look_order(self._record, self._run_dir))
+
+    def end(self) -> SlurmState | None:
+        """Kill the job. Returns its state, as `look`; it may not have ended yet. Raises
+        NodeError."""
+        return self._ask(end_order(self._record, self._run_dir))
+
+    def _ask(self, order: FirstOrder) -> SlurmState | None:
         state: SlurmState | None = None
         with self.opened(order) as channel:
             try:

@@ -6,6 +6,7 @@ submits, watches and cancels.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -19,13 +20,17 @@ from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
-from dtrain.session.beginning import earlier_run, files_to_send, new_run
+from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
 from dtrain.session.status import HostStatus
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
+
+GONE_SECONDS = 60.0
+"""Seconds in which Slurm should end a job that is killed."""
+CLEAN_POLL = 1.0
 
 
 class SlurmEngine:
@@ -89,8 +94,20 @@ class SlurmEngine:
             return self._follower(record, folder, secrets).follow(None)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
-        """Slurm itself ends every process of a job."""
-        return True
+        """Kill the job, and wait until Slurm has ended it: then no process of it is left."""
+        login, until = self._login(record), time.monotonic() + GONE_SECONDS
+        while True:
+            try:
+                state = login.end()
+                if state is None or state.final:
+                    save(replace(record, leftovers=()), folder)
+                    return True
+                problem = f"job {record.job_id or record.run} has not ended yet: {state.state}"
+            except NodeError as error:
+                problem = error.message
+            if self._control.wait(CLEAN_POLL) or time.monotonic() > until:
+                self._observer.notice(problem)
+                return False
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
         return self._login(record).status(known)

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dtrain.diagnostics import NodeError
 from dtrain.messages import slurm as messages
 from dtrain.node.runtime_archive import runtime_archive
-from dtrain.node.slurm.orders import Following, LookOrder, SlurmJobOrder, Submission
+from dtrain.node.slurm.orders import (
+    EndOrder,
+    Following,
+    LookOrder,
+    SlurmJobOrder,
+    Submission,
+)
 from dtrain.runs.record import Record
 from dtrain.spec.model import Host, Slurm
 
@@ -102,6 +108,10 @@ def follow_order(record: Record, run_dir: str, offsets: dict[str, dict[str, int]
 def look_order(record: Record, run_dir: str) -> LookOrder:
     job = record.job_id or record.request.allocation
     return {"op": "look", **_job(record, run_dir), "job": job}
+
+
+def end_order(record: Record, run_dir: str) -> EndOrder:
+    return {"op": "end", **_job(record, run_dir), "job": record.job_id}
 
 
 def _job(record: Record, run_dir: str) -> SlurmJobOrder:

@@ -29,6 +29,8 @@ LAST = b"last-attempt"
 """A file whose presence keeps the script from starting the job again."""
 LIMIT = 60.0
 """Seconds for one command. A busy controller may take as long as that."""
+HAS_ENDED = ("Invalid job id", "already completing or completed")
+"""What scancel says about a job that is over."""
 FAILED, NOT_FOUND, TIMED_OUT = 1, 127, 124
 MAX_TEXT = 16 << 10
 
@@ -123,7 +125,10 @@ class BatchJob:
         options = ["--signal=KILL", "--full"] if kill else []
         if kill:
             _run(["scancel", self.number])  # it may not have started
-        return _run(["scancel", *options, self.number])
+        answer = _run(["scancel", *options, self.number])
+        if any(words in answer.text for words in HAS_ENDED):
+            return CommandResult(answer.command, 0, "")
+        return answer
 
     def fail(self, restart: bool) -> CommandResult:
         """Kill the processes of the job. Its script sees that they failed, and starts them again if

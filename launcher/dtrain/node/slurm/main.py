@@ -229,7 +229,7 @@ class JobRelay:
             if not found.status:
                 break
             self._report(found)
-            if order["op"] == "look":
+            if order["op"] in ("look", "end"):
                 return
             time.sleep(LAST_LOOK)
         if order["op"] == "submit" and not job.number:
@@ -243,7 +243,9 @@ class JobRelay:
         self._channel.report("submitted", job=job.number or None)
         if not job.number:
             return
-        if order["op"] == "look":
+        if order["op"] == "look" or order["op"] == "end":
+            if order["op"] == "end":
+                self._cancel(job, kill=True)
             self._report(job.describe())
             return
         place = os.path.join(nodes, raw(order["outputs"]))

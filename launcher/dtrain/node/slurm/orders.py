@@ -1,6 +1,7 @@
 """The orders of the launcher to the Slurm program: lines of JSON, told apart by ``op``.
 
-The first is a `SubmitOrder`, a `FollowOrder` or a `LookOrder`; then any `LaterOrder` may follow.
+The first is a `SubmitOrder`, a `FollowOrder`, a `LookOrder` or an `EndOrder`; then any `LaterOrder`
+may follow.
 `dtrain.node.slurm.main` describes the answers.
 
 Not shipped: the launcher imports it, and the type checks of the modules that run on nodes.
@@ -82,6 +83,13 @@ class LookOrder(SlurmJobOrder):
     job: str | None
 
 
+class EndOrder(SlurmJobOrder):
+    """Kill the job, report it once, and end."""
+
+    op: Literal["end"]
+    job: str | None
+
+
 class Cancel(TypedDict):
     op: Literal["cancel"]
     kill: bool
@@ -117,5 +125,5 @@ class Leave(TypedDict):
     op: Literal["leave"]
 
 
-FirstOrder = SubmitOrder | FollowOrder | LookOrder
+FirstOrder = SubmitOrder | FollowOrder | LookOrder | EndOrder
 LaterOrder = Cancel | StacksOfMachine | Fail | Finish | Leave | Ping
