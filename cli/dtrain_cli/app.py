@@ -180,9 +180,22 @@ def run() -> int:
         # Newer versions of Typer have a copy of click, with exceptions of their own.
         if hasattr(error, "format_message"):
             return _wrong_usage(error)
+        if isinstance(error, FileNotFoundError) and _folder_is_gone():
+            _say("error: the current folder was removed\nhint: cd to another folder")
+            return ExitCode.INVALID
         _say(f"error: a bug in dtrain; please report the file {_crash_report()}")
         return ExitCode.INTERNAL
     return code if isinstance(code, int) else ExitCode.OK
+
+
+def _folder_is_gone() -> bool:
+    from pathlib import Path
+
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _wrong_usage(error: Any) -> int:

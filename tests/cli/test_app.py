@@ -52,6 +52,17 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("[]\n"), done.stdout
 
 
+def test_a_current_folder_that_was_removed_is_no_bug(cluster: Path) -> None:
+    (cluster.parent / "gone").mkdir()
+    program = Path(sys.executable).with_name("dtrain")
+    line = f'cd gone && rmdir ../gone && exec "{program}" launch --dry-run ../cluster.yaml'
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], cwd=cluster.parent, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the current folder was removed\nhint: cd to another folder\n"
+
+
 def test_version() -> None:
     assert dtrain("--version").stdout.startswith("dtrain ")
 
