@@ -140,7 +140,7 @@ def test_alike_hosts_fold_and_odd_ones_stand_out():
 def test_hosts_of_slow_and_of_hanging_ranks_stand_apart():
     one = board(64, gpu07=[gpu(2, slowed=0x40)], gpu08=[gpu(1, ecc=3)])
     one.slow = Straggler(("rank-24",), ("gpu04",), False, 0.12, "data", 100)
-    one.stands(Stall(("rank-40",), ("gpu06",), 20.0, 100, 511), now=99.0)
+    one.set_stall(Stall(("rank-40",), ("gpu06",), 20.0, 100, 511), now=99.0)
     lines = shown(one)
     rows = [line.split()[0] for line in lines[3:8]]
     assert rows == ["60", "gpu04", "gpu06", "gpu07", "gpu08"]

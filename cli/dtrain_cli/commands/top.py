@@ -156,7 +156,7 @@ class _Watcher(NullObserver):
         self._board.slow = found
 
     def stall(self, found: Stall | None) -> None:
-        self._board.stands(found, time.monotonic())
+        self._board.set_stall(found, time.monotonic())
 
     def telemetry(self, host: str, sample: Sample) -> None:
         self._board.telemetry(host, sample, time.monotonic())

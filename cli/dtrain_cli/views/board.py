@@ -77,7 +77,7 @@ class Board:
         if host in self.hosts:
             self.hosts[host].state = state
 
-    def stands(self, found: Stall | None, now: float) -> None:
+    def set_stall(self, found: Stall | None, now: float) -> None:
         self.stall, self.stalled = found, now
 
     def stall_at(self, now: float) -> Stall | None:

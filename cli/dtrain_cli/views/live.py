@@ -101,7 +101,7 @@ class Live(Plain):
 
     def stall(self, found: Stall | None) -> None:
         super().stall(found)
-        self._board.stands(found, time.monotonic())
+        self._board.set_stall(found, time.monotonic())
 
     def telemetry(self, host: str, sample: Sample) -> None:
         self._board.telemetry(host, sample, time.monotonic())

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain.failures.stacks import Frame, place
-from dtrain.launchplan.names import ranks_spoken
+from dtrain.launchplan.names import name_ranks
 from dtrain.messages import agent
 
 _SAME_SIZES = ("all_reduce", "broadcast", "reduce")
@@ -84,7 +84,7 @@ def _compare(groups: Mapping[int, RankHistory], recorded: Collection[int]) -> st
     latest = {rank: max(calls.get(rank, {}), default=0) for rank in members if rank in recorded}
     if mismatch := _mismatch(calls):
         seq, kinds = mismatch
-        what = "; ".join(f"{call} on {ranks_spoken(ranks)}" for call, ranks in kinds.items())
+        what = "; ".join(f"{call} on {name_ranks(ranks)}" for call, ranks in kinds.items())
         return f"collective {seq} of {name} is not the same on all ranks: {what}"
     waiting = [rank for rank, own in calls.items() if any(not call.done for call in own.values())]
     if not waiting:
@@ -97,8 +97,8 @@ def _compare(groups: Mapping[int, RankHistory], recorded: Collection[int]) -> st
         others = [rank for rank in latest if rank not in behind]
         has = "has" if len(behind) == 1 else "have"
         return (
-            f"{ranks_spoken(behind)} {has} not joined collective {least + 1} of {name}"
-            f"{_details(first)}; {ranks_spoken(others)} {'has' if len(others) == 1 else 'have'}"
+            f"{name_ranks(behind)} {has} not joined collective {least + 1} of {name}"
+            f"{_details(first)}; {name_ranks(others)} {'has' if len(others) == 1 else 'have'}"
         )
     silent = [rank for rank in members if rank not in recorded]
     first = min(
@@ -106,7 +106,7 @@ def _compare(groups: Mapping[int, RankHistory], recorded: Collection[int]) -> st
         key=lambda call: call.seq,
     )
     fate = (
-        f"no record from {ranks_spoken(silent)}"
+        f"no record from {name_ranks(silent)}"
         if silent
         else "all its ranks have joined: suspect the network between them, or a GPU"
     )

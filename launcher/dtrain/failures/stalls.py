@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from dtrain.hostlist import fold, in_order
-from dtrain.launchplan.names import spoken
+from dtrain.launchplan.names import name_processes
 
 LEAST = 15.0
 USUAL = 3.0
@@ -54,7 +54,7 @@ class Stall:
         waiting = "1 waits" if self.waiting == 1 else f"{self.waiting} wait"
         others = f"; {waiting} for {them}" if self.waiting else ""
         return (
-            f"{spoken(self.processes)} on {fold(list(self.hosts))} {verb} still after step"
+            f"{name_processes(self.processes)} on {fold(list(self.hosts))} {verb} still after step"
             f" {self.step}, for {self._length}{others}"
         )
 

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Literal
 
 from dtrain.hostlist import fold, in_order
-from dtrain.launchplan.names import spoken
+from dtrain.launchplan.names import name_processes
 from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample, Sample
 from dtrain.runtime.steps import STEPS
 
@@ -113,7 +113,7 @@ class Straggler:
     work less."""
 
     def is_news_after(self, shown: Straggler | None) -> bool:
-        """Whether it tells a user who has seen ``shown`` something new."""
+        """Whether it is news for a user who has seen ``shown``."""
         if shown is None or self._who != shown._who:
             return True
         return shown.cause == "unknown" and self.cause != "unknown"
@@ -133,7 +133,7 @@ class Straggler:
                 f"steps take {self.slower * 100:.0f} % longer than before: {where} {verb} packets"
                 " on the network"
             )
-        who = f"{spoken(self.processes)} on {where}"
+        who = f"{name_processes(self.processes)} on {where}"
         who = f"the ranks of {where}" if self.whole_host else who
         verb = "is" if len(self.processes) == 1 else "are"
         up_to = "up to " if len(self.processes) > 1 else ""

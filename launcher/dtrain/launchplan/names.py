@@ -34,14 +34,14 @@ def label(role: str, index: int, rank: int | None) -> str:
     return str(rank) if rank is not None else f"{role}{index}"
 
 
-def spoken(names: Sequence[str]) -> str:
+def name_processes(names: Sequence[str]) -> str:
     """Names in a sentence: ``rank 3, rank 5 and 2 more``."""
     shown = ", ".join(name.replace("-", " ", 1) for name in names[:_NAMED])
     more = len(names) - _NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def ranks_spoken(ranks: Collection[int]) -> str:
+def name_ranks(ranks: Collection[int]) -> str:
     """``rank 3``, ``ranks 0-2, 5``."""
     return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks, ', ')}"
 

@@ -12,7 +12,7 @@ from dtrain import hostlist
 from dtrain.failures import collectives, nccl_ras
 from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
-from dtrain.launchplan.names import ranks_spoken
+from dtrain.launchplan.names import name_ranks
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder, tail
@@ -211,4 +211,4 @@ def _workers(who: list[str]) -> str:
     names = hostlist.fold(hostlist.in_order(hosts))
     if len(ranks) < len(labels):
         return f"{', '.join(labels)} on {names}"
-    return f"{ranks_spoken(ranks)} on {names}"
+    return f"{name_ranks(ranks)} on {names}"

@@ -1,4 +1,4 @@
-"""The commands of the launcher to a relay: lines of JSON, told apart by ``op``.
+"""The commands of the launcher to a relay: lines of JSON, distinguished by ``op``.
 
 The first is a `LaunchRequest`, an `AttachRequest` or a `LookRequest`; then any `Command` may
 follow. `dtrain.node.agent.wire` describes the answers.

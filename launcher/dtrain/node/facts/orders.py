@@ -1,4 +1,4 @@
-"""The orders of the launcher to the facts program: lines of JSON, told apart by ``op``. Each is
+"""The orders of the launcher to the facts program: lines of JSON, distinguished by ``op``. Each is
 answered before the next.
 
 Not shipped: the launcher imports it, and the type checks of the modules that run on nodes.

@@ -1,4 +1,4 @@
-"""The orders of the launcher to the Slurm program: lines of JSON, told apart by ``op``.
+"""The orders of the launcher to the Slurm program: lines of JSON, distinguished by ``op``.
 
 The first is a `SubmitOrder`, a `FollowOrder`, a `LookOrder` or an `EndOrder`; then any `LaterOrder`
 may follow.
