@@ -7,6 +7,7 @@ the goodput and writes the file. A failure to export never ends the run.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socket import AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET
 from tempfile import NamedTemporaryFile
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import DtrainError, UsageError
@@ -313,13 +315,13 @@ def _check_scalars(folder: Path) -> None:
 
 def _event_writer() -> Any:
     """The class that writes TensorBoard's event files. Raises UsageError."""
+    # TensorBoard looks for this module, and loads TensorFlow without it: for seconds, hundreds of
+    # MB and lines of a log, although its own stub writes local files as well.
+    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     try:
-        from tensorboard.compat import tf
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
         raise UsageError(
             "--tensorboard-dir needs the package tensorboard", hint="pip install tensorboard"
         ) from None
-    # If TensorFlow is installed, this loads it, which writes to stderr: not below a dashboard.
-    _ = tf.io
     return EventFileWriter

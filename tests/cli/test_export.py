@@ -188,6 +188,26 @@ def test_tensorboard_reads_the_scalars_of_the_first_rank(folder: RunFolder, tmp_
     assert [one.wall_time for one in found.Scalars("tokens_per_second")] == [1e9 + 20, 1e9 + 30]
 
 
+@pytest.mark.tensorflow
+def test_the_export_of_scalars_does_not_load_tensorflow(tmp_path: Path) -> None:
+    """It would take seconds, and write its log below a dashboard."""
+    program = f"""\
+import sys
+from pathlib import Path
+from dtrain.runs.progress import Progress
+from dtrain_cli.export import _check_scalars, _Scalars
+folder = Path({str(tmp_path)!r})
+_check_scalars(folder)
+scalars = _Scalars(folder)
+scalars.add(Progress("rank-0", 1e9, 4, 4, 0.25, 4000, {{}}), {{"loss": 0.25}})
+scalars.close()
+assert list(folder.iterdir())
+assert "tensorflow" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_run_that_this_process_takes_over_is_exported_once(
     folder: RunFolder, tmp_path: Path
 ) -> None:
