@@ -393,9 +393,11 @@ def examine(
     depth: Depth | None = None,
     ask: Ask | None = None,
     on_notice: Callable[[str], None] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Evidence:
     """The facts that `check` judges; with ``depth``, fewer of them. With ``compute``, ``bandwidth``
-    also measures the speed of the devices."""
+    also measures the speed of the devices. Raises KeyboardInterrupt soon after ``stopped`` returns
+    true."""
     from dtrain.launchplan.plan import build
     from dtrain.session.gather_order import THOROUGH
     from dtrain.session.ports import draw_ports
@@ -408,7 +410,11 @@ def examine(
         from dtrain.engines.inspection import examine_allocated
 
         return examine_allocated(
-            request, rendezvous=rendezvous or bandwidth, ask=ask, on_notice=on_notice
+            request,
+            rendezvous=rendezvous or bandwidth,
+            ask=ask,
+            on_notice=on_notice,
+            stopped=stopped,
         )
     if bandwidth and file.job.framework != "torch":
         raise UsageError(
@@ -422,7 +428,7 @@ def examine(
     plan = build(file, port=draw_ports(file)[0], local_python=sys.executable)
     transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
     connections = HostConnections(transport)
-    preflight = Preflight(plan, connections, base=request.base)
+    preflight = Preflight(plan, connections, base=request.base, stopped=stopped)
     try:
         evidence = preflight.look(depth or THOROUGH)
         if rendezvous:

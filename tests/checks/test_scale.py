@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,14 +40,18 @@ def test_24_hosts_on_one_connection_each(hosts: Hosts, launcher: Launcher) -> No
     assert launcher.left(cluster) == {}
 
 
-def test_processes_of_a_check_end_with_it(hosts: Hosts, launcher: Launcher) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_processes_of_a_check_end_with_it(
+    hosts: Hosts, launcher: Launcher, number: signal.Signals, code: int
+) -> None:
     """Also if the launching machine dies during a setup line."""
     cluster = hosts(2)
     file = launcher.file(cluster, {**JOB, "setup": ["echo begun > ~/begun", "sleep 1000"]})
     check = launcher.command("check", str(file))
     waiting = [host.home / "begun" for host in cluster.hosts]
     until(lambda: all(path.exists() for path in waiting), "the setup line on both hosts")
-    check.process.kill()
+    check.send(number)
+    assert check.process.wait() == code
     assert launcher.left(cluster) == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from dtrain.checks import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
 from dtrain.loading import load
+from dtrain.session.signals import on_signals
 from dtrain_cli import completion, prompt
 from dtrain_cli.files import write_text
 from dtrain_cli.options import errors_name_options
@@ -61,13 +63,19 @@ def check(
         raise UsageError("--output requires --bandwidth", hint="add --bandwidth")
     begun = time.monotonic()
     hosts = names.count(len(request.spec().cluster.hosts), "host")
-    with progress(f"checking {hosts} …"), errors_name_options():
+    asked = threading.Event()
+    with (
+        progress(f"checking {hosts} …"),
+        errors_name_options(),
+        on_signals(lambda _number: asked.set()),
+    ):
         evidence = api.examine(
             request,
             rendezvous=rendezvous,
             bandwidth=bandwidth,
-            ask=prompt.asker(),
+            ask=prompt.asker(cancelled=asked.is_set),
             on_notice=notice,
+            stopped=asked.is_set,
         )
     found = judge(evidence)
     seconds = time.monotonic() - begun

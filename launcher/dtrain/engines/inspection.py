@@ -19,10 +19,15 @@ from dtrain.transport.select import Transports
 
 
 def examine_allocated(
-    request: Request, *, rendezvous: bool, ask: Ask | None, on_notice: Callable[[str], None] | None
+    request: Request,
+    *,
+    rendezvous: bool,
+    ask: Ask | None,
+    on_notice: Callable[[str], None] | None,
+    stopped: Callable[[], bool],
 ) -> Evidence:
     """The facts about a job whose hosts an engine chooses. Raises UsageError for ``rendezvous``,
-    which needs hosts by name."""
+    which needs hosts by name, and KeyboardInterrupt soon after ``stopped`` returns true."""
     if rendezvous:
         raise UsageError(
             "`rendezvous` and `bandwidth` need hosts by name, but an engine chooses them",
@@ -31,11 +36,11 @@ def examine_allocated(
     if request.spec().cluster.kubernetes is not None:
         from dtrain.engines.kubernetes import inspection as kubernetes
 
-        return kubernetes.examine(request)
+        return kubernetes.examine(request, stopped)
     transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
     try:
         inside = allocation.current(request.spec(), os.environ)
-        return inspection.examine(replace(request, allocation=inside), transport)
+        return inspection.examine(replace(request, allocation=inside), transport, stopped)
     finally:
         transport.close()
 

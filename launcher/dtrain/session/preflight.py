@@ -33,6 +33,7 @@ from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 from dtrain.transport.incoming import Incoming
+from dtrain.transport.questions import never
 
 ATTEMPTED = "checking the host"
 CLOCK_READINGS = 5
@@ -187,15 +188,18 @@ class Preflight:
         base: Path,
         run: Callable[[str, Callable[[], None]], None] = lambda host, call: in_thread(call),
         launch: str = "",
+        stopped: Callable[[], bool] = never,
     ) -> None:
         """``reach`` returns a host's connection or raises NodeError. Relative paths on this machine
         start at ``base``. ``run`` starts a call for a host, given by name, in a thread. ``launch``
-        is the name on hosts of the launch that follows, see `release`."""
+        is the name on hosts of the launch that follows, see `release`. For ``stopped`` see
+        `everywhere`."""
         self._plan = plan
         self._reach = reach
         self._base = base
         self._run = run
         self._launch = launch
+        self._stopped = stopped
         self._token = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._closed = False
@@ -211,6 +215,7 @@ class Preflight:
             self._plan.hosts,
             depth.gathering,
             lambda part, call: self._run(part.host.name, call),
+            stopped=self._stopped,
         )
         failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
         found = [answer for answer in answers if not isinstance(answer, NodeError)]
@@ -222,6 +227,7 @@ class Preflight:
             hosts,
             depth.dialing,
             lambda host, call: self._run(host.name, call),
+            stopped=self._stopped,
         )
         failures += tuple(answer for answer in dialed if isinstance(answer, NodeError))
         return Evidence(
@@ -268,6 +274,7 @@ class Preflight:
             lambda host: self._ranks(host, program, own, kind, limit),
             evidence.hosts,
             limit + MARGIN,
+            stopped=self._stopped,
         )
         reports: dict[str, tuple[Facts, ...]] = {}
         failures: list[NodeError] = []
@@ -410,12 +417,17 @@ def everywhere(
     items: Sequence[_Item],
     limit: float,
     run: Callable[[_Item, Callable[[], None]], None] = lambda item, call: in_thread(call),
+    *,
+    stopped: Callable[[], bool] = never,
+    ending: float = 0.0,
 ) -> list[_Result | NodeError]:
     """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
     ``run`` starts a call for an item in its thread.
 
     A NodeError becomes that host's result, and so does a timeout after ``limit`` seconds. Any other
-    exception is raised here.
+    exception is raised here. Once the user has ``stopped`` it, raises KeyboardInterrupt, after
+    ``ending`` seconds in which ``work`` may clean up. A signal handler that raises it could do so
+    in a finalizer, where Python drops it.
     """
     done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
 
@@ -429,15 +441,22 @@ def everywhere(
         run(item, partial(act, index, item))
     results: dict[int, _Result | NodeError] = {}
     deadline = time.monotonic() + limit
+    asked = False
     while len(results) < len(items) and time.monotonic() < deadline:
+        if stopped() and not asked:
+            asked, deadline = True, time.monotonic() + ending
         try:
             # A short timeout, so that Ctrl-C takes effect.
             index, result = done.get(timeout=0.2)
         except queue.Empty:
             continue
         if isinstance(result, BaseException) and not isinstance(result, NodeError):
+            if stopped():  # for example because Ctrl-C has ended a program that it has started
+                break
             raise result
         results[index] = result
+    if stopped():
+        raise KeyboardInterrupt
     late = f"no answer within {limit:.0f} s"
     hint = "log in to the host: it may be out of memory, or a file system or driver may hang"
     return [

@@ -25,6 +25,7 @@ from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.shown_state import ShownState
+from dtrain.transport.questions import never
 
 QUEUED_SECONDS = 30.0
 """Seconds in which the pod must have a machine."""
@@ -48,11 +49,14 @@ class ImageCheck:
         client: Client,
         place: Callable[[str], str],
         runtime: TrainingRuntime | None = None,
+        stopped: Callable[[], bool] = never,
     ) -> None:
-        """``runtime``: of a TrainJob."""
+        """``runtime``: of a TrainJob. ``stopped``: whether nobody waits for the findings any
+        more."""
         self._plan = plan
         self._client = client
         self._runtime = runtime
+        self._stopped = stopped
         self._place = place("cluster.kubernetes.image")
 
     def findings(self) -> list[Finding]:
@@ -117,6 +121,8 @@ class ImageCheck:
             seconds = time.monotonic() - begun
             if pod.over:
                 return pod, None
+            if self._stopped():
+                return pod, self._unknown("the check was interrupted")
             if pod.state is ShownState.PREPARING and pod.detail:
                 return pod, self._does_not_start(pod.detail)
             if pod.state is ShownState.QUEUED and seconds > QUEUED_SECONDS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +21,14 @@ from dtrain.engines.kubernetes.objects import Word, object_list, without_nulls
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.decode import ProtocolError, decode
 from dtrain.runs.record import Request
+from dtrain.session.preflight import everywhere
 from dtrain.spec.kubernetes_keys import CLAIM
 from dtrain.spec.load import position
 from dtrain.spec.model import Kubernetes
+from dtrain.transport.questions import never
+
+DELETION_SECONDS = 10.0
+"""Seconds after Ctrl-C for the deletion of the check's pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +61,27 @@ class _Measured:
     status: _Amounts = _Amounts()
 
 
-def examine(request: Request) -> Evidence:
-    """The evidence of a file with `cluster.kubernetes`. Raises UsageError without a kubeconfig."""
+def examine(request: Request, stopped: Callable[[], bool] = never) -> Evidence:
+    """The evidence of a file with `cluster.kubernetes`. Raises UsageError without a kubeconfig. For
+    ``stopped`` see `everywhere`."""
     plan = build(request.spec())
+    over = threading.Event()
+    try:
+        (found,) = everywhere(
+            lambda _part: _examine(request, plan, lambda: stopped() or over.is_set()),
+            plan.hosts[:1],
+            math.inf,
+            stopped=stopped,
+            ending=DELETION_SECONDS,
+        )
+    finally:
+        over.set()
+    return (
+        Evidence(replace(plan, hosts=()), (), (found,)) if isinstance(found, NodeError) else found
+    )
+
+
+def _examine(request: Request, plan: LaunchPlan, stopped: Callable[[], bool]) -> Evidence:
     keys = plan.kubernetes
     assert keys is not None  # noqa: S101 (types)
     client = Client(keys)
@@ -65,9 +90,9 @@ def examine(request: Request) -> Evidence:
     try:
         client.request("GET", "/version")
         found = [*KubernetesInspection(plan, keys, client, place).findings()]
-        if not any(one.severity is Severity.ERROR for one in found):
+        if not stopped() and not any(one.severity is Severity.ERROR for one in found):
             runtime = training_runtime.read(client, keys)
-            found += ImageCheck(plan, client, place, runtime).findings()
+            found += ImageCheck(plan, client, place, runtime, stopped).findings()
     except NodeError as failure:
         return Evidence(nobody, (), (failure,))
     except ProtocolError as wrong:

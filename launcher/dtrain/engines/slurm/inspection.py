@@ -41,6 +41,7 @@ from dtrain.session.preflight import everywhere
 from dtrain.spec.load import position
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Transport
+from dtrain.transport.questions import never
 
 STEP_MINUTES = 5
 """The step's time limit. It takes as long as the import of the framework."""
@@ -54,8 +55,11 @@ _PART = re.compile(r"^([0-9]{1,6}) ([A-Za-z0-9+/=]+|\.)$", re.MULTILINE)
 _BUSY = ("busy", "queued and waiting", "not available now", "immediate execution impossible")
 
 
-def examine(request: Request, transport: Transport) -> Evidence:
-    """The evidence of a file with `cluster.slurm`. Problems become findings or failures."""
+def examine(
+    request: Request, transport: Transport, stopped: Callable[[], bool] = never
+) -> Evidence:
+    """The evidence of a file with `cluster.slurm`. Problems become findings or failures. For
+    ``stopped`` see `everywhere`."""
     spec = request.spec()
     slurm = spec.cluster.slurm or Slurm()
     if request.allocation:
@@ -71,7 +75,7 @@ def examine(request: Request, transport: Transport) -> Evidence:
             return _examine(request, plan, shell)
 
     limit = 4 * LIMIT + PATIENCE + 60 * (STEP_MINUTES + 1)
-    (found,) = everywhere(look, [replace(plan.hosts[0], host=host)], limit)
+    (found,) = everywhere(look, [replace(plan.hosts[0], host=host)], limit, stopped=stopped)
     return Evidence(nobody, (), (found,)) if isinstance(found, NodeError) else found
 
 
