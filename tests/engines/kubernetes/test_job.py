@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from dtrain.runs.shown_state import ShownState
 from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver
 from dtrain.spec.load import parse
+from support.limits import HANG
 
 FILE = """
 cluster: {kubernetes: {image: i, queue: gpu}, nodes: 2, slots: 1}
@@ -512,6 +514,37 @@ def test_requests_to_stop_end_the_wait_for_pods(job: KubernetesJob) -> None:
     assert "pods are still there: c-1-node-0-0" in report.problems[-1]
     assert deleted == ["c-1", "c-1", "c-1-node-0-0"]
     assert job.record.leftovers
+
+
+def test_a_server_that_does_not_answer_does_not_delay_requests_to_stop(job: KubernetesJob) -> None:
+    control, over = Control(), threading.Event()
+    asked = []
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        asked.append(method)
+        control.stop("Ctrl-C")
+        assert over.wait(HANG)
+        return {"items": []}
+
+    followed = follower(job, answer, control)
+    control.hand_to(followed)
+    control.stop("Ctrl-C")
+    report = None
+    while report is None:
+        report = followed._stop()
+    assert report.exit_code is ExitCode.INTERRUPTED
+    assert asked == ["DELETE", "DELETE"]
+    over.set()
+
+
+def test_a_job_is_deleted_once_its_object_is_gone(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before: a finalizer may hold it, and its controller may start pods again."""
+    monkeypatch.setattr(launched, "GONE_SECONDS", -60.0)
+    client: Any = Server(lambda method, path: {"items": [], "metadata": {"name": "c-1"}})
+    left = launched.LaunchedJob(client, job.record, job.plan).delete_or_report()
+    assert left.startswith("JobSet c-1 is still there\n")
 
 
 def test_output_is_awaited_for_as_long_as_it_arrives(

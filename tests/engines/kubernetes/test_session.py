@@ -57,7 +57,10 @@ class Server:
             return {"items": list(self._pods)}
         if isinstance(self._job, NodeError):
             raise self._job
-        return self._job
+        job = self._job
+        if method == "DELETE":
+            self._job = AbsentError(self.host, "GET", "deleted")
+        return job
 
 
 Engine = Callable[..., KubernetesEngine]

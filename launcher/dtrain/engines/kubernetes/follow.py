@@ -43,7 +43,7 @@ class KubernetesFollower:
         self._job = job
         self._launched = LaunchedJob(client, job.record, job.plan, lambda: self._asked)
         self._control = control
-        self._readers = Readers(client, self._launched)
+        self._readers = Readers(client, LaunchedJob(client, job.record, job.plan))
         self._asked = self._done = Force.NONE
         """The force of the last stop request, and of the last one that the server has."""
         self._ended = False

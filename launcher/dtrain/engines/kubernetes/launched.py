@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from dtrain.diagnostics import AnswerError, NodeError, PrepareError
+from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
 from dtrain.engines.kubernetes import objects
 from dtrain.engines.kubernetes.client import AbsentError, Client
 from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, job_kind, kubectl
@@ -15,9 +16,12 @@ from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.record import Record
 from dtrain.session.control import Force
+from dtrain.session.preflight import in_thread
 
 GONE_SECONDS = 30.0
 """Seconds beyond ``job.grace`` in which deleted pods must be gone."""
+STOP_POLL = 0.1
+"""Seconds between two looks at requests to stop, while a request waits for its answer."""
 _FILES = {"ConfigMap": f"{CORE}/configmaps", "Secret": f"{CORE}/secrets"}
 """Paths of the objects with the job's files, by kind."""
 
@@ -30,7 +34,7 @@ class LaunchedJob:
         plan: LaunchPlan,
         asked: Callable[[], Force] = lambda: Force.NONE,
     ) -> None:
-        """``asked``: the last request of the user to stop, which may end a wait."""
+        """``asked``: the last request of the user to stop. Another one ends any wait."""
         self._client = client
         self._asked = asked
         self.name = object_name(plan.name, record.run)
@@ -58,9 +62,9 @@ class LaunchedJob:
         try:
             for kind, path in _FILES.items():
                 if kind in submit:
-                    self._client.request("POST", path, submit[kind], **STRICT)
+                    self._request("POST", path, submit[kind], **STRICT)
                     created = True
-            job = self._client.request("POST", self._kind.path, submit["job"], **STRICT)
+            job = self._request("POST", self._kind.path, submit["job"], **STRICT)
             self._own(submit["job"], objects.job(job).uid)
         except (NodeError, ProtocolError) as error:
             # After a refusal, an object of this name belongs to another run.
@@ -81,12 +85,12 @@ class LaunchedJob:
         }
         for path in self._files:
             change = {"metadata": {"ownerReferences": [owner]}}
-            self._client.request("PATCH", f"{path}/{self.name}", change)
+            self._request("PATCH", f"{path}/{self.name}", change)
 
     def state(self) -> objects.KubernetesJobState | None:
         """None if there is no such job. Raises NodeError."""
         try:
-            return objects.job(self._client.request("GET", self._path))
+            return objects.job(self._request("GET", self._path))
         except AbsentError:
             return None
         except ProtocolError as error:
@@ -103,7 +107,7 @@ class LaunchedJob:
 
     def pods(self) -> tuple[objects.Pod, ...]:
         """The job's pods. Raises NodeError."""
-        found = self._client.request("GET", PODS, labelSelector=self.selector)
+        found = self._request("GET", PODS, labelSelector=self.selector)
         try:
             pods = [objects.pod(one) for one in objects.object_list(found).items]
         except ProtocolError as error:
@@ -111,7 +115,8 @@ class LaunchedJob:
         return tuple(pod for pod in pods if pod is not None)
 
     def delete_or_report(self) -> str:
-        """Delete all objects, and wait until no pod is left. The problem; empty without one."""
+        """Delete all objects, and wait until the job and its pods are gone. The problem; empty
+        without one."""
         deadline = time.monotonic() + self._grace + GONE_SECONDS
         problem = ""
         deleted = killed = False
@@ -125,10 +130,13 @@ class LaunchedJob:
                 if self._asked() is Force.KILL and not killed:
                     self.kill_pods()
                     killed = True
-                if not (left := self.pods()):
+                if left := self.pods():
+                    some = ", ".join(pod.name for pod in left[:5])
+                    problem = f"pods are still there: {some}"
+                elif self.state() is not None:
+                    problem = f"{self._kind.name} {self.name} is still there"
+                else:
                     return ""
-                some = ", ".join(pod.name for pod in left[:5])
-                problem = f"pods are still there: {some}"
             except NodeError as error:
                 problem = error.message
             if time.monotonic() > deadline or self._asked() is Force.GIVE_UP:
@@ -137,6 +145,32 @@ class LaunchedJob:
 
     def _delete(self, path: str, **query: str | int) -> None:
         try:
-            self._client.request("DELETE", path, None, **query)
+            self._request("DELETE", path, None, **query)
         except AbsentError:
             return
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str | int
+    ) -> dict[str, Any]:
+        """As `Client.request`, but another request to stop does not wait for a server that accepts
+        connections and does not answer: it raises ConnectError."""
+        answers: SimpleQueue[dict[str, Any] | BaseException] = SimpleQueue()
+
+        def request() -> None:
+            try:
+                answers.put(self._client.request(method, path, body, **query))
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                answers.put(error)
+
+        before = self._asked()
+        in_thread(request)
+        while True:
+            try:
+                answer = answers.get(timeout=STOP_POLL)
+            except Empty:
+                if self._asked() > before:
+                    raise ConnectError(self._client.host, method, "no answer yet") from None
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer

@@ -183,6 +183,8 @@ def pod_spec(plan: LaunchPlan) -> Object:
     context: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
     if keys.run_as_user is not None:
         context |= dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), keys.run_as_user)
+        # Otherwise the kubelet changes the group of each file of a volume before each start.
+        context["fsGroupChangePolicy"] = "OnRootMismatch"
         context["runAsNonRoot"] = True
     pod["securityContext"] = context
     pod["containers"] = [_container(plan)]
