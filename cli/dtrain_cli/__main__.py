@@ -1,5 +1,17 @@
-"""`python -m dtrain_cli`: for use when the `dtrain` script is not on PATH."""
+"""The `dtrain` script, and `python -m dtrain_cli` for use when it is not on PATH."""
 
-from dtrain_cli.app import main
+import os
+from typing import NoReturn
 
-main()
+
+def main() -> NoReturn:
+    try:
+        from dtrain_cli import app
+
+        app.main()
+    except KeyboardInterrupt:  # Ctrl-C while Python still imports
+        os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

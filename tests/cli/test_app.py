@@ -63,6 +63,18 @@ def test_a_current_folder_that_was_removed_is_no_bug(cluster: Path) -> None:
     assert done.stderr == "error: the current folder was removed\nhint: cd to another folder\n"
 
 
+def test_ctrl_c_while_python_still_imports(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain_cli", "--version"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_version() -> None:
     assert dtrain("--version").stdout.startswith("dtrain ")
 
