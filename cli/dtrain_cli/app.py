@@ -98,7 +98,7 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="dtrain",
     cls=Verbs,
-    help="Launch multi-node training over SSH from one YAML file.",
+    help="Launch multi-node training from one YAML file: over SSH, on Slurm or on Kubernetes.",
     invoke_without_command=True,
     epilog=(
         "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a node or the"

@@ -1,4 +1,4 @@
-"""dtrain: launch multi-node training over SSH from one YAML file.
+"""dtrain: launch multi-node training from one YAML file, over SSH, on Slurm or on Kubernetes.
 
 The Python API is described in `dtrain.api`.
 """

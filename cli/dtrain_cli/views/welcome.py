@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MOST = 8
 """Runs to show; `dtrain ps` shows all."""
 _START = """\
-dtrain launches multi-node training over SSH from one YAML file.
+dtrain launches multi-node training from one YAML file: over SSH, on Slurm or on Kubernetes.
 
   dtrain init                  write a first cluster file from your answers
   dtrain check cluster.yaml    find what would make the job fail
