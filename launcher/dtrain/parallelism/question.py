@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import constraints
@@ -18,10 +18,8 @@ from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.reliability import FailureCost, Reliability, cost
-from dtrain.parallelism.search import Plan, fastest, search
+from dtrain.parallelism.search import Plan, candidates, fastest, search
 from dtrain.runtime.layout import SIZES, BackendName, Layout
-
-_Found = TypeVar("_Found")
 
 USUAL_BATCH = 4e6
 """Default tokens in one step, typical of models with tens of billions of parameters."""
@@ -147,14 +145,14 @@ class Question:
 
         The search does not add offload to a layout whose sizes are all fixed.
         """
-        return self._asked(search, fixed)
+        return search(self._candidates(fixed))
 
     def fastest(self, **fixed: Any) -> Candidate | None:
         """Return the best layout of `search`, in a fraction of its time."""
-        return self._asked(fastest, fixed)
+        return fastest(self._candidates(fixed))
 
-    def _asked(self, how: Callable[..., _Found], fixed: Mapping[str, Any]) -> _Found:
-        return how(
+    def _candidates(self, fixed: Mapping[str, Any]) -> Iterator[Iterator[Candidate]]:
+        return candidates(
             self.shape,
             self.cluster,
             self.efficiency,

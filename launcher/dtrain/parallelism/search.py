@@ -60,30 +60,42 @@ class Plan:
         return len(self.fitting) + sum(rejected.count for rejected in self.rejected)
 
 
-def search(
+def candidates(
     shape: Shape,
     cluster: GpuCluster,
     efficiency: Efficiency,
     *,
     global_batch: int,
-    precision: Precision = "bf16",
+    precision: Precision,
     fixed: Mapping[str, Any] | None = None,
     start: Layout | None = None,
-) -> Plan:
-    """Return all layouts for ``global_batch`` sequences a step that ``fixed`` allows.
+) -> Iterator[Iterator[Candidate]]:
+    """Yield all layouts for ``global_batch`` sequences a step that ``fixed`` allows: first those
+    without offload of the optimizer, then those with it.
 
     ``fixed`` maps fields of `Layout` to required values. ``start`` has the backend, and the fields
-    that no search chooses. The optimizer is offloaded only
-    if no layout fits without offload, or if ``fixed`` has it.
+    that no search chooses.
 
     Raises:
         UsageError: the GPU does not support ``precision``.
     """
+    cluster.gpu.peak(precision)
+    start = start or Layout()
+    assumed = Assumptions.usual(precision, cluster.gpu, start.backend)
+    choices = _Choices(shape, cluster, global_batch, fixed or {}, assumed)
+    for offload in choices.of("offload", (False, True)):
+        yield (
+            Candidate(shape, layout, cluster, efficiency, assumed)
+            for layout in choices.layouts(replace(start, offload=offload))
+        )
+
+
+def search(rounds: Iterable[Iterable[Candidate]]) -> Plan:
+    """Return the layouts of the first of ``rounds`` in which some fit, and those that do not fit of
+    this and earlier rounds."""
     fitting: list[Candidate] = []
     rest: list[Candidate] = []
-    for every in _rounds(
-        shape, cluster, efficiency, global_batch, precision, fixed or {}, start or Layout()
-    ):
+    for every in rounds:
         for candidate in every:
             (fitting if candidate.fits else rest).append(candidate)
         if fitting:
@@ -91,46 +103,12 @@ def search(
     return Plan(tuple(fitting), tuple(_grouped(rest)))
 
 
-def fastest(
-    shape: Shape,
-    cluster: GpuCluster,
-    efficiency: Efficiency,
-    *,
-    global_batch: int,
-    precision: Precision = "bf16",
-    fixed: Mapping[str, Any] | None = None,
-    start: Layout | None = None,
-) -> Candidate | None:
-    """Return the best layout of `search`, in a fraction of its time; None if nothing fits.
-
-    Raises as `search` does.
-    """
-    for every in _rounds(
-        shape, cluster, efficiency, global_batch, precision, fixed or {}, start or Layout()
-    ):
+def fastest(rounds: Iterable[Iterable[Candidate]]) -> Candidate | None:
+    """Return the best layout of `search`, in a fraction of its time; None if nothing fits."""
+    for every in rounds:
         if best := next(_ranked(tuple(every)), None):
             return best
     return None
-
-
-def _rounds(
-    shape: Shape,
-    cluster: GpuCluster,
-    efficiency: Efficiency,
-    global_batch: int,
-    precision: Precision,
-    fixed: Mapping[str, Any],
-    start: Layout,
-) -> Iterator[Iterator[Candidate]]:
-    """Yield all layouts without offload, then all layouts with it."""
-    cluster.gpu.peak(precision)
-    assumed = Assumptions.usual(precision, cluster.gpu, start.backend)
-    choices = _Choices(shape, cluster, global_batch, fixed, assumed)
-    for offload in choices.of("offload", (False, True)):
-        yield (
-            Candidate(shape, layout, cluster, efficiency, assumed)
-            for layout in choices.layouts(replace(start, offload=offload))
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.search import fastest
+from dtrain.parallelism.search import candidates, fastest
 from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
 
@@ -229,11 +229,13 @@ class _Job:
     def torch(self) -> Candidate | None:
         efficiency = of_family(self.cluster.gpu.family)
         return fastest(
-            self.shape,
-            self.cluster,
-            efficiency,
-            global_batch=self.global_batch,
-            precision=self.precision,
+            candidates(
+                self.shape,
+                self.cluster,
+                efficiency,
+                global_batch=self.global_batch,
+                precision=self.precision,
+            )
         )
 
     def sentence(
