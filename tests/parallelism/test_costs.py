@@ -14,6 +14,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, gpu
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.model.models import model
@@ -273,6 +274,51 @@ def test_a_pipeline_with_zero_2_reduces_once_a_step() -> None:
     assert traffic[3] <= traffic[2]
     whole = replace(steps[2], sharding="optimizer")
     assert candidate(shape, steps[2]).memory.gradients == candidate(shape, whole).memory.gradients
+
+
+def test_each_micro_batch_adds_its_gradients_in_memory() -> None:
+    """Megatron-LM reads and writes 4 bytes of each parameter. Two micro-batches of one sequence do
+    it twice; otherwise only their smaller products cost more than those of one of two."""
+    shape, chosen = model("llama-3-8b"), gpu("a100-80gb")
+    usual = replace(of_family(chosen.family), gemm_half=0.0)
+    cluster = GpuCluster(chosen, 8, 8, 200.0)
+
+    def compute(micro: int, assumed: Assumptions) -> float:
+        layout = Layout(
+            backend="megatron", tensor=8, micro_batch=micro, grad_accumulation=2 // micro
+        )
+        return Candidate(shape, layout, cluster, usual, assumed).time.compute
+
+    parameters = (shape.parameters - shape.embedding_parameters) / 8
+    once = 8 * parameters / (chosen.bandwidth * 1e9 * usual.stream)
+    more = compute(1, ASSUMED) - compute(2, ASSUMED)
+    assert more == pytest.approx(once, rel=0.01)
+    # PyTorch's kernels write 2 bytes, read them, and read and write the sum.
+    unfused = replace(ASSUMED, fuses_gradients=False)
+    assert compute(1, unfused) - compute(2, unfused) == pytest.approx(1.5 * more)
+
+
+def test_each_micro_batch_reads_the_weights_of_all_experts() -> None:
+    shape, chosen = model("qwen3-30b-a3b"), gpu("a100-80gb")
+    usual = replace(of_family(chosen.family), gemm_half=0.0)
+    cluster = GpuCluster(chosen, 8, 8, 200.0)
+    layout = Layout(backend="megatron", expert=8, data=8)
+    one, two = (
+        Kernels(usual, cluster, shape, replace(layout, micro_batch=micro), ASSUMED)
+        for micro in (1, 2)
+    )
+    weights = 128 / 8 * 3 * 2048 * 768
+    reads = 2 * weights / (chosen.bandwidth * 1e9 * usual.stream)
+    assert 2 * one.forward(moe=True) - two.forward(moe=True) == pytest.approx(reads, rel=0.02)
+
+
+def test_software_without_overlap_shows_all_traffic() -> None:
+    shape = model("llama-3-8b")
+    layout = Layout(backend="megatron", data=8, grad_accumulation=8, sharding="optimizer")
+    hidden = candidate(shape, layout).time.data
+    shown = candidate(shape, layout, replace(ASSUMED, overlaps_reduction=False)).time.data
+    share = of_family("ampere").exposed_data
+    assert hidden == pytest.approx(share * shown)
 
 
 @pytest.mark.parametrize(("name", "slower"), [("a100-80gb", False), ("h100-80gb", True)])

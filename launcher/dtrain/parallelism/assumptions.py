@@ -52,6 +52,11 @@ class Assumptions:
     kernel does. PyTorch's own kernel uses 32-bit copies."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
+    fuses_gradients: bool = True
+    """Whether a product adds a weight's gradient to its sum itself (Megatron-LM's
+    ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
+    overlaps_reduction: bool = True
+    """Whether gradients are reduced and parameters gathered while others are computed."""
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod
@@ -72,6 +77,19 @@ class Assumptions:
     def unfused(self, layout: Layout) -> bool:
         """Whether a layer's kernels are PyTorch's own."""
         return self.habits.unfused or self.by_torch(layout)
+
+    def gradient_traffic(self, layout: Layout) -> int:
+        """Bytes that each micro-batch reads and writes for the gradient of one parameter.
+
+        A fused product reads and writes the sum. Otherwise, it writes a gradient that another
+        kernel adds to the sum. FSDP copies it to the flat buffer that it reduces.
+        """
+        own = 4 if self.precision == "fp32" else 2
+        if layout.shards_parameters:
+            return 3 * own
+        total = 4 if self.fp32_gradients else own
+        fused = self.fuses_gradients and not self.by_torch(layout)
+        return 2 * total if fused else 2 * own + 2 * total
 
     def recomputes_modules(self, shape: Shape, layout: Layout) -> bool:
         """Whether selective recompute drops the outputs of norms, of the experts' activation and of

@@ -82,6 +82,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         precision=precision,
         flash_attention=flash,
         fused_loss=practice.fused_loss,
+        fuses_gradients=practice.fuses_gradients,
+        overlaps_reduction=practice.overlaps_reduction,
         habits=practice.habits,
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"
@@ -145,8 +147,7 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
         (r"fp8|float8", "fp8"),
         (r"bf16|bfloat16", "bf16"),
         (r"fp16|float16|half", "fp16"),
-        (r"tf32", "tf32"),
-        (r"fp32|float32", "fp32"),
+        (r"fp32|float32|tf32", "fp32"),
     )
     for pattern, named in names:
         if re.search(pattern, text):

@@ -34,6 +34,8 @@ class Practice:
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
     fused_loss: bool = False
+    fuses_gradients: bool = True
+    overlaps_reduction: bool = True
     habits: MemoryHabits = _MEGATRON
     backend: BackendName = "megatron"
     """The planner's backend with the most similar memory rules, overlap and kernels."""
@@ -44,16 +46,25 @@ class Practice:
 LORA = Lora(16, "attention")
 """The adapters of published runs with LoRA: Megatron-Bridge adapts queries, keys and values."""
 _DEEPSPEED = Practice(
-    "none", "fp16", False, False, True,
+    "none", "fp16", False, False, True, fuses_gradients=False, overlaps_reduction=False,
     habits=MemoryHabits(
         gradient_bytes=6, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
     ),
 )  # fmt: skip
 PRACTICES = (
     # Before flash attention and sequence parallelism; data parallelism reduces in fp16.
-    (r"SC21|2104\.04473", Practice("none", "fp16", False, False, True)),
+    (
+        r"SC21|2104\.04473",
+        Practice(
+            "none", "fp16", False, False, True, fuses_gradients=False, overlaps_reduction=False
+        ),
+    ),
     # The paper that introduced sequence parallelism. Its full recomputation runs do not use it.
-    (r"2205\.05198|Reducing Activation", Practice("none", "fp16", False)),
+    # Neither has an overlapped reduction.
+    (
+        r"2205\.05198|Reducing Activation",
+        Practice("none", "fp16", False, overlaps_reduction=False),
+    ),
     # Megatron-DeepSpeed and related software of 2021 and 2022.
     (r"vTrain|DeepSpeed|BLOOM|BigScience|2211\.05100|2201\.11990|NeoX|metaseq", _DEEPSPEED),
     # Its memory has the softmax's 5·a·s² bytes.
@@ -75,9 +86,12 @@ PRACTICES = (
     # Its models' loss_fn is fused_crossentropy (flash-attn's kernel), unless a file changes it.
     (r"llm-foundry|MosaicML", Practice("full", fused_loss=True, backend="torchtitan")),
     # It also publishes its GPUs' speed in plain matrix products: 48 % of the peak, not 60 %.
-    (r"SimuMax.*b200", Practice(counter="allocated", seq_len=4096, sustained=0.8)),
+    (
+        r"SimuMax.*b200",
+        Practice(counter="allocated", seq_len=4096, sustained=0.8, overlaps_reduction=False),
+    ),
     # The sequence length in its configurations, which agrees with the memory of the rows.
-    (r"SimuMax", Practice(counter="allocated", seq_len=4096)),
+    (r"SimuMax", Practice(counter="allocated", seq_len=4096, overlaps_reduction=False)),
 )
 _RECENT = Practice()
 """Megatron-LM and NeMo since 2023: distributed optimizer, flash attention, sequence parallel."""

@@ -306,6 +306,8 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
             traffic += _traffic(kernels, count, size, apart, gradient, layers)
     if frozen and layout.shards_parameters:
         traffic += _gathers(kernels, frozen, layers)
+    if not kernels.assumed.overlaps_reduction:
+        return traffic, optimizer
     return max(traffic - efficiency.overlap * busy, efficiency.exposed_data * traffic), optimizer
 
 
