@@ -5,7 +5,7 @@
     scripts/planner/fit.py [--runs FILE ...] [--architecture NAME] --held-out  their error
 
 The constants of ``dtrain.parallelism.cluster.efficiency`` in ``FREE`` are fitted, separately for
-each architecture, to the step times of the runs on its GPUs. The other constants (``hop``,
+each architecture, to the step times of the runs on its GPUs. The other constants (``fp8``,
 ``gemm_half``, ``exposed_tensor`` ...) keep the values in that module: some are measurements, others
 were chosen by hand with all of these runs in view.
 
@@ -46,8 +46,8 @@ from validate_planner import RUNS
 
 FREE: Mapping[str, tuple[str, ...]] = {
     "ampere": ("gemm", "attention", "passes", "launch", "exposed_data", "stream"),
-    "hopper": ("gemm", "attention", "passes", "exposed_data", "fp8"),
-    "blackwell": ("gemm", "attention", "exposed_data", "exposed_expert", "fp8", "nvfp4"),
+    "hopper": ("gemm", "attention", "passes", "exposed_data"),
+    "blackwell": ("gemm", "attention", "exposed_data", "exposed_expert"),
 }
 """The constants that are fitted, by architecture."""
 SHARES = {"gemm", "attention", "stream", "fp8", "nvfp4", "exposed_data", "exposed_expert"}

@@ -47,7 +47,8 @@ def run(question: Question, layout: Layout) -> MeasuredRun:
         gemm=usual.gemm / 7, attention=usual.attention / 7, stream=usual.stream / 7,
         launch=usual.launch * 7, fixed=usual.fixed * 7,
         link=usual.link / 3, network=usual.network / 3,
-        latency=usual.latency * 3, hop=usual.hop * 3,
+        latency=usual.latency * 3,
+        link_step=usual.link_step * 3, network_step=usual.network_step * 3,
     )  # fmt: skip
     step = replace(question, efficiency=slow).candidate(layout).time.total
     return MeasuredRun("run", layout, 2048, "bf16", 2, step, flop_per_token(question.shape))

@@ -17,8 +17,9 @@ from dtrain.runtime.layout import Layout
 # Links of 100 GB/s between the 8 GPUs of a host; 40 GB/s between hosts.
 CLUSTER = GpuCluster(replace(gpu("a100-80gb"), link=100.0), 64, 8, 40.0)
 MADE = Efficiency(
-    link=0.5, link_half=1e6, network=0.5, network_half=8e6, latency=1e-3, hop=1e-4, bucket=1e6
-)
+    link=0.5, link_half=1e6, network=0.5, network_half=8e6, latency=1e-3,
+    link_step=1e-5, network_step=1e-4, bucket=1e6,
+)  # fmt: skip
 
 
 def group(size: int, stride: int) -> Group:
@@ -46,14 +47,22 @@ def test_bandwidth() -> None:
 
 def test_a_ring() -> None:
     one, inside, across = group(1, 1), group(8, 1), group(64, 1)
-    assert one.all_gather(1e6) == inside.all_gather(0) == 0
-    assert inside.all_gather(1e6) == pytest.approx(1e-3 + 7 / 8 * 1e6 / 25e9)
-    # Eight hosts: three doublings.
+    assert one.all_gather(1e6) == inside.all_gather(0) == inside.all_reduce(0) == 0
+    assert inside.all_gather(1e6) == pytest.approx(1e-3 + 7e-5 + 7 / 8 * 1e6 / 25e9)
+    assert inside.all_reduce(1e6) == pytest.approx(2 * inside.all_gather(1e6))
+    # Eight hosts: seven steps between hosts, and seven in each of them.
     gathered = across.all_gather(8e6)
-    assert gathered == pytest.approx(1e-3 + 3e-4 + 63 / 64 * 8e6 / 10e9)
-    assert across.all_reduce(8e6) == pytest.approx(2 * gathered)
+    assert gathered == pytest.approx(1e-3 + 7e-4 + 56e-5 + 63 / 64 * 8e6 / 10e9)
     assert inside.in_buckets(inside.all_gather, 4e6) == pytest.approx(4 * inside.all_gather(1e6))
     assert inside.in_buckets(inside.all_gather, 1e5) == pytest.approx(inside.all_gather(1e5))
+
+
+def test_all_reduces_use_trees_between_many_hosts() -> None:
+    across = group(64, 1)
+    # Three doublings of hosts, and one chain of seven steps in a host.
+    start = 1e-3 + 3e-4 + 7e-5
+    assert across.all_reduce(8e6) == pytest.approx(2 * (start + 63 / 64 * 8e6 / 10e9))
+    assert across.all_reduce(8e6) < 2 * across.all_gather(8e6)
 
 
 def test_tokens_to_experts() -> None:

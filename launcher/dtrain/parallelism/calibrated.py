@@ -148,5 +148,6 @@ def _slower(before: Efficiency, work: float, traffic: float) -> Efficiency:
         link=before.link / traffic,
         network=before.network / traffic,
         latency=before.latency * traffic,
-        hop=before.hop * traffic,
+        link_step=before.link_step * traffic,
+        network_step=before.network_step * traffic,
     )

@@ -117,8 +117,10 @@ def _wire(
 
 
 def _start(row: dict[str, Any], base: Efficiency) -> float:
-    once = base.latency + base.hop * math.log2(float(row["hosts"]))
-    return 2 * once if row["kind"] == "all_reduce" else once
+    ring = base.ring_start(row["ranks"], row["hosts"])
+    if row["kind"] != "all_reduce":
+        return ring
+    return 2 * min(ring, base.tree_start(row["ranks"], row["hosts"]))
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from dtrain.parallelism.cluster.hardware import Precision
@@ -19,9 +20,12 @@ class Efficiency:
     gemm: float = 0.80
     """Share of the peak that large matrix products sustain."""
     fp8: float = 0.9
-    """Fraction of that share with fp8; casts and transposes take the rest."""
-    nvfp4: float = 0.5
-    """Fraction of that share with nvfp4, including the layers that stay in bf16."""
+    """Fraction of that share with fp8. Not fitted, but measured in large matrix products: 70.9 of
+    80.3 % of the peak on H100s, 76.3 of 77.6 % on B200s, and 72.3 of 72.9 % on GB200s (maximum
+    achievable matmul FLOPS, stas00/ml-engineering)."""
+    nvfp4: float = 0.98
+    """Fraction of that share with nvfp4, whose products are twice as fast as fp8's (arXiv
+    2509.25149). Recipes that keep layers in bf16 are slower."""
     gemm_half: float = 4e9
     """FLOP at which a matrix product reaches half of that."""
     attention: float = 0.55
@@ -44,8 +48,10 @@ class Efficiency:
     network_half: float = 85e6
     latency: float = 12e-6
     """Time of one collective before the first byte."""
-    hop: float = 5e-6
-    """Time for each doubling of the hosts."""
+    link_step: float = 3.4e-6
+    """Time of one step to the next member in a host (NCCL, ``tuning.cc``: ring, NVLink, Simple)."""
+    network_step: float = 14e-6
+    """Time of one step to the next host (the same table: network)."""
     bucket: float = 160e6
     """Bytes of gradients in one reduction."""
     fixed: float = 0.01
@@ -63,30 +69,39 @@ class Efficiency:
     has not seen are between these two (``scripts/planner/fit.py --held-out``). The default, for
     architectures without measurements, is a guess: wider than all measured ones."""
 
+    def ring_start(self, members: int, hosts: float) -> float:
+        """Seconds until data have passed through all members, one after the other."""
+        inside = (members - hosts) * self.link_step
+        return self.latency + inside + (hosts - 1) * self.network_step
+
+    def tree_start(self, members: int, hosts: float) -> float:
+        """Seconds until data have passed through a chain in each host and a tree of the hosts."""
+        inside = (members / hosts - 1) * self.link_step
+        return self.latency + inside + math.log2(hosts) * self.network_step
+
     def gemm_share(self, precision: Precision) -> float:
         """Share of the peak for ``precision`` that large matrix products sustain."""
         return self.gemm * {"fp8": self.fp8, "nvfp4": self.nvfp4}.get(precision, 1.0)
 
 
 AMPERE = Efficiency(
-    gemm=0.71, gemm_half=6e9, attention=0.37, scores=5.1, passes=0.75, stream=0.77,
-    launch=29e-6, hop=2e-5, exposed_tensor=1.0, exposed_data=0.37,
-    interval_low=0.91, interval_high=1.26,
+    gemm=0.76, gemm_half=6e9, attention=0.36, scores=5.1, passes=0.78, stream=0.76,
+    launch=29e-6, exposed_tensor=1.0, exposed_data=0.43,
+    interval_low=0.92, interval_high=1.21,
 )  # fmt: skip
 """Fitted to public runs on A100s (Megatron-LM, MegaScale, BLOOM, MosaicML, InternEvo, torchtitan,
 vTrain)."""
 HOPPER = Efficiency(
-    gemm=0.67, gemm_half=2e9, attention=0.6, flash2=0.56, passes=2.0, stream=0.75, launch=10e-6,
-    hop=1e-5, exposed_tensor=0.3, exposed_data=0.1, fp8=0.92, fixed=0.02,
-    interval_low=0.83, interval_high=1.13,
+    gemm=0.73, gemm_half=2e9, attention=0.49, flash2=0.56, passes=1.8, stream=0.75, launch=10e-6,
+    exposed_tensor=0.3, exposed_data=0.07, fp8=0.88, fixed=0.02,
+    interval_low=0.83, interval_high=1.08,
 )  # fmt: skip
 """Fitted to public runs on H100s (Megatron-LM, NeMo, Megatron-Bridge, torchtitan). Megatron-LM
 overlaps most of tensor parallelism's traffic there."""
 BLACKWELL = Efficiency(
-    gemm=0.56, gemm_half=5e9, attention=0.5, flash2=0.56, passes=1.0, stream=0.75, launch=8e-6,
-    hop=1e-5, link=0.67, exposed_data=0.97, exposed_expert=1.0, fp8=1.0, nvfp4=0.8,
-    fixed=0.02,
-    interval_low=0.80, interval_high=1.18,
+    gemm=0.6, gemm_half=5e9, attention=0.48, flash2=0.56, passes=1.0, stream=0.75, launch=8e-6,
+    link=0.67, exposed_data=0.94, exposed_expert=1.0, fp8=0.98, fixed=0.02,
+    interval_low=0.86, interval_high=1.19,
 )  # fmt: skip
 """Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), which
 sustained 48 % of their peak in plain matrix products, and so count as GPUs of 0.8 of the speed."""

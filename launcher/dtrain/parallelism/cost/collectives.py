@@ -64,21 +64,28 @@ class Group:
     def all_gather(self, size: float) -> float:
         """Return the seconds of an all-gather of ``size`` bytes in total.
 
-        Ring: (n−1)/n · V/B (NCCL's bus bandwidth); a reduce-scatter takes as long.
+        Ring: (n−1)/n · V/B (NCCL's bus bandwidth); a reduce-scatter takes as long. NCCL has trees
+        for all-reduces only, so the start of the others grows with the number of members.
         """
         if self.size == 1 or not size:
             return 0.0
-        share = (self.size - 1) / self.size
-        return self.start + share * size / self.bandwidth(size)
-
-    @property
-    def start(self) -> float:
-        """Seconds until the last member receives its first byte. Across hosts, NCCL uses trees."""
-        return self.efficiency.latency + self.efficiency.hop * math.log2(self.size / self.local)
+        return self.efficiency.ring_start(self.size, self.hosts) + self._pass(size)
 
     def all_reduce(self, size: float) -> float:
-        """Return the seconds of an all-reduce of ``size`` bytes: both halves of a ring."""
-        return 2 * self.all_gather(size)
+        """Return the seconds of an all-reduce of ``size`` bytes: there and back, in a ring or a
+        tree."""
+        if self.size == 1 or not size:
+            return 0.0
+        members = self.size, self.hosts
+        start = min(self.efficiency.ring_start(*members), self.efficiency.tree_start(*members))
+        return 2 * (start + self._pass(size))
+
+    @property
+    def hosts(self) -> float:
+        return self.size / self.local
+
+    def _pass(self, size: float) -> float:
+        return (self.size - 1) / self.size * size / self.bandwidth(size)
 
     def in_buckets(self, collective: Callable[[float], float], size: float) -> float:
         """Return the seconds of a collective in buckets, as for gradients."""
