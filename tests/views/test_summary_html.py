@@ -27,6 +27,8 @@ from support.stored import FAILURE, STRAGGLER
 
 HOSTILE = "</title><script>alert(1)</script> \"'&\x1b[31m<img src=//example.com/x>"
 BEGIN = 1.7e9
+AHEAD = {"n1": 0, "n2": 3600}
+"""Seconds by which the hosts' clocks are ahead."""
 FILE = f"""
 # {HOSTILE}
 cluster: {{hosts: [n1, n2], gpus: 2}}
@@ -54,6 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
         Record("run-1", request, 29500, "python3", BEGIN).save(folder.path)
         events: list[tuple[float, journal.JournalEvent]] = [
             (0, journal.RunStarted("run-1", ("n1", "n2"))),
+            *((1, journal.RelayHello(host, {"time": BEGIN + 1 + AHEAD[host]})) for host in AHEAD),
             *((at, progress(at, at - 19)) for at in range(20, 101, 10)),
             (100, journal.StragglersChanged(STRAGGLER)),
             (102, journal.NoticeShown(HOSTILE)),
@@ -66,7 +69,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
         folder.journal.write_bytes(b"".join(lines))
         (folder.path / "telemetry").mkdir(mode=0o700)
         for host, use in (("n1", 80), ("n2", 20)):
-            stored = [json.dumps(sample(at, use).as_json()) for at in range(10, 320, 10)]
+            times = range(10 + AHEAD[host], 320 + AHEAD[host], 10)
+            stored = [json.dumps(sample(at, use).as_json()) for at in times]
             file = folder.path / "telemetry" / f"{host}.jsonl"
             file.write_text("\n".join([*stored, ""]))
             file.chmod(0o600)
@@ -101,6 +105,11 @@ def test_the_summary_has_the_numbers_of_the_run(run: Summary) -> None:
     measured = {one.what: one.measured for one in run.differences}
     assert measured == pytest.approx({"step time": 1.0, "MFU": 2.5, "peak memory": 39.0625})
     assert run.differs == ""
+
+
+def test_telemetry_has_the_launchers_time(run: Summary) -> None:
+    for samples in run.samples.values():
+        assert [one.time - BEGIN for one in samples] == pytest.approx(range(10, 320, 10))
 
 
 def test_a_run_that_goes_on_has_not_failed(run: Summary) -> None:

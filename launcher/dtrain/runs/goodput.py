@@ -13,9 +13,8 @@ Each moment of a run belongs to one class, so the classes add up to the wall tim
     other     after the last step, or without reports of steps
 
 Goodput is the share of ``steps`` (Google's ml-goodput-measurement counts the same losses). Reports
-carry the clock of their host: the report that arrived fastest gives its offset, until somebody sets
-that clock. Losses of an attempt are known once a later attempt has done a step: its first step
-follows the checkpoint.
+carry the clock of their host, see `dtrain.runs.clocks`. Losses of an attempt are known once a later
+attempt has done a step: its first step follows the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,17 +24,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtrain.runs import journal
+from dtrain.runs.clocks import HostClock
 from dtrain.runs.journal import JournalEvent
 
 CLASSES = ("start", "data", "steps", "save", "load", "lost", "waiting", "hung", "other")
 Records = Iterable[tuple[float, JournalEvent]]
 """Events of a journal with their times in seconds since the epoch, in the journal's order."""
-
-
-CLOCK_SET = 60.0
-"""Seconds by which a host's clock must jump. Reports are written less out of order."""
-STEADY = 30.0
-"""Seconds of reports that arrived equally fast: they were not late, so the clock was set."""
 
 _Point = tuple[float, int, Mapping[str, float] | None]
 """A report: its time, the steps done, and the phases, if it has them."""
@@ -98,29 +92,11 @@ class Goodput:
 
 
 @dataclass(slots=True)
-class _Clock:
-    """A host's clock, and the reports that carry it."""
+class _Reports:
+    """The reports that carry one clock of a host."""
 
+    clock: HostClock = field(default_factory=HostClock)
     points: list[_Point] = field(default_factory=list)
-    offset: float = math.inf
-    since: float = 0.0
-    """The first and the last report that arrived about as fast as the fastest one."""
-    until: float = 0.0
-    last: float = -math.inf
-
-    def was_set(self, then: float, at: float) -> bool:
-        """Whether a report of ``at`` that arrived at ``then`` carries another clock."""
-        ahead = then - at < self.offset - CLOCK_SET and self.until - self.since >= STEADY
-        return ahead or at < self.last - CLOCK_SET
-
-    def add(self, then: float, point: _Point) -> None:
-        late = then - point[0]
-        if late < self.offset - 1:
-            self.since = then
-        if late < self.offset + 1:
-            self.until = then
-        self.offset, self.last = min(self.offset, late), point[0]
-        self.points.append(point)
 
 
 @dataclass(slots=True)
@@ -131,8 +107,8 @@ class _Attempt:
     begin: float
     end: float = math.inf
     """When the next attempt begins, or the run ends."""
-    clocks: list[_Clock] = field(default_factory=lambda: [_Clock()])
-    """That of the host, and a new one each time when it was set."""
+    reports: list[_Reports] = field(default_factory=lambda: [_Reports()])
+    """More than one if the clock was set."""
     hung: list[tuple[float, float]] = field(default_factory=list)
     apart: dict[str, float] = field(default_factory=dict)
     """Hosts that cannot be reached, each with the time since when."""
@@ -151,9 +127,9 @@ class _Attempt:
     def points(self) -> list[_Point]:
         """The reports, on the launcher's clock."""
         return [
-            (at + clock.offset, step, phases)
-            for clock in self.clocks
-            for at, step, phases in clock.points
+            (at + reports.clock.offset, step, phases)
+            for reports in self.reports
+            for at, step, phases in reports.points
         ]
 
 
@@ -240,18 +216,20 @@ def _add(one: _Attempt, then: float, event: JournalEvent) -> None:
             one.failed = then
             one.why, one.ok = report.reason, False
             _fail(one, (failure.time for failure in report.failures))
-            clock = one.clocks[-1]
-            if result.step is not None and clock.points and one.stopped < math.inf:
+            reports = one.reports[-1]
+            if result.step is not None and reports.points and one.stopped < math.inf:
                 # The journal has only some of its reports, and not the last one.
-                clock.points.append((one.stopped - clock.offset, result.step, None))
+                at = one.stopped - reports.clock.offset
+                reports.points.append((at, result.step, None))
 
 
 def _point(
     one: _Attempt, then: float, at: float, step: int, phases: Mapping[str, float] | None
 ) -> None:
-    if one.clocks[-1].was_set(then, at):
-        one.clocks.append(_Clock())
-    one.clocks[-1].add(then, (at, step, phases))
+    if one.reports[-1].clock.was_set(then, at):
+        one.reports.append(_Reports())
+    one.reports[-1].clock.add(then, at)
+    one.reports[-1].points.append((at, step, phases))
 
 
 def _fail(one: _Attempt, times: Iterable[float]) -> None:

@@ -9,6 +9,7 @@ from dtrain.failures.cause import Report
 from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import Sample
 from dtrain.runs import journal, telemetry
+from dtrain.runs.clocks import HostClocks
 from dtrain.runs.goodput import Goodput, Records, goodput
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder
@@ -67,7 +68,7 @@ class Summary:
     report: Report | None
     """How it ended, or how its last attempt failed if it goes on."""
     samples: dict[str, tuple[Sample, ...]]
-    """Telemetry by host, thinned, without what ranks use."""
+    """Telemetry by host, thinned, without what ranks use; times are the launcher's."""
     unreadable: int
     """Lines of the journal that could not be read."""
 
@@ -83,8 +84,13 @@ def summary(folder: RunFolder, now: float) -> Summary:
     records = list(reader.read())
     hosts = _hosts(records)
     most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
+    clocks = HostClocks(records)
     samples = {
-        host: tuple(telemetry.sampled(folder.path, host, most, ranks=False)) for host in hosts
+        host: tuple(
+            replace(sample, time=clocks.ours(host, sample.time))
+            for sample in telemetry.sampled(folder.path, host, most, ranks=False)
+        )
+        for host in hosts
     }
     used = [
         gpu.memory_used
