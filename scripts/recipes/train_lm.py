@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 2 train_lm.py
 
 It reads the variables that every launcher of torch sets (RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and does not need dtrain. By default it learns Python
-from the source of Python's standard library, which every machine has.
+LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). It does not need dtrain, but reports its steps to it.
+By default it learns Python from the source of Python's standard library, which every machine has.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ import torch.distributed.nn
 import torch.nn.functional as F  # noqa: N812 - the name everyone gives it
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from dtrain.runtime import progress
+except ModuleNotFoundError:  # another launcher
+    progress = None
 
 TEXT = {".md", ".py", ".rst", ".txt"}
 HELD_OUT = 0.05
@@ -169,6 +174,9 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
         nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        if progress is not None:
+            tokens_of_all = world * arguments.batch * arguments.context
+            progress(step, total=arguments.steps, loss=loss, tokens=tokens_of_all)
         steps_since += 1
         loss_since += loss.item()
         if step == 1 or step % arguments.every == 0 or step == arguments.steps:

@@ -57,6 +57,9 @@ def test_two_nodes_of_two_workers_on_this_machine(launcher: Launcher) -> None:
         assert len(found) == 3, str(done)
         assert_learns(found)
     assert "held-out loss after training" in done.stdout
+    (run,) = (launcher.home / "runs").iterdir()
+    report = launcher.command("report", run.name).wait()
+    assert re.search(r"^Goodput +\d", report.stdout, re.MULTILINE), str(report)
     said = {shape(line) for line in (done.stdout + done.stderr).splitlines()}
     assert {shape(line) for line in shown_in_the_readme()} - said == set()
 

@@ -72,6 +72,21 @@ assert 1 <= Loss.reads < 100, Loss.reads
     assert all(math.isnan(event["loss"]) for event in say(code, tmp_path))  # type: ignore[arg-type]
 
 
+def test_a_loss_with_a_gradient_is_detached_first(tmp_path: Path) -> None:
+    """Otherwise torch warns."""
+    code = """
+from dtrain.runtime import progress
+class Loss:
+    def detach(self):
+        return 0.5
+    def __float__(self):
+        raise AssertionError
+progress(1, loss=Loss(), accuracy=Loss())
+"""
+    (event,) = say(code, tmp_path)
+    assert (event["loss"], event["metrics"]) == (0.5, {"accuracy": 0.5})
+
+
 @pytest.mark.parametrize(
     ("environment", "name"),
     [

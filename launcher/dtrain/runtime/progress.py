@@ -35,14 +35,14 @@ class _Reporter:
         self._last = now
         # Only now, because reading a loss from a GPU waits for the step to finish.
         metrics = {
-            name[:_MAX_METRIC_NAME]: float(value)
+            name[:_MAX_METRIC_NAME]: _number(value)
             for name, value in list(more.items())[:_MAX_METRICS]
         }
         self.tell(
             "progress",
             step=step,
             total=total,
-            loss=None if loss is None else float(loss),
+            loss=None if loss is None else _number(loss),
             tokens=self._tokens or None,
             metrics=metrics,
         )
@@ -61,6 +61,11 @@ class _Reporter:
                 os.write(fd, line.encode())
             finally:
                 os.close(fd)
+
+
+def _number(value: Any) -> float:
+    # A loss that has a gradient: torch warns about a plain conversion.
+    return float(value.detach() if hasattr(value, "detach") else value)
 
 
 _reporter = _Reporter()
