@@ -8,7 +8,8 @@ import signal
 import socket
 import time
 
-from dtrain.node.agent.control_server import EXHAUSTED_PAUSE, ControlServer
+from dtrain.node.agent.control_server import ControlServer
+from dtrain.node.listening import EXHAUSTED_PAUSE
 
 
 class Exhausted(socket.socket):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import signal
 import socket
-import time
 
 from dtrain.node.agent.control import peer_of
 from dtrain.node.agent.wire import encode
 from dtrain.node.agent.worker_files import decode
+from dtrain.node.listening import accept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 MAX_COMMAND = 1 << 20
 """Bytes of one command."""
-EXHAUSTED_PAUSE = 0.05
-"""Seconds before another try to accept a relay while this process can open no more files."""
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class ControlServer:
@@ -85,11 +81,10 @@ class ControlServer:
             client.send(encode(message) + b"\n")
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            client, _ = listener.accept()
-        except OSError as error:
-            if error.errno in _EXHAUSTED:
-                time.sleep(EXHAUSTED_PAUSE)  # the client still waits, so that poll returns at once
+        client = None
+        with contextlib.suppress(OSError):
+            client = accept(listener)
+        if client is None:
             return
         if peer_of(client)[1] == os.geteuid():
             self._add(client)

@@ -11,6 +11,7 @@ import struct
 
 from dtrain.node.agent.processes import read_file
 from dtrain.node.agent.wire import RefusedError
+from dtrain.node.listening import on_all_addresses
 from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder, tcp_entries
 
 SIOCGIFADDR = 0x8915
@@ -57,14 +58,8 @@ def reserve_port(port: int) -> list[socket.socket]:
     """
     held: list[socket.socket] = []
     try:
-        for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-            try:
-                sock = socket.socket(family, socket.SOCK_STREAM)
-            except OSError:
-                continue  # no IPv6 here
+        for sock, address in on_all_addresses():
             held.append(sock)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
                 sock.bind((address, port))
             except OSError as error:

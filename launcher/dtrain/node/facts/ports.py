@@ -12,6 +12,7 @@ import time
 
 from dtrain.node.facts.network import source_towards
 from dtrain.node.facts.probing import at_once
+from dtrain.node.listening import accept, on_all_addresses
 from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder
 
 TYPE_CHECKING = False
@@ -36,21 +37,15 @@ class Listener:
         """Listen on all addresses. Returns the port. Raises OSError if it is taken."""
         sockets = []
         try:
-            for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-                try:
-                    sock = socket.socket(family, socket.SOCK_STREAM)
-                except OSError:
-                    continue  # no IPv6 here
+            for sock, address in on_all_addresses():
                 sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 try:
                     sock.bind((address, port))
                     sock.listen(512)
                 except OSError as error:
                     taken = error.errno in (errno.EACCES, errno.EADDRINUSE)
-                    if family == socket.AF_INET6 and not taken:
+                    if sock.family == socket.AF_INET6 and not taken:
                         continue  # IPv6 is switched off
                     raise
                 port = port or sock.getsockname()[1]
@@ -66,10 +61,15 @@ class Listener:
     def _serve(self, sock: socket.socket) -> None:
         while True:
             try:
-                peer, _ = sock.accept()
+                peer = accept(sock)
             except OSError:
                 return
-            threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+            if peer is None:
+                continue
+            try:
+                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+            except RuntimeError:  # no more threads
+                self._answer(peer)
 
     def _answer(self, peer: socket.socket) -> None:
         with contextlib.suppress(OSError), peer:
