@@ -93,6 +93,11 @@ class HangWatch:
         self._since = time.monotonic()
 
     @property
+    def _connected(self) -> bool:
+        """Whether reports of all workers that may still run arrive."""
+        return all(host.reachable or host.reported_end for host in self._hosts.values())
+
+    @property
     def why(self) -> str:
         """The hang for which the job ends, once it is detected; empty before."""
         ends = self._silence is not Silence.NONE and self._watchdog.then != "report"
@@ -111,7 +116,7 @@ class HangWatch:
         """Show which ranks stand still, and where, when that changes. A stall does not end the job:
         its workers may still write output."""
         now = time.monotonic()
-        if not all(host.reachable for host in self._hosts.values()):
+        if not self._connected:
             self._job.steps.disconnected(now)
         elif self._locating and self._answered(now):
             self._locating = False
@@ -138,7 +143,7 @@ class HangWatch:
         if self._watchdog.silence is None:
             return False
         now = time.monotonic()
-        if not all(host.reachable for host in self._hosts.values()):
+        if not self._connected:
             # The connection is down, so the silence says nothing about the job.
             self._since, self._silence = now, Silence.NONE
         elif self._silence is Silence.NONE:
