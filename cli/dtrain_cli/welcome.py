@@ -8,16 +8,20 @@ from pathlib import Path
 from dtrain.diagnostics import DtrainError
 from dtrain_cli.views import welcome as view
 
+SUMMARY = (
+    "dtrain launches multi-node training from one YAML file: over SSH, on Slurm or on Kubernetes."
+)
+
 
 def welcome() -> str:
     runs = Path(os.environ.get("DTRAIN_HOME") or "~/.dtrain").expanduser() / "runs"
     if not runs.is_dir():
-        return view.text([])
+        return view.text(SUMMARY, [])
     # Slow to import, and a newcomer has no runs.
     from dtrain.session.status import active
 
     try:
-        return view.text(active())
+        return view.text(SUMMARY, active())
     except DtrainError:
         # A damaged folder is a matter for the commands that use it.
-        return view.text([])
+        return view.text(SUMMARY, [])

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 MOST = 8
 """Runs to show; `dtrain ps` shows all."""
 _START = """\
-dtrain launches multi-node training from one YAML file: over SSH, on Slurm or on Kubernetes.
-
   dtrain init                  write a first cluster file from your answers
   dtrain check cluster.yaml    find what would make the job fail
   dtrain launch cluster.yaml   start the job, stream its output, clean up
@@ -22,10 +20,11 @@ dtrain launches multi-node training from one YAML file: over SSH, on Slurm or on
 _MORE = "`dtrain --help` lists all commands, `dtrain help` the documentation."
 
 
-def text(runs: Sequence[RunStatus]) -> str:
-    """Return the page; ``runs`` are those that are alive, the latest last."""
+def text(summary: str, runs: Sequence[RunStatus]) -> str:
+    """Return the page, below a ``summary`` of dtrain; ``runs`` are those that are alive, the latest
+    last."""
     parts = [_START, _alive(runs), _MORE] if runs else [_START, _MORE]
-    return "\n".join(parts)
+    return "\n".join([f"{summary}\n", *parts])
 
 
 def _alive(runs: Sequence[RunStatus]) -> str:
