@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from dtrain.checks.finding import HOSTS, error, fold, warning
 from dtrain.checks.reach import groups
 from dtrain.checks.skew import outliers
 from dtrain.diagnostics import ConnectError
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.session.gather_order import QUICK, peers
 from dtrain.spec.load import parse
 from dtrain_cli.views.findings import as_text
@@ -27,9 +29,12 @@ job: {{framework: torch, script: train.py}}
 """
 
 
+def plan_of(count: int, gpus: int = 0) -> LaunchPlan:
+    return build(parse(FILE.format(count=count, gpus=gpus), "cluster.yaml"))
+
+
 def cluster(count: int, gpus: int = 0, **facts: dict[str, Any]) -> list[HostFacts]:
-    plan = build(parse(FILE.format(count=count, gpus=gpus), "cluster.yaml"))
-    return [HostFacts(part, dict(facts)) for part in plan.hosts]
+    return [HostFacts(part, dict(facts)) for part in plan_of(count, gpus).hosts]
 
 
 def findings(hosts: list[HostFacts], gpus: int = 0) -> tuple[Finding, ...]:
@@ -170,3 +175,45 @@ def test_the_examples_have_no_findings() -> None:
     for path in sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")):
         plan = build(parse(path.read_bytes(), str(path)))
         assert judge(Evidence(plan, tuple(HostFacts(part, {}) for part in plan.hosts))) == ()
+
+
+def test_the_work_grows_with_the_pairs_of_hosts_and_not_faster() -> None:
+    """A closed firewall, and names that lead to other hosts, between all pairs."""
+
+    def calls(count: int) -> int:
+        names = [host.name for host in cluster(count)]
+        resolved = {name: {"addresses": ["10.9.9.9"]} for name in names}
+        hosts = [
+            replace(
+                one,
+                facts={"names": {"hosts": resolved}, "network": on_network(f"10.0.0.{at}")},
+                dialed=tuple(
+                    {"host": name, "kind": kind, "address": "x", "port": 1, "error": "timed out"}
+                    for name in names
+                    for kind in ("address", "interface")
+                    if name != one.name
+                ),
+            )
+            for at, one in enumerate(cluster(count), 1)
+        ]
+        evidence = Evidence(plan_of(count), tuple(hosts))
+        made = 0
+
+        def note(*_: object) -> None:
+            nonlocal made
+            made += 1
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            assert judge(evidence)
+        finally:
+            sys.setprofile(before)
+        return made
+
+    assert calls(48) < 5 * calls(24)
+
+
+def on_network(address: str) -> dict[str, Any]:
+    eth0 = {"addresses": [address], "up": True, "state": "up", "mtu": 1500, "speed": 1000}
+    return {"interfaces": {"eth0": eth0}, "routes": {}}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,13 @@ class HostFacts:
         """The result of a probe; empty if it failed or was not requested."""
         found = self.facts.get(probe, {})
         return {} if "error" in found else found
+
+    @cached_property
+    def reached(self) -> frozenset[str]:
+        """The hosts whose interface this host has dialed."""
+        return frozenset(
+            one["host"] for one in self.dialed if one["kind"] == "interface" and "error" not in one
+        )
 
     def short(self, path: str) -> str:
         """A path on the host, with ``~`` for the home folder, so that hosts with different home
@@ -153,7 +160,20 @@ class Evidence:
         return "remove these hosts from cluster.hosts"
 
     def __getitem__(self, name: str) -> HostFacts:
-        return next(host for host in self.hosts if host.name == name)
+        return self._by_name[name]
+
+    @cached_property
+    def owners(self) -> Mapping[str, Sequence[HostFacts]]:
+        """The hosts that have an address."""
+        found = defaultdict[str, list[HostFacts]](list)
+        for host in self.hosts:
+            for address in host.addresses:
+                found[address].append(host)
+        return found
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, HostFacts]:
+        return {host.name: host for host in self.hosts}
 
 
 def is_loopback(address: str) -> bool:

@@ -97,4 +97,5 @@ def wrong_host(evidence: Evidence, peer: HostFacts, addresses: Sequence[str]) ->
     wanted = set(addresses)
     if not wanted or wanted & peer.addresses:
         return ""
-    return next((host.name for host in evidence.hosts if wanted <= host.addresses), "")
+    owners = evidence.owners.get(min(wanted), ())
+    return next((host.name for host in owners if wanted <= host.addresses), "")

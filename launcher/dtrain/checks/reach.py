@@ -43,18 +43,17 @@ def _is_explained(evidence: Evidence, source: str, found: Facts) -> bool:
     use, such as that of a gateway for the launching machine."""
     if found["kind"] == "interface":
         return False
-    if found["kind"] == "address" and not evidence.needs_address(evidence[found["host"]]):
-        there = (found["host"], "interface")
-        dialed = evidence[source].dialed
-        if any((one["host"], one["kind"]) == there and "error" not in one for one in dialed):
-            return True
+    host = evidence[found["host"]]
+    by_address = found["kind"] == "address"
+    if by_address and not evidence.needs_address(host) and host.name in evidence[source].reached:
+        return True
     names = evidence[source].fact("names").get("hosts", {})
     known = names.get(found["host"], {})
     addresses = known.get("addresses", ())
     return bool(
         "error" in known
         or any(map(is_loopback, addresses))
-        or wrong_host(evidence, evidence[found["host"]], addresses)
+        or wrong_host(evidence, host, addresses)
     )
 
 
