@@ -1,0 +1,61 @@
+"""A job that a launcher no longer waits for, and `dtrain stop` later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtrain.engines.slurm import session
+from dtrain.engines.slurm.job import SlurmJob
+from dtrain.engines.slurm.session import SlurmEngine
+from dtrain.engines.slurm.submission import HERE
+from dtrain.node.agent.wire import encode
+from dtrain.runs.log_store import RunFolder
+from dtrain.runs.record import Record, Request
+from dtrain.session.control import Control
+from dtrain.session.observer import NullObserver
+from support.scripted import ScriptedHosts, relay_stdout
+
+FILE = "cluster: {slurm: {}, nodes: 2, slots: 1}\njob: {framework: none, command: [x]}\n"
+REQUEST = Request("c.yaml", "/", FILE)
+
+
+@pytest.fixture
+def given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-1")
+    record = Record(
+        "run-1", REQUEST, 29500, "python3", 1e9, job_id="7", allocated=("gpu03", "gpu04")
+    )
+    job = SlurmJob(record, folder, observer=NullObserver(), on_running=lambda run: None, secrets={})
+    assert job.given_up("Ctrl-C").hint == "`dtrain stop run-1` tries again"
+    return folder
+
+
+def clean(folder: RunFolder, state: str) -> bool:
+    """Whether nothing is left, as Slurm says that the job has this state."""
+    said = [
+        {"type": "submitted", "job": "7"},
+        {"type": "cancelling"},
+        {"type": "job", "text": f"JobId=7 JobState={state}"},
+        {"type": "bye"},
+    ]
+    hosts = ScriptedHosts({HERE: relay_stdout(map(encode, said))})
+    engine = SlurmEngine(REQUEST, transport=hosts, observer=NullObserver(), control=Control())
+    return engine.clean(Record.load(folder.path), folder)
+
+
+def test_a_job_that_was_given_up_is_killed_later(given_up: RunFolder) -> None:
+    assert [attempt for _, attempt in Record.load(given_up.path).leftovers] == [1, 1]
+    assert clean(given_up, "CANCELLED")
+    assert Record.load(given_up.path).leftovers == ()
+
+
+def test_a_job_that_does_not_end_is_left(
+    given_up: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "GONE_SECONDS", -1.0)
+    monkeypatch.setattr(session, "CLEAN_POLL", 0.0)
+    assert not clean(given_up, "COMPLETING")
+    assert Record.load(given_up.path).leftovers
