@@ -84,7 +84,7 @@ class Assumptions:
         A fused product reads and writes the sum. Otherwise, it writes a gradient that another
         kernel adds to the sum. FSDP copies it to the flat buffer that it reduces.
         """
-        own = 4 if self.precision == "fp32" else 2
+        own = 4 if self.precision in ("tf32", "fp32") else 2
         if layout.shards_parameters:
             return 3 * own
         total = 4 if self.fp32_gradients else own

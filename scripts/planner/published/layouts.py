@@ -147,7 +147,8 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
         (r"fp8|float8", "fp8"),
         (r"bf16|bfloat16", "bf16"),
         (r"fp16|float16|half", "fp16"),
-        (r"fp32|float32|tf32", "fp32"),
+        (r"tf32", "tf32"),
+        (r"fp32|float32", "fp32"),
     )
     for pattern, named in names:
         if re.search(pattern, text):

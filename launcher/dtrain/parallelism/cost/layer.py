@@ -13,7 +13,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
-BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "nvfp4": 2, "fp32": 4}
+BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "nvfp4": 2, "tf32": 4, "fp32": 4}
 """Bytes of one activation. In fp8 and nvfp4 are only copies of the inputs of matrix products."""
 
 
