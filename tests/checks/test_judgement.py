@@ -177,6 +177,22 @@ def test_the_examples_have_no_findings() -> None:
         assert judge(Evidence(plan, tuple(HostFacts(part, {}) for part in plan.hosts))) == ()
 
 
+def test_hosts_that_fail_alike_are_one_finding() -> None:
+    plan = plan_of(3)
+    failures = tuple(
+        ConnectError(name, f"connecting to {name} ({name}:22)", why, hint=f"check `ssh {name}`")
+        for name, why in (("gpu01", "refused"), ("gpu02", "no route"), ("gpu03", "refused"))
+    )
+    found = judge(Evidence(plan, (), failures))
+    assert [(one.hosts, one.seen) for one in found] == [
+        (
+            ("gpu01", "gpu03"),
+            "connecting to gpu01 (gpu01:22): refused (shown for gpu01; same on the others)",
+        ),
+        (("gpu02",), "connecting to gpu02 (gpu02:22): no route"),
+    ]
+
+
 def test_the_work_grows_with_the_pairs_of_hosts_and_not_faster() -> None:
     """A closed firewall, and names that lead to other hosts, between all pairs."""
 

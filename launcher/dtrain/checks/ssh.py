@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, error, warning
+from dtrain.failures.cause import of_one_kind, shown_for
 
 SLOW = 1.0
 """Round trip in seconds above which launches are slow."""
@@ -14,13 +15,14 @@ SLOW = 1.0
 def judge(evidence: Evidence) -> Iterator[Finding]:
     # Slurm starts dtrain's program on its machines; SSH leads to the login node alone.
     chosen = set(evidence.plan.host_names if evidence.plan.slurm else ())
-    for failure in evidence.failures:
+    for same in of_one_kind(evidence.failures, [part.host for part in evidence.plan.hosts]):
+        first, hosts = same[0], [failure.host for failure in same]
         yield error(
-            "machines" if failure.host in chosen else "ssh",
-            [failure.host],
-            f"{failure.attempted}: {failure.reason}",
+            "machines" if first.host in chosen else "ssh",
+            hosts,
+            f"{first.attempted}: {first.reason}{shown_for(first.host, hosts)}",
             "dtrain can run Python on every host",
-            failure.hint.replace("\n", "; "),
+            first.hint.replace("\n", "; "),
         )
     for host in evidence.hosts:
         if host.latency > SLOW:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError
@@ -21,6 +21,7 @@ from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan import names
 from dtrain.spec.model import Host
 
+_Problem = TypeVar("_Problem", bound=DtrainError)
 _SIGNALLED = 128
 """A shell reports a signal as this exit status plus the signal's number."""
 
@@ -200,13 +201,24 @@ def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def grouped(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[str, str]]:
-    """Message and hint of each kind of problem. The same problem on several hosts is one entry.
+    """Message and hint of each kind of problem, see `of_one_kind`. The entry lists all hosts and
+    shows the text of the first one."""
+    entries = []
+    for same in of_one_kind(problems, hosts):
+        first, message = same[0], same[0].message
+        if len(same) > 1 and isinstance(first, NodeError):
+            named = dict.fromkeys(one.host for one in same if isinstance(one, NodeError))
+            rest = message.removeprefix(first.host)
+            message = f"{hostlist.fold(named)}{rest}{shown_for(first.host, named)}"
+        entries.append((message, first.hint))
+    return entries
 
-    Two problems are the same if they differ only in the host's name and address. The entry lists
-    all hosts and shows the text of the first one, in the order of ``hosts``.
-    """
+
+def of_one_kind(problems: Sequence[_Problem], hosts: Sequence[Host]) -> list[list[_Problem]]:
+    """The problems of each kind, in the order of ``hosts``. Two problems are of one kind if they
+    differ only in the host's name and address."""
     order = {host.name: place for place, host in enumerate(hosts)}
-    kinds: dict[str, list[DtrainError]] = {}
+    kinds: dict[str, list[_Problem]] = {}
     for problem in sorted(problems, key=lambda p: order.get(getattr(p, "host", ""), len(order))):
         text = f"{problem.message}\0{problem.hint}"
         if isinstance(problem, NodeError) and problem.host in order:
@@ -214,15 +226,12 @@ def grouped(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tupl
             for own in sorted({host.name, host.address}, key=len, reverse=True):
                 text = re.sub(rf"(?<![\w.-]){re.escape(own)}(?![\w-])", "\0", text)
         kinds.setdefault(text, []).append(problem)
-    entries = []
-    for first, *others in kinds.values():
-        message = first.message
-        if others and isinstance(first, NodeError):
-            same = dict.fromkeys(e.host for e in (first, *others) if isinstance(e, NodeError))
-            more = f" (shown for {first.host}; same on the others)" if len(same) > 1 else ""
-            message = f"{hostlist.fold(same)}{message.removeprefix(first.host)}{more}"
-        entries.append((message, first.hint))
-    return entries
+    return list(kinds.values())
+
+
+def shown_for(host: str, hosts: Collection[str]) -> str:
+    """An addition to the text of one host that stands for all ``hosts``."""
+    return f" (shown for {host}; same on the others)" if len(hosts) > 1 else ""
 
 
 def _kind(failure: Failure) -> int:
