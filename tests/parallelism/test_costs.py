@@ -312,6 +312,21 @@ def test_each_micro_batch_reads_the_weights_of_all_experts() -> None:
     assert 2 * one.forward(moe=True) - two.forward(moe=True) == pytest.approx(reads, rel=0.02)
 
 
+def test_copies_of_tokens_are_sorted_by_expert_and_added() -> None:
+    """Each copy is written and read once more, as is the token itself."""
+    shape, chosen = model("qwen3-30b-a3b"), gpu("a100-80gb")
+    one = replace(shape, experts_per_token=1, ffn_hidden=8 * shape.ffn_hidden)
+    usual = of_family(chosen.family)
+    cluster = GpuCluster(chosen, 8, 8, 200.0)
+    layout = Layout(backend="megatron", expert=8, data=8)
+    fewer, more = (
+        Kernels(usual, cluster, each, layout, ASSUMED).stream_forward() for each in (one, shape)
+    )
+    size = 2 * (7 * 2) * shape.hidden * shape.seq_len
+    seconds = usual.passes * size / (chosen.bandwidth * 1e9 * usual.stream)
+    assert more - fewer == pytest.approx(seconds)
+
+
 def test_software_without_overlap_shows_all_traffic() -> None:
     shape = model("llama-3-8b")
     layout = Layout(backend="megatron", data=8, grad_accumulation=8, sharding="optimizer")

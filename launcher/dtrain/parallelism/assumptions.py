@@ -82,12 +82,12 @@ class Assumptions:
         """Bytes that each micro-batch reads and writes for the gradient of one parameter.
 
         A fused product reads and writes the sum. Otherwise, it writes a gradient that another
-        kernel adds to the sum. FSDP copies it to the flat buffer that it reduces.
+        kernel adds to the sum. FSDP copies it to the flat buffer that its reduction reads.
         """
         own = 4 if self.precision in ("tf32", "fp32") else 2
-        if layout.shards_parameters:
-            return 3 * own
         total = 4 if self.fp32_gradients else own
+        if layout.shards_parameters:
+            return 4 * own
         fused = self.fuses_gradients and not self.by_torch(layout)
         return 2 * total if fused else 2 * own + 2 * total
 

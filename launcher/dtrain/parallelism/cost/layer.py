@@ -206,6 +206,9 @@ class Kernels:
         """
         shape, layout = self.shape, self.layout
         whole = 10.0 + (4.0 if shape.dropout else 0.0)
+        if shape.experts:
+            # Copies of tokens are written in the order of experts, and later added to each other.
+            whole += 2.0 * (1 + shape.experts_per_token)
         if layout.sequence_parallel:
             whole /= layout.tensor
         f = shape.ffn_hidden * (max(1, shape.experts_per_token) if shape.experts else 1)
