@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dtrain.launchplan.plan import HostPlan, build
-from dtrain.session.preflight import everywhere
+from dtrain.checks import HostFacts
+from dtrain.diagnostics import ConnectError
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
+from dtrain.session.gather_order import QUICK, Depth, gather_order
+from dtrain.session.preflight import Preflight, everywhere
 from dtrain.spec.load import parse
 from support.limits import HANG
 
@@ -52,3 +58,35 @@ def test_a_failure_after_a_stop_is_no_bug() -> None:
     stopped.clear()
     with pytest.raises(ValueError, match=r"a|b"):
         everywhere(work, HOSTS, HANG)
+
+
+class FewAnswer(Preflight):
+    """Every tenth host answers. Records which hosts each of them dials."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        super().__init__(plan, fail, base=Path())
+        self.dialed: dict[str, list[str]] = {}
+
+    def _gather(self, part: HostPlan, depth: Depth) -> tuple[HostFacts, int | None]:
+        return (HostFacts(part, {}), 1) if part.node_rank % 10 == 0 else fail(part)
+
+    def _dial(
+        self, host: HostFacts, others: Sequence[HostFacts], ports: Mapping[str, int | None]
+    ) -> HostFacts:
+        self.dialed[host.name] = [other.name for other in others]
+        return host
+
+
+def fail(part: HostPlan) -> Any:
+    raise ConnectError(part.host.name, "connecting", "it does not answer")
+
+
+def test_a_host_dials_only_hosts_whose_names_it_has_looked_up() -> None:
+    plan = build(parse(FILE.replace("a, b", '"n[000-199]"'), "c.yaml"))
+    check = FewAnswer(plan)
+    check.look(QUICK)
+    assert len(check.dialed) == 20
+    assert any(check.dialed.values())
+    for part in plan.hosts:
+        order = gather_order(plan, part, QUICK, token="", workdir=".")
+        assert set(order["addresses"]) >= {*check.dialed.get(part.host.name, ())}

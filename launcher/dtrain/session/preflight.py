@@ -221,9 +221,16 @@ class Preflight:
         found = [answer for answer in answers if not isinstance(answer, NodeError)]
         hosts = [host for host, _ in found]
         ports = {host.name: port for host, port in found}
-        places = {host.name: place for place, host in enumerate(hosts)}
+        answered = {host.name: host for host in hosts}
+        places = {name: place for place, name in enumerate(self._plan.host_names)}
+
+        def others(host: HostFacts) -> list[HostFacts]:
+            # Of all hosts, whether they answer or not: these are the names that it has looked up.
+            chosen = peers(self._plan.host_names, places[host.name], depth)
+            return [answered[name] for name in chosen if name in answered]
+
         dialed = everywhere(
-            lambda host: self._dial(host, peers(hosts, places[host.name], depth), ports),
+            lambda host: self._dial(host, others(host), ports),
             hosts,
             depth.dialing,
             lambda host, call: self._run(host.name, call),
