@@ -51,7 +51,7 @@ def test_the_100b_file_is_what_plan_writes(tmp_path: Path) -> None:
     before = (CONFIGS / "gpt-100b.yaml").read_text()
     file = tmp_path / "gpt-100b.yaml"
     file.write_text(re.sub(r"\n  layout:\n(    .*\n)+", "\n", before))
-    assert "tensor: 4" not in file.read_text()
+    assert "tensor:" not in file.read_text()
     plan(file=file, model_size="100B", data=2, output=file)
     assert file.read_text() == before
 
