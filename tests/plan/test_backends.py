@@ -118,9 +118,11 @@ def test_a_layout_for_another_backend_is_the_scripts_own() -> None:
 
 
 def test_published_layouts_with_uneven_pieces_are_planned() -> None:
-    """Llama 3.1 405B has 126 layers in 64 pieces, DeepSeek-V3 61 layers in 32 (Megatron-LM)."""
+    """Llama 3.1 405B has 126 layers in 64 pieces, or in 128 with embedding and output layer, and
+    DeepSeek-V3 61 layers in 32 (Megatron-LM)."""
     for name, fixed in (
         ("llama-3.1-405b", {"tensor": 8, "pipeline": 8, "virtual_pipeline": 8}),
+        ("llama-3.1-405b", {"tensor": 8, "pipeline": 16, "virtual_pipeline": 8}),
         ("deepseek-v3", {"pipeline": 8, "virtual_pipeline": 4, "expert": 32}),
     ):
         question = replace(ask(name, "h100-80gb", 256, "megatron"), fixed=fixed, shape=model(name))

@@ -110,6 +110,17 @@ def reduces_each_micro_batch(layout: Layout) -> bool:
     return layout.shards_parameters
 
 
+def most_pieces(shape: Shape, layout: Layout) -> int:
+    """Return the maximum number of pieces of the layout's pipeline.
+
+    A piece has at least one layer. If that fills the stages evenly, the embedding and the output
+    layer each take the place of one (Megatron-LM's ``--account-for-embedding-in-pipeline-split``).
+    """
+    places = shape.layers + 2
+    ends_count = backend_of(layout).uneven_pieces and places % layout.pipeline == 0
+    return places if ends_count else shape.layers
+
+
 def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend, t = backend_of(layout), layout.tensor

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.backends import backend_of
+from dtrain.parallelism.backends import backend_of, most_pieces
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import SIZES, BackendName, Layout, Recompute, Sharding
@@ -37,7 +37,7 @@ def sound(layout: Layout, shape: Shape) -> bool:
     return (
         not any(contradictions(layout))
         and not any(uneven_rounds(layout))
-        and layout.pipeline * layout.virtual_pipeline <= shape.layers
+        and layout.pipeline * layout.virtual_pipeline <= most_pieces(shape, layout)
         and not (layout.sharding == "hybrid" and layout.shard is None)
     )
 
@@ -225,11 +225,12 @@ def _check_pieces(
     if pieces == 1 or stages is None:
         return
     if backend_of(layout).uneven_pieces:
-        if stages * pieces > shape.layers:
+        most = most_pieces(shape, layout)
+        if stages * pieces > most:
             raise UsageError(
                 f"`virtual_pipeline={pieces}` with {stages} stages makes {stages * pieces} pieces, "
                 f"but the model has {shape.layers} layers",
-                hint=f"use `virtual_pipeline` at most {shape.layers // stages}",
+                hint=f"use `virtual_pipeline` at most {most // stages}",
             )
     elif shape.layers % (stages * pieces):
         raise UsageError(
