@@ -400,8 +400,9 @@ def examine(
     true."""
     from dtrain.launchplan.plan import build
     from dtrain.session.gather_order import THOROUGH
+    from dtrain.session.host_connections import HostConnections
     from dtrain.session.ports import draw_ports
-    from dtrain.session.preflight import HostConnections, Preflight
+    from dtrain.session.preflight import Preflight
     from dtrain.transport.select import Transports
 
     request = load(spec)

@@ -15,7 +15,8 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.session.gather_order import THOROUGH
-from dtrain.session.preflight import PREAMBLE, HostConnections, Preflight
+from dtrain.session.host_connections import HostConnections
+from dtrain.session.preflight import PREAMBLE, Preflight
 from dtrain.spec.load import parse
 from dtrain_cli import first_file
 from fuzz.mutation import Target, damaged, mutated

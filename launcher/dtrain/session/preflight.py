@@ -31,7 +31,7 @@ from dtrain.node.facts.orders import DialOrder, Order
 from dtrain.node.facts.wire import PREAMBLE, RELEASE
 from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
 from dtrain.transport import node_program
-from dtrain.transport.contract import Connection, RemoteProcess, Transport
+from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.incoming import Incoming
 from dtrain.transport.questions import never
 
@@ -477,30 +477,3 @@ def everywhere(
 def _identity(process: Process) -> dict[str, Any]:
     """The rank or task that identifies a process in its results."""
     return {"rank": process.index, "task": (process.role, process.index)}
-
-
-class HostConnections:
-    """Opens a connection to each host, as ``reach`` of a `Preflight`, and closes all of them."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._lock = threading.Lock()
-        self._open: list[Connection] = []
-        self._closed = False
-
-    def __call__(self, part: HostPlan) -> Connection:
-        connection = self._transport.connect(part.host)
-        with self._lock:
-            self._open.append(connection)
-            closed = self._closed
-        if closed:  # it took too long, and nobody waits any more
-            connection.close()
-        return connection
-
-    def close(self) -> None:
-        """Close the connections, also those that a thread still opens or uses."""
-        with self._lock:
-            self._closed = True
-            connections = list(self._open)
-        for connection in connections:
-            connection.close()
