@@ -7,7 +7,6 @@ the links to the machine and actions from the machine to the links, and composes
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import queue
 import time
@@ -23,7 +22,6 @@ from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostCondition
 from dtrain.engines.ssh.many_hosts import prepared_for
-from dtrain.engines.ssh.requests import pack_ahead
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal, restart
@@ -31,7 +29,6 @@ from dtrain.session.control import Force
 from dtrain.session.hang_watch import HangWatch
 from dtrain.session.relay import close_all
 from dtrain.session.stragglers import StragglerReports
-from dtrain.transport.threads import blocking
 
 SIGNAL_POLL = 0.2
 JOURNAL_SIZES_SECONDS = 10.0
@@ -98,8 +95,6 @@ class Attempt:
         )
 
     def run(self) -> Report:
-        # Packed while the hosts are connected: otherwise the first of them waits for it.
-        blocking.run(functools.partial(pack_ahead, checked=self._context.inspection is not None))
         return self._follow(Link.launch)
 
     def attach(self, offsets: Mapping[str, Mapping[str, int]], age: float) -> Report:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -15,19 +14,11 @@ from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node.agent.commands import AttachRequest, LaunchRequest, LookRequest, RunRequest
 from dtrain.node.agent.wire import VERSION
-from dtrain.node.programs import bundled
 from dtrain.node.runtime_archive import runtime_archive
 
 READ_SECONDS = 0.001
 """Seconds for each host between two reads of output. Each read costs the launcher about 0.3 ms,
 however much it brings."""
-
-
-def pack_ahead(*, checked: bool) -> None:
-    """Pack what each host gets in a launch, with a check or without."""
-    with suppress(OSError):  # the first host that needs it reports the error
-        bundled("launch" if checked else "agent")
-        runtime_archive()
 
 
 def launch_request(
