@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from support.cluster import Launcher
-from support.launching import until
+from support.launching import Launch, until
 from support.slurm import Slurm, WriteJob, config_for_login
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]
@@ -171,14 +171,20 @@ def test_a_connection_breaks_during_the_submission(
     assert len(began.read_text().split()) == 1
 
 
-def test_a_cancellation_waits_for_the_controller(
-    slurm: Slurm, launcher: Launcher, write_job: WriteJob
-) -> None:
+def interrupted_without_controller(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> Launch:
+    """A job that runs, after the first Ctrl-C, which its controller has not seen."""
     launch = launcher.start(write_job(WAIT), env=slurm.environment)
     launch.until("] up", count=4)
     slurm.stop_controller()
     launch.process.send_signal(signal.SIGINT)
     launch.until("Unable to contact slurm controller")
+    return launch
+
+
+def test_a_cancellation_waits_for_the_controller(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    launch = interrupted_without_controller(slurm, launcher, write_job)
     slurm.start_controller()
     assert launch.wait().code == 130
 
@@ -186,11 +192,7 @@ def test_a_cancellation_waits_for_the_controller(
 def test_a_job_that_was_given_up_can_be_stopped_later(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:
-    launch = launcher.start(write_job(WAIT), env=slurm.environment)
-    launch.until("] up", count=4)
-    slurm.stop_controller()
-    launch.process.send_signal(signal.SIGINT)
-    launch.until("Unable to contact slurm controller")
+    launch = interrupted_without_controller(slurm, launcher, write_job)
     launch.process.send_signal(signal.SIGINT)
     launch.until("killing its processes")
     launch.process.send_signal(signal.SIGINT)

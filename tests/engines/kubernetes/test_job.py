@@ -19,6 +19,7 @@ from dtrain.engines.kubernetes.follow import KubernetesFollower
 from dtrain.engines.kubernetes.job import KubernetesJob
 from dtrain.engines.kubernetes.objects import INDEX_LABEL, KubernetesJobState, Pod, Terminated
 from dtrain.engines.kubernetes.reading import JobSeen, PodLines, PodsListed
+from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import build
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
@@ -373,6 +374,16 @@ def follower(
     return KubernetesFollower(job, client, control or Control())
 
 
+def report_after_ctrl_c(job: KubernetesJob, answer: Answer, control: Control) -> Report:
+    followed = follower(job, answer, control)
+    control.hand_to(followed)
+    control.stop("Ctrl-C")
+    report = None
+    while report is None:
+        report = followed._stop()
+    return report
+
+
 def refuse(method: str, path: str) -> dict[str, Any]:
     raise ConnectError("10.0.0.1", f"{method} {path}", "connection refused")
 
@@ -391,12 +402,7 @@ def test_a_stop_that_has_to_wait_is_recorded_once(
         return False
 
     monkeypatch.setattr(control, "wait", wait)
-    followed = follower(job, refuse, control)
-    control.hand_to(followed)
-    control.stop("Ctrl-C")
-    report = None
-    while report is None:
-        report = followed._stop()
+    report = report_after_ctrl_c(job, refuse, control)
     assert "may still be there" in report.problems[0]
     assert job.record.leftovers
     assert len(waits) == 3
@@ -526,12 +532,7 @@ def test_a_server_that_does_not_answer_does_not_delay_requests_to_stop(job: Kube
         assert over.wait(HANG)
         return {"items": []}
 
-    followed = follower(job, answer, control)
-    control.hand_to(followed)
-    control.stop("Ctrl-C")
-    report = None
-    while report is None:
-        report = followed._stop()
+    report = report_after_ctrl_c(job, answer, control)
     assert report.exit_code is ExitCode.INTERRUPTED
     assert asked == ["DELETE", "DELETE"]
     over.set()
