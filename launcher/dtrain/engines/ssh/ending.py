@@ -73,8 +73,11 @@ class Ending:
         elif failures and failures[0].is_echo:
             problems += self.hang.collective_mismatches()
         exit_code = _EXIT_CODES[outcome]
-        # A host that is lost after its workers have finished does not change their result.
-        if done and not all(isinstance(problem, ConnectError) for problem in self.problems):
+        # A host whose connection is lost after its workers have finished does not change their
+        # result. One that answers, but did not confirm that it is clean, does.
+        cut_off = {one.host for one in self.problems if isinstance(one, ConnectError)}
+        only_cut_off = all(isinstance(problem, ConnectError) for problem in self.problems)
+        if done and not (only_cut_off and cut_off.issuperset(_lost(state))):
             exit_code = ExitCode.NODE_FAILED
         if any(isinstance(problem, InternalError) for problem in self.problems):
             exit_code = ExitCode.INTERNAL
