@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,16 @@ def test_the_line():
         "step 1,001 of 9,000 · loss 2 · 8.0 s/step · 500k tokens/s · 17 h 46 min left"
     )
     assert text(report(1, 0.0, loss=float("nan"))) == "step 1 of 100 · loss nan"
+
+
+def test_the_readme_shows_the_line():
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    (sample,) = (line for line in readme.splitlines() if line.startswith("dtrain: step"))
+    reports = [
+        report(72, 0.0, total=240, tokens=0),
+        report(142, 10.0, total=240, loss=2.4051, tokens=286_000),
+    ]
+    assert sample == f"dtrain: {text(*reports)}"
 
 
 def test_a_narrow_screen_keeps_the_time_left():
