@@ -13,13 +13,9 @@ import pytest
 
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host, Ssh
+from dtrain.transport.output_pipe import WINDOW, OutputPipe
 from dtrain.transport.ssh import SshTransport
-from dtrain.transport.ssh_connection import (
-    WINDOW,
-    BoundedPacketizer,
-    ClientTransport,
-    OutputPipe,
-)
+from dtrain.transport.ssh_connection import BoundedPacketizer, ClientTransport
 from support.limits import HANG
 from support.ssh_server import SshServer
 from support.sshd import generate_key, host_on, running_sshd
@@ -79,6 +75,53 @@ def test_output_continues_after_new_keys(
     assert len(exchanges) > 3
 
 
+def host_of(server: SshServer, key: Path, folder: Path) -> Host:
+    (folder / "known").write_text(server.host_key_line)
+    ssh = Ssh(port=server.port, known_hosts=str(folder / "known"), identity=str(key))
+    return Host("gpu01", "127.0.0.1", ssh=ssh)
+
+
+class Filling(SshServer):
+    """Fills the client's window, and then sends more."""
+
+    def execute(self, channel: paramiko.Channel, command: bytes) -> None:
+        channel.sendall(bytes(WINDOW))
+        channel.sendall(b"more")
+        channel.send_exit_status(0)
+        channel.close()
+
+
+def test_a_window_that_is_full_before_the_receiver_exists_is_acknowledged(
+    tmp_path: Path, transport: SshTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, full, ended = OutputPipe.feed, threading.Event(), threading.Event()
+
+    def watch(pipe: OutputPipe, data: bytes) -> None:
+        feed(pipe, data)
+        if len(pipe) == WINDOW:
+            full.set()
+
+    received: list[bytes] = []
+
+    def receive(data: bytes | ConnectError) -> bool:
+        if not isinstance(data, bytes) or not data:
+            ended.set()
+            return False
+        received.append(data)
+        return True
+
+    monkeypatch.setattr(OutputPipe, "feed", watch)
+    key = generate_key(tmp_path / "key")
+    with Filling(base64.b64decode(Path(f"{key}.pub").read_text().split()[1])) as server:
+        connection = transport.connect(host_of(server, key, tmp_path))
+        process = connection.start("fill")
+        assert full.wait(HANG)
+        process.follow(receive)
+        assert ended.wait(HANG)
+        connection.close()
+    assert b"".join(received) == bytes(WINDOW) + b"more"
+
+
 class Flooding(SshServer):
     """Ignores the window of the client, which reads nothing before ``sent``."""
 
@@ -102,9 +145,7 @@ def test_a_server_that_ignores_the_window_is_disconnected(
     key = generate_key(tmp_path / "key")
     public = base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
     with Flooding(public) as server:
-        (tmp_path / "known").write_text(server.host_key_line)
-        ssh = Ssh(port=server.port, known_hosts=str(tmp_path / "known"), identity=str(key))
-        process = transport.connect(Host("gpu01", "127.0.0.1", ssh=ssh)).start("flood")
+        process = transport.connect(host_of(server, key, tmp_path)).start("flood")
         assert server.sent.wait(HANG)
         with pytest.raises(ConnectError, match="more data than the window allows"):
             while process.read():

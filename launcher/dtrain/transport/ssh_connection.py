@@ -14,12 +14,10 @@ from contextlib import suppress
 from typing import ClassVar, cast
 
 import paramiko
-from paramiko.buffered_pipe import BufferedPipe
 from paramiko.common import (
     MSG_CHANNEL_DATA,
     MSG_CHANNEL_EXTENDED_DATA,
     MSG_CHANNEL_REQUEST,
-    cMSG_CHANNEL_WINDOW_ADJUST,
     cMSG_GLOBAL_REQUEST,
 )
 from paramiko.packet import Packetizer
@@ -29,12 +27,10 @@ from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.live_socket import ByteStream, LiveSocket
 from dtrain.transport.local import STDERR_GRACE
+from dtrain.transport.output_pipe import WINDOW, OutputPipe
 from dtrain.transport.server_key import CERTIFICATE_SUFFIX
 from dtrain.transport.tail import Tail
-from dtrain.transport.threads import blocking
 
-WINDOW = 4 << 20
-"""Bytes that a process can write ahead of its reader."""
 WRITE_PIECE = 1 << 16
 MAX_PACKET = 1 << 18
 """Bytes of the longest packet that OpenSSH sends or accepts."""
@@ -296,76 +292,6 @@ class SshConnection:
             f"the connection to {self.endpoint.place} was lost: {reason}",
             hint=f"check whether `{self.endpoint.command}` still works",
         )
-
-
-def _refuse(data: bytes) -> bool:
-    """The pipe has ended, or its receiver wants no more."""
-    return False
-
-
-class OutputPipe(BufferedPipe):  # type: ignore[type-arg]
-    """A command's stdout: for a reader, or from `follow` on passed to a function in the
-    connection's thread, which saves a thread for each host and a copy."""
-
-    def __init__(self, channel: paramiko.Channel) -> None:
-        super().__init__()
-        self._channel = channel
-        self._receive: Callable[[bytes], bool] | None = None
-        self._switch = threading.Lock()
-        self._unacknowledged = 0
-
-    def follow(self, receive: Callable[[bytes], bool]) -> None:
-        """Pass all data to ``receive``, and ``b""`` at the end, until it returns False."""
-        with self._switch:
-            self._receive = receive
-            # The next data acknowledges it: the window is much larger.
-            self._pass_on(self.empty())
-        if self._closed:  # type: ignore[attr-defined]
-            self._end()
-
-    def feed(self, data: bytes) -> None:
-        with self._switch:
-            if self._receive is None:
-                super().feed(data)
-            else:
-                self._pass_on(data)
-        if self._unacknowledged >= WINDOW // 8:
-            self.acknowledge()
-
-    def _pass_on(self, data: bytes) -> None:
-        # A server may send an empty piece, which is not the end.
-        if not data or self._receive is None:
-            return
-        if self._receive(data):
-            self._unacknowledged += len(data)
-        else:
-            # Without an acknowledgement, the server stops once it has filled the window.
-            self._receive = _refuse
-
-    def close(self) -> None:
-        # paramiko holds the channel's lock, and the caller may hold others.
-        super().close()
-        blocking.run(self._end)
-
-    def _end(self) -> None:
-        with self._switch:
-            receive, self._receive = self._receive, _refuse
-            if receive is not None:
-                receive(b"")
-
-    def acknowledge(self) -> None:
-        """Let the server send more. Runs in the connection's thread."""
-        transport = cast(ClientTransport, self._channel.transport)
-        if not transport.clear_to_send.is_set():
-            return  # A key exchange is in progress. It calls this at its end.
-        count, self._unacknowledged = self._unacknowledged, 0
-        window = self._channel._check_add_window(count)  # type: ignore[attr-defined]
-        if window:
-            adjust = paramiko.Message()
-            adjust.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
-            adjust.add_int(self._channel.remote_chanid)
-            adjust.add_int(window)
-            transport.packetizer.send_message(adjust)
 
 
 class _OnFirst(threading.Event):

@@ -1,0 +1,103 @@
+"""The output of a command on an SSH channel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+import paramiko
+from paramiko.buffered_pipe import BufferedPipe
+from paramiko.common import cMSG_CHANNEL_WINDOW_ADJUST
+
+from dtrain.transport.threads import blocking
+
+WINDOW = 4 << 20
+"""Bytes that a process can write ahead of its reader."""
+
+
+def _refuse(data: bytes) -> bool:
+    """The pipe has ended, or its receiver wants no more."""
+    return False
+
+
+class OutputPipe(BufferedPipe):  # type: ignore[type-arg]
+    """A command's stdout: for a reader, or from `follow` on passed to a function in the
+    connection's thread, which saves a thread for each host and a copy."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._receive: Callable[[bytes], bool] | None = None
+        self._switch = threading.Lock()
+        self._unacknowledged = 0
+        """Bytes that `feed` has passed on. Only the connection's thread uses it."""
+
+    def follow(self, receive: Callable[[bytes], bool]) -> None:
+        """Pass all data to ``receive``, and ``b""`` at the end, until it returns False."""
+        with self._switch:
+            self._receive = receive
+            count = self._pass_on(self.empty())
+        # It may be the whole window: the server then sends nothing more.
+        adjust = self._window_adjust(count)
+        if adjust is not None:
+            with suppress(paramiko.SSHException, EOFError, OSError):  # the pipe's end reports it
+                self._transport._send_user_message(adjust)  # type: ignore[attr-defined]
+        if self._closed:  # type: ignore[attr-defined]
+            self._end()
+
+    def feed(self, data: bytes) -> None:
+        with self._switch:
+            if self._receive is None:
+                super().feed(data)
+            else:
+                self._unacknowledged += self._pass_on(data)
+        if self._unacknowledged >= WINDOW // 8:
+            self.acknowledge()
+
+    def _pass_on(self, data: bytes) -> int:
+        """Returns how many bytes to acknowledge."""
+        # A server may send an empty piece, which is not the end.
+        if not data or self._receive is None:
+            return 0
+        if self._receive(data):
+            return len(data)
+        # Without an acknowledgement, the server stops once it has filled the window.
+        self._receive = _refuse
+        return 0
+
+    def close(self) -> None:
+        # paramiko holds the channel's lock, and the caller may hold others.
+        super().close()
+        blocking.run(self._end)
+
+    def _end(self) -> None:
+        with self._switch:
+            receive, self._receive = self._receive, _refuse
+            if receive is not None:
+                receive(b"")
+
+    def acknowledge(self) -> None:
+        """Let the server send more. Runs in the connection's thread."""
+        if not self._transport.clear_to_send.is_set():
+            return  # A key exchange is in progress. It calls this at its end.
+        count, self._unacknowledged = self._unacknowledged, 0
+        adjust = self._window_adjust(count)
+        if adjust is not None:
+            self._transport.packetizer.send_message(adjust)
+
+    def _window_adjust(self, count: int) -> paramiko.Message | None:
+        """The message that acknowledges ``count`` bytes. None if they can wait for later ones."""
+        window = self._channel._check_add_window(count)  # type: ignore[attr-defined]
+        if not window:
+            return None
+        adjust = paramiko.Message()
+        adjust.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+        adjust.add_int(self._channel.remote_chanid)
+        adjust.add_int(window)
+        return adjust
+
+    @property
+    def _transport(self) -> paramiko.Transport:
+        return cast(paramiko.Transport, self._channel.transport)
