@@ -108,7 +108,8 @@ class FollowedRun:
             event: NotifyEvent = "done" if report.ok else "failed"
             self._notifications.send(event, self.record.attempt, report)
         self._notifications.close()
-        self.recorder.finished(report)
+        expected = self.record.request.spec().job.expected
+        self.recorder.finished(report, compare=expected is not None)
         return report
 
     def _complete(self, report: Report) -> Report:

@@ -144,8 +144,6 @@ def against_plan(folder: RunFolder, now: float) -> str:
 
     Raises UsageError if this version cannot read the run.
     """
-    if Record.load(folder.path).request.spec().job.expected is None:
-        return ""
     run = summary(folder, now)
     parts = [
         f"{one.what} {one.measured:.3g} {one.unit}, planned {one.planned:.3g} {one.unit}"

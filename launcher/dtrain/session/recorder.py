@@ -12,7 +12,6 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
 from dtrain.runs.journal import Journal, JournalEvent
 from dtrain.runs.log_store import RunFolder
-from dtrain.runs.summary import against_plan
 from dtrain.session.observer import Observer
 
 
@@ -41,10 +40,14 @@ class Recorder:
         self.record(journal.HostsAllocated(plan.host_names))
         self.observer.allocated(plan)
 
-    def finished(self, report: Report) -> None:
-        with contextlib.suppress(DtrainError):  # the folder may be damaged
-            if text := against_plan(self._folder, time.time()):
-                self.notice(text)
+    def finished(self, report: Report, *, compare: bool) -> None:
+        """The job is over. ``compare``: show what it measured beside what the file expects."""
+        if compare:
+            from dtrain.runs.summary import against_plan
+
+            with contextlib.suppress(DtrainError):  # the folder may be damaged
+                if text := against_plan(self._folder, time.time()):
+                    self.notice(text)
         self.record(journal.Finished(report))
         self.observer.finished(report)
 

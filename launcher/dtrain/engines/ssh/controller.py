@@ -319,7 +319,7 @@ class SshEngine:
             still_running = self._attempt is not None and self._attempt.still_running
             self._observer.left(run.record.run, still_running=still_running)
         else:
-            run.recorder.finished(report)
+            run.recorder.finished(report, compare=self._spec.job.expected is not None)
         return report
 
 
