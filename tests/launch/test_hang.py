@@ -11,6 +11,9 @@ import pytest
 
 from support.launching import Scene
 
+SILENCE = "10s"
+"""More than a busy machine needs to start a process, or lets one wait."""
+
 # The ranks fall silent only after all have started.
 HANG = """
 import os, threading, time
@@ -45,7 +48,7 @@ def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) 
         (environment / "bin/py-spy").symlink_to(spy)
     file = scene.cluster_file(
         scene.script(HANG),
-        watchdog={"silence": "5s"},
+        watchdog={"silence": SILENCE},
         restart={"max": 3},
         python=str(environment / "bin/python"),
         env={"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": ""},
@@ -53,7 +56,7 @@ def test_the_rank_that_the_others_wait_for_is_named(scene: Scene, told_by: str) 
     # The bare environment has no torch, and this script needs none.
     done = scene.run(file, "--no-check")
     assert done.code == 1, str(done)
-    assert "error: no output and no progress from any worker for 5 s" in done.stderr
+    assert f"error: no output and no progress from any worker for {SILENCE[:-1]} s" in done.stderr
     script = scene.folder / "script.py"
     waiting = f"called by all_reduce ({script}:6)"
     assert f"ranks 0-1, 3 on node[0-1]: in wait, {waiting}" in done.stderr
@@ -79,7 +82,7 @@ def test_the_ranks_of_torchrun_are_distinguished(scene: Scene) -> None:
     (site / "sitecustomize.py").write_text(BEAT.replace("READY", str(ready)))
     file = scene.cluster_file(
         scene.script(HANG),
-        watchdog={"silence": "5s"},
+        watchdog={"silence": SILENCE},
         rendezvous={"backend": "static"},
         env={"PYTHONPATH": str(site)},
     )
@@ -129,7 +132,7 @@ step(7)
 @pytest.mark.torch
 def test_the_collective_that_a_rank_has_not_joined_is_named(scene: Scene) -> None:
     script = scene.script(COLLECTIVES)
-    file = scene.cluster_file(script, hosts=1, slots=3, watchdog={"silence": "4s"})
+    file = scene.cluster_file(script, hosts=1, slots=3, watchdog={"silence": SILENCE})
     done = scene.run(file, "--no-check")
     assert done.code == 1, str(done)
     assert (
@@ -179,7 +182,7 @@ def test_a_timeout_of_nccl_is_explained_by_its_flight_recorders(scene: Scene) ->
 
 def test_a_hang_may_cause_a_restart(scene: Scene) -> None:
     file = scene.cluster_file(
-        scene.script(HANG), watchdog={"silence": "5s", "then": "restart"}, restart={"max": 1}
+        scene.script(HANG), watchdog={"silence": SILENCE, "then": "restart"}, restart={"max": 1}
     )
     done = scene.run(file)
     assert done.code == 0, str(done)

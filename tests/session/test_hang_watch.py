@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dtrain.session import hang_watch
 from dtrain.session.hang_watch import HangWatch
 
 
-def watching(then: str, **link: Any) -> tuple[HangWatch, list[str]]:
+def watching(then: str, silence: float = 0.0, **link: Any) -> tuple[HangWatch, list[str]]:
     """A watchdog that finds one host too quiet, and its notices."""
     notices: list[str] = []
-    watchdog = SimpleNamespace(silence=0.0, then=then)
+    watchdog = SimpleNamespace(silence=silence, then=then)
     plan = SimpleNamespace(job=SimpleNamespace(watchdog=watchdog))
     recorder = SimpleNamespace(notice=notices.append)
     context: Any = SimpleNamespace(plan=plan, recorder=recorder)
     usual = {"reachable": True, "reported_end": False}
     host: Any = SimpleNamespace(
         **usual | link,
-        evidence=SimpleNamespace(last_activity=time.monotonic() - 1, stacks_complete=False),
+        evidence=SimpleNamespace(last_activity=0.0, stacks_complete=False),
         request_stacks=lambda abort, ras: None,
     )
-    watch = HangWatch(context, {"a": host})
+    watch = HangWatch(context, {"a": host}, longest_pause=1.0)
     watch.start()
     return watch, notices
 
@@ -45,3 +45,23 @@ def test_a_host_that_cannot_be_reached_says_nothing_unless_its_part_is_over(over
     watch, notices = watching("stop", reachable=False, reported_end=over)
     assert not watch.has_hung()
     assert len(notices) == over
+
+
+def test_a_launcher_that_stood_still_reads_before_it_judges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After Ctrl-Z, or on a machine that was suspended, what the workers wrote is not read yet."""
+    now = 1000.0
+    monkeypatch.setattr(hang_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, notices = watching("stop", silence=60.0)
+
+    def look(after: float) -> int:
+        nonlocal now
+        now += after
+        assert not watch.has_hung()
+        return len(notices)
+
+    assert [look(1.0) for _ in range(50)] == [0] * 50
+    assert look(3600.0) == 0
+    # The silence before it counts, and each look counts for a second at most.
+    assert [look(2.0) for _ in range(10)] == [0] * 8 + [1] * 2

@@ -77,8 +77,15 @@ class WatchedJob(Protocol):
 class HangWatch:
     """Only the attempt's thread calls it."""
 
-    def __init__(self, job: WatchedJob, hosts: Mapping[str, WatchedHost]) -> None:
+    def __init__(
+        self, job: WatchedJob, hosts: Mapping[str, WatchedHost], longest_pause: float
+    ) -> None:
+        """``longest_pause``: seconds between two calls of `has_hung`. If more have passed, this
+        process stood still (Ctrl-Z, a suspended machine): it has not read what arrived, so the
+        excess says nothing about the job."""
         self._job = job
+        self._longest_pause = longest_pause
+        self._looked = math.inf
         self._hosts = hosts
         self._watchdog = job.plan.job.watchdog
         self._silence = Silence.NONE
@@ -90,7 +97,7 @@ class HangWatch:
 
     def start(self) -> None:
         """Start the watchdog: the workers run."""
-        self._since = time.monotonic()
+        self._since = self._looked = time.monotonic()
 
     @property
     def _connected(self) -> bool:
@@ -143,12 +150,15 @@ class HangWatch:
         if self._watchdog.silence is None:
             return False
         now = time.monotonic()
+        excess = max(0.0, now - self._looked - self._longest_pause)
+        self._looked = now
         if not self._connected:
             # The connection is down, so the silence says nothing about the job.
             self._since, self._silence = now, Silence.NONE
         elif self._silence is Silence.NONE:
             last = (host.evidence.last_activity for host in self._hosts.values())
-            if now >= max(self._since, *last) + self._watchdog.silence:
+            self._since = min(now, max(self._since, *last) + excess)
+            if now >= self._since + self._watchdog.silence:
                 self._request_stacks(now)
         elif self._silence is Silence.COLLECTING and self._answered(now):
             if self._watchdog.then == "report":

@@ -15,10 +15,14 @@ from dtrain.runs.log_store import RunFolder
 from dtrain.session.evidence import HostEvidence
 from dtrain.session.hang_watch import HangWatch
 from dtrain.session.recorder import Recorder
+from dtrain.session.relay import PING_SECONDS
 from dtrain.session.reports import ProgressReports
 from dtrain.session.steps import StepWatch
 from dtrain.session.stragglers import StragglerReports
 from dtrain.session.telemetry import HostTelemetry
+
+LONGEST_PAUSE = 2 * PING_SECONDS
+"""Seconds between two messages of the program on the login host: it answers each ping."""
 
 
 class WatchedMachine:
@@ -68,7 +72,7 @@ class JobWatch:
         self._stragglers = StragglerReports(self.steps, recorder)
         self._machines: dict[str, WatchedMachine] = {}
         self.allocated(plan)
-        self._hang = HangWatch(self, self._machines)
+        self._hang = HangWatch(self, self._machines, LONGEST_PAUSE)
         self._begun = self._ended = False
 
     def allocated(self, plan: LaunchPlan) -> None:

@@ -31,6 +31,8 @@ from dtrain.session.relay import close_all
 from dtrain.session.stragglers import StragglerReports
 
 SIGNAL_POLL = 0.2
+LONGEST_PAUSE = 1.0
+"""Seconds between two looks at the running job, also on a busy machine."""
 JOURNAL_SIZES_SECONDS = 10.0
 """Seconds between two journal entries about the size of the output received so far."""
 DRAIN_POLL = 0.2
@@ -54,7 +56,7 @@ class Attempt:
         self._context = context
         self._posts = posts
         self._links = {part.host.name: Link(context, part) for part in context.plan.hosts}
-        self._hang = HangWatch(context, self._links)
+        self._hang = HangWatch(context, self._links, LONGEST_PAUSE)
         self._ending = Ending(context, self._links, self._hang)
         awaited, services = _workers(context.plan)
         grace = context.plan.job.grace
