@@ -31,17 +31,20 @@ def test_a_custom_loop_converges_and_an_evaluator_follows(start, tmp_path) -> No
         tasks[name].succeeds()
 
 
-def test_a_stopped_job_saves_before_its_servers_exit_and_resumes(start) -> None:
-    command = [RECIPES / "classify_text.py", "--checkpoint", "saved", "--every", "10"]
-    command += ["--words", "9000", "--width", "16", "--steps", "400", "--lr", "0.01"]
-    tasks = start("parameter_server", command, chief=1, worker=1, ps=2)
-    tasks["chief-0"].wait_for("step 20/400")
+def test_a_stopped_job_saves_before_its_servers_exit_and_resumes(start, tmp_path) -> None:
+    options = ["--checkpoint", "saved", "--every", "10", "--words", "9000", "--width", "16"]
+    options += ["--lr", "0.01", "--steps", "150"]
+    step, go = "step 20/150", tmp_path / "go"
+    held = [CHECKS / "held.py", step, go, "classify_text", *options]
+    tasks = start("parameter_server", held, chief=1, worker=1, ps=2)
+    tasks["chief-0"].wait_for(step)
     for task in tasks.values():
         task.signal(signal.SIGTERM)
+    go.touch()
     for task in tasks.values():
         task.succeeds()
 
-    again = [*command, "--steps", "150"]
+    again = [RECIPES / "classify_text.py", *options]
     tasks = start("parameter_server", again, chief=1, worker=1, ps=2)
     first = tasks["chief-0"].wait_for("step ")
     assert int(re.findall(r"\d+", first)[0]) > 20, "it began again from the start"

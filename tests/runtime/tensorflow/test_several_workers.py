@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.tensorflow.conftest import RECIPES, losses
+from runtime.tensorflow.conftest import CHECKS, RECIPES, losses
 
 pytestmark = pytest.mark.tensorflow
 
 IMAGES = RECIPES / "classify_images.py"
+HELD = CHECKS / "held.py"
 # Relative: each worker's folder is its own, as on hosts that share no file system.
 SAVING = ["--checkpoint", "saved", "--losses", "losses.json"]
 
@@ -22,18 +23,21 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def test_a_killed_worker_costs_only_the_steps_since_the_checkpoint(
     start, equal, tmp_path: Path
 ) -> None:
-    command = [IMAGES, "--loop", "custom", "--steps", "120", "--every", "10", *SAVING]
-    command += ["--save-every", "10"]
-    tasks = start("multi_worker_mirrored", command, worker=2)
-    tasks["worker-0"].wait_for("step 40/120")
+    options = ["--loop", "custom", "--steps", "120", "--every", "10", *SAVING]
+    options += ["--save-every", "10"]
+    step, go = "step 40/120", tmp_path / "go"
+    held = [HELD, step, go, IMAGES.stem, *options]
+    tasks = start("multi_worker_mirrored", held, worker=2)
+    tasks["worker-0"].wait_for(step)
     tasks["worker-1"].signal(signal.SIGKILL)
     assert tasks["worker-1"].wait() == -signal.SIGKILL
+    go.touch()
     assert tasks["worker-0"].wait() != 0, "the chief went on alone"
     kept = checkpoint_steps(tmp_path / "worker-0" / "saved")
     assert kept and len(kept) <= 3 and 30 <= kept[-1] < 120
     assert not (tmp_path / "worker-1" / "saved").exists(), "only the chief keeps checkpoints"
 
-    for task in start("multi_worker_mirrored", command, worker=2).values():
+    for task in start("multi_worker_mirrored", [IMAGES, *options], worker=2).values():
         task.succeeds()
     resumed = losses(tmp_path / "worker-0" / "losses.json")
     assert min(resumed) == kept[-1] + 1 and max(resumed) == 120
@@ -44,14 +48,17 @@ def test_a_killed_worker_costs_only_the_steps_since_the_checkpoint(
 def test_fit_ends_on_term_with_a_checkpoint_and_resumes_from_it(
     start, equal, tmp_path: Path
 ) -> None:
-    command = [IMAGES, "--loop", "fit", "--steps", "120", "--every", "10", *SAVING]
-    command += ["--save-every", "1000"]
+    options = ["--loop", "fit", "--steps", "120", "--every", "10", *SAVING]
+    options += ["--save-every", "1000"]
     progress = tmp_path / "progress"
     progress.mkdir()
-    tasks = start("multi_worker_mirrored", command, {"DTRAIN_RUN_DIR": str(progress)}, worker=2)
-    tasks["worker-0"].wait_for("step 20/120")
+    step, go = "step 20/120", tmp_path / "go"
+    held = [HELD, step, go, IMAGES.stem, *options]
+    tasks = start("multi_worker_mirrored", held, {"DTRAIN_RUN_DIR": str(progress)}, worker=2)
+    tasks["worker-0"].wait_for(step)
     # Only one worker gets it; both must stop after the same step.
     tasks["worker-1"].signal(signal.SIGTERM)
+    go.touch()
     for task in tasks.values():
         task.succeeds()
     first = losses(tmp_path / "worker-0" / "losses.json")
@@ -63,7 +70,7 @@ def test_fit_ends_on_term_with_a_checkpoint_and_resumes_from_it(
     reports = [name for name, text in said.items() if '"event": "progress"' in text]
     assert reports == ["worker-0.progress"]
 
-    for task in start("multi_worker_mirrored", command, worker=2).values():
+    for task in start("multi_worker_mirrored", [IMAGES, *options], worker=2).values():
         task.succeeds()
     resumed = losses(tmp_path / "worker-0" / "losses.json")
     assert min(resumed) == kept[0] + 1 and max(resumed) == 120
