@@ -115,6 +115,12 @@ class Exited(Event):
     out_of_memory: bool = False
     ranks: tuple[RankFailure, ...] | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has not finished its work. A process that was stopped has not, even if its
+        status is 0."""
+        return self.code != 0 or self.stopping
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel(Event):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.agent import Exited, read_event
+from dtrain.messages.decode import ProtocolError
 from dtrain.runs import journal, restart
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder
@@ -46,6 +49,21 @@ def stop_reason(folder: RunFolder) -> str:
             case journal.StopRequested():
                 why = event.why
     return why
+
+
+def finished(folder: RunFolder) -> dict[str, list[Exited]]:
+    """The processes of the latest attempt that have finished their work, by host."""
+    found: dict[str, list[Exited]] = {}
+    for _, event in JournalReader(folder.journal).read():
+        match event:
+            case journal.NextAttempt():
+                found.clear()
+            case journal.HostEvent(host, said={"event": Exited.kind} as said):
+                with suppress(ProtocolError):
+                    exited = read_event(said)
+                    if isinstance(exited, Exited) and not exited.failed:
+                        found.setdefault(host, []).append(exited)
+    return found
 
 
 def received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:

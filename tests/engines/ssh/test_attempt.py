@@ -11,48 +11,15 @@ import pytest
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
-from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.link import Link
-from dtrain.launchplan.plan import build
-from dtrain.node.agent.wire import VERSION, encode
-from dtrain.runs.log_store import RunFolder
-from dtrain.session.observer import NullObserver
-from dtrain.session.recorder import Recorder
-from dtrain.session.steps import StepWatch
-from dtrain.spec.load import parse
+from dtrain.messages import agent as messages
+from dtrain.node import protocol
+from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.spec.model import Host
+from support.attempts import GONE, HELLO, TWO_HOSTS, context_of
 from support.limits import HANG
 from support.scripted import ScriptedHosts, ScriptedProcess, relay_stdout
-
-FILE = "cluster: {hosts: [first, second], gpus: 1}\njob: {framework: none, script: train.py}\n"
-HELLO = {
-    "type": "hello", "protocol": VERSION, "python": "3.11.2", "hostname": "h", "time": 0.0, "pid": 7
-}  # fmt: skip
-GONE = {"type": "refused", "what": "gone", "reason": "no run", "hint": ""}
-
-
-def context_of(
-    transport: ScriptedHosts, folder: Path, posts: queue.SimpleQueue[Post]
-) -> AttemptContext:
-    plan = build(parse(FILE, "cluster.yaml"))
-    place = RunFolder(folder)
-    return AttemptContext(
-        name="run",
-        plan=plan,
-        attempt=1,
-        movable_port=False,
-        base=folder,
-        secrets={},
-        transport=transport,
-        tree=None,
-        folder=place,
-        recorder=Recorder(place, NullObserver()),
-        inspection=None,
-        tensorboard=False,
-        post=posts.put,
-        steps=StepWatch(plan.world_size),
-    )
 
 
 class Silent(ScriptedHosts, ScriptedProcess):
@@ -138,3 +105,68 @@ def test_the_end_of_a_relay_without_a_free_thread(
     found = [posts.get_nowait() for _ in range(posts.qsize())]
     failed = [one.problem for one in found if isinstance(one.event, machine.LauncherFailed)]
     assert [one.exit_code for one in failed if one] == [ExitCode.NODE_FAILED] * lost
+
+
+def exit_of(index: int) -> messages.Exited:
+    return messages.Exited(1.0, "worker", index, index, 7, 0, None, stopping=False)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_an_earlier_launcher_knew_of_lost_hosts_counts(tmp_path: Path, *, known: bool) -> None:
+    hosts = {"first": 0, "second": 1}
+    said = relay_stdout(map(encode, (HELLO, GONE)))
+    posts = queue.SimpleQueue[Post]()
+    context = context_of(ScriptedHosts(dict.fromkeys(hosts, said)), tmp_path, posts)
+    attempt = Attempt(context, posts, lambda: None)
+    finished = {host: [exit_of(index)] for host, index in hosts.items()} if known else {}
+    report = attempt.attach({host: {} for host in hosts}, finished, age=1.0)
+    assert report.exit_code == (ExitCode.OK if known else ExitCode.NODE_FAILED)
+    assert attempt.uncleaned() == []
+
+
+class LastWords(ScriptedHosts, ScriptedProcess):
+    """Its relay reports a dead supervisor, and then sends output once the launcher waits for it."""
+
+    words = b"last words"
+
+    def __init__(self) -> None:
+        self.awaited = threading.Event()
+        attached = {"type": "attached", "running": True}
+        stream = {"type": "stream", "id": 1, "name": "worker-0.out"}
+        died = {"type": "lost", "reason": "the supervisor died"}
+        self._said = memoryview(relay_stdout(map(encode, (HELLO, attached, stream, died))))
+        data = protocol.HEADER.pack(protocol.DATA, 1, 0, len(self.words)) + self.words
+        self._last = data + relay_stdout([encode({"type": "bye"})]).removeprefix(PREAMBLE)
+
+    def connect(self, host: Host) -> LastWords:
+        return self
+
+    def start(self, command: str) -> LastWords:
+        return self
+
+    def read(self, size: int = 1 << 18) -> bytes:
+        if not self._said:
+            assert self.awaited.wait(HANG)
+            self._said, self._last = memoryview(self._last), b""
+        return super().read(size)
+
+    def close(self) -> None:
+        self._last = b""
+        self.awaited.set()
+
+
+def test_the_output_of_a_host_whose_supervisor_died_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, drained = LastWords(), Link.drained
+
+    def wait(link: Link, timeout: float) -> bool:
+        hosts.awaited.set()
+        return drained(link, timeout)
+
+    monkeypatch.setattr(Link, "drained", wait)
+    posts = queue.SimpleQueue[Post]()
+    context = context_of(hosts, tmp_path, posts, TWO_HOSTS.replace(", second", ""))
+    report = Attempt(context, posts, lambda: None).attach({"first": {}}, {}, age=1.0)
+    assert report.reason == "first failed"
+    assert (tmp_path / "logs" / "first" / "worker-0.out").read_bytes() == LastWords.words

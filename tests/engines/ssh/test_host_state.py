@@ -152,10 +152,8 @@ def test_a_host_that_goes_well() -> None:
     assert actions == [Show("running"), Send({"op": "start"})]
     state, actions = run(state, messages.Ended(1.0, ()))
     assert actions == [Show("ended"), Post(machine.HostEnded("a"))]
-    assert run(state, messages.Bye()) == (
-        LinkState("a", HostPhase.OVER, command={"op": "start"}, shown="ended"),
-        [],
-    )
+    state, actions = run(state, messages.Bye())
+    assert (state.phase, state.leftovers, actions) == (HostPhase.OVER, Leftovers.NONE, [])
 
 
 def test_an_abort_before_the_request_closes_the_connection() -> None:
@@ -227,13 +225,44 @@ def test_a_silent_supervisor_is_killed_and_its_host_lost() -> None:
         (GONE, Leftovers.NO_RUN, False),
         (messages.Refused("agent", "damaged"), Leftovers.UNKNOWN, True),
         (messages.Lost("it died"), Leftovers.NONE, True),
-        (messages.Lost("it died", (SURVIVOR,)), Leftovers.UNKNOWN, True),
+        (messages.Lost("it died", (SURVIVOR,)), Leftovers.SOME, True),
+        (messages.Ended(1.0, ()), Leftovers.NONE, False),
+        (messages.Ended(1.0, (SURVIVOR,)), Leftovers.SOME, False),
+        (Malformed(ProtocolError("wrong")), Leftovers.UNKNOWN, True),
     ],
 )
 def test_leftovers_of_a_host_are_known(event: LinkEvent, left: Leftovers, *, lost: bool) -> None:
     state, actions = run(attached("a"), event)
     assert state.leftovers is left
     assert isinstance(posts(actions)[0].event, machine.HostLost) is lost
+
+
+def test_a_host_that_breaks_the_protocol_has_confirmed_nothing() -> None:
+    state, _ = run(running(), messages.Ended(1.0, ()), Malformed(ProtocolError("wrong")))
+    assert state.leftovers is Leftovers.UNKNOWN
+
+
+def test_a_host_is_cut_off_until_it_answers() -> None:
+    assert attached("a").cut_off
+    assert not running().cut_off
+    cut_off, _ = run(running(), Unreachable(ERROR))
+    assert cut_off.cut_off
+    assert run(cut_off, TimedOut(ERROR))[0].cut_off
+    answers = (messages.Attached(running=True), GONE, Malformed(ProtocolError("wrong")))
+    assert not any(run(cut_off, answer)[0].cut_off for answer in answers)
+
+
+def test_the_reason_of_a_dead_supervisor_stays_on_display() -> None:
+    state, actions = run(running(), messages.Lost("it died"))
+    assert actions[0] == Show("lost", "it died")
+    assert run(state, Settle(lost=True))[1] == []
+
+
+def test_a_run_folder_that_is_gone_after_the_end_only_costs_output() -> None:
+    state, actions = run(running(), messages.Ended(1.0, ()), Unreachable(ERROR), GONE)
+    (post,) = posts(actions)
+    assert (post.event, str(post.problem)) == (None, "a: receiving the end of the output: no run")
+    assert (state.phase, state.leftovers) == (HostPhase.OVER, Leftovers.NONE)
 
 
 def test_the_reason_of_a_node_that_stops_by_itself_is_reported() -> None:

@@ -252,8 +252,9 @@ def test_a_host_that_is_lost_after_its_workers_finished_does_not_fail_the_run(
 
 def test_a_lost_host_with_a_worker_or_a_service_fails_the_run() -> None:
     assert run(running(), HostLost("a"))[0].outcome is AttemptOutcome.HOST_FAILED
-    state, _ = run(running(service=True), WorkerExited(WORKERS[1], False), HostLost("b"))
-    assert state.outcome is AttemptOutcome.HOST_FAILED
+    for end in (HostLost("b"), HostEnded("b")):
+        state, _ = run(running(service=True), WorkerExited(WORKERS[1], False), end)
+        assert state.outcome is AttemptOutcome.HOST_FAILED
 
 
 def test_the_end_of_a_rank_copies_only_the_ranks_of_its_host() -> None:

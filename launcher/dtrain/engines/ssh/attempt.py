@@ -10,7 +10,7 @@ import contextlib
 import math
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, PrepareError
@@ -24,6 +24,7 @@ from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostConditi
 from dtrain.engines.ssh.many_hosts import prepared_for
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages import agent as messages
 from dtrain.runs import journal, restart
 from dtrain.session.control import Force
 from dtrain.session.hang_watch import HangWatch
@@ -67,6 +68,8 @@ class Attempt:
         self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
         self._stragglers = StragglerReports(context.steps, context.recorder)
+        self._finished: Mapping[str, Sequence[messages.Exited]] = {}
+        """What an earlier launcher knew. The hosts report it again if they still can."""
         self._failed_since: float | None = None
         """When a worker failed; None before, and again once a notice has named the first cause."""
 
@@ -99,9 +102,16 @@ class Attempt:
     def run(self) -> Report:
         return self._follow(Link.launch)
 
-    def attach(self, offsets: Mapping[str, Mapping[str, int]], age: float) -> Report:
-        """Follow a run that was started ``age`` seconds ago. ``offsets`` has, for each host, the
-        bytes of each stream that have arrived."""
+    def attach(
+        self,
+        offsets: Mapping[str, Mapping[str, int]],
+        finished: Mapping[str, Sequence[messages.Exited]],
+        age: float,
+    ) -> Report:
+        """Follow a run that was started ``age`` seconds ago. For each host, ``offsets`` has the
+        bytes of each stream that have arrived, and ``finished`` the processes that are known to
+        have finished their work."""
+        self._finished = finished
         awaited, services = _workers(self._context.plan)
         grace = self._context.plan.job.grace
         self._state = machine.attached(list(self._links), awaited, services, grace=grace)
@@ -183,6 +193,11 @@ class Attempt:
             self._context.recorder.record(journal.Sizes(new))
 
     def _handle(self, post: Post) -> None:
+        if isinstance(post.event, machine.HostEnded | machine.HostLost):
+            host = post.event.host
+            for one in self._finished.get(host, ()):
+                worker = machine.WorkerId(host, one.role, one.index)
+                self._handle(Post(machine.WorkerExited(worker, failed=False)))
         before = self._state
         if post.problem is not None:
             self.problems.append(post.problem)
@@ -282,7 +297,8 @@ class Attempt:
     def _drain(self) -> None:
         """Wait for output that hosts have not sent yet. A second stop request ends the wait."""
         for link in self._links.values():
-            if self._state.hosts[link.host] is HostCondition.LOST:
+            lost = self._state.hosts[link.host] is HostCondition.LOST
+            if lost and link.state.leftovers is Leftovers.UNKNOWN:
                 continue
             while not link.drained(DRAIN_POLL):
                 if self._handle_late_posts():
@@ -312,7 +328,7 @@ class Attempt:
     @property
     def is_unknown(self) -> bool:
         """Whether no host knows the run: nothing was started, or all run folders were deleted."""
-        return all(link.leftovers is Leftovers.NO_RUN for link in self._links.values())
+        return all(link.state.leftovers is Leftovers.NO_RUN for link in self._links.values())
 
     def result(self) -> restart.AttemptResult:
         """How the attempt ended, for the restart decision."""
@@ -321,10 +337,11 @@ class Attempt:
 
     def uncleaned(self) -> list[str]:
         """Hosts that may still run processes of this attempt."""
+        unclean = (Leftovers.UNKNOWN, Leftovers.SOME)
         return [
             host
             for host, now in self._state.hosts.items()
-            if now is HostCondition.LOST and self._links[host].leftovers is Leftovers.UNKNOWN
+            if now is HostCondition.LOST and self._links[host].state.leftovers in unclean
         ]
 
 

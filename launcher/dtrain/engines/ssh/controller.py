@@ -254,7 +254,8 @@ class SshEngine:
         the beginning."""
         attempt = self._prepare(run, plan, movable_port=False)
         received = history.received(run.folder, plan)
-        report = attempt.attach(received, time.time() - history.began(run.folder))
+        age = time.time() - history.began(run.folder)
+        report = attempt.attach(received, history.finished(run.folder), age)
         if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
         if why := self._missing_for_start(run):

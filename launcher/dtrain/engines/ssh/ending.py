@@ -10,6 +10,7 @@ from dtrain import hostlist
 from dtrain.checks import Finding
 from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
 from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptState, HostCondition
 from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
@@ -49,17 +50,22 @@ class Ending:
         if done:
             # Services that were stopped at the end did not fail.
             failures = ()
-        grouped_problems = grouped(self.problems, [part.host for part in self.context.plan.hosts])
-        problems = [message for message, _ in grouped_problems]
+        plan_hosts = [part.host for part in self.context.plan.hosts]
+        problems = [message for message, _ in grouped(self.problems, plan_hosts)]
         reported = {error.host for error in self.problems if isinstance(error, NodeError)}
-        unconfirmed = [host for host in _lost(state) if done or host not in reported]
+        unconfirmed = [
+            host
+            for host in _lost(state)
+            if self.links[host].state.leftovers is Leftovers.UNKNOWN
+            and (done or host not in reported)
+        ]
         if unconfirmed:
             output = "; the end of their output may be missing" if done else ""
             problems.append(
                 f"{hostlist.fold(unconfirmed)}: did not confirm that the job's processes ended"
                 f"{output}"
             )
-        hints = [hint for _, hint in grouped_problems if hint]
+        hints = [hint for _, hint in grouped(self._with_remedy(state), plan_hosts) if hint]
         hints += [failure.hint for failure in failures[:1] if failure.hint]
         if outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED):
             for host, message in self._broken_hosts():
@@ -73,11 +79,7 @@ class Ending:
         elif failures and failures[0].is_echo:
             problems += self.hang.collective_mismatches()
         exit_code = _EXIT_CODES[outcome]
-        # A host whose connection is lost after its workers have finished does not change their
-        # result. One that answers, but did not confirm that it is clean, does.
-        cut_off = {one.host for one in self.problems if isinstance(one, ConnectError)}
-        only_cut_off = all(isinstance(problem, ConnectError) for problem in self.problems)
-        if done and not (only_cut_off and cut_off.issuperset(_lost(state))):
+        if done and not self._result_stands:
             exit_code = ExitCode.NODE_FAILED
         if any(isinstance(problem, InternalError) for problem in self.problems):
             exit_code = ExitCode.INTERNAL
@@ -160,6 +162,32 @@ class Ending:
         )
 
     @property
+    def _result_stands(self) -> bool:
+        """Whether the result of workers that have all finished stays as it is.
+
+        It does if the connection to a host is lost after that, or if a host's supervisor died or
+        its run folder is gone, and nothing is left there. It does not if processes survive, or if a
+        host answers, but does not confirm that it is clean.
+        """
+        return all(isinstance(problem, NodeError) for problem in self.problems) and not any(
+            link.state.doubtful for link in self.links.values()
+        )
+
+    def _with_remedy(self, state: AttemptState) -> list[DtrainError]:
+        """The problems whose hints help. The hints about a host that was lost are about its
+        workers, which may have finished before."""
+        over = {
+            host
+            for host, link in self.links.items()
+            if state.has_finished(host) and not link.state.doubtful
+        }
+        return [
+            problem
+            for problem in self.problems
+            if not (isinstance(problem, NodeError) and problem.host in over)
+        ]
+
+    @property
     def storage_failed(self) -> bool:
         return any(isinstance(problem, StorageError) for problem in self.problems)
 
@@ -178,10 +206,13 @@ class Ending:
         return inspection.errors if inspection is not None else ()
 
     def _failed_hosts(self, state: AttemptState) -> list[str]:
-        """The hosts with a problem, or else the lost ones, in the plan's order."""
+        """The hosts with a problem, or else the lost ones, in the plan's order. Only hosts whose
+        workers were needed."""
+        needed = [host for host in self.links if not state.has_finished(host)]
         named = {problem.host for problem in self.problems if isinstance(problem, NodeError)}
-        return [host for host in self.links if host in named] or [
-            host for host in self.links if host in _lost(state)
+        lost = _lost(state)
+        return [host for host in needed if host in named] or [
+            host for host in needed if host in lost
         ]
 
     def causes(self) -> tuple[Failure, ...]:

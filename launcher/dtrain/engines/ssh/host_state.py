@@ -23,7 +23,7 @@ the link's reader. Several events can end a host's part; only the first reaches 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
@@ -63,6 +63,9 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.node.agent.commands import Kill, Start, Stop
 from dtrain.runs.shown_state import ShownState
 
+_RECEIVING = "receiving the end of the output"
+"""What is still to be done once the job has ended on the host."""
+
 
 class HostPhase(Enum):
     CONNECTING = auto()
@@ -79,6 +82,8 @@ class Leftovers(Enum):
     """What may be left of the job on a host."""
 
     UNKNOWN = auto()
+    SOME = auto()
+    """A process survives KILL."""
     NONE = auto()
     NO_RUN = auto()
     """Nothing is left: the host does not know the run."""
@@ -95,6 +100,8 @@ class LinkState:
     shown: ShownState | None = None
     """The last state that observers got."""
     leftovers: Leftovers = Leftovers.UNKNOWN
+    cut_off: bool = False
+    """Whether no relay follows the host: the connection broke, or does not exist yet."""
 
     @property
     def started(self) -> bool:
@@ -110,10 +117,17 @@ class LinkState:
         """Whether the controller knows how the host's part ended."""
         return self.phase in (HostPhase.DRAINING, HostPhase.OVER)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether processes may be left on a host that could report it."""
+        if self.leftovers is Leftovers.UNKNOWN:
+            return not self.cut_off
+        return self.leftovers is Leftovers.SOME
+
 
 def attached(host: str) -> LinkState:
     """The state of a host whose workers run already."""
-    return LinkState(host, HostPhase.RUNNING, shown=ShownState.ATTACHING)
+    return LinkState(host, HostPhase.RUNNING, shown=ShownState.ATTACHING, cut_off=True)
 
 
 _Step = tuple[LinkState, list[LinkAction]]
@@ -201,7 +215,8 @@ def _prepared(state: LinkState, event: messages.Prepared) -> _Step:
 
 def _follow(state: LinkState, event: messages.Attached) -> _Step:
     resend: list[LinkAction] = [Send(state.command)] if state.command is not None else []
-    return state, [Show(ShownState.STOPPING if state.stopping else ShownState.RUNNING), *resend]
+    shown = ShownState.STOPPING if state.stopping else ShownState.RUNNING
+    return replace(state, cut_off=False), [Show(shown), *resend]
 
 
 def _refuse(state: LinkState, event: messages.Refused) -> _Step:
@@ -211,7 +226,7 @@ def _refuse(state: LinkState, event: messages.Refused) -> _Step:
 
 def _refuse_to_follow(state: LinkState, event: messages.Refused) -> _Step:
     error = problems.refused(state.host, event)
-    state = _over(_record_missing_run(state, event))
+    state = replace(_over(_record_missing_run(state, event)), cut_off=False)
     if event.what == "gone":
         return state, [Show(ShownState.ENDED), Post(machine.HostEnded(state.host), error)]
     return state, [Post(machine.HostLost(state.host), error)]
@@ -222,22 +237,30 @@ def _record_missing_run(state: LinkState, event: messages.Refused) -> LinkState:
 
 
 def _supervisor_died(state: LinkState, event: messages.Lost) -> _Step:
-    if not event.survivors:
-        state = replace(state, leftovers=Leftovers.NONE)
     error = problems.supervisor_died(state.host, event)
-    return _drain(state), [Post(machine.HostLost(state.host), error)]
+    lost = Post(machine.HostLost(state.host), error)
+    return _drain(_survived(state, event.survivors)), [Show(ShownState.LOST, error.reason), lost]
+
+
+def _survived(state: LinkState, survivors: Sequence[messages.Survivor]) -> LinkState:
+    return replace(state, leftovers=Leftovers.SOME if survivors else Leftovers.NONE)
 
 
 def _bye(state: LinkState, event: messages.Bye) -> _Step:
-    return _over(state), [Show(ShownState.ENDED), Post(machine.HostEnded(state.host))]
+    ended = Post(machine.HostEnded(state.host))
+    return _over(_survived(state, ())), [Show(ShownState.ENDED), ended]
 
 
 def _bye_early(state: LinkState, event: messages.Bye) -> _Step:
     return _reject(state, Malformed(ProtocolError("bye: the job has not ended on this host")))
 
 
-def _finish(state: LinkState, event: messages.Bye | messages.Refused) -> _Step:
+def _finish(state: LinkState, event: messages.Bye) -> _Step:
     return _over(state), []
+
+
+def _refuse_output(state: LinkState, event: messages.Refused) -> _Step:
+    return _over(state), [Post(None, PrepareError(state.host, _RECEIVING, event.reason))]
 
 
 def _stopped_itself(state: LinkState, event: messages.Stopping) -> _Step:
@@ -246,7 +269,8 @@ def _stopped_itself(state: LinkState, event: messages.Stopping) -> _Step:
 
 def _end(state: LinkState, event: messages.Ended) -> _Step:
     error = problems.ended_badly(state.host, event)
-    return _drain(state), [Show(ShownState.ENDED), Post(machine.HostEnded(state.host), error)]
+    ended = Post(machine.HostEnded(state.host), error)
+    return _drain(_survived(state, event.survivors)), [Show(ShownState.ENDED), ended]
 
 
 def _fail_early(state: LinkState, event: Unreachable) -> _Step:
@@ -254,7 +278,7 @@ def _fail_early(state: LinkState, event: Unreachable) -> _Step:
 
 
 def _cut_off(state: LinkState, event: Unreachable) -> _Step:
-    return state, [Show(ShownState.UNREACHABLE, event.error.reason)]
+    return replace(state, cut_off=True), [Show(ShownState.UNREACHABLE, event.error.reason)]
 
 
 def _give_up(state: LinkState, event: TimedOut) -> _Step:
@@ -262,9 +286,7 @@ def _give_up(state: LinkState, event: TimedOut) -> _Step:
 
 
 def _give_up_output(state: LinkState, event: TimedOut) -> _Step:
-    # The job has ended there, but some of its output has not arrived.
-    doing = "receiving the end of the output"
-    return _over(state), [Post(None, ConnectError(state.host, doing, event.error.reason))]
+    return _over(state), [Post(None, ConnectError(state.host, _RECEIVING, event.error.reason))]
 
 
 def _give_up_supervisor(state: LinkState, event: SupervisorTimedOut) -> _Step:
@@ -282,12 +304,18 @@ def _reject_early(state: LinkState, event: Malformed) -> _Step:
 def _reject(state: LinkState, event: Malformed) -> _Step:
     error = AnswerError(state.host, "following the job", event.error)
     lost = Post(machine.HostLost(state.host), error)
-    return _over(state), [Send({"op": "kill"}), Show(ShownState.FAILED, error.reason), lost]
+    failed = Show(ShownState.FAILED, error.reason)
+    return _distrusted(state), [Send({"op": "kill"}), failed, lost]
 
 
 def _reject_late(state: LinkState, event: Malformed) -> _Step:
     error = AnswerError(state.host, "following the job", event.error)
-    return _over(state), [Send({"op": "kill"}), Post(None, error)]
+    return _distrusted(state), [Send({"op": "kill"}), Post(None, error)]
+
+
+def _distrusted(state: LinkState) -> LinkState:
+    """What a host that breaks the protocol has reported may be wrong as well."""
+    return replace(_over(state), leftovers=Leftovers.UNKNOWN, cut_off=False)
 
 
 def _fail(state: LinkState, event: LinkFailed) -> _Step:
@@ -355,7 +383,7 @@ TABLE: dict[type[LinkEvent], _Row] = {
     messages.Attached: (
         _ignore, _ignore, _ignore, _follow, _follow, _follow, _ignore, _ignore),
     messages.Refused: (
-        _ignore, _refuse, _refuse, _refuse_to_follow, _refuse_to_follow, _finish, _ignore,
+        _ignore, _refuse, _refuse, _refuse_to_follow, _refuse_to_follow, _refuse_output, _ignore,
         _ignore),
     messages.Lost: (
         _ignore, _supervisor_died, _supervisor_died, _supervisor_died, _supervisor_died, _ignore,

@@ -155,15 +155,13 @@ class Inbox:
         self._evidence.compare_clocks(event.time, time.time(), current=False)
         match event:
             case messages.Exited():
-                # A process that was stopped has not finished its work, even if its status is 0.
-                failed = event.code != 0 or event.stopping
                 self._context.steps.end(
                     names.process_name(event.role, event.index)
                     if event.rank is None
                     else names.rank_name(event.rank)
                 )
                 worker = machine.WorkerId(self._host, event.role, event.index)
-                exited = machine.WorkerExited(worker, failed)
+                exited = machine.WorkerExited(worker, event.failed)
                 self._context.post(Post(exited, failures=self._evidence.failures(event)))
             case messages.Ended() | messages.Stopping():
                 self._evidence.add(event)

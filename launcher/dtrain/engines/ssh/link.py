@@ -20,7 +20,7 @@ from dtrain.engines.ssh import agent, host_events, host_state, problems
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.guarded import fault, run_guarded
 from dtrain.engines.ssh.host_events import Post
-from dtrain.engines.ssh.host_state import HostPhase, Leftovers, LinkState
+from dtrain.engines.ssh.host_state import HostPhase, LinkState
 from dtrain.engines.ssh.inbox import Inbox
 from dtrain.engines.ssh.outage import Outage
 from dtrain.engines.ssh.requests import attach_request, launch_request
@@ -127,8 +127,8 @@ class Link:
         return self._state.reported_end
 
     @property
-    def leftovers(self) -> Leftovers:
-        return self._state.leftovers
+    def state(self) -> LinkState:
+        return self._state
 
     @property
     def reachable(self) -> bool:

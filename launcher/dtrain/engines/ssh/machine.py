@@ -95,6 +95,11 @@ class AttemptState:
         over = (HostCondition.CLEAN, HostCondition.LOST)
         return [host for host, now in self.hosts.items() if now not in over]
 
+    def has_finished(self, host: str) -> bool:
+        """Whether all processes of the host, services included, ended before the attempt got an
+        outcome."""
+        return host not in self.awaited and host not in self.services
+
 
 # Events ---------------------------------------------------------------------------------------
 
@@ -317,19 +322,19 @@ def _worker_exited(state: AttemptState, event: AttemptEvent) -> _Step:
 
 def _host_ended(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostEnded)
-    # A host may finish while others still run. But if one of its workers has not ended, something
-    # outside this launcher stopped the job there.
-    if event.host in state.awaited:
-        state = replace(state, outcome=AttemptOutcome.HOST_FAILED)
-        return _stop(_mark_over(state, event), min(state.grace, FAILURE_GRACE))
-    return _mark_over(state, event), []
+    return _without_host(_mark_over(state, event), event.host)
 
 
 def _host_lost(state: AttemptState, event: AttemptEvent) -> _Step:
     assert isinstance(event, HostLost | HostRefused)
-    state = _mark(state, event.host, HostCondition.LOST)
-    if event.host not in state.awaited and event.host not in state.services:
-        return state, []  # All of its workers have finished: the others do not need it.
+    return _without_host(_mark(state, event.host, HostCondition.LOST), event.host)
+
+
+def _without_host(state: AttemptState, host: str) -> _Step:
+    # If its processes have ended, the others do not need it. If not, it was lost with them, or
+    # something outside this launcher stopped the job there.
+    if state.has_finished(host):
+        return state, []
     state = replace(state, outcome=AttemptOutcome.HOST_FAILED)
     return _stop(state, min(state.grace, FAILURE_GRACE))
 

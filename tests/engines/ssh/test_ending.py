@@ -1,0 +1,155 @@
+"""How an attempt ends: its exit code, its reason and what it reports about each host."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+
+import pytest
+
+from dtrain.diagnostics import ConnectError, ExitCode
+from dtrain.engines.ssh import machine
+from dtrain.engines.ssh.attempt import Attempt
+from dtrain.engines.ssh.host_events import (
+    LinkEvent,
+    Malformed,
+    Post,
+    Requested,
+    SupervisorTimedOut,
+    TimedOut,
+    Unreachable,
+)
+from dtrain.failures.cause import Report
+from dtrain.messages import agent as messages
+from dtrain.messages.decode import ProtocolError
+from support.attempts import context_of
+from support.scripted import ScriptedHosts
+
+BROKEN = ConnectError("first", "following the job", "cut off", hint="its part may still run")
+CUT_OFF = (Unreachable(BROKEN), TimedOut(BROKEN))
+SURVIVOR = messages.Survivor(9, "python3")
+ENDED = messages.Ended(1.0, ())
+DIED = messages.Lost("the supervisor died")
+UNCONFIRMED = "first: did not confirm that the job's processes ended"
+
+
+class Played:
+    """An attempt on the hosts `first` and `second` without connections: tests say what happens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.posts = queue.SimpleQueue[Post]()
+        context = context_of(ScriptedHosts({}), folder, self.posts)
+        self.attempt = Attempt(context, self.posts, lambda: None)
+        for host in ("first", "second"):
+            self.happens(host, Requested(), messages.Prepared())
+
+    def happens(self, host: str, *events: LinkEvent) -> None:
+        for event in events:
+            self.attempt._links[host]._step(event)
+        self._handle()
+
+    def finishes(self, host: str) -> None:
+        """The host's only worker exits with status 0."""
+        worker = machine.WorkerId(host, "worker", ["first", "second"].index(host))
+        self.posts.put(Post(machine.WorkerExited(worker, failed=False)))
+        self._handle()
+
+    def give_up(self) -> None:
+        """Both time limits of the stop expire."""
+        for _ in range(2):
+            self.posts.put(Post(machine.Alarm()))
+        self._handle()
+
+    def _handle(self) -> None:
+        while not self.posts.empty():
+            self.attempt._handle(self.posts.get())
+
+    @property
+    def report(self) -> Report:
+        assert self.attempt._state.phase is machine.AttemptPhase.ENDED
+        return self.attempt._ending.report(self.attempt._state)
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Played:
+    return Played(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "said", "hint"),
+    [
+        ((ENDED,), 0, [], ""),
+        (CUT_OFF, 0, ["first: following the job: cut off", UNCONFIRMED], ""),
+        ((DIED,), 0, ["first: running the job: the supervisor died"], ""),
+        ((*CUT_OFF[:1], messages.Attached(running=False), DIED), 0, ["the supervisor died"], ""),
+        ((messages.Refused("gone", "no run"),), 0, ["first: attaching to the job: no run"], ""),
+        ((messages.Ended(1.0, (), "a fault"),), 0, ["the supervisor on the host failed"], ""),
+        ((ENDED, *CUT_OFF), 0, ["first: receiving the end of the output: cut off"], ""),
+        ((messages.Ended(1.0, (SURVIVOR,)),), 3, ["python3 (pid 9)"], "uninterruptible sleep"),
+        ((messages.Lost("", (SURVIVOR,)),), 3, ["python3 (pid 9)"], "uninterruptible sleep"),
+        ((messages.Refused("agent", "damaged"),), 3, ["damaged", UNCONFIRMED], ""),
+        (
+            (*CUT_OFF[:1], messages.Refused("agent", "damaged", "look there")),
+            3,
+            ["damaged", UNCONFIRMED],
+            "look there",
+        ),
+        ((SupervisorTimedOut(BROKEN),), 3, ["cut off", UNCONFIRMED], "its part may still run"),
+        (
+            (Malformed(ProtocolError("wrong")),),
+            3,
+            ["malformed answer: wrong", UNCONFIRMED],
+            "do not trust",
+        ),
+        ((ENDED, Malformed(ProtocolError("wrong"))), 3, ["malformed answer"], "do not trust"),
+    ],
+)
+def test_what_happens_to_a_host_after_its_workers_finished(
+    played: Played, events: tuple[LinkEvent, ...], code: int, said: list[str], hint: str
+) -> None:
+    played.finishes("first")
+    played.happens("first", *events)
+    played.finishes("second")
+    played.happens("second", ENDED)
+    report = played.report
+    assert (report.exit_code, report.reason) == (code, "all 2 workers finished")
+    assert len(report.problems) == len(said), report.problems
+    for part, problem in zip(said, report.problems, strict=True):
+        assert part in problem
+    assert hint in report.hint
+    assert bool(hint) is bool(report.hint)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_host_that_does_not_confirm_its_cleanup_in_time(
+    played: Played, *, connected: bool
+) -> None:
+    for host in ("first", "second"):
+        played.finishes(host)
+    played.happens("second", ENDED)
+    if not connected:
+        played.happens("first", Unreachable(BROKEN))
+    played.give_up()
+    assert played.report.exit_code == (ExitCode.NODE_FAILED if connected else ExitCode.OK)
+    (problem,) = played.report.problems
+    assert problem.startswith(UNCONFIRMED)
+
+
+@pytest.mark.parametrize("events", [CUT_OFF, (DIED,), (messages.Ended(1.0, (SURVIVOR,)),)])
+def test_a_host_that_had_finished_is_not_blamed_for_another(
+    played: Played, events: tuple[LinkEvent, ...]
+) -> None:
+    played.finishes("first")
+    played.happens("first", *events)
+    played.happens("second", DIED)
+    assert (played.report.exit_code, played.report.reason) == (3, "second failed")
+
+
+def test_a_supervisor_that_dies_before_its_workers_have_finished(played: Played) -> None:
+    played.happens("first", DIED)
+    played.happens("second", ENDED)
+    report = played.report
+    assert (report.exit_code, report.reason) == (ExitCode.NODE_FAILED, "first failed")
+    assert report.hint.endswith("its workers were killed too")
+    assert report.problems == ("first: running the job: the supervisor died",)
+    assert played.attempt.uncleaned() == []

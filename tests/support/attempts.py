@@ -1,0 +1,46 @@
+"""An attempt over SSH inside the test process."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+
+from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.host_events import Post
+from dtrain.launchplan.plan import build
+from dtrain.node.agent.wire import VERSION
+from dtrain.runs.log_store import RunFolder
+from dtrain.session.observer import NullObserver
+from dtrain.session.recorder import Recorder
+from dtrain.session.steps import StepWatch
+from dtrain.spec.load import parse
+from support.scripted import ScriptedHosts
+
+TWO_HOSTS = "cluster: {hosts: [first, second], gpus: 1}\njob: {framework: none, script: train.py}\n"
+HELLO = {
+    "type": "hello", "protocol": VERSION, "python": "3.11.2", "hostname": "h", "time": 0.0, "pid": 7
+}  # fmt: skip
+GONE = {"type": "refused", "what": "gone", "reason": "no run", "hint": ""}
+
+
+def context_of(
+    transport: ScriptedHosts, folder: Path, posts: queue.SimpleQueue[Post], file: str = TWO_HOSTS
+) -> AttemptContext:
+    plan = build(parse(file, "cluster.yaml"))
+    place = RunFolder(folder)
+    return AttemptContext(
+        name="run",
+        plan=plan,
+        attempt=1,
+        movable_port=False,
+        base=folder,
+        secrets={},
+        transport=transport,
+        tree=None,
+        folder=place,
+        recorder=Recorder(place, NullObserver()),
+        inspection=None,
+        tensorboard=False,
+        post=posts.put,
+        steps=StepWatch(plan.world_size),
+    )
