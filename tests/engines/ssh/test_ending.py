@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import ConnectError, ExitCode
-from dtrain.engines.ssh import machine
+from dtrain.engines.ssh import machine, problems
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import (
     LinkEvent,
@@ -22,7 +22,8 @@ from dtrain.engines.ssh.host_events import (
 from dtrain.failures.cause import Report
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
-from support.attempts import context_of
+from dtrain.spec.load import parse
+from support.attempts import TWO_HOSTS, context_of
 from support.scripted import ScriptedHosts
 
 BROKEN = ConnectError("first", "following the job", "cut off", hint="its part may still run")
@@ -86,7 +87,7 @@ def played(tmp_path: Path) -> Played:
         ((messages.Ended(1.0, (), "a fault"),), 0, ["the supervisor on the host failed"], ""),
         ((ENDED, *CUT_OFF), 0, ["first: receiving the end of the output: cut off"], ""),
         ((messages.Ended(1.0, (SURVIVOR,)),), 3, ["python3 (pid 9)"], "uninterruptible sleep"),
-        ((messages.Lost("", (SURVIVOR,)),), 3, ["python3 (pid 9)"], "uninterruptible sleep"),
+        ((messages.Lost("it died", (SURVIVOR,)),), 3, ["python3 (pid 9)"], "uninterruptible sleep"),
         ((messages.Refused("agent", "damaged"),), 3, ["damaged", UNCONFIRMED], ""),
         (
             (*CUT_OFF[:1], messages.Refused("agent", "damaged", "look there")),
@@ -153,3 +154,35 @@ def test_a_supervisor_that_dies_before_its_workers_have_finished(played: Played)
     assert report.hint.endswith("its workers were killed too")
     assert report.problems == ("first: running the job: the supervisor died",)
     assert played.attempt.uncleaned() == []
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (messages.Lost("the supervisor died", (SURVIVOR,)), "the supervisor died"),
+        (messages.Ended(1.0, (SURVIVOR,), "a fault"), "the supervisor on the host failed: a fault"),
+    ],
+)
+def test_processes_that_survive_do_not_hide_why_a_host_failed(
+    played: Played, event: LinkEvent, cause: str
+) -> None:
+    played.happens("first", event)
+    played.happens("second", ENDED)
+    assert played.report.problems == (
+        f"first: running the job: {cause}\nprocesses survive KILL: python3 (pid 9)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("on_disconnect: keep", "its part of the job may still run"),
+        (
+            "on_disconnect: stop, lease: 60s",
+            "its part of the job stops after 60 s without a launcher",
+        ),
+    ],
+)
+def test_what_becomes_of_a_host_that_is_cut_off(key: str, hint: str) -> None:
+    job = parse(f"{TWO_HOSTS[:-2]}, {key}}}\n", "cluster.yaml").job
+    assert problems.cut_off("first", 2.0, job).hint == hint

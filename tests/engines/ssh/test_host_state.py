@@ -258,6 +258,13 @@ def test_the_reason_of_a_dead_supervisor_stays_on_display() -> None:
     assert run(state, Settle(lost=True))[1] == []
 
 
+@pytest.mark.parametrize("end", [messages.Ended(1.0, ()), messages.Lost("it died")])
+def test_a_host_that_has_ended_does_not_run_again_after_a_lost_connection(end: LinkEvent) -> None:
+    state, (shown, *_) = run(running(), end)
+    state, _ = run(state, Unreachable(ERROR))
+    assert run(state, messages.Attached(running=False))[1][0] == shown
+
+
 def test_a_run_folder_that_is_gone_after_the_end_only_costs_output() -> None:
     state, actions = run(running(), messages.Ended(1.0, ()), Unreachable(ERROR), GONE)
     (post,) = posts(actions)

@@ -99,6 +99,8 @@ class LinkState:
     """The current command. Each new relay gets it."""
     shown: ShownState | None = None
     """The last state that observers got."""
+    end: Show | None = None
+    """What observers got when the host reported its end."""
     leftovers: Leftovers = Leftovers.UNKNOWN
     cut_off: bool = False
     """Whether no relay follows the host: the connection broke, or does not exist yet."""
@@ -215,8 +217,8 @@ def _prepared(state: LinkState, event: messages.Prepared) -> _Step:
 
 def _follow(state: LinkState, event: messages.Attached) -> _Step:
     resend: list[LinkAction] = [Send(state.command)] if state.command is not None else []
-    shown = ShownState.STOPPING if state.stopping else ShownState.RUNNING
-    return replace(state, cut_off=False), [Show(shown), *resend]
+    show = state.end or Show(ShownState.STOPPING if state.stopping else ShownState.RUNNING)
+    return replace(state, cut_off=False), [show, *resend]
 
 
 def _refuse(state: LinkState, event: messages.Refused) -> _Step:
@@ -238,8 +240,9 @@ def _record_missing_run(state: LinkState, event: messages.Refused) -> LinkState:
 
 def _supervisor_died(state: LinkState, event: messages.Lost) -> _Step:
     error = problems.supervisor_died(state.host, event)
-    lost = Post(machine.HostLost(state.host), error)
-    return _drain(_survived(state, event.survivors)), [Show(ShownState.LOST, error.reason), lost]
+    show = Show(ShownState.LOST, error.reason)
+    state = replace(_survived(state, event.survivors), end=show)
+    return _drain(state), [show, Post(machine.HostLost(state.host), error)]
 
 
 def _survived(state: LinkState, survivors: Sequence[messages.Survivor]) -> LinkState:
@@ -269,8 +272,9 @@ def _stopped_itself(state: LinkState, event: messages.Stopping) -> _Step:
 
 def _end(state: LinkState, event: messages.Ended) -> _Step:
     error = problems.ended_badly(state.host, event)
-    ended = Post(machine.HostEnded(state.host), error)
-    return _drain(_survived(state, event.survivors)), [Show(ShownState.ENDED), ended]
+    show = Show(ShownState.ENDED)
+    state = replace(_survived(state, event.survivors), end=show)
+    return _drain(state), [show, Post(machine.HostEnded(state.host), error)]
 
 
 def _fail_early(state: LinkState, event: Unreachable) -> _Step:

@@ -17,37 +17,34 @@ def refused(host: str, message: messages.Refused) -> PrepareError:
 
 def supervisor_died(host: str, message: messages.Lost) -> PrepareError:
     if message.survivors:
-        return _survived(host, message.survivors)
+        return _survived(host, message.survivors, message.reason)
     hint = "something on that host killed it; its workers were killed too"
     return PrepareError(host, "running the job", message.reason, hint=message.hint or hint)
 
 
 def ended_badly(host: str, event: messages.Ended) -> PrepareError | None:
     """None if the job left no survivors and the supervisor reported no error."""
+    reason = f"the supervisor on the host failed: {event.error}" if event.error else ""
     if event.survivors:
-        return _survived(host, event.survivors)
-    if event.error:
-        reason = f"the supervisor on the host failed: {event.error}"
-        return PrepareError(host, "running the job", reason)
-    return None
+        return _survived(host, event.survivors, reason)
+    return PrepareError(host, "running the job", reason) if reason else None
 
 
-def _survived(host: str, survivors: Iterable[messages.Survivor]) -> PrepareError:
+def _survived(host: str, survivors: Iterable[messages.Survivor], cause: str) -> PrepareError:
     names = ", ".join(f"{each.name} (pid {each.pid})" for each in survivors)
+    hint = "a process in uninterruptible sleep ends when its driver or disk answers"
+    if cause:
+        reason = f"{cause}\nprocesses survive KILL: {names}"
+        return PrepareError(host, "running the job", reason, hint=hint)
     return PrepareError(
-        host,
-        "ending the job's processes",
-        f"they survive KILL: {names}",
-        hint="a process in uninterruptible sleep ends when its driver or disk answers",
+        host, "ending the job's processes", f"they survive KILL: {names}", hint=hint
     )
 
 
 def cut_off(host: str, seconds: float, job: Job) -> ConnectError:
     """The host was unreachable for ``seconds`` and is given up."""
     if job.on_disconnect == "keep":
-        hint = (
-            "its part of the job may still run; `dtrain attach` continues it, `dtrain stop` ends it"
-        )
+        hint = "its part of the job may still run"
     else:
         hint = f"its part of the job stops after {job.lease:g} s without a launcher"
     return ConnectError(host, "following the job", f"cut off for {seconds:g} s", hint=hint)
