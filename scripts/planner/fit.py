@@ -145,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error.message}\n  hint: {error.hint}", file=sys.stderr)
         return 2
+    every: dict[tuple[str, str], Sequence[float]] = {}
     for architecture in [options.architecture] if options.architecture else FREE:
         timed = [
             run
@@ -154,9 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             and run.cluster.gpu.family == architecture
         ]
         if timed and options.held_out:
-            _print_held_out(architecture, timed)
+            for table, found in _print_held_out(architecture, timed).items():
+                every[table] = [*every.get(table, ()), *found]
         elif timed:
             _print_fit(architecture, timed)
+    if every:
+        low, high = interval(every)
+        print(f"80 % of all runs took {low:.2f} to {high:.2f} times the estimate")
     return 0
 
 
@@ -171,7 +176,7 @@ def _print_fit(architecture: str, runs: Sequence[PublishedRun]) -> None:
     _print_errors(errors(runs, efficiency))
 
 
-def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> None:
+def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> Errors:
     print(f"{architecture}: every publisher with constants fitted to the other publishers")
     found: dict[tuple[str, str], Sequence[float]] = {}
     for publisher in sorted({run.publisher for run in runs}):
@@ -185,6 +190,7 @@ def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> None:
     _print_errors(found)
     low, high = interval(found)
     print(f"  80 % of the runs took {low:.2f} to {high:.2f} times the estimate\n")
+    return found
 
 
 def interval(found: Errors) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from dtrain.runtime.layout import Layout
 # Links of 100 GB/s between the 8 GPUs of a host; 40 GB/s between hosts.
 CLUSTER = GpuCluster(replace(gpu("a100-80gb"), link=100.0), 64, 8, 40.0)
 MADE = Efficiency(
-    link=0.5, link_half=1e6, network=0.5, network_half=8e6, latency=1e-3,
+    link=0.5, link_half=1e6, network=0.5, network_half=8e6, exchange=0.5, latency=1e-3,
     link_step=1e-5, network_step=1e-4, bucket=1e6,
 )  # fmt: skip
 

@@ -52,11 +52,17 @@ class Assumptions:
     kernel does. PyTorch's own kernel uses 32-bit copies."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
+    separate_kernels: bool = False
+    """Whether each operation of RMS norms and rotations is a kernel, as in PyTorch before 2.9
+    without ``torch.compile``."""
     fuses_gradients: bool = True
     """Whether a product adds a weight's gradient to its sum itself (Megatron-LM's
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
+    hides_tensor: bool = False
+    """Whether tensor-parallel traffic runs in pieces beside the products of the same layer
+    (Transformer Engine's user buffers, ``--tp-comm-overlap``, which is off by default)."""
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod

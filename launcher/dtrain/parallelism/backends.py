@@ -29,6 +29,8 @@ class Backend:
     sends_shares: bool = True
     """Whether each tensor rank sends its share of an activation to the next stage even without
     sequence parallelism (scatter-gather, SC21 section 4.1)."""
+    gathers_fp8: bool = False
+    """Whether fp8's parameters are also gathered in fp8 (``enable_fsdp_float8_all_gather``)."""
     sends_tokens_once: bool = True
     """Whether a host with several of a token's experts receives the token once."""
     groups_across_hosts: bool = True
@@ -85,6 +87,7 @@ BACKENDS: dict[BackendName, Backend] = {
             torch_kernels=True,
             flash2=True,
             exposed_tensor=1.0,
+            gathers_fp8=True,
             sends_tokens_once=False,
             precisions=("bf16", "fp16", "fp8", "tf32", "fp32"),
             copies_keys=False,

@@ -78,12 +78,17 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         row.get("flash_attention", "").casefold()[:1] if not _unknown(row) else "",
         practice.flash_attention,
     )
+    # Without compilation, float8 of torchao is slower than bf16.
+    text = f"{row.get('id', '')} {row.get('notes', '')}"
+    compiled = re.search(r"\bcompile", text) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
+        separate_kernels=practice.separate_kernels and not compiled,
         flash_attention=flash,
         fused_loss=practice.fused_loss,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
+        hides_tensor=practice.hides_tensor,
         habits=practice.habits,
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"

@@ -34,8 +34,11 @@ class Practice:
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
     fused_loss: bool = False
+    separate_kernels: bool = False
+    """Whether runs without ``torch.compile`` have a kernel for each operation of a norm."""
     fuses_gradients: bool = True
     overlaps_reduction: bool = True
+    hides_tensor: bool = False
     habits: MemoryHabits = _MEGATRON
     backend: BackendName = "megatron"
     """The planner's backend with the most similar memory rules, overlap and kernels."""
@@ -80,9 +83,18 @@ PRACTICES = (
         ),
     ),
     # Its configurations set grad_sync_dtype to bf16.
-    (r"NVIDIA/NeMo|dgxc", Practice(fp32_gradients=False)),
+    (r"NVIDIA/NeMo|dgxc|MLPerf", Practice(fp32_gradients=False, hides_tensor=True)),
+    # The benchmarks of its README, and of the library that follows it.
+    (r"NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(habits=MemoryHabits(unfused=True))),
-    (r"torchtitan", Practice("full", counter="reserved", backend="torchtitan")),
+    # Its configurations of that time have a fused norm.
+    (r"torchtitan docs/performance", Practice("full", counter="reserved", backend="torchtitan")),
+    (
+        r"torchtitan",
+        Practice("full", counter="reserved", separate_kernels=True, backend="torchtitan"),
+    ),
+    # Its configuration compiles the model (use_torch_compile) and reduces in bf16 (bfSixteen).
+    (r"fms-fsdp", Practice("full", fp32_gradients=False, backend="torchtitan")),
     # Its models' loss_fn is fused_crossentropy (flash-attn's kernel), unless a file changes it.
     (r"llm-foundry|MosaicML", Practice("full", fused_loss=True, backend="torchtitan")),
     # It also publishes its GPUs' speed in plain matrix products: 48 % of the peak, not 60 %.

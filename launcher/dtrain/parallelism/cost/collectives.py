@@ -105,7 +105,7 @@ class Group:
         # Of ``copies`` random hosts, the expected number that differ, without the sender's own.
         others = (parts - 1) * (1 - (1 - 1 / parts) ** copies)
         link = self.cluster.gpu.link * 1e9 * self.efficiency.link
-        wire = self.cluster.network * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
+        wire = self.cluster.network * 1e9 * self.efficiency.exchange / self.cluster.gpus_per_host
         near = size * copies * (self.local - 1) / self.local / link
         seconds = max(near, size * others / wire)
         if self._crosses_racks:

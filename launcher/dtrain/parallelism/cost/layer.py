@@ -17,6 +17,11 @@ BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "nvfp4": 2, "tf32": 4, "fp32": 4}
 """Bytes of one activation. In fp8 and nvfp4 are only copies of the inputs of matrix products."""
 
 
+SEPARATE_NORMS = 32.0
+"""Passes over n·h elements of 16 bits of both RMS norms beyond those of fused kernels, if each of
+their operations is a kernel, in 32 bits: 18 for each norm instead of 2."""
+SEPARATE_ROTATION = 8.0
+"""The same for the rotation of queries and keys: 10 passes instead of 2."""
 UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
@@ -215,7 +220,16 @@ class Kernels:
         split = (6.0 * shape.heads * shape.head_size + (5.0 if shape.gated else 4.0) * f) / (
             layout.tensor
         )
-        return self._stream(whole * shape.hidden + split)
+        return self._stream(whole * shape.hidden + split) + self._separate_kernels()
+
+    def _separate_kernels(self) -> float:
+        """Seconds that norms and rotations take longer as a kernel for each operation."""
+        shape, layout = self.shape, self.layout
+        if not (self.assumed.separate_kernels and shape.gated):
+            return 0.0
+        norms = SEPARATE_NORMS * shape.hidden / (layout.tensor if layout.sequence_parallel else 1)
+        turned = (shape.heads + shape.kv_heads) * shape.head_size / layout.tensor
+        return self._memory(BYTES["bf16"] * self.tokens * (norms + SEPARATE_ROTATION * turned))
 
     def _stream(self, elements: float) -> float:
         """Seconds to read or write ``elements`` of each token."""

@@ -27,6 +27,10 @@ PCIE = 20e9
 """Bytes/s of one GPU to its host's memory and back (PCIe 4.0 x16, sustained)."""
 HOST_MEMORY = 200e9
 """Bytes/s that all processors of a host sustain together (two sockets of DDR4)."""
+EXPOSED_TENSOR = 0.75
+"""Exposed share of tensor-parallel traffic in Megatron-LM without ``--tp-comm-overlap``: of eight
+gathers and scatters, the two scatters of column-parallel layers in the backward pass run beside the
+product of the weights' gradient (``LinearWithGradAccumulationAndAsyncCommunication``)."""
 BUBBLE = {"zb-1p": 1 / 3, "zb-2p": 0.0, "zb-v": 0.0}
 """Shares of 1F1B's bubble (Zero Bubble Pipeline Parallelism, arXiv 2401.10241)."""
 
@@ -219,7 +223,11 @@ def _tensor(kernels: Kernels) -> float:
     size = _activation(kernels)
     each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
     exposed = backend_of(layout).exposed_tensor
-    return (kernels.efficiency.exposed_tensor if exposed is None else exposed) * passes * each
+    if exposed is None:
+        exposed = kernels.efficiency.exposed_tensor
+        if not kernels.assumed.hides_tensor:
+            exposed = max(exposed, EXPOSED_TENSOR)
+    return exposed * passes * each
 
 
 def _context(kernels: Kernels) -> float:
@@ -327,7 +335,8 @@ def _traffic(
     group = Group(kernels.cluster, efficiency, ranks, apart)
     shards = min(layout.shards, ranks)
     near = Group(kernels.cluster, efficiency, shards, apart)
-    parameter = BYTES[kernels.assumed.precision]
+    narrow = kernels.assumed.precision == "fp8" and backend_of(layout).gathers_fp8
+    parameter = 1 if narrow else BYTES[kernels.assumed.precision]
     if layout.shards_parameters:
         one = count / (layers + 1)
         gathers = (layers + 1) * 2 * near.all_gather(parameter * one)

@@ -1,0 +1,89 @@
+"""What the planner knows about the software of a run: kernels, overlap, and what it sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.cluster.efficiency import KNOWN, of_family
+from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
+from dtrain.parallelism.cost.layer import Kernels
+from dtrain.parallelism.cost.step_time import EXPOSED_TENSOR
+from dtrain.parallelism.model.models import model
+from dtrain.runtime.layout import Layout
+
+H100 = gpu("h100-80gb")
+
+
+def candidate(name: str, layout: Layout, assumed: Assumptions, chosen: str = "") -> Candidate:
+    device = gpu(chosen) if chosen else H100
+    cluster = GpuCluster(device, layout.world_size, min(8, layout.world_size), 400.0)
+    return Candidate(model(name), layout, cluster, of_family(device.family), assumed)
+
+
+def test_a_norm_of_separate_kernels_passes_through_memory_18_times_instead_of_2() -> None:
+    layout = Layout(backend="torchtitan", data=8, sharding="full")
+    fused, separate = (
+        candidate("llama-3-8b", layout, Assumptions(separate_kernels=each))
+        for each in (False, True)
+    )
+    parts = [
+        Kernels(one.efficiency, one.cluster, one.shape, one.layout, one.assumed)
+        for one in (fused, separate)
+    ]
+    shape = fused.shape
+    heads = (shape.heads + shape.kv_heads) * shape.head_size
+    passes = 2 * (18 - 2) * shape.hidden + (10 - 2) * heads
+    bandwidth = H100.bandwidth * 1e9 * fused.efficiency.stream
+    slower = parts[1].stream_forward() - parts[0].stream_forward()
+    assert slower == pytest.approx(2 * shape.seq_len * passes / bandwidth)
+    # GPT's layer norm was one kernel from the start.
+    gpt = [
+        candidate("gpt-3-6.7b", layout, Assumptions(separate_kernels=each)).time.compute
+        for each in (False, True)
+    ]
+    assert gpt[0] == gpt[1]
+
+
+def test_tensor_traffic_hides_only_with_pieces_of_products() -> None:
+    layout = Layout(backend="megatron", tensor=8, sequence_parallel=True)
+    hidden, shown = (
+        candidate("llama-3-70b", layout, Assumptions(hides_tensor=each)) for each in (True, False)
+    )
+    share = hidden.efficiency.exposed_tensor / EXPOSED_TENSOR
+    assert hidden.time.tensor == pytest.approx(share * shown.time.tensor)
+    # On A100s, no published run hides it.
+    older = [
+        candidate("llama-3-70b", layout, Assumptions(hides_tensor=each), "a100-80gb").time.tensor
+        for each in (True, False)
+    ]
+    assert older[0] == older[1]
+
+
+def test_torchtitan_gathers_parameters_in_fp8() -> None:
+    def traffic(backend: str, precision: str) -> float:
+        layout = Layout(backend=backend, data=64, sharding="full")  # type: ignore[arg-type]
+        assumed = Assumptions(precision, overlaps_reduction=False)  # type: ignore[arg-type]
+        return candidate("llama-3-70b", layout, assumed).time.data
+
+    # Two gathers of 2 bytes and a scatter of 4; the gathers shrink to 1 byte.
+    assert traffic("torchtitan", "fp8") / traffic("torchtitan", "bf16") == pytest.approx(
+        6 / 8, rel=0.1
+    )
+    assert traffic("megatron", "fp8") == traffic("megatron", "bf16")
+
+
+def test_the_interval_is_wider_with_experts() -> None:
+    layout = Layout(backend="megatron", data=8)
+    dense, experts = (
+        candidate(name, layout, Assumptions()) for name in ("llama-3-8b", "mixtral-8x7b")
+    )
+    assert dense.interval == pytest.approx([dense.time.total * end for end in KNOWN])
+    low, high = experts.interval
+    assert low == pytest.approx(experts.time.total * KNOWN[0])
+    assert high == pytest.approx(experts.time.total * KNOWN[1] * EXPERTS)
+    unknown = replace(dense, efficiency=of_family("new"))
+    assert unknown.interval[1] > unknown.time.total * KNOWN[1]
