@@ -28,7 +28,9 @@ def test_only_the_end_waits_for_evidence(host: Node, tmp_path: Path) -> None:
     journal.write_text(JOURNAL.format(asked=asked, go=go))
     journal.chmod(0o755)
     source = program("agent").replace(b'"/dev/kmsg"', b'"/dev/no-such-log"')
-    source = source.replace(b"JOURNAL_LIMIT = 2.0", b"JOURNAL_LIMIT = 60.0")
+    for limit in (b"JOURNAL_LIMIT = 2.0", b"EVIDENCE_LIMIT = 5.0"):
+        assert limit in source
+        source = source.replace(limit, b"%s = 60.0" % limit.split()[0])
     agent = host.agent(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, source=source)
     host.launch(host.shell("exit 3"), host.shell("exec sleep 600", 1), agent=agent)
     agent.expect("prepared")

@@ -117,5 +117,5 @@ def test_a_program_that_stays_silent_is_ended(
     text = f"ProxyCommand sh -c 'trap \"\" TERM; echo $$ >{pid}; while read -r line; do :; done'\n"
     (home / ".ssh" / "config").write_text(text)
     with pytest.raises(ConnectError, match="is still running"):
-        transport.connect(host_on(sshd, connect_timeout=3.0))
+        transport.connect(host_on(sshd, connect_timeout=8.0))
     assert ends(int(pid.read_text()))
