@@ -137,7 +137,7 @@ def test_what_an_earlier_attempt_or_a_queued_job_had_is_exported_no_more(folder:
 def test_a_client_that_never_ends_its_request_delays_neither_others_nor_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(export, "CLIENT_LIMIT", 0.2)
+    monkeypatch.setattr(export, "CLIENT_LIMIT", 2.0)
     over = threading.Event()
 
     def drip(client: socket.socket) -> None:

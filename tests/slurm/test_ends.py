@@ -100,9 +100,16 @@ def test_the_time_limit(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -
 def test_a_job_that_slurm_has_forgotten(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:
-    launch = launcher.start(write_job("print('up', flush=True)\n"), env=slurm.environment)
+    program = """\
+import os, time
+print("up", flush=True)
+while not os.path.exists(__file__.replace("program.py", "go")):
+    time.sleep(0.1)
+"""
+    launch = launcher.start(write_job(program), env=slurm.environment)
     launch.until("is submitted")
     launch.kill()
+    (launcher.folder / "go").touch()
     (run,) = (launcher.home / "runs").iterdir()
     number = json.loads((run / "run.json").read_text())["job_id"]
     slurm.wait(number)

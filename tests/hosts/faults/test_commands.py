@@ -75,6 +75,9 @@ def test_stop_twice_at_once(field: Make, attended: bool) -> None:
         scene.kill_launcher()
     both = [scene.command("stop", run) for _ in range(2)]
     for stopping in both:
+        stopping.until("2 workers on 2 hosts")
+    (scene.folder / "asked").touch()
+    for stopping in both:
         scene.over(stopping, 0)
     scene.check()
 
