@@ -12,6 +12,7 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher, job
+from support.launching import Launch, until
 from support.limits import HANG
 
 pytestmark = [pytest.mark.netns]
@@ -24,16 +25,22 @@ def get(url: str) -> str:
         return str(answer.read().decode())
 
 
+def page(launch: Launch) -> tuple[str, str]:
+    """The host and the address of the page that a command shows."""
+    shown = re.compile(r"TensorBoard of (\S+): (http://127\.0\.0\.1:\d+/)\n")
+    until(lambda: shown.search(launch.stderr), "the page's address")
+    found = shown.search(launch.stderr)
+    assert found
+    return found[1], found[2]
+
+
 def test_the_page_of_a_host_is_shown_here(
     hosts: Callable[..., Cluster], launcher: Launcher
 ) -> None:
     cluster = hosts(2)
     file = launcher.file(cluster, {"framework": "torch", "script": job("web_page.py")})
     launch = launcher.start(file, "--tensorboard")
-    launch.until("TensorBoard of ")
-    found = re.search(r"TensorBoard of (\S+): (http://127\.0\.0\.1:\d+/)", launch.stderr)
-    assert found, launch.stderr
-    host, url = found[1], found[2]
+    host, url = page(launch)
     for _ in range(3):
         assert get(url) == f"a page of {host} ".ljust(200_000, ".")
     launch.send(signal.SIGTERM)
@@ -52,10 +59,8 @@ def test_an_attached_process_sees_it_too(hosts: Callable[..., Cluster], launcher
     # First the process in charge serves it. When that exits, its successor does.
     for _ in range(2):
         attached = launcher.command("attach", run)
-        attached.until("TensorBoard of ")
-        found = re.search(r"TensorBoard of (\S+): (http://127\.0\.0\.1:\d+/)", attached.stderr)
-        assert found, attached.stderr
-        assert get(found[2]) == f"a page of {found[1]} ".ljust(200_000, ".")
+        host, url = page(attached)
+        assert get(url) == f"a page of {host} ".ljust(200_000, ".")
         attached.send(signal.SIGINT)
         attached.wait()
         launch.kill()

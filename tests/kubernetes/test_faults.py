@@ -72,8 +72,8 @@ def test_a_job_goes_on_after_a_lost_node(followed: Followed) -> None:
     lost = followed.pod(1)
     name = lost["metadata"]["name"]
     followed.kubernetes.lose_node(lost["spec"]["nodeName"])
+    launch.until(f"pod {name} on {lost['spec']['nodeName']}; all pods start again")
     launch.until("] up\n", count=8)
-    assert f"pod {name} on {lost['spec']['nodeName']}; all pods start again" in launch.stderr
     # No kubelet is left that could say why.
     again = followed.pod(1)["metadata"]["name"]
     followed.kubernetes.lose_node(followed.pod(1)["spec"]["nodeName"])
