@@ -70,11 +70,12 @@ class Launcher:
         return path
 
     def notice_silence(self) -> None:
-        """From now on a host that is silent for four seconds counts as cut off, and one that does
-        not answer is waited for no longer than five."""
+        """From now on a host that is silent for ten seconds counts as cut off, and one that does
+        not answer is waited for no longer. On a busy machine, hosts that work are silent for five.
+        """
         ssh = self.folder / ".ssh"
         ssh.mkdir()
-        options = ["ServerAliveInterval 2", "ServerAliveCountMax 2", "ConnectTimeout 5"]
+        options = ["ServerAliveInterval 5", "ServerAliveCountMax 2", "ConnectTimeout 10"]
         (ssh / "config").write_text("\n  ".join(["Host *", *options]) + "\n")
 
     def start(

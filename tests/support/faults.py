@@ -26,7 +26,7 @@ class Field:
     ``alive`` is for how many seconds a host may be silent before its connection counts as cut.
     """
 
-    def __init__(self, cluster: Cluster, launcher: Launcher, *, alive: int = 4) -> None:
+    def __init__(self, cluster: Cluster, launcher: Launcher, *, alive: int = 10) -> None:
         self.cluster, self.launcher = cluster, launcher
         self.folder = launcher.folder / "shared"
         self.folder.mkdir()
@@ -38,7 +38,7 @@ class Field:
             "Host *\n"
             f"  ServerAliveInterval {alive / 2:g}\n"
             "  ServerAliveCountMax 2\n"
-            "  ConnectTimeout 5\n"
+            "  ConnectTimeout 10\n"
         )
         script = self.folder / "wait.py"
         script.write_text(WAIT)

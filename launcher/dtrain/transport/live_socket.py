@@ -23,6 +23,9 @@ LEAST_READ, MOST_READ = 1 << 14, 1 << 18
 POLL = 1.0
 """Seconds between checks of a silent connection. paramiko's own 0.1 s would cost a launcher with
 hundreds of idle hosts a large part of a core."""
+STOOD_STILL = 3
+"""If a check comes later than after this many times the usual pause, this process did not run
+(Ctrl-Z, a suspended machine)."""
 
 
 class ByteStream(Protocol):
@@ -44,8 +47,9 @@ class LiveSocket:
             self._tcp = stream if hasattr(socket, "TCP_QUICKACK") else None  # not on macOS
         self._buffer = memoryview(b"")
         self._read_size = LEAST_READ
-        self._heard = time.monotonic()
+        self._heard = self._looked = time.monotonic()
         self._asked = self._heard
+        self._poll = POLL
         self._interval = 0.0
         self._limit = 0.0
         self._ask: Callable[[], None] | None = None
@@ -58,7 +62,7 @@ class LiveSocket:
     def watch(self, interval: float, count: int, ask: Callable[[], None]) -> None:
         """From now on call ``ask`` after each ``interval`` seconds of silence, and fail after
         ``count`` such intervals in a row."""
-        self._heard = self._asked = time.monotonic()
+        self._heard = self._asked = self._looked = time.monotonic()
         self._interval, self._limit, self._ask = interval, interval * count, ask
         self.settimeout(POLL)
 
@@ -77,7 +81,7 @@ class LiveSocket:
                 self._check()
                 self._ask_if_due()
                 raise
-            self._heard = time.monotonic()
+            self._heard = self._looked = time.monotonic()
             self._acknowledge()
             if len(data) == self._read_size:
                 self._read_size = min(4 * self._read_size, MOST_READ)
@@ -101,8 +105,8 @@ class LiveSocket:
 
     def settimeout(self, seconds: float | None) -> None:
         """paramiko requests 0.1 s. `close` wakes a reader here, so longer timeouts are enough."""
-        poll = min(POLL, self._interval / 2) if self._interval else POLL
-        self._stream.settimeout(poll)
+        self._poll = min(POLL, self._interval / 2) if self._interval else POLL
+        self._stream.settimeout(self._poll)
 
     def close(self) -> None:
         self._closed = True
@@ -118,8 +122,12 @@ class LiveSocket:
         return getattr(self._stream, "getpeername", lambda: None)()
 
     def _check(self) -> None:
-        silent = time.monotonic() - self._heard
-        if self._limit and silent > self._limit:
+        now = time.monotonic()
+        if now - self._looked > STOOD_STILL * self._poll:
+            # Nobody listened, so of this time only one pause counts as silence of the peer.
+            self._heard += now - self._looked - self._poll
+        self._looked = now
+        if self._limit and now - self._heard > self._limit:
             self.silence = f"no response for {self._limit:g} s"
             raise ConnectionAbortedError(errno.ECONNABORTED, self.silence)
 

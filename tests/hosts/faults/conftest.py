@@ -19,7 +19,7 @@ from support.faults import Field
 def field(hosts: Callable[..., Cluster], launcher: Launcher) -> Iterator[Callable[..., Field]]:
     """Makes ``count`` hosts with a job and a bystander. ``disk`` is the size of their homes."""
 
-    def make(count: int = 3, *, disk: str = "", alive: int = 4) -> Field:
+    def make(count: int = 3, *, disk: str = "", alive: int = 10) -> Field:
         return Field(hosts(count, home_size=disk), launcher, alive=alive)
 
     return make
