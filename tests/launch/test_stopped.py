@@ -42,8 +42,16 @@ def launch(scene: Scene, **job: object) -> Launch:
     return one
 
 
-def agents(scene: Scene, name: str) -> list[int]:
-    return [pid for pid, command in marked(scene.mark) if f" {name} " in command]
+def agent(scene: Scene, name: str) -> int:
+    """The only process of this name. A relay that was slow is replaced, and ends."""
+    found: list[int] = []
+
+    def only_one() -> bool:
+        found[:] = [pid for pid, command in marked(scene.mark) if f" {name} " in command]
+        return len(found) == 1
+
+    until(only_one, f"one {name}")
+    return found[0]
 
 
 def gone(pid: int) -> bool:
@@ -55,7 +63,7 @@ def gone(pid: int) -> bool:
 
 def test_a_stopped_relay_is_replaced(scene: Scene) -> None:
     run = launch(scene)
-    (relay,) = agents(scene, "dtrain-agent")
+    relay = agent(scene, "dtrain-agent")
     os.kill(relay, signal.SIGSTOP)
     run.until("node0: the relay does not answer; it may be stopped")
     run.until("all hosts are reachable again")
@@ -67,7 +75,7 @@ def test_a_stopped_relay_is_replaced(scene: Scene) -> None:
 
 def test_a_stopped_supervisor_is_noticed_and_its_job_continues(scene: Scene) -> None:
     run = launch(scene)
-    (supervisor,) = agents(scene, "dtrain-supervisor")
+    supervisor = agent(scene, "dtrain-supervisor")
     os.kill(supervisor, signal.SIGSTOP)
     run.until(f"the supervisor (process {supervisor}) on node0 does not answer; it may be stopped")
     run.until(f"hint: continue it there: kill -CONT {supervisor}")
@@ -79,7 +87,7 @@ def test_a_stopped_supervisor_is_noticed_and_its_job_continues(scene: Scene) -> 
 
 def test_a_job_with_a_stopped_supervisor_can_be_stopped(scene: Scene) -> None:
     run = launch(scene, grace="1s")
-    (supervisor,) = agents(scene, "dtrain-supervisor")
+    supervisor = agent(scene, "dtrain-supervisor")
     os.kill(supervisor, signal.SIGSTOP)
     run.until("does not answer")
     run.send(signal.SIGINT)
@@ -91,7 +99,7 @@ def test_a_job_with_a_stopped_supervisor_can_be_stopped(scene: Scene) -> None:
 
 def test_a_host_whose_supervisor_stays_stopped_is_lost_after_its_time(scene: Scene) -> None:
     run = launch(scene, restart={"node_timeout": "3s"})
-    (supervisor,) = agents(scene, "dtrain-supervisor")
+    supervisor = agent(scene, "dtrain-supervisor")
     os.kill(supervisor, signal.SIGSTOP)
     done = run.wait()
     assert done.code == 3, done
