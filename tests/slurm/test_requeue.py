@@ -61,7 +61,7 @@ def test_training_goes_on_after_its_time_limit_and_after_a_preemption(
     (run,) = (launcher.home / "runs").iterdir()
     number = json.loads((run / "run.json").read_text())["job_id"]
     # Slurm sends the signal before this limit. It looks at limits every half a minute.
-    slurm.run("scontrol", "update", f"jobid={number}", "timelimit=1")
+    slurm.run("scontrol", "update", f"jobid={number}", "timelimit=2")
     launch.until("reached its time limit")
     launch.until("is queued again (restart 1)")
     slurm.wait(number, "PENDING")
