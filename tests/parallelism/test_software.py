@@ -10,7 +10,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import KNOWN, of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
-from dtrain.parallelism.cost.layer import Kernels
+from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
 from dtrain.parallelism.cost.step_time import EXPOSED_TENSOR
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import Layout
@@ -61,6 +61,30 @@ def test_tensor_traffic_hides_only_with_pieces_of_products() -> None:
         for each in (True, False)
     ]
     assert older[0] == older[1]
+
+
+def test_flash_attention_in_triton_is_slower() -> None:
+    def attention(chosen: str, *, triton: bool) -> float:
+        layout = Layout(backend="torchtitan")
+        one = candidate("llama-3-8b", layout, Assumptions(triton_attention=triton), chosen)
+        return Kernels(
+            one.efficiency, one.cluster, one.shape, one.layout, one.assumed
+        ).attention_forward()
+
+    share = attention("a100-80gb", triton=False) / attention("a100-80gb", triton=True)
+    assert share == pytest.approx(TRITON_ATTENTION)
+    # On H100s, PyTorch's own FlashAttention-2 is no faster.
+    assert attention("h100-80gb", triton=False) == attention("h100-80gb", triton=True)
+
+
+def test_a_sum_of_gradients_for_all_ranks_is_one_more_pass() -> None:
+    def traffic(**assumed: bool) -> float:
+        layout = Layout(backend="megatron", data=8, sharding="optimizer")
+        known = Assumptions(fp32_gradients=False, overlaps_reduction=False, **assumed)
+        return candidate("llama-3-8b", layout, known).time.data
+
+    # A scatter and a gather of gradients and a gather of parameters, all in 16 bits.
+    assert traffic(reduces_to_all=True) / traffic() == pytest.approx(3 / 2, rel=0.05)
 
 
 def test_torchtitan_gathers_parameters_in_fp8() -> None:

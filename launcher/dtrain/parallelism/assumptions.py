@@ -47,6 +47,8 @@ class MemoryHabits:
 class Assumptions:
     precision: Precision = "bf16"
     flash_attention: bool = True
+    triton_attention: bool = False
+    """Whether flash attention is an early version in Triton."""
     fused_loss: bool = False
     """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as flash-attn's
     kernel does. PyTorch's own kernel uses 32-bit copies."""
@@ -60,6 +62,8 @@ class Assumptions:
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
+    reduces_to_all: bool = False
+    """Whether every rank gets the sum of all gradients, although it updates only its share."""
     hides_tensor: bool = False
     """Whether tensor-parallel traffic runs in pieces beside the products of the same layer
     (Transformer Engine's user buffers, ``--tp-comm-overlap``, which is off by default)."""

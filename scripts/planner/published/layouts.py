@@ -85,9 +85,11 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         precision=precision,
         separate_kernels=practice.separate_kernels and not compiled,
         flash_attention=flash,
+        triton_attention=practice.triton_attention,
         fused_loss=practice.fused_loss,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
+        reduces_to_all=practice.reduces_to_all,
         hides_tensor=practice.hides_tensor,
         habits=practice.habits,
         fp32_gradients=practice.fp32_gradients

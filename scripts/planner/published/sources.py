@@ -38,6 +38,8 @@ class Practice:
     """Whether runs without ``torch.compile`` have a kernel for each operation of a norm."""
     fuses_gradients: bool = True
     overlaps_reduction: bool = True
+    triton_attention: bool = False
+    reduces_to_all: bool = False
     hides_tensor: bool = False
     habits: MemoryHabits = _MEGATRON
     backend: BackendName = "megatron"
@@ -73,12 +75,16 @@ PRACTICES = (
     # Its memory has the softmax's 5·a·s² bytes.
     (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False)),
     # From 2023: sequence_parallel is off in its configurations; tensor parallelism is
-    # Megatron-LM's.
+    # Megatron-LM's. Its ZeRO optimizer (``hybrid_zero_optim.py``) reduces 16-bit gradients to all
+    # ranks.
     (
         r"InternEvo",
         Practice(
             sequence_parallel=False,
             hardware_flops=True,
+            fp32_gradients=False,
+            fuses_gradients=False,
+            reduces_to_all=True,
             habits=MemoryHabits(gradient_bytes=2, step_copies=14),
         ),
     ),
@@ -96,7 +102,11 @@ PRACTICES = (
     # Its configuration compiles the model (use_torch_compile) and reduces in bf16 (bfSixteen).
     (r"fms-fsdp", Practice("full", fp32_gradients=False, backend="torchtitan")),
     # Its models' loss_fn is fused_crossentropy (flash-attn's kernel), unless a file changes it.
-    (r"llm-foundry|MosaicML", Practice("full", fused_loss=True, backend="torchtitan")),
+    # Their attn_impl was triton until FlashAttention-2.
+    (
+        r"llm-foundry|MosaicML",
+        Practice("full", triton_attention=True, fused_loss=True, backend="torchtitan"),
+    ),
     # It also publishes its GPUs' speed in plain matrix products: 48 % of the peak, not 60 %.
     (
         r"SimuMax.*b200",

@@ -346,7 +346,7 @@ def _traffic(
             scatters += far.all_reduce(gradient * count / shards)
         # Every micro-batch gathers; a layer's gather overlaps with another's computation.
         return layout.grad_accumulation * (gathers + scatters)
-    if shards < ranks:
+    if shards < ranks or kernels.assumed.reduces_to_all:
         # Reduce over all ranks, update in shards, and gather from the ranks with shards.
         return group.in_buckets(group.all_reduce, gradient * count) + near.in_buckets(
             near.all_gather, parameter * count
