@@ -28,6 +28,7 @@ NAMES = re.compile(
 )
 FILES = re.compile(r"/(?:proc|sys)/(?:self|sys|class|fs|kernel|devices|\d|%|\{|net|mounts|meminfo)")
 GUARDED = {
+    ("cli/dtrain_cli/memory.py", "CDLL"),  # only where the C library has mallopt
     ("node/trust.py", "getxattr"),  # only where `os` has it
     ("node/trust.py", "/proc/self"),  # an OSError means that there is none
     ("node/trust.py", "/proc/sys"),

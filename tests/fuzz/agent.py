@@ -217,7 +217,7 @@ def attempt(data: bytes) -> Report:
         )
         attached = b'"attached"' in data
         one = Attempt(context, posts, lambda: None)
-        return one.attach({"bad": {}, "good": {}}, 1.0) if attached else one.run()
+        return one.attach({"bad": {}, "good": {}}, {}, 1.0) if attached else one.run()
 
 
 def attempt_is_sound(data: bytes) -> None:
