@@ -87,6 +87,15 @@ def test_a_sum_of_gradients_for_all_ranks_is_one_more_pass() -> None:
     assert traffic(reduces_to_all=True) / traffic() == pytest.approx(3 / 2, rel=0.05)
 
 
+def test_idle_time_is_of_each_layer_and_micro_batch() -> None:
+    layout = Layout(backend="megatron", pipeline=8, grad_accumulation=24)
+    busy, idle = (
+        candidate("llama-3-70b", layout, Assumptions(idle=seconds)).time for seconds in (0.0, 0.01)
+    )
+    # 80 layers in 8 stages; 24 micro-batches, and 7 to fill and drain the pipeline.
+    assert idle.total - busy.total == pytest.approx(0.01 * 10 * (24 + 7))
+
+
 def test_torchtitan_gathers_parameters_in_fp8() -> None:
     def traffic(backend: str, precision: str) -> float:
         layout = Layout(backend=backend, data=64, sharding="full")  # type: ignore[arg-type]

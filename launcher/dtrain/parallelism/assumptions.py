@@ -62,6 +62,8 @@ class Assumptions:
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
+    idle: float = 0.0
+    """Seconds that each layer and micro-batch take longer than their kernels."""
     reduces_to_all: bool = False
     """Whether every rank gets the sum of all gradients, although it updates only its share."""
     hides_tensor: bool = False

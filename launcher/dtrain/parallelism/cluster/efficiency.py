@@ -91,7 +91,7 @@ class Efficiency:
 KNOWN = (0.82, 1.28)
 """The interval of all measured architectures. They have one, because publishers' software differs
 more than GPUs do, and because most of an architecture's publishers are its vendor. Of 14 publishers
-held out, 80 % of the runs took 0.90 to 1.16 times the estimate, with equal weight for each
+held out, 80 % of the runs took 0.90 to 1.13 times the estimate, with equal weight for each
 publisher; of 15, with the one whose runs reach 3 % of the peak, 0.91 to 1.32
 (``scripts/planner/fit.py --held-out``). Papers report production runs that take longer than such
 benchmarks: Llama 3 (arXiv 2407.21783) and MT-NLG (arXiv 2201.11990) 1.2 times the estimate."""

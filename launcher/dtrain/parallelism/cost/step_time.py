@@ -182,7 +182,7 @@ def _layer(
         return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
 
     return _Layer(
-        compute=mean(kernels.forward) + mean(kernels.backward),
+        compute=mean(kernels.forward) + mean(kernels.backward) + assumed.idle,
         recompute=mean(kernels.recompute),
         tensor=_tensor(kernels),
         context=_context(kernels),
