@@ -36,7 +36,7 @@ import os, time
 loss = float("nan" if os.environ["RANK"] == "17" else "2.5")
 if loss != loss:
     raise ValueError("loss is NaN")
-time.sleep(600)
+time.sleep(7200)
 """
 
 
@@ -119,7 +119,7 @@ class Desk:
 
     def detach(self) -> None:
         """Launch a job that goes on in the background."""
-        self.on_this_machine(f"{TRAIN}import time\nsys.stdout.flush()\ntime.sleep(600)\n")
+        self.on_this_machine(f"{TRAIN}import time\nsys.stdout.flush()\ntime.sleep(7200)\n")
         self.succeeds("dtrain launch cluster.yaml --detach")
 
     def stop(self) -> None:

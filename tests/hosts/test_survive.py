@@ -275,7 +275,7 @@ def test_leftovers_on_a_lost_host_stay_on_record_until_they_end(
     assert "cannot be reached" in in_vain.stderr
     assert cluster["node2"].processes()
     cluster.heal()
-    stopped = launcher.command("stop", run).wait()
-    assert stopped.code == 0, str(stopped)
+    # On a busy machine, the first one may not reach the host in time.
+    until(lambda: launcher.command("stop", run).wait().code == 0, "a stop that reaches node2")
     assert launcher.left(cluster) == {}
     assert launcher.command("stop", run).wait().code == 2  # over already

@@ -122,6 +122,12 @@ class Field:
         """The process that is in charge of the run, if there is one."""
         return RunFolder(self.run).in_charge()
 
+    def stop_leftovers(self) -> None:
+        """`dtrain stop` again, until it reaches all hosts: a busy machine may take longer than
+        `restart.node_timeout`."""
+        stopped = lambda: self.command("stop", self.run.name).wait().code == 0  # noqa: E731
+        until(stopped, "the end of the leftovers")
+
     def kill_launcher(self) -> None:
         pid = self.in_charge()
         assert pid is not None

@@ -80,7 +80,7 @@ def test_all_cut_for_good(field: Make, how: str) -> None:
     scene.advance()  # it continues
     scene.over(scene.command("stop", scene.run.name), 3)
     scene.cluster.heal()
-    scene.over(scene.command("stop", scene.run.name), 0)
+    scene.stop_leftovers()
     scene.check_hosts()
 
 
