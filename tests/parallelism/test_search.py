@@ -51,6 +51,17 @@ def test_the_fastest_layout_is_that_of_the_whole_search(question: Question, plan
     assert (best and best.layout) == (plan.best and plan.best.layout)
 
 
+def test_the_layouts_that_fit_are_found_without_evaluating_all(question: Question) -> None:
+    plan = question.search()
+    evaluated = sum("memory" in vars(one) for one in plan.fitting)
+    # Without choices of the micro-batch, each layout is evaluated.
+    assert evaluated < len(plan.fitting) or "micro_batch" in question.fixed or not plan.fitting
+    assert all(one.fits for one in plan.fitting)
+    every = [[one.fits for one in group] for group in question._candidates({})]
+    used = next((fits for fits in every if any(fits)), every[-1])
+    assert len(plan.fitting) == sum(used)
+
+
 def test_divisors() -> None:
     assert divisors(1) == (1,)
     assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -27,6 +29,11 @@ LEAST_TOKENS = 4096
 """Minimum tokens of a sequence on each context rank; fewer leave attention kernels idle."""
 MOST_PIECES = 8
 """Maximum pieces of one stage in an interleaved schedule."""
+_BESIDE_MICRO_BATCH = attrgetter(
+    "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding", "recompute",
+    "sequence_parallel", "offload",
+)  # fmt: skip
+"""The fields of a layout that the search chooses, without its micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +101,14 @@ def search(rounds: Iterable[Iterable[Candidate]]) -> Plan:
     """Return the layouts of the first of ``rounds`` in which some fit, and those that do not fit of
     this and earlier rounds."""
     fitting: list[Candidate] = []
-    rest: list[Candidate] = []
+    rest: list[list[Candidate]] = []
     for every in rounds:
-        for candidate in every:
-            (fitting if candidate.fits else rest).append(candidate)
+        for ladder in _ladders(every):
+            # A longer micro-batch never needs less memory, so few members are evaluated.
+            end = bisect_left(ladder, True, key=lambda candidate: not candidate.fits)
+            fitting += ladder[:end]
+            if end < len(ladder):
+                rest.append(ladder[end:])
         if fitting:
             break
     return Plan(tuple(fitting), tuple(_grouped(rest)))
@@ -282,13 +293,31 @@ def _effort(layout: Layout) -> float:
     return 1 + 0.003 * sum(ways)
 
 
-def _grouped(rest: Iterable[Candidate]) -> Iterator[Rejected]:
-    """Group by kind of split; the smallest candidate of a kind is its example."""
+def _ladders(every: Iterable[Candidate]) -> Iterable[list[Candidate]]:
+    """Group layouts that differ only in their micro-batch, shortest first."""
+    ladders: dict[tuple[Any, ...], list[Candidate]] = {}
+    for candidate in every:
+        layout = candidate.layout
+        # A stage that holds all micro-batches of a step at once holds fewer if they are longer.
+        steps = layout.grad_accumulation
+        key = (*_BESIDE_MICRO_BATCH(layout), steps if steps <= layout.pipeline else 0)
+        ladders.setdefault(key, []).append(candidate)
+    for ladder in ladders.values():
+        ladder.sort(key=lambda candidate: candidate.layout.micro_batch)
+    return ladders.values()
+
+
+def _grouped(rest: Iterable[list[Candidate]]) -> Iterator[Rejected]:
+    """Group by kind of split; the smallest candidate of a kind is its example.
+
+    ``rest`` are parts of ladders: the first member of each needs the least memory.
+    """
     counts = Counter[str]()
     nearest: dict[str, Candidate] = {}
-    for candidate in rest:
+    for ladder in rest:
+        candidate = ladder[0]
         kind = _kind(candidate)
-        counts[kind] += 1
+        counts[kind] += len(ladder)
         least = nearest.setdefault(kind, candidate).memory.total
         # `least_memory` is a lower limit, and much faster than `memory`.
         if candidate.least_memory < least and candidate.memory.total < least:

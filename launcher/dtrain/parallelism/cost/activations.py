@@ -11,18 +11,20 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute
 
 
-def layer_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Return the bytes that one layer keeps for each token of a micro-batch.
+def layer_activations(
+    shape: Shape, layout: Layout, assumed: Assumptions, recompute: Recompute | None = None
+) -> float:
+    """Return the bytes that one layer keeps for each token of a micro-batch, or would keep with
+    another ``recompute`` than the layout's.
 
     The terms follow RAR (arXiv 2205.05198, section 4.1), and add up to its 34·h with GELU and
     dropout. Gated MLPs and grouped keys have separate terms.
     """
     split = layout.tensor if layout.sequence_parallel else 1
     torch = assumed.unfused(layout)
-    drops = assumed.recomputes_modules(shape, layout)
-    terms = _saved(
-        shape, layout.tensor, split, layout.recompute, assumed.flash_attention, torch, drops
-    )
+    recompute = recompute or layout.recompute
+    drops = recompute == "selective" and assumed.recomputes_modules(shape, layout)
+    terms = _saved(shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops)
     return terms * BYTES[assumed.precision] / 2
 
 

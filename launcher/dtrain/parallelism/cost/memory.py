@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -120,8 +120,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         gathered, temporary = phase.gathered, phase.temporary
     elif layout.recompute == "full":
         # The layer in its backward pass holds all of its activations.
-        whole = replace(layout, recompute="none")
-        temporary = max(temporary, layer_activations(shape, whole, assumed) * tokens)
+        temporary = max(temporary, layer_activations(shape, layout, assumed, "none") * tokens)
 
     fragmentation = FRAGMENTATION_BY_TORCH if assumed.by_torch(layout) else FRAGMENTATION
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary

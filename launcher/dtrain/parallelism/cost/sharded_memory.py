@@ -7,7 +7,6 @@ measured with its tracker (``torch.distributed._tools.FSDPMemTracker``); all in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -88,7 +87,7 @@ def _phases(
 
     whole = kept
     if layout.recompute != "none":
-        whole = layer_activations(shape, replace(layout, recompute="none"), assumed) * tokens
+        whole = layer_activations(shape, layout, assumed, "none") * tokens
     width = shape.ffn_hidden / t
     # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
     inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens
