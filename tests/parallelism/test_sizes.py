@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
+from dtrain.plan_request import PlanRequest
+from dtrain.planning import pose
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,18 @@ def test_100b_is_near_the_well_known_shapes() -> None:
     assert shape.hidden == 10240
     assert 80 <= shape.layers <= 96
     assert shape.heads % 8 == 0
+
+
+def test_layers_divide_into_the_stages_that_a_large_model_needs() -> None:
+    # GPUs of 80 GB hold 1T in 16 stages of tensor 8, and 10T only in 256: 128 are too few.
+    assert shape_for_size(1e12).layers % 16 == 0
+    assert shape_for_size(10e12).layers % 256 == 0
+    best = pose(PlanRequest(model_size="10T", gpu="h100", gpus=16_384, backend="megatron")).fastest(
+        tensor=8, data=8, offload=False
+    )
+    assert best is not None
+    assert (best.layout.pipeline, best.layout.sharding) == (256, "optimizer")
+    assert best.speed.mfu > 0.25
 
 
 def test_8b_is_llama_3() -> None:

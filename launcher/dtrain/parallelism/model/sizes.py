@@ -65,8 +65,9 @@ def shape_for_size(
     From 1B on, like Llama 3: gated MLPs near 3.25 times the hidden size, heads of 128,
     8 key and value heads. Below, like GPT-2: heads of 64, narrower MLPs. Width and
     depth have the proportion of published models of about that size, and all sizes divide
-    well: layers by 4 and preferably by 8 or 16 for pipelines (by 2 below 1B), heads by 8 for tensor
-    parallelism from hidden 1024 on, the MLP by 256 from hidden 512 on.
+    well: layers by 4 and preferably by 8 or 16 for pipelines (by 2 below 1B, and preferably by the
+    stages that the model needs above 1T), heads by 8 for tensor parallelism from hidden 1024 on,
+    the MLP by 256 from hidden 512 on.
 
     Raises:
         UsageError: no typical shape has this size, or the vocabulary leaves no room for layers.
@@ -138,6 +139,7 @@ def _candidates(
     ideal_mlp = 3.25 if large else 8 / 3
     # Wide MLPs of a round size divide over 8 GPUs into matrices that suit tensor cores.
     unit = next(unit for above, unit in _MLP_UNITS if width >= above)
+    stages = _stages(parameters)
     for hidden in range(step, int(2 * width) + 2 * step, step):
         heads = hidden // head_size
         if hidden >= 1024 and heads % 8:
@@ -157,7 +159,7 @@ def _candidates(
             if error > tolerance:
                 continue
             off = abs(math.log(layers / depth)) + 1.5 * abs(math.log(ffn / hidden / ideal_mlp))
-            uneven = next((cost for by, cost in _UNEVEN if layers % by == 0), 0.3)
+            uneven = next((cost for by, cost in _UNEVEN if layers % (stages // by) == 0), 0.3)
             narrow = 0.1 if large and hidden % 2048 else 0.0
             yield off + 5 * error + uneven + narrow, hidden, layers, ffn, head_size
 
@@ -165,8 +167,15 @@ def _candidates(
 _MLP_UNITS = ((4096, 512), (512, 256), (0, 64))
 """Divisor of the MLP's size, by minimum hidden size."""
 
-_UNEVEN = ((16, 0.0), (8, 0.05), (4, 0.15))
-"""Penalty by the largest divisor of the layers: pipelines need many divisors."""
+_UNEVEN = ((1, 0.0), (2, 0.05), (4, 0.15))
+"""Penalty by the part of the `_stages` that divides the layers: pipelines need many divisors."""
+
+
+def _stages(parameters: float) -> int:
+    """Return the number of pipeline stages that the layers should divide into: 16 to 256, as many
+    as the model needs. A stage of 1T / 16 parameters over 8 GPUs takes 47 of 80 GB with weights of
+    16 bits and gradients of 32. Clusters often have a power of two of hosts."""
+    return 16 << min(4, max(0, math.ceil(math.log2(parameters / 1e12))))
 
 
 def _width_over_depth(parameters: float) -> float:
