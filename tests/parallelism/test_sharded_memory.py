@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.model.shape import Shape
+from dtrain.plan_request import PlanRequest
+from dtrain.planning import pose
 from dtrain.runtime.layout import Layout
 from support.limits import HANG
 
@@ -52,6 +55,27 @@ def allocated(case: dict[str, Any]) -> float:
     )
     assumed = Assumptions(fp32_gradients=case.get("reduce_dtype", "float32") == "float32")
     return memory(shape, layout, assumed).allocated * 2**30
+
+
+@pytest.mark.parametrize(
+    ("pieces", "gib"),
+    # Published: llama3_h100_202412_torchtitan.md, table 5, with torchtitan's default of as many
+    # micro-batches as stages.
+    [(1, 82.5), (2, 72.7)],
+)
+def test_a_pipeline_of_torchtitan_keeps_gathered_parameters(pieces: int, gib: float) -> None:
+    layout = {
+        "tensor": 8, "pipeline": 8, "data": 8, "sharding": "full", "micro_batch": 4,
+        "virtual_pipeline": pieces, "recompute": "full",
+    }  # fmt: skip
+    request = PlanRequest(
+        model="llama-3.1-405b", gpu="h100", gpus=512, seq_len=8192, global_batch=256,
+        precision="fp8", backend="torchtitan", fixed=layout,
+    )  # fmt: skip
+    candidate = pose(request).answer().best
+    assert candidate.memory.allocated == pytest.approx(gib, rel=0.25)
+    more = replace(candidate, layout=replace(candidate.layout, micro_batch=1, grad_accumulation=32))
+    assert more.time.data == pytest.approx(candidate.time.data, rel=0.1)
 
 
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry["case"]["name"])

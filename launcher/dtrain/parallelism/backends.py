@@ -55,6 +55,10 @@ class Backend:
     """Bits in which it can keep frozen matrices."""
     shards_stages: bool = True
     """Whether plans shard the parameters of pipeline stages, which each micro-batch gathers."""
+    keeps_stages: bool = False
+    """Whether such a stage gathers its parameters once a step instead, and keeps them and the sum
+    of their gradients until its end: torchtitan's ``fsdp_reshard_after_forward = "default"``, and
+    PyTorch's pipelines, which reduce gradients after the last micro-batch only."""
 
 
 BACKENDS: dict[BackendName, Backend] = {
@@ -92,6 +96,7 @@ BACKENDS: dict[BackendName, Backend] = {
             precisions=("bf16", "fp16", "fp8", "tf32", "fp32"),
             copies_keys=False,
             frozen_bits=(16, 4),
+            keeps_stages=True,
         ),
     )
 }
@@ -102,6 +107,11 @@ def backend_of(layout: Layout) -> Backend:
     return BACKENDS[layout.backend]
 
 
+def keeps_stage(layout: Layout) -> bool:
+    """Return whether ranks gather sharded parameters once a step, and keep them until its end."""
+    return layout.pipeline > 1 and layout.shards_parameters and backend_of(layout).keeps_stages
+
+
 def reduces_each_micro_batch(layout: Layout) -> bool:
     """Return whether sharded gradients are reduced after every micro-batch.
 
@@ -110,7 +120,7 @@ def reduces_each_micro_batch(layout: Layout) -> bool:
     """
     if layout.sharding == "gradients":
         return layout.pipeline == 1 or backend_of(layout).runtime_memory
-    return layout.shards_parameters
+    return layout.shards_parameters and not keeps_stage(layout)
 
 
 def most_pieces(shape: Shape, layout: Layout) -> int:

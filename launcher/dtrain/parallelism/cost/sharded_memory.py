@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import keeps_stage
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
@@ -72,17 +73,23 @@ def _phases(
     every = 4 * (layers * shard * trained + root * trained_root / shards)
     accumulated = every if layout.grad_accumulation > 1 else 0.0
 
+    resident = 2 * root
+    if keeps_stage(layout):
+        resident += gathered * layers * layer
+        gathered = 0.0
+        accumulated = reduced * (layers * layer * trained + root * trained_root)
+
     kept = layer_activations(shape, layout, assumed) * tokens
     ends = 4 * split * tokens if last else 0.0
     logits = tokens * shape.vocab / t if last else 0.0
 
     # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient.
     loss = 2 if assumed.fused_loss else 12
-    yield Phase(accumulated, layers * kept + ends, loss * logits, 2 * root)
+    yield Phase(accumulated, layers * kept + ends, loss * logits, resident)
     # The output layer's backward pass, with its gradient and the logits in 16 bits.
     yield Phase(
         accumulated, layers * kept + ends + 2 * split * tokens, 2 * logits,
-        2 * root + 2 * head * trained_root + gathered * layer,
+        resident + 2 * head * trained_root + gathered * layer,
     )  # fmt: skip
 
     whole = kept
@@ -103,7 +110,7 @@ def _phases(
             accumulated or done * 4 * shard * trained,
             below,
             0.0,
-            2 * root
+            resident
             + 2 * head * trained_root
             + gathered * layer
             + ahead
@@ -113,9 +120,9 @@ def _phases(
     # The gradients of embedding and output layer are scattered last.
     rest = accumulated or 4 * layers * shard * trained
     tied = (6 if shape.tied else 4) * trained_root
-    yield Phase(rest, 0.0, 0.0, (2 + reduced * trained_root) * root)
+    yield Phase(rest, 0.0, 0.0, resident + reduced * trained_root * root)
     yield Phase(
-        rest, 0.0, 0.0, 2 * root + reduced * layer * trained, tied * head + 2 * split * tokens
+        rest, 0.0, 0.0, resident + reduced * layer * trained, tied * head + 2 * split * tokens
     )  # fmt: skip
     # The optimizer's update works on copies of all shards (foreach), or of more than these.
     yield Phase(every, 0.0, 0.0, 0.0, every * max(1.0, assumed.habits.step_copies / 4))

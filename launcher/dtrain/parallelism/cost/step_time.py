@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
+from dtrain.parallelism.backends import backend_of, keeps_stage, reduces_each_micro_batch
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group
@@ -324,7 +324,8 @@ def _gathers(kernels: Kernels, frozen: float, layers: int) -> float:
     layout = kernels.layout
     group = Group(kernels.cluster, kernels.efficiency, layout.shards, layout.tensor)
     size = (kernels.shape.frozen_matrix_bytes or 2) * frozen / (layers + 1)
-    return layout.grad_accumulation * 2 * (layers + 1) * group.all_gather(size)
+    times = 1 if keeps_stage(layout) else 2 * layout.grad_accumulation
+    return times * (layers + 1) * group.all_gather(size)
 
 
 def _traffic(
@@ -344,6 +345,8 @@ def _traffic(
         if shards < ranks:
             far = Group(kernels.cluster, efficiency, ranks // shards, apart * shards)
             scatters += far.all_reduce(gradient * count / shards)
+        if keeps_stage(layout):
+            return gathers / 2 + scatters
         # Every micro-batch gathers; a layer's gather overlaps with another's computation.
         return layout.grad_accumulation * (gathers + scatters)
     if shards < ranks or kernels.assumed.reduces_to_all:
