@@ -6,7 +6,6 @@ The planner uses the same class, and a launch passes it to every worker as JSON 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -62,7 +61,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        return math.prod(getattr(self, size) for size in SIZES)
+        return self.tensor * self.pipeline * self.context * self.data
 
     @property
     def global_batch(self) -> int:
