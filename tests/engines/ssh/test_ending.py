@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.diagnostics import ConnectError, ExitCode
+from dtrain.diagnostics import ConnectError, ExitCode, PrepareError
 from dtrain.engines.ssh import machine, problems
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import (
@@ -28,6 +28,7 @@ from support.scripted import ScriptedHosts
 
 BROKEN = ConnectError("first", "following the job", "cut off", hint="its part may still run")
 CUT_OFF = (Unreachable(BROKEN), TimedOut(BROKEN))
+NO_RELAY = PrepareError("first", "running the agent", "there is no python3")
 SURVIVOR = messages.Survivor(9, "python3")
 ENDED = messages.Ended(1.0, ())
 DIED = messages.Lost("the supervisor died")
@@ -81,6 +82,8 @@ def played(tmp_path: Path) -> Played:
     [
         ((ENDED,), 0, [], ""),
         (CUT_OFF, 0, ["first: following the job: cut off", UNCONFIRMED], ""),
+        ((Unreachable(NO_RELAY), TimedOut(NO_RELAY)), 3, ["there is no python3", UNCONFIRMED], ""),
+        ((Unreachable(BROKEN), TimedOut(NO_RELAY)), 3, ["there is no python3", UNCONFIRMED], ""),
         ((DIED,), 0, ["first: running the job: the supervisor died"], ""),
         ((*CUT_OFF[:1], messages.Attached(running=False), DIED), 0, ["the supervisor died"], ""),
         ((messages.Refused("gone", "no run"),), 0, ["first: attaching to the job: no run"], ""),

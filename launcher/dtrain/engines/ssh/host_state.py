@@ -103,7 +103,7 @@ class LinkState:
     """What observers got when the host reported its end."""
     leftovers: Leftovers = Leftovers.UNKNOWN
     cut_off: bool = False
-    """Whether no relay follows the host: the connection broke, or does not exist yet."""
+    """Whether the host cannot be reached: the connection broke, or does not exist yet."""
 
     @property
     def started(self) -> bool:
@@ -282,11 +282,18 @@ def _fail_early(state: LinkState, event: Unreachable) -> _Step:
 
 
 def _cut_off(state: LinkState, event: Unreachable) -> _Step:
-    return replace(state, cut_off=True), [Show(ShownState.UNREACHABLE, event.error.reason)]
+    state = _without_relay(state, event.error)
+    return state, [Show(ShownState.UNREACHABLE, event.error.reason)]
 
 
 def _give_up(state: LinkState, event: TimedOut) -> _Step:
+    state = _without_relay(state, event.error)
     return _over(state), [Post(machine.HostLost(state.host), event.error)]
+
+
+def _without_relay(state: LinkState, error: NodeError) -> LinkState:
+    """A host that answers, but where the relay does not run, is not cut off."""
+    return replace(state, cut_off=isinstance(error, ConnectError))
 
 
 def _give_up_output(state: LinkState, event: TimedOut) -> _Step:
