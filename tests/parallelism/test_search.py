@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.search import Plan
+from dtrain.parallelism.search import Plan, _ladders
 from dtrain.plan_request import PlanRequest
 from dtrain.planning import pose
 
@@ -60,6 +60,16 @@ def test_the_layouts_that_fit_are_found_without_evaluating_all(question: Questio
     every = [[one.fits for one in group] for group in question._candidates({})]
     used = next((fits for fits in every if any(fits)), every[-1])
     assert len(plan.fitting) == sum(used)
+
+
+def test_a_longer_micro_batch_never_needs_less_memory() -> None:
+    # Where gradients are scattered, two micro-batches a step keep fewer of them than three.
+    asked = PlanRequest(model_size="70B", gpus=2, fixed={"sharding": "gradients", "offload": True})
+    ladders = [ladder for group in pose(asked)._candidates({}) for ladder in _ladders(group)]
+    assert max(map(len, ladders)) > 2
+    for ladder in ladders:
+        needs = [candidate.memory.total for candidate in ladder]
+        assert needs == sorted(needs)
 
 
 def test_divisors() -> None:

@@ -299,8 +299,9 @@ def _ladders(every: Iterable[Candidate]) -> Iterable[list[Candidate]]:
     for candidate in every:
         layout = candidate.layout
         # A stage that holds all micro-batches of a step at once holds fewer if they are longer.
+        # With up to two, the runtime keeps fewer gradients, too.
         steps = layout.grad_accumulation
-        key = (*_BESIDE_MICRO_BATCH(layout), steps if steps <= layout.pipeline else 0)
+        key = (*_BESIDE_MICRO_BATCH(layout), steps if steps <= max(2, layout.pipeline) else 0)
         ladders.setdefault(key, []).append(candidate)
     for ladder in ladders.values():
         ladder.sort(key=lambda candidate: candidate.layout.micro_batch)
