@@ -125,7 +125,8 @@ class LiveSocket:
         now = time.monotonic()
         if now - self._looked > STOOD_STILL * self._poll:
             # Nobody listened, so of this time only one pause counts as silence of the peer.
-            self._heard += now - self._looked - self._poll
+            # The reader and a blocked writer may both get here.
+            self._heard = min(now, self._heard + now - self._looked - self._poll)
         self._looked = now
         if self._limit and now - self._heard > self._limit:
             self.silence = f"no response for {self._limit:g} s"
