@@ -33,20 +33,26 @@ begun = ticks / os.sysconf("SC_CLK_TCK")
 time.sleep(6 + time.clock_gettime(time.CLOCK_BOOTTIME) - begun)
 """
 
-# The shortest connection at MASTER_PORT.
+# A connection at MASTER_PORT that lasts no longer than the process that opened it. The other end
+# stays open until then: if both close at once, packets may overtake each other, and the kernel can
+# then forget the connection at once.
 MEET = """
 import os, socket, time
 port = int(os.environ["MASTER_PORT"])
 if os.environ["RANK"] == "0":
     server = socket.create_server(("127.0.0.1", port))
-    server.accept()[0].recv(1)
+    peer, _ = server.accept()
+    opened_by = int(peer.makefile().read())
+    while os.path.exists(f"/proc/{opened_by}"):
+        time.sleep(0.02)
 else:
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port)).close()
+            peer = socket.create_connection(("127.0.0.1", port))
             break
         except ConnectionRefusedError:
             time.sleep(0.02)
+    peer.sendall(str(os.getpid()).encode())
 """
 
 
