@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 
@@ -290,6 +291,28 @@ def test_a_supervisor_killed_without_a_relay_is_reported_lost(host: Node) -> Non
     attached.expect("bye")
     assert attached.text("worker-0.out") == "ready\n"
     assert host.processes() == {}
+
+
+def test_what_survived_the_end_of_the_run_is_ended_later(host: Node) -> None:
+    agent = host.start(host.shell("env -0 > environment"))
+    agent.event("ended", survivors=[])
+    agent.expect("bye")
+    agent.wait()
+    before = (host.workdir / "environment").read_text().rstrip("\0").split("\0")
+    survivor = subprocess.Popen(["sleep", "600"], env=dict(one.split("=", 1) for one in before))
+    try:
+        # No process survives KILL on request: the record is changed instead.
+        events = host.folder() / "events"
+        named = b'[{"pid":%d,"name":"sleep"}]' % survivor.pid
+        events.write_bytes(re.sub(rb'(?<="survivors":) ?\[\]', named, events.read_bytes()))
+        attached = host.attach(outputs=False)
+        assert attached.event("ended")["survivors"]
+        assert attached.expect("lost")["survivors"] == []
+        attached.expect("bye")
+        assert survivor.wait(HANG) == -signal.SIGKILL
+    finally:
+        survivor.kill()
+        survivor.wait()
 
 
 def supervisor_pid(host: Node) -> int:

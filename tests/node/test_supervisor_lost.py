@@ -39,7 +39,7 @@ def test_pings_are_answered_during_a_long_sweep(
     # It reaps all children of this process.
     monkeypatch.setattr(one._supervisor, "await_end", lambda: "killed by SIGKILL")
     folder = bytes(tmp_path)
-    one._report_lost(RunState(folder, Trust(None)), Tag("run", "host", folder))
+    one._report_lost(RunState(folder, Trust(None)), Tag("run", "host", folder), ended=False)
     assert [message["type"] for message in sent] == ["alive", "alive", "lost"]
     # The supervisor is known to be dead, not silent.
     assert [message["silent"] for message in sent[:2]] == [0.0, 0.0]

@@ -19,12 +19,26 @@ HELLO = {
 }  # fmt: skip
 
 
+GONE = {"type": "refused", "what": "gone", "reason": "no run", "hint": ""}
+SURVIVORS = [{"pid": 9, "name": "python3"}]
+ENDED = {"type": "event", "offset": 9, "event": {"event": "ended", "time": 0.0, "survivors": []}}
+SURVIVED = {**ENDED, "event": {"event": "ended", "time": 0.0, "survivors": SURVIVORS}}
+LOST = {"type": "lost", "reason": "it died", "survivors": []}
+BYE = {"type": "bye"}
+
+
 @pytest.mark.parametrize(
-    ("last", "clean"),
-    [({"type": "refused", "what": "gone", "reason": "no run", "hint": ""}, True),
-     ({"type": "bye"}, False)],
+    ("said", "clean"),
+    [([GONE], True),
+     ([BYE], False),
+     ([ENDED], True),
+     ([LOST], True),
+     ([{**LOST, "survivors": SURVIVORS}], False),
+     ([SURVIVED, BYE], False),
+     ([SURVIVED, LOST], True),
+     ([SURVIVED, {**LOST, "survivors": SURVIVORS}], False)],
 )  # fmt: skip
-def test_a_host_that_has_answered_is_left_at_once(last: object, *, clean: bool) -> None:
+def test_a_host_that_has_answered_is_left_at_once(said: list[object], *, clean: bool) -> None:
     closed = threading.Event()
 
     class Connection(ScriptedHosts):
@@ -35,7 +49,7 @@ def test_a_host_that_has_answered_is_left_at_once(last: object, *, clean: bool) 
             closed.set()
 
     record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
-    output = relay_stdout(map(encode, (HELLO, last)))
+    output = relay_stdout(map(encode, (HELLO, *said)))
     cleanups = Cleanups(Connection({"gpu01": output}, "gpu01"))
     cleanups.start(record, [("gpu01", 1)])
     assert closed.wait(HANG)

@@ -133,13 +133,13 @@ class CleanupLink:
             case messages.Attached():
                 self._commands.send({"op": "kill"})
             case (
-                messages.Happened(event=messages.Ended(survivors=survivors))
-                | messages.Lost(survivors=survivors)
+                messages.Happened(event=messages.Ended(survivors=()))
+                | messages.Lost(survivors=())
+                | messages.Refused(what="gone")
             ):
-                self.state = Cleanup.FAILED if survivors else Cleanup.CLEAN
-            case messages.Refused(what="gone"):
                 self.state = Cleanup.CLEAN
-            case messages.Bye():
+            # An end with survivors may be long ago: then `lost` follows.
+            case messages.Lost() | messages.Bye():
                 self.state = Cleanup.FAILED
             case messages.StreamFound() | messages.RunSeen():
                 raise ProtocolError(f"{messages.name_of(message)}: not requested")

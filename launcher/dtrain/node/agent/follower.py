@@ -62,6 +62,8 @@ class Follower:
         self._streams: list[OutputFile] = []
         self.ended = False
         """Whether the last event was read."""
+        self.survived = False
+        """Whether it names processes that survived the end of the run."""
         self.has_more = False
         """Whether a worker has written more than the last call has sent."""
 
@@ -90,7 +92,7 @@ class Follower:
                     paths = os.path.join(place, b"stdout.log"), os.path.join(place, b"stderr.log")
                     self._add(rank_name(event["rank"]), *paths)
             elif event["event"] == "ended":
-                self.ended = True
+                self.ended, self.survived = True, bool(event.get("survivors"))
             if end > self._events_from:
                 self._channel.report("event", offset=end, event=event)
         return bool(found)

@@ -144,6 +144,7 @@ class Relay:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(ALONE)
         follower.begin(state.events())
+        late = self._supervisor.absent
         pause = QUICK
         while True:
             self._supervisor.retry(pause)
@@ -157,9 +158,10 @@ class Relay:
             over = follower.ended or gone
             self._answer_launcher()
             progress = follower.send_events()
-            if gone and not follower.ended:
-                self._report_lost(state, tag)
-                follower.ended = True
+            # Processes that survived the end of the run may have ended since.
+            if gone and (not follower.ended or (late and follower.survived)):
+                self._report_lost(state, tag, ended=follower.ended)
+                follower.ended, late = True, False
                 over = True
             progress |= follower.send_outputs(over)
             if progress:
@@ -187,8 +189,9 @@ class Relay:
         while pulse.notices:
             self._channel.report("notice", text=pulse.notices.pop(0))
 
-    def _report_lost(self, state: RunState, tag: Tag) -> None:
-        """The supervisor is dead: end the processes of the run in its place, and report it."""
+    def _report_lost(self, state: RunState, tag: Tag, *, ended: bool) -> None:
+        """End the processes of the run in place of the supervisor, and report it. The supervisor
+        has died, or has ``ended`` the run, but not all processes."""
         supervisor = self._supervisor
         end = supervisor.await_end()
         take = supervisor.child_ended if supervisor.subreaper else None
@@ -203,6 +206,8 @@ class Relay:
         died = "the supervisor died: %s%s" % (end, "\n" + log if log else "")
         reason = state.why_lost(died, supervisor.end)
         hint = "" if reason == died else "a job must not change the files in $DTRAIN_RUN_DIR"
+        if ended:
+            reason, hint = "processes of the run survived its end", ""
         self._channel.report("lost", reason=reason, survivors=name_list(sweep.survivors), hint=hint)
         supervisor.close()
 

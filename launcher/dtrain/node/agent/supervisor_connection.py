@@ -43,6 +43,11 @@ class SupervisorConnection:
     def open(self, sock: socket.socket | None) -> None:
         self._sock = sock
 
+    @property
+    def absent(self) -> bool:
+        """Whether there is no supervisor, not even one to wait for."""
+        return self._sock is None and self._waiting_for is None
+
     def wait_for(self, record: Json) -> None:
         """Connect later to a running supervisor that accepts no connection now."""
         self._waiting_for = record
@@ -71,7 +76,7 @@ class SupervisorConnection:
         """The supervisor's messages within ``timeout`` seconds; None once it has closed the
         connection."""
         if self._sock is None:
-            return None if self._waiting_for is None else []
+            return None if self.absent else []
         if not select.select([self._sock], [], [], timeout)[0]:
             return []
         try:

@@ -37,7 +37,8 @@ Messages, by ``type``:
     alive     supervisor, silent, time: the answer to ``ping``: the supervisor's process id (or
               null), for how many seconds it has not answered (0 if it has), and the node's clock
     notice    text: a message for the user
-    lost      reason, survivors: the supervisor died, and the relay has ended the run's processes
+    lost      reason, survivors: the relay has ended the run's processes, because the supervisor
+              died, or because some survived the end of the run before this relay attached
     bye       everything has been sent
 
 An event is an object with ``event`` and ``time``:
