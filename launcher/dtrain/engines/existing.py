@@ -148,7 +148,10 @@ def _end(
             if engine.clean(record, folder):
                 observer.notice("no processes are left")
                 return ExitCode.OK
-            observer.notice("some hosts cannot be reached; run `dtrain stop` again when they can")
+            observer.notice(
+                "some hosts cannot be reached, or still have processes of the run; run"
+                " `dtrain stop` again later"
+            )
             return ExitCode.INTERRUPTED if control.interrupted else ExitCode.NODE_FAILED
         (control.kill if force else control.stop)("dtrain stop")
         secrets = known_secrets(record.request.spec(), os.environ)

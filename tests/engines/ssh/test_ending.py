@@ -174,6 +174,7 @@ def test_processes_that_survive_do_not_hide_why_a_host_failed(
     assert played.report.problems == (
         f"first: running the job: {cause}\nprocesses survive KILL: python3 (pid 9)",
     )
+    assert played.attempt.uncleaned() == ["first"]
 
 
 @pytest.mark.parametrize(

@@ -337,11 +337,10 @@ class Attempt:
 
     def uncleaned(self) -> list[str]:
         """Hosts that may still run processes of this attempt."""
-        unclean = (Leftovers.UNKNOWN, Leftovers.SOME)
         return [
             host
             for host, now in self._state.hosts.items()
-            if now is HostCondition.LOST and self._links[host].state.leftovers in unclean
+            if self._links[host].state.is_unclean(lost=now is HostCondition.LOST)
         ]
 
 

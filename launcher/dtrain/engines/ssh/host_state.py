@@ -126,6 +126,11 @@ class LinkState:
             return not self.cut_off
         return self.leftovers is Leftovers.SOME
 
+    def is_unclean(self, *, lost: bool) -> bool:
+        """Whether processes may be left. Unless it was ``lost``, a host that reports nothing has
+        not started the job."""
+        return self.leftovers is Leftovers.SOME or (lost and self.leftovers is Leftovers.UNKNOWN)
+
 
 def attached(host: str) -> LinkState:
     """The state of a host whose workers run already."""
