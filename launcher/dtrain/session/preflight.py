@@ -37,8 +37,8 @@ from dtrain.transport.questions import never
 
 ATTEMPTED = "checking the host"
 CLOCK_READINGS = 5
-DIAL_SECONDS = 4.0
-"""Limit for a connection between two hosts. TCP resends SYN after 1 and 3 seconds."""
+DIAL_SECONDS = 8.0
+"""Limit for a connection between two hosts. TCP resends SYN after 1, 3 and 7 seconds."""
 END_SECONDS = 2.0
 REHEARSAL_SECONDS = 240.0
 BANDWIDTH_SECONDS = 600.0

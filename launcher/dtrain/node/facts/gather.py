@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dtrain.node.facts.files import Json
     from dtrain.node.facts.orders import GatherOrder
+    from dtrain.node.facts.socket_loop import SocketLoop
 
 PROBES: dict[str, Callable[[GatherOrder], Json]] = {
     "machine": machine,
@@ -38,9 +39,10 @@ PROBES: dict[str, Callable[[GatherOrder], Json]] = {
 }
 
 
-def gather(request: GatherOrder) -> Json:
-    """All requested facts. Ports come first, because they stay open for other hosts to dial."""
-    listener = Listener(request["host"], request["token"])
+def gather(request: GatherOrder, loop: SocketLoop) -> Json:
+    """All requested facts. Ports come first, because they stay open for other hosts to dial, until
+    the loop is closed."""
+    listener = Listener(request["host"], request["token"], loop)
     facts: Json = {"ports": guarded(lambda: ports(request, listener))}
     answers: queue.SimpleQueue[tuple[str, Json]] = queue.SimpleQueue()
     limits = dict.fromkeys(request["probes"], LIMIT)

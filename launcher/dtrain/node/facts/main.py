@@ -8,11 +8,12 @@ import queue
 import threading
 import time
 
+from dtrain.node.facts.dialing import dial
 from dtrain.node.facts.gather import gather
 from dtrain.node.facts.job import in_job
-from dtrain.node.facts.ports import dial, stop_listening
 from dtrain.node.facts.probing import guarded
 from dtrain.node.facts.programs import leave
+from dtrain.node.facts.socket_loop import SocketLoop
 from dtrain.node.facts.wire import PREAMBLE
 
 TYPE_CHECKING = False
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from dtrain.node.importer import Importer
 
 
-def answer(order: Order) -> Json:
+def answer(order: Order, loop: SocketLoop) -> Json:
     if order["op"] == "clock":
         return {"time": time.time()}
     if order["op"] == "gather":
-        return gather(order)
+        return gather(order, loop)
     if order["op"] == "dial":
-        return {"dialed": dial(order)}
-    stop_listening()
+        return {"dialed": dial(order, loop)}
+    loop.close()
     return guarded(lambda: in_job(order, order["program"], order["limit"]))
 
 
@@ -49,6 +50,7 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     out.write(PREAMBLE)
     out.flush()
     threading.Thread(target=listen, daemon=True).start()
+    loop = SocketLoop()
     while True:
-        out.write(json.dumps(answer(orders.get())).encode() + b"\n")
+        out.write(json.dumps(answer(orders.get(), loop)).encode() + b"\n")
         out.flush()

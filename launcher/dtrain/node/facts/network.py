@@ -14,24 +14,46 @@ from dtrain.node.facts.probing import at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Iterable, List, Tuple
+
     from dtrain.node.facts.files import Json
     from dtrain.node.facts.orders import GatherOrder
 
+    Places = List[Tuple[int, Any]]
+    """The family and address of the sockets that a name stands for."""
 
-def resolve(name: str) -> Json:
+
+def look_up(names: Iterable[str]) -> dict[str, Places | Exception]:
+    """The socket addresses of each name, or the error. A name may take seconds, so all are looked
+    up at the same time. An address takes no time, and needs no thread."""
+    found: dict[str, Places | Exception] = {}
+    for name in names:
+        found[name] = places_of(name, socket.AI_NUMERICHOST)
+    unknown = [name for name, places in found.items() if not isinstance(places, list)]
+    return {**found, **at_once(places_of, unknown)}
+
+
+def places_of(name: str, flags: int = 0) -> Places | Exception:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as error:
-        return {"error": str(error)}
-    return {"addresses": list(dict.fromkeys(str(entry[4][0]) for entry in found))}
+        return error
+    return [(family, place) for family, _, _, _, place in found]
+
+
+def addresses(places: Places | Exception) -> Json:
+    if isinstance(places, Exception):
+        return {"error": str(places)}
+    return {"addresses": list(dict.fromkeys(str(place[0]) for _, place in places))}
 
 
 def names(request: GatherOrder) -> Json:
     """The addresses of all host names on this host, and the name of the first host's address."""
-    wanted = list(dict.fromkeys(request["addresses"].values()))
-    answers = at_once(resolve, wanted)
+    answers = {
+        name: addresses(places) for name, places in look_up(request["addresses"].values()).items()
+    }
     found: Json = {
-        "own": resolve(socket.gethostname()),
+        "own": addresses(places_of(socket.gethostname())),
         "hosts": {host: answers[address] for host, address in request["addresses"].items()},
     }
     reached: Json = next(iter(answers.values()), {})

@@ -15,7 +15,7 @@ LIMIT = 20.0
 MAX_ERROR = 2000
 """Characters of an error message."""
 AT_ONCE = 32
-"""Connections that one host dials at the same time."""
+"""Threads for calls that may take long."""
 
 
 def at_once(function: Callable[[Any], Any], items: list[Any]) -> dict[Any, Any]:

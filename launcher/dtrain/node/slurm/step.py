@@ -15,6 +15,7 @@ from dtrain.node.facts.files import expand
 from dtrain.node.facts.gather import gather
 from dtrain.node.facts.probing import guarded
 from dtrain.node.facts.programs import leave
+from dtrain.node.facts.socket_loop import SocketLoop
 from dtrain.node.facts.storage import why_not_writable
 from dtrain.node.slurm.step_output import StepOutput
 
@@ -53,7 +54,7 @@ def granted() -> Json:
 
 def main(stream: BinaryIO, importer: Importer) -> None:
     order: StepOrder = json.loads(stream.readline())
-    answer = gather(order)
+    answer = gather(order, SocketLoop())
     answer["facts"].update(shared=guarded(lambda: shared(order)), granted=guarded(granted))
     StepOutput().send(answer)
     leave()

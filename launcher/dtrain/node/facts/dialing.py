@@ -1,0 +1,139 @@
+"""Dials other hosts."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import queue
+import socket
+import struct
+import time
+
+from dtrain.node.facts.network import look_up, source_towards
+from dtrain.node.facts.ports import BULK
+from dtrain.node.facts.socket_loop import WRITABLE, receive, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dtrain.node.facts.files import Json
+    from dtrain.node.facts.network import Places
+    from dtrain.node.facts.orders import DialOrder
+    from dtrain.node.facts.socket_loop import SocketLoop, Steps
+
+AT_ONCE = 128
+"""Connections that one host dials at the same time."""
+MAX_GREETING = 1024
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""The value of SO_LINGER that keeps neither side of a closed connection in TIME_WAIT."""
+
+
+def dial(order: DialOrder, loop: SocketLoop) -> list[Json]:
+    """Connect to every target. Returns the error or the measurements of each. A target is
+    ``[host, kind, address, port, own address or null]``."""
+    targets: list[tuple[Any, ...]] = [tuple(target) for target in order["targets"]]
+    places = look_up(address for _, _, address, _, _ in targets)
+    answers: queue.SimpleQueue[Json] = queue.SimpleQueue()
+    left = iter(targets)
+
+    def work() -> Steps[None]:
+        for target in left:
+            host, kind, address, port, _ = target
+            answer = yield from dial_one(target, places[address], order["token"], order["limit"])
+            answers.put({"host": host, "kind": kind, "address": address, "port": port, **answer})
+
+    for _ in targets[:AT_ONCE]:
+        loop.start(work())
+    return [answers.get() for _ in targets]
+
+
+def dial_one(
+    target: tuple[Any, ...], places: Places | Exception, token: str, limit: float
+) -> Steps[Json]:
+    """The error or the measurements of one target."""
+    host, kind, address, port, source = target
+    begun = time.monotonic()
+    try:
+        if isinstance(places, Exception):
+            raise places
+        sock = yield from connect(places, port, source, limit)
+    except socket.timeout:
+        return {"error": "no answer within %g s" % limit}
+    except (OSError, UnicodeError) as error:
+        return {"error": text_of(error)}
+    found: Json = {"seconds": round(time.monotonic() - begun, 6)}
+    with sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        try:
+            answered = greeted_by((yield from read_line(sock, begun + limit)), token)
+            if answered != host:
+                return {"error": "wrong", "answered": answered}
+            found["mss"] = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+            try:
+                confirmed = yield from send_bulk(sock, time.monotonic() + limit)
+            except socket.timeout:
+                return {"error": "stalled", "mss": found["mss"]}
+        except OSError as error:
+            return {"error": text_of(error) or "no greeting"}
+    if not confirmed:
+        return {"error": "the connection was closed"}
+    found["bulk_seconds"] = round(time.monotonic() - begun, 6)
+    if kind == "interface":
+        found["source"] = source_towards(address)
+    return found
+
+
+def connect(places: Places, port: int, source: str | None, limit: float) -> Steps[socket.socket]:
+    """A connection to the first address that answers, each within ``limit`` seconds. Raises the
+    OSError of the last."""
+    failure = OSError("no address")
+    for family, place in places:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            if source:
+                sock.bind((source, 0))
+            error = sock.connect_ex((place[0], port, *place[2:]))
+            if error == errno.EINPROGRESS:
+                yield sock, WRITABLE, time.monotonic() + limit
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error))
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+    raise failure
+
+
+def send_bulk(sock: socket.socket, until: float) -> Steps[bool]:
+    """Whether the peer confirms that it received `BULK` bytes. Raises OSError."""
+    yield from send(sock, bytes(BULK), until)
+    return (yield from receive(sock, 1, until)) == b"."
+
+
+def read_line(sock: socket.socket, until: float) -> Steps[bytes]:
+    """The first line from the peer, which may be hostile and slow. Raises OSError."""
+    data = b""
+    while not data.endswith(b"\n") and len(data) < MAX_GREETING:
+        part = yield from receive(sock, MAX_GREETING - len(data), until)
+        if not part:
+            break
+        data += part
+    return data
+
+
+def greeted_by(line: bytes, token: str) -> str:
+    """The host whose `Listener` sent this line; empty if another program did."""
+    try:
+        greeting = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    known = isinstance(greeting, list) and len(greeting) == 2 and greeting[0] == token
+    return greeting[1] if known and isinstance(greeting[1], str) else ""
+
+
+def text_of(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).lower()

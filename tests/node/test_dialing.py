@@ -1,0 +1,156 @@
+"""Hosts dial each other: what a host answers, and what it reports about the others."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dtrain.node.facts.dialing import AT_ONCE, dial
+from dtrain.node.facts.ports import Listener
+from dtrain.node.facts.socket_loop import READABLE, SocketLoop
+from support.limits import HANG
+from support.ports import free_port
+
+if TYPE_CHECKING:
+    from dtrain.node.facts.socket_loop import Steps
+
+HERE = "127.0.0.1"
+SOON = 0.3
+"""Seconds to wait for a program that never answers."""
+
+
+@pytest.fixture
+def loop() -> Iterator[SocketLoop]:
+    one = SocketLoop()
+    yield one
+    one.close()
+
+
+def answers(
+    loop: SocketLoop, *places: tuple[str, int], limit: float = HANG
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """The answers by address and port, if gpu01 is expected at each."""
+    targets = [("gpu01", "address", address, port, None) for address, port in places]
+    found = dial({"op": "dial", "targets": targets, "token": "token", "limit": limit}, loop)
+    return {
+        (one.pop("address"), one.pop("port")): one
+        for one in found
+        if (one.pop("host"), one.pop("kind")) == ("gpu01", "address")
+    }
+
+
+def answer(loop: SocketLoop, port: int, limit: float = HANG) -> dict[str, Any]:
+    return answers(loop, (HERE, port), limit=limit)[HERE, port]
+
+
+def another_program(loop: SocketLoop, says: bytes) -> int:
+    """The port of a program that sends ``says`` to who connects, and reads nothing."""
+    listening = socket.create_server((HERE, 0))
+
+    def run() -> Steps[None]:
+        with listening:
+            yield listening, READABLE, float("inf")
+            with listening.accept()[0] as peer:
+                peer.sendall(says)
+                yield listening, READABLE, float("inf")
+
+    loop.start(run())
+    return int(listening.getsockname()[1])
+
+
+def test_many_hosts_are_dialed_and_answer(loop: SocketLoop) -> None:
+    ports = [Listener("gpu01", "token", loop).open(0) for _ in range(2 * AT_ONCE)]
+    found = answers(loop, *((HERE, port) for port in ports), ("::1", ports[0]))
+    assert len(found) == 2 * AT_ONCE + 1
+    for one in found.values():
+        assert 0 < one["seconds"] <= one["bulk_seconds"]
+        assert one["mss"] > 500
+        assert "error" not in one
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "answered"),
+    [("gpu02", "token", "gpu02"), ("gpu01", "of another check", "")],
+)
+def test_another_host_answers(loop: SocketLoop, host: str, token: str, answered: str) -> None:
+    port = Listener(host, token, loop).open(0)
+    assert answer(loop, port) == {"error": "wrong", "answered": answered}
+
+
+@pytest.mark.parametrize("says", [b"SSH-2.0-OpenSSH_9.6\r\n", b"x" * 5000, b"[1]\n", b'{"a": 1}\n'])
+def test_another_program_answers(loop: SocketLoop, says: bytes) -> None:
+    port = another_program(loop, says)
+    assert answer(loop, port) == {"error": "wrong", "answered": ""}
+
+
+def test_a_program_that_says_nothing(loop: SocketLoop) -> None:
+    assert answer(loop, another_program(loop, b""), SOON) == {"error": "timed out"}
+
+
+def test_large_packets_that_do_not_arrive(loop: SocketLoop) -> None:
+    port = another_program(loop, b'["token", "gpu01"]\n')
+    found = answer(loop, port, SOON)
+    assert found["error"] == "stalled"
+    assert found["mss"] > 500
+
+
+def test_a_host_that_does_not_answer(loop: SocketLoop) -> None:
+    with socket.create_server((HERE, 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        with socket.create_connection((HERE, port)):
+            assert answer(loop, port, SOON) == {"error": "no answer within 0.3 s"}
+
+
+def test_places_that_cannot_be_dialed(loop: SocketLoop) -> None:
+    closed = free_port()
+    found = answers(loop, (HERE, closed), ("a..b", 1))
+    assert found[HERE, closed] == {"error": "connection refused"}
+    assert "label" in found["a..b", 1]["error"]
+
+
+class Exhausted:
+    """A listening socket of a process that can open no more files for a moment."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._errors: list[OSError] = [
+            OSError(errno.EMFILE, "Too many open files"),
+            ConnectionAbortedError(errno.ECONNABORTED, "Software caused connection abort"),
+        ]
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self._errors:
+            raise self._errors.pop()
+        return self._sock.accept()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+
+def test_a_host_without_free_files_answers_later(loop: SocketLoop) -> None:
+    sock = socket.create_server((HERE, 0))
+    sock.setblocking(False)
+    listener = Listener("gpu01", "token", loop)
+    loop.start(listener._serve(Exhausted(sock)))  # type: ignore[arg-type]
+    assert "error" not in answer(loop, sock.getsockname()[1])
+
+
+def test_the_end_of_the_check_frees_the_ports_and_ends_all_connections(loop: SocketLoop) -> None:
+    port = Listener("gpu01", "token", loop).open(0)
+    with socket.create_connection((HERE, port), HANG) as peer:
+        greeting = peer.makefile("rb").readline()
+        loop.close()
+        assert greeting == b'["token", "gpu01"]\n'
+        assert peer.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HERE, port))
+    loop.close()
