@@ -15,7 +15,7 @@ from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.output_pipe import WINDOW, OutputPipe
 from dtrain.transport.ssh import SshTransport
-from dtrain.transport.ssh_connection import BoundedPacketizer, ClientTransport
+from dtrain.transport.ssh_connection import BoundedPacketizer, ClientTransport, SshConnection
 from support.limits import HANG
 from support.ssh_server import SshServer
 from support.sshd import generate_key, host_on, running_sshd
@@ -92,35 +92,123 @@ class Filling(SshServer):
             channel.close()
 
 
-def test_a_window_that_is_full_before_the_receiver_exists_is_acknowledged(
-    tmp_path: Path, transport: SshTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feed, full, ended = OutputPipe.feed, threading.Event(), threading.Event()
+class Echo(SshServer):
+    """Returns one line."""
+
+    def execute(self, channel: paramiko.Channel, command: bytes) -> None:
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            channel.sendall(channel.makefile("rb").readline())
+            channel.send_exit_status(0)
+            channel.close()
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return generate_key(tmp_path / "key")
+
+
+def blob(key: Path) -> bytes:
+    return base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
+
+
+class Received:
+    """A receiver, which waits for the end."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._ended = threading.Event()
+
+    def __call__(self, data: bytes | ConnectError) -> bool:
+        if not isinstance(data, bytes) or not data:
+            self._ended.set()
+            return False
+        self._pieces.append(data)
+        return True
+
+    @property
+    def whole(self) -> bytes:
+        assert self._ended.wait(HANG)
+        return b"".join(self._pieces)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the window is full."""
+    feed, full = OutputPipe.feed, threading.Event()
 
     def watch(pipe: OutputPipe, data: bytes) -> None:
         feed(pipe, data)
         if len(pipe) == WINDOW:
             full.set()
 
-    received: list[bytes] = []
-
-    def receive(data: bytes | ConnectError) -> bool:
-        if not isinstance(data, bytes) or not data:
-            ended.set()
-            return False
-        received.append(data)
-        return True
-
     monkeypatch.setattr(OutputPipe, "feed", watch)
-    key = generate_key(tmp_path / "key")
-    with Filling(base64.b64decode(Path(f"{key}.pub").read_text().split()[1])) as server:
+    return full
+
+
+def test_a_window_that_is_full_before_the_receiver_exists_is_acknowledged(
+    tmp_path: Path, transport: SshTransport, key: Path, full: threading.Event
+) -> None:
+    received = Received()
+    with Filling(blob(key)) as server:
         connection = transport.connect(host_of(server, key, tmp_path))
         process = connection.start("fill")
         assert full.wait(HANG)
-        process.follow(receive)
-        assert ended.wait(HANG)
+        process.follow(received)
+        assert received.whole == bytes(WINDOW) + b"more"
         connection.close()
-    assert b"".join(received) == bytes(WINDOW) + b"more"
+
+
+class LongExchange:
+    """A key exchange that lasts longer than paramiko waits."""
+
+    def __init__(self, connection: SshConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._clear = connection._transport.clear_to_send
+        self._looks = 0
+        self._waited = threading.Event()
+        self._clear.clear()
+        monkeypatch.setattr(paramiko.transport, "time", self)
+
+    def time(self) -> float:
+        self._looks += 1
+        if self._looks > 2:
+            self._waited.set()
+        return self._looks * 31.0
+
+    def end(self) -> None:
+        """End it once a thread waits."""
+        assert self._waited.wait(HANG)
+        self._clear.set()
+
+
+def test_an_acknowledgement_waits_for_new_keys(
+    tmp_path: Path, transport: SshTransport, key: Path, full: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    received = Received()
+    with Filling(blob(key)) as server:
+        connection = transport.connect(host_of(server, key, tmp_path))
+        process = connection.start("fill")
+        assert full.wait(HANG)
+        exchange = LongExchange(connection, monkeypatch)
+        threading.Thread(target=process.follow, args=(received,), daemon=True).start()
+        exchange.end()
+        assert received.whole == bytes(WINDOW) + b"more"
+        connection.close()
+
+
+def test_a_command_waits_for_new_keys(
+    tmp_path: Path, transport: SshTransport, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = Received()
+    with Echo(blob(key)) as server:
+        connection = transport.connect(host_of(server, key, tmp_path))
+        process = connection.start("echo")
+        process.follow(received)
+        exchange = LongExchange(connection, monkeypatch)
+        threading.Thread(target=process.write, args=(b"start\n",), daemon=True).start()
+        exchange.end()
+        assert received.whole == b"start\n"
+        connection.close()
 
 
 class Flooding(SshServer):
@@ -141,11 +229,9 @@ class Flooding(SshServer):
 
 
 def test_a_server_that_ignores_the_window_is_disconnected(
-    tmp_path: Path, transport: SshTransport
+    tmp_path: Path, transport: SshTransport, key: Path
 ) -> None:
-    key = generate_key(tmp_path / "key")
-    public = base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
-    with Flooding(public) as server:
+    with Flooding(blob(key)) as server:
         process = transport.connect(host_of(server, key, tmp_path)).start("flood")
         assert server.sent.wait(HANG)
         with pytest.raises(ConnectError, match="more data than the window allows"):

@@ -219,6 +219,9 @@ class SshConnection:
         """Whether `close` was called."""
         live = transport.live
         live.watch(endpoint.alive_interval, endpoint.alive_count, transport.request_keepalive)
+        # A message waits for a key exchange until the watch ends the connection. After 30 s,
+        # paramiko would lose the message, and keep the connection.
+        transport.clear_to_send_timeout = math.inf
 
     @property
     def alive(self) -> bool:
