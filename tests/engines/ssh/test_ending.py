@@ -100,6 +100,12 @@ def played(tmp_path: Path) -> Played:
         ),
         ((SupervisorTimedOut(BROKEN),), 3, ["cut off", UNCONFIRMED], "its part may still run"),
         (
+            (SupervisorTimedOut(BROKEN), Unreachable(BROKEN)),
+            3,
+            ["cut off", UNCONFIRMED],
+            "its part may still run",
+        ),
+        (
             (Malformed(ProtocolError("wrong")),),
             3,
             ["malformed answer: wrong", UNCONFIRMED],

@@ -291,6 +291,11 @@ def _cut_off(state: LinkState, event: Unreachable) -> _Step:
     return state, [Show(ShownState.UNREACHABLE, event.error.reason)]
 
 
+def _cut_off_late(state: LinkState, event: Unreachable) -> _Step:
+    # `cut_off` stays False: a host that could report its end, but did not, stays in doubt.
+    return state, [Show(ShownState.UNREACHABLE, event.error.reason)]
+
+
 def _give_up(state: LinkState, event: TimedOut) -> _Step:
     state = _without_relay(state, event.error)
     return _over(state), [Post(machine.HostLost(state.host), event.error)]
@@ -383,7 +388,8 @@ TABLE: dict[type[LinkEvent], _Row] = {
     Requested: (
         _request, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
     Unreachable: (
-        _fail_early, _fail_early, _fail_early, _cut_off, _cut_off, _cut_off, _ignore, _ignore),
+        _fail_early, _fail_early, _fail_early, _cut_off, _cut_off, _cut_off_late, _ignore,
+        _ignore),
     TimedOut: (
         _ignore, _ignore, _ignore, _give_up, _give_up, _give_up_output, _ignore, _ignore),
     SupervisorTimedOut: (
