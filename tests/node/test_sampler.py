@@ -353,6 +353,19 @@ def test_a_run_folder_thins_older_averages_evenly(tmp_path, monkeypatch):
     assert max(spacing) < 3 * days * 86400 / 12
 
 
+@pytest.mark.parametrize("most", [1, 2, 12])
+@pytest.mark.parametrize("back", [0, 505, 5005])
+def test_a_clock_that_is_set_back_does_not_change_how_many_averages_are_read(tmp_path, most, back):
+    writer = telemetry.TelemetryWriter(tmp_path, "gpu01")
+    times = [1e9 + 10 * number - back * (number >= 100) for number in range(200)]
+    assert all(writer.append(Sample.read(sample(time))) for time in times)
+    read = [times.index(one.time) for one in telemetry.sampled(tmp_path, "gpu01", most)]
+    assert read[0] == 0
+    assert len(read) == most
+    gaps = [after - before for before, after in itertools.pairwise(read)]
+    assert max(gaps, default=0) < 2 * 200 / max(1, most - 1)
+
+
 def test_a_full_disk_loses_averages_only_until_it_has_space(tmp_path, monkeypatch):
     """The limit of a file's size cuts a write short, as a full disk does."""
     monkeypatch.setattr(sampler, "MAX_STORED", 1 << 21)

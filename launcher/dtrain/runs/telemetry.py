@@ -17,11 +17,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.stored_file import open_stored
 
+PERIOD = 10.0
+"""Seconds of an average."""
 MAX_LINE = 1 << 17
 DAILY, GPUS = 45_000_000, 1024
 RECENT, OLDER = 1 / 4, 3 / 8
@@ -42,24 +45,31 @@ def latest(folder: Path, host: str) -> Sample | None:
 def sampled(folder: Path, host: str, most: int, *, ranks: bool = True) -> Iterator[Sample]:
     """At most ``most`` averages of a host, evenly over time, oldest first; ``ranks``: with what its
     ranks use. Decodes no more than these, so that a report of a long run is quick."""
-    last = last_time(folder, host)
-    first, due, spacing, before = 0.0, -math.inf, 0.0, -math.inf
     try:
         with os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file:
-            while line := file.readline(MAX_LINE):
-                at = _time(line)
-                if at is not None and at < before:
-                    due = at  # the clock was set back
-                before = before if at is None else at
-                if at is None or at < due or (sample := _sample(line, ranks=ranks)) is None:
-                    continue
-                if not spacing:
-                    first, spacing = at, max(0.0, last - at) / max(1, most - 1)
-                # Of a grid: a late average must not delay all later ones.
-                due = first + (math.floor((at - first) / spacing) + 1) * spacing if spacing else at
-                yield sample
+            total = max((elapsed for elapsed, _ in _averages(file)), default=0.0)
+            spacing = total / (most - 1) if most > 1 and total else math.inf
+            file.seek(0)
+            due = 0.0
+            for elapsed, line in _averages(file):
+                if elapsed >= due and (sample := _sample(line, ranks=ranks)) is not None:
+                    # Of a grid: a late average must not delay all later ones.
+                    due = (math.floor(elapsed / spacing) + 1) * spacing
+                    yield sample
     except (OSError, ValueError):
         return
+
+
+def _averages(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
+    """The lines of a file, each with the seconds since the first one, also if the host's clock was
+    set back."""
+    elapsed, before = -PERIOD, math.inf
+    while line := file.readline(MAX_LINE):
+        at = _time(line)
+        if at is not None:
+            elapsed += at - before if at > before else PERIOD
+            before = at
+            yield elapsed, line
 
 
 def last_time(folder: Path, host: str) -> int:
