@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dtrain.diagnostics import ConnectError
+from dtrain.node.listening import accept
 from dtrain.transport.contract import Connection, TcpStream
 
 OPEN_WITHIN = 10.0
@@ -47,10 +48,11 @@ class Forward:
     def _accept(self) -> None:
         while True:
             try:
-                client, _ = self._listener.accept()
+                client = accept(self._listener)
             except OSError:
                 return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            if client is not None:
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         connection = self._connection()
