@@ -114,9 +114,9 @@ def test_the_interval_is_wider_with_experts() -> None:
     dense, experts = (
         candidate(name, layout, Assumptions()) for name in ("llama-3-8b", "mixtral-8x7b")
     )
-    assert dense.interval == pytest.approx([dense.time.total * end for end in KNOWN])
+    assert dense.interval == pytest.approx([dense.time.total * end for end in KNOWN.values()])
     low, high = experts.interval
-    assert low == pytest.approx(experts.time.total * KNOWN[0])
-    assert high == pytest.approx(experts.time.total * KNOWN[1] * EXPERTS)
+    assert low == pytest.approx(experts.time.total * KNOWN["interval_low"])
+    assert high == pytest.approx(experts.time.total * KNOWN["interval_high"] * EXPERTS)
     unknown = replace(dense, efficiency=of_family("new"))
-    assert unknown.interval[1] > unknown.time.total * KNOWN[1]
+    assert unknown.interval[1] > unknown.time.total * KNOWN["interval_high"]

@@ -108,8 +108,7 @@ class FollowedRun:
             event: NotifyEvent = "done" if report.ok else "failed"
             self._notifications.send(event, self.record.attempt, report)
         self._notifications.close()
-        expected = self.record.request.spec().job.expected
-        self.recorder.finished(report, compare=expected is not None)
+        self.recorder.finished(report, self.record.request.spec().job)
         return report
 
     def _complete(self, report: Report) -> Report:

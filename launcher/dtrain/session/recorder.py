@@ -13,6 +13,7 @@ from dtrain.runs import journal
 from dtrain.runs.journal import Journal, JournalEvent
 from dtrain.runs.log_store import RunFolder
 from dtrain.session.observer import Observer
+from dtrain.spec.model import Job
 
 
 class Recorder:
@@ -40,9 +41,9 @@ class Recorder:
         self.record(journal.HostsAllocated(plan.host_names))
         self.observer.allocated(plan)
 
-    def finished(self, report: Report, *, compare: bool) -> None:
-        """The job is over. ``compare``: show what it measured beside what the file expects."""
-        if compare:
+    def finished(self, report: Report, job: Job) -> None:
+        """The job is over. If its file expects something, show it beside what was measured."""
+        if job.expected is not None:
             from dtrain.runs.summary import against_plan
 
             with contextlib.suppress(DtrainError):  # the folder may be damaged

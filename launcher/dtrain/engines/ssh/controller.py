@@ -320,7 +320,7 @@ class SshEngine:
             still_running = self._attempt is not None and self._attempt.still_running
             self._observer.left(run.record.run, still_running=still_running)
         else:
-            run.recorder.finished(report, compare=self._spec.job.expected is not None)
+            run.recorder.finished(report, self._spec.job)
         return report
 
 

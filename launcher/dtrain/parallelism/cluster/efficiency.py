@@ -88,7 +88,7 @@ class Efficiency:
         return self.gemm * {"fp8": self.fp8, "nvfp4": self.nvfp4}.get(precision, 1.0)
 
 
-KNOWN = (0.82, 1.28)
+KNOWN = {"interval_low": 0.82, "interval_high": 1.28}
 """The interval of all measured architectures. They have one, because publishers' software differs
 more than GPUs do, and because most of an architecture's publishers are its vendor. Of 14 publishers
 held out, 80 % of the runs took 0.90 to 1.13 times the estimate, with equal weight for each
@@ -98,22 +98,19 @@ benchmarks: Llama 3 (arXiv 2407.21783) and MT-NLG (arXiv 2201.11990) 1.2 times t
 
 AMPERE = Efficiency(
     gemm=0.77, gemm_half=6e9, attention=0.59, scores=5.1, passes=0.88, stream=0.77,
-    launch=29e-6, exposed_tensor=1.0, exposed_data=0.67,
-    interval_low=KNOWN[0], interval_high=KNOWN[1],
+    launch=29e-6, exposed_tensor=1.0, exposed_data=0.67, **KNOWN,
 )  # fmt: skip
 """Fitted to public runs on A100s (Megatron-LM, MegaScale, BLOOM, MosaicML, InternEvo, torchtitan,
 vTrain)."""
 HOPPER = Efficiency(
     gemm=0.73, gemm_half=2e9, attention=0.49, flash2=0.56, passes=1.8, stream=0.75, launch=10e-6,
-    exposed_tensor=0.3, exposed_data=0.07, fp8=0.88, fixed=0.02,
-    interval_low=KNOWN[0], interval_high=KNOWN[1],
+    exposed_tensor=0.3, exposed_data=0.07, fp8=0.88, fixed=0.02, **KNOWN,
 )  # fmt: skip
 """Fitted to public runs on H100s (Megatron-LM, NeMo, Megatron-Bridge, torchtitan). Megatron-LM
 overlaps most of tensor parallelism's traffic there."""
 BLACKWELL = Efficiency(
     gemm=0.6, gemm_half=5e9, attention=0.51, flash2=0.56, passes=1.0, stream=0.75, launch=8e-6,
-    link=0.67, exposed_data=0.1, exposed_expert=1.0, fp8=0.98, fixed=0.02,
-    interval_low=KNOWN[0], interval_high=KNOWN[1],
+    link=0.67, exposed_data=0.1, exposed_expert=1.0, fp8=0.98, fixed=0.02, **KNOWN,
 )  # fmt: skip
 """Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), which
 sustained 48 % of their peak in plain matrix products, and so count as GPUs of 0.8 of the speed.
@@ -128,10 +125,10 @@ def of_family(family: str) -> Efficiency:
     """Return the constants of an architecture, or of the nearest measured one."""
     if family in FAMILIES:
         return FAMILIES[family]
-    unknown = Efficiency()
+    nearest = AMPERE
     if family in ("volta", "turing"):
-        return replace(
-            OLDER, interval_low=unknown.interval_low, interval_high=unknown.interval_high
-        )
-    nearest = HOPPER if family in ("ada", "cdna", "tpu") else AMPERE
+        nearest = OLDER
+    elif family in ("ada", "cdna", "tpu"):
+        nearest = HOPPER
+    unknown = Efficiency()
     return replace(nearest, interval_low=unknown.interval_low, interval_high=unknown.interval_high)
