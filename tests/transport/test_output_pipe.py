@@ -211,6 +211,28 @@ def test_a_command_waits_for_new_keys(
         connection.close()
 
 
+def test_a_channel_that_the_server_closes_before_new_keys(
+    tmp_path: Path, transport: SshTransport, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    negotiate = paramiko.Transport._negotiate_keys  # type: ignore[attr-defined]
+
+    def close_channels_first(self: paramiko.Transport, message: paramiko.Message) -> None:
+        if self.server_mode and self.initial_kex_done:
+            for channel in self._channels.values():  # type: ignore[attr-defined]
+                channel.close()
+        negotiate(self, message)
+
+    monkeypatch.setattr(paramiko.Transport, "_negotiate_keys", close_channels_first)
+    with Echo(blob(key)) as server:
+        connection = transport.connect(host_of(server, key, tmp_path))
+        connection.start("echo")
+        connection._transport.renegotiate_keys()
+        after = connection.start("echo")
+        after.write(b"again\n")
+        assert after.read() == b"again\n"
+        connection.close()
+
+
 class Flooding(SshServer):
     """Ignores the window of the client, which reads nothing before ``sent``."""
 

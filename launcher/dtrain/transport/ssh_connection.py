@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar, cast
@@ -127,6 +128,8 @@ class ClientTransport(paramiko.Transport):
         """The server's message when it closed the connection."""
         self.host_key_blob = b""
         """The key or certificate that the server has proved to own."""
+        self._delayed: deque[paramiko.Message] = deque()
+        """Messages that follow the key exchange in progress."""
         super().__init__(
             self.live,  # type: ignore[arg-type]
             default_window_size=WINDOW,
@@ -198,8 +201,18 @@ class ClientTransport(paramiko.Transport):
             raise HostKeyProofError("its host key is not in the standard encoding")
         self.host_key_blob = host_key
 
+    def _send_user_message(self, message: paramiko.Message) -> None:
+        """paramiko's own thread must not wait for new keys, which only it can receive. It answers
+        here when the server closes a channel."""
+        if threading.current_thread() is self and not self.clear_to_send.is_set():
+            self._delayed.append(message)
+        else:
+            super()._send_user_message(message)  # type: ignore[misc]
+
     def _parse_newkeys(self, message: paramiko.Message) -> None:
         super()._parse_newkeys(message)  # type: ignore[misc]
+        while self._delayed:
+            self.packetizer.send_message(self._delayed.popleft())
         for channel in self._channels.values():  # type: ignore[attr-defined]
             if isinstance(channel.in_buffer, OutputPipe):
                 channel.in_buffer.acknowledge()
