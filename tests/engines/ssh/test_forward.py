@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 
 import pytest
 
@@ -50,3 +51,30 @@ def test_a_page_is_shown_once_this_process_can_open_files_again(
         host.page.sendall(b"page")
         assert browser.recv(4) == b"page"
     shown.close()
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_a_page_is_shown_once_this_machine_has_free_threads_again(
+    monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    start, left = threading.Thread.start, [True] * free + [False]
+
+    def limited(thread: threading.Thread) -> None:
+        # Other tests may have left threads that start threads.
+        ours = thread.name.endswith(("(_serve)", "(_pump)"))
+        if ours and left and not left.pop(0):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    hosts = [Dialled() for _ in range(free + 1)]
+    unused = iter(hosts)
+    shown = Forward(6006, lambda: next(unused))
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with socket.create_connection(("127.0.0.1", shown.port), HANG) as browser:
+        assert browser.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", shown.port), HANG) as browser:
+        browser.sendall(b"GET /")
+        assert hosts[-1].page.recv(5) == b"GET /"
+    shown.close()
+    for host in hosts:
+        host.page.close()

@@ -51,8 +51,12 @@ class Forward:
                 client = accept(self._listener)
             except OSError:
                 return
-            if client is not None:
+            if client is None:
+                continue
+            try:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+            except RuntimeError:  # this machine has no free thread
+                client.close()
 
     def _serve(self, client: socket.socket) -> None:
         connection = self._connection()
@@ -65,11 +69,12 @@ class Forward:
         with self._lock:
             self._open |= {client, host}
             closed = self._closed
-        if not closed:
-            back = threading.Thread(target=_pump, args=(host, client), daemon=True)
-            back.start()
-            _pump(client, host)
-            back.join()
+        back = threading.Thread(target=_pump, args=(host, client), daemon=True)
+        with suppress(RuntimeError):  # this machine has no free thread
+            if not closed:
+                back.start()
+                _pump(client, host)
+                back.join()
         with self._lock:
             self._open -= {client, host}
         _close(client)
