@@ -25,6 +25,7 @@ ENDED = {"type": "event", "offset": 9, "event": {"event": "ended", "time": 0.0, 
 SURVIVED = {**ENDED, "event": {"event": "ended", "time": 0.0, "survivors": SURVIVORS}}
 LOST = {"type": "lost", "reason": "it died", "survivors": []}
 BYE = {"type": "bye"}
+RECORD = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +49,25 @@ def test_a_host_that_has_answered_is_left_at_once(said: list[object], *, clean: 
         def close(self) -> None:
             closed.set()
 
-    record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
     output = relay_stdout(map(encode, (HELLO, *said)))
     cleanups = Cleanups(Connection({"gpu01": output}, "gpu01"))
-    cleanups.start(record, [("gpu01", 1)])
+    cleanups.start(RECORD, [("gpu01", 1)])
     assert closed.wait(HANG)
     assert cleanups.clean == ({("gpu01", 1)} if clean else set())
     assert cleanups.pending == []
+    cleanups.close()
+
+
+def test_a_cleanup_without_a_free_thread_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "gpu01 cleanup":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    cleanups = Cleanups(ScriptedHosts({}))
+    cleanups.start(RECORD, [("gpu01", 1)])
+    assert (cleanups.clean, cleanups.pending) == (set(), [])
     cleanups.close()

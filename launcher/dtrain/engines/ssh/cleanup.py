@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from dtrain.diagnostics import NodeError
 from dtrain.engines.ssh import agent
+from dtrain.engines.ssh.guarded import run_guarded
 from dtrain.engines.ssh.outage import Outage
 from dtrain.engines.ssh.requests import attach_request
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
@@ -57,12 +58,10 @@ class CleanupLink:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._commands = CommandWriter[Command](lambda: PingLimit.STOPPING, self._fail)
-        name = f"{self.host} cleanup"
-        self._reader = threading.Thread(target=self._read, name=name, daemon=True)
 
     def start(self) -> None:
         self._commands.start()
-        self._reader.start()
+        run_guarded(f"{self.host} cleanup", self._read, self._fail)
 
     def close(self) -> None:
         self._closed.set()
