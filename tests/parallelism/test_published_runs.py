@@ -125,6 +125,8 @@ def test_gradients_are_reduced_in_16_bits_if_the_source_does_it() -> None:
     assert not run(precision="bf16 (PURE)").assumed.fp32_gradients
     assert not run(precision="fp16 mixed").assumed.fp32_gradients
     assert run(precision="bf16").assumed.fp32_gradients
+    bridge = run(source="NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md row 1")
+    assert not bridge.assumed.fp32_gradients
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dtrain.parallelism.cluster.efficiency import KNOWN, of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
-from dtrain.parallelism.cost.step_time import EXPOSED_TENSOR
+from dtrain.parallelism.cost.step_time import EXPOSED_TENSOR, OVERLAPPED
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import Layout
 
@@ -61,6 +61,25 @@ def test_tensor_traffic_hides_only_with_pieces_of_products() -> None:
         for each in (True, False)
     ]
     assert older[0] == older[1]
+
+
+def test_an_interleaved_pipeline_sends_while_it_computes() -> None:
+    def pipeline(gbps: float = 400.0, pieces: int = 5, *, overlaps: bool = True) -> float:
+        layout = Layout(
+            backend="megatron", tensor=8, pipeline=4, virtual_pipeline=pieces, grad_accumulation=16
+        )
+        assumed = Assumptions(overlaps_sends=overlaps)
+        one = candidate("llama-3-70b", layout, assumed)
+        return replace(one, cluster=GpuCluster(H100, 32, 8, gbps)).time.pipeline
+
+    # A quarter of each send slows the computation, instead of half of it that is exposed.
+    fill, sends = 3, 16 * 5
+    ratio = (fill + OVERLAPPED * sends) / (fill + 0.5 * sends)
+    assert pipeline() == pytest.approx(ratio * pipeline(overlaps=False))
+    # A send that takes longer than the computation of a piece cannot hide behind it.
+    assert pipeline(1.0) == pytest.approx(pipeline(1.0, overlaps=False))
+    # Without interleaving, the next stage waits.
+    assert pipeline(pieces=1) == pipeline(pieces=1, overlaps=False)
 
 
 def test_flash_attention_in_triton_is_slower() -> None:

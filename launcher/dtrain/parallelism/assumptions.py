@@ -62,6 +62,9 @@ class Assumptions:
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
+    overlaps_sends: bool = True
+    """Whether an interleaved pipeline computes one piece while it sends another's activations, if
+    the backend can."""
     idle: float = 0.0
     """Seconds that each layer and micro-batch take longer than their kernels."""
     reduces_to_all: bool = False

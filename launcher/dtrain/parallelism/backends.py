@@ -29,6 +29,9 @@ class Backend:
     sends_shares: bool = True
     """Whether each tensor rank sends its share of an activation to the next stage even without
     sequence parallelism (scatter-gather, SC21 section 4.1)."""
+    overlaps_sends: bool = False
+    """Whether an interleaved pipeline sends activations while it computes: Megatron-LM since 2023,
+    unless ``--no-overlap-p2p-communication``. It does not without interleaving."""
     gathers_fp8: bool = False
     """Whether fp8's parameters are also gathered in fp8 (``enable_fsdp_float8_all_gather``)."""
     sends_tokens_once: bool = True
@@ -84,7 +87,7 @@ BACKENDS: dict[BackendName, Backend] = {
             trains_adapters=False,
             shards_stages=False,
         ),
-        Backend("megatron", "Megatron-LM or NeMo"),
+        Backend("megatron", "Megatron-LM or NeMo", overlaps_sends=True),
         Backend(
             "torchtitan",
             "torchtitan",

@@ -89,6 +89,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         fused_loss=practice.fused_loss,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
+        overlaps_sends=practice.overlaps_sends,
         idle=practice.idle,
         reduces_to_all=practice.reduces_to_all,
         hides_tensor=practice.hides_tensor,

@@ -38,6 +38,7 @@ class Practice:
     """Whether runs without ``torch.compile`` have a kernel for each operation of a norm."""
     fuses_gradients: bool = True
     overlaps_reduction: bool = True
+    overlaps_sends: bool = True
     triton_attention: bool = False
     idle: float = 0.0
     reduces_to_all: bool = False
@@ -53,6 +54,7 @@ LORA = Lora(16, "attention")
 """The adapters of published runs with LoRA: Megatron-Bridge adapts queries, keys and values."""
 _DEEPSPEED = Practice(
     "none", "fp16", False, False, True, fuses_gradients=False, overlaps_reduction=False,
+    overlaps_sends=False,
     habits=MemoryHabits(
         gradient_bytes=6, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
     ),
@@ -62,14 +64,21 @@ PRACTICES = (
     (
         r"SC21|2104\.04473",
         Practice(
-            "none", "fp16", False, False, True, fuses_gradients=False, overlaps_reduction=False
+            "none",
+            "fp16",
+            False,
+            False,
+            True,
+            fuses_gradients=False,
+            overlaps_reduction=False,
+            overlaps_sends=False,
         ),
     ),
     # The paper that introduced sequence parallelism. Its full recomputation runs do not use it.
     # Neither has an overlapped reduction.
     (
         r"2205\.05198|Reducing Activation",
-        Practice("none", "fp16", False, overlaps_reduction=False),
+        Practice("none", "fp16", False, overlaps_reduction=False, overlaps_sends=False),
     ),
     # Megatron-DeepSpeed and related software of 2021 and 2022.
     # Each layer and micro-batch takes about 11 ms more than in Megatron-LM. The value is from
@@ -95,8 +104,9 @@ PRACTICES = (
             habits=MemoryHabits(gradient_bytes=2, step_copies=14),
         ),
     ),
-    # Its configurations set grad_sync_dtype to bf16.
-    (r"NVIDIA/NeMo|dgxc|MLPerf", Practice(fp32_gradients=False, hides_tensor=True)),
+    # NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
+    # grad_reduce_in_fp32 to False.
+    (r"NVIDIA[-/]NeMo|dgxc|MLPerf", Practice(fp32_gradients=False, hides_tensor=True)),
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(habits=MemoryHabits(unfused=True))),

@@ -31,6 +31,9 @@ EXPOSED_TENSOR = 0.75
 """Exposed share of tensor-parallel traffic in Megatron-LM without ``--tp-comm-overlap``: of eight
 gathers and scatters, the two scatters of column-parallel layers in the backward pass run beside the
 product of the weights' gradient (``LinearWithGradAccumulationAndAsyncCommunication``)."""
+OVERLAPPED = 0.25
+"""Seconds that a second of communication adds to the computation beside it: kernels that overlap
+slow each other by 10 to 40 %, as they share memory bandwidth and multiprocessors."""
 BUBBLE = {"zb-1p": 1 / 3, "zb-2p": 0.0, "zb-v": 0.0}
 """Shares of 1F1B's bubble (Zero Bubble Pipeline Parallelism, arXiv 2401.10241)."""
 
@@ -111,7 +114,7 @@ def step_time(
         tensor=m * layers * layer.tensor,
         context=m * layers * layer.context,
         expert=m * layers * layer.expert,
-        pipeline=_sends(kernels),
+        pipeline=_sends(kernels, max(stages[slowest], host)),
         bubble=bubble,
         data=data,
         optimizer=optimizer,
@@ -257,9 +260,13 @@ def _expert(kernels: Kernels) -> float:
     return kernels.efficiency.exposed_expert * passes * once
 
 
-def _sends(kernels: Kernels) -> float:
+def _sends(kernels: Kernels, stage: float) -> float:
     """Activations go to the next stage and gradients back: exposed while the pipeline fills and
-    drains, half hidden in between."""
+    drains, at most half exposed in between. If an interleaved pipeline computes at the same time,
+    only what takes longer than the computation of a piece is exposed, or what it slows down.
+
+    ``stage`` is the time of a micro-batch in the slowest stage.
+    """
     layout = kernels.layout
     p, v = layout.pipeline, layout.virtual_pipeline
     if p == 1:
@@ -269,7 +276,11 @@ def _sends(kernels: Kernels) -> float:
     # Each tensor rank sends its part of the sequence.
     shared = layout.sequence_parallel or backend_of(layout).sends_shares
     once = group.send(_activation(kernels) / (layout.tensor if shared else 1))
-    return 2 * once * (p - 1 + 0.5 * layout.grad_accumulation * v)
+    exposed = 0.5 * once
+    if v > 1 and kernels.assumed.overlaps_sends and backend_of(layout).overlaps_sends:
+        # Of a piece's time, the forward pass takes a third.
+        exposed = min(exposed, max(OVERLAPPED * once, once - stage / v / 3))
+    return 2 * ((p - 1) * once + layout.grad_accumulation * v * exposed)
 
 
 def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, float]:
