@@ -82,6 +82,33 @@ def test_an_interleaved_pipeline_sends_while_it_computes() -> None:
     assert pipeline(pieces=1) == pipeline(pieces=1, overlaps=False)
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt-3-6.7b"])
+def test_selective_recompute_of_torchtitan_repeats_half_of_the_products(name: str) -> None:
+    """Its policy keeps the outputs of attention and of products 1, 3, 5 ... of a layer, so keys,
+    attention's output and, in gated MLPs, the second product are repeated."""
+
+    def recompute(seq_len: int) -> float:
+        layout = Layout(
+            backend="torchtitan", sharding="full", recompute="selective",
+            micro_batch=32768 // seq_len,
+        )  # fmt: skip
+        shape = replace(model(name), seq_len=seq_len)
+        one = replace(candidate(name, layout, Assumptions()), shape=shape)
+        return Kernels(one.efficiency, one.cluster, shape, layout, one.assumed).recompute(moe=False)
+
+    # Attention's time grows with the sequence; what is repeated does not.
+    assert recompute(8192) == recompute(2048)
+    shape, layout = model(name), Layout(backend="torchtitan")
+    cheap = replace(of_family("hopper"), gemm_half=0.0, stream=1e6)
+    kernels = Kernels(cheap, GpuCluster(H100, 8, 8, 400.0), shape, layout, Assumptions())
+    h, keys = shape.hidden, shape.kv_heads * shape.head_size
+    again = h * keys + h * h + (h * shape.ffn_hidden if shape.gated else 0)
+    every = h * (2 * h + 2 * keys) + shape.matrices * h * shape.ffn_hidden
+    selective = replace(kernels, layout=replace(layout, recompute="selective"))
+    share = selective.recompute(moe=False) / kernels.weights_forward(moe=False)
+    assert share == pytest.approx(again / every, rel=1e-3)
+
+
 def test_flash_attention_in_triton_is_slower() -> None:
     def attention(chosen: str, *, triton: bool) -> float:
         layout = Layout(backend="torchtitan")

@@ -283,13 +283,28 @@ class Kernels:
             case "full":
                 return self.forward(moe=moe)
             case "selective" if self.assumed.by_torch(self.layout):
-                # torch saves every second product's output and recomputes the rest.
-                return 0.5 * self.forward(moe=moe)
+                return self._recompute_half(moe=moe)
             case "selective":
                 scores = 0.0 if self.assumed.flash_attention else self.attention_forward()
                 return scores + self._recompute_modules(moe=moe)
             case _:
                 return 0.0
+
+    def _recompute_half(self, *, moe: bool) -> float:
+        """Seconds of torchtitan's policy, which keeps the outputs of attention and of every second
+        product: keys, attention's output and the MLP's second input are computed again."""
+        shape, t, n, h = self.shape, self.layout.tensor, self.tokens, self.shape.hidden
+        if moe or shape.kv_rank:
+            weights = 0.5 * self.weights_forward(moe=moe) + self.expert_reads(moe=moe)
+        else:
+            keys = max(shape.kv_heads / t, 1) * shape.head_size
+            values = shape.heads * (shape.value_head_size or shape.head_size)
+            again = [Product(n, h, keys), Product(n, values / t, h)]
+            if shape.gated:
+                dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
+                again.append(Product(n, h, dense / t))
+            weights = sum(self.product_seconds(product) for product in again)
+        return weights + 0.5 * self.adapters(moe=moe) + self.stream_forward()
 
     def _recompute_modules(self, *, moe: bool) -> float:
         """Seconds of both norms, of the experts' activation, and of MLA's up projections."""
