@@ -255,7 +255,7 @@ time.sleep(500)
     launch.until("waiting for its begin time (BeginTime)")
     (run,) = (launcher.home / "runs").iterdir()
     number = json.loads((run / "run.json").read_text())["job_id"]
-    slurm.run("scontrol", "update", f"jobid={number}", "starttime=now")
+    slurm.start_again(number)
     done = launch.wait()
     assert done.code == 1, str(done)
     assert " 2] attempt 2\n" in done.stdout  # the others may end before they print

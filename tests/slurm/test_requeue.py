@@ -60,18 +60,18 @@ def test_training_goes_on_after_its_time_limit_and_after_a_preemption(
     launch.until("] waits\n", count=2)
     (run,) = (launcher.home / "runs").iterdir()
     number = json.loads((run / "run.json").read_text())["job_id"]
-    # Slurm sends the signal before this limit. It looks at limits every half a minute.
-    slurm.run("scontrol", "update", f"jobid={number}", "timelimit=2")
+    # Slurm sends the signal three minutes before the limit: `grace` and one minute. It looks at
+    # limits every half a minute.
+    limit = (slurm.seconds(number) + 180) // 60
+    slurm.run("scontrol", "update", f"jobid={number}", f"timelimit={limit}")
     launch.until("reached its time limit")
     launch.until("is queued again (restart 1)")
-    slurm.wait(number, "PENDING")
-    slurm.run("scontrol", "update", f"jobid={number}", "timelimit=20", "starttime=now")
+    slurm.start_again(number, "timelimit=20")
     launch.until("] waits\n", count=4)
     other = slurm.submit("#!/bin/sh\nexit\n", *urgent)
     launch.until("preempted by another job; ")
     slurm.wait(other)
-    slurm.wait(number, "PENDING")
-    slurm.run("scontrol", "update", f"jobid={number}", "starttime=now")
+    slurm.start_again(number)
     done = launch.wait()
     assert done.code == 0, str(done)
     assert [f"resumed after step {step}" in done.stdout for step in WAIT_AT] == [True, True]

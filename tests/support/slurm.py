@@ -150,6 +150,20 @@ class Slurm:
         wanted = states or FINAL
         self._wait_for(f"job {job} to be {wanted}", lambda: self.state(job) in wanted)
 
+    def start_again(self, job: str, *changes: str) -> None:
+        """Start a job that is in the queue again. Slurm would wait two minutes: if a step starts
+        on a node before the same step of the last start has ended there, neither ends."""
+        self.wait(job, "PENDING")
+        last = f"spool-*/*_{job}.*"
+        self._wait_for(f"end of job {job}", lambda: not any(self.folder.glob(last)))
+        self.run("scontrol", "update", f"jobid={job}", "starttime=now", *changes)
+
+    def seconds(self, job: str) -> int:
+        """How long a job has been running."""
+        text = self.job(job)["RunTime"]
+        hours, minutes, seconds = map(int, text.split(":"))
+        return (hours * 60 + minutes) * 60 + seconds
+
     def states(self) -> dict[str, int]:
         """How many nodes are in each state."""
         found: dict[str, int] = {}
