@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "launcher/dtrain"
 ON_LINUX = ("node/", "runtime/", "transport/local.py")
-SHARED = ("boot", "programs", "protocol", "runtime_archive", "trust")
+SHARED = ("boot", "listening", "programs", "protocol", "runtime_archive", "trust")
 """Modules of `node` that the launching machine runs too."""
 MESSAGES = ("agent", "facts", "slurm", "sync")
 """Packages of `node` of which the launching machine imports the messages."""
