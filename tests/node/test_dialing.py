@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +16,7 @@ import pytest
 
 from dtrain.node.facts.dialing import AT_ONCE, dial
 from dtrain.node.facts.ports import Listener
-from dtrain.node.facts.socket_loop import READABLE, SocketLoop
+from dtrain.node.facts.socket_loop import READABLE, SocketLoop, receive
 from support.limits import HANG
 from support.ports import free_port
 
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from dtrain.node.facts.socket_loop import Steps
 
 HERE = "127.0.0.1"
-SOON = 0.3
+SOON = 1.0
 """Seconds to wait for a program that never answers."""
 
 
@@ -48,7 +53,7 @@ def answer(loop: SocketLoop, port: int, limit: float = HANG) -> dict[str, Any]:
 
 
 def another_program(loop: SocketLoop, says: bytes) -> int:
-    """The port of a program that sends ``says`` to who connects, and reads nothing."""
+    """The port of a program that sends ``says`` to its first client, and reads nothing."""
     listening = socket.create_server((HERE, 0))
 
     def run() -> Steps[None]:
@@ -102,7 +107,7 @@ def test_a_host_that_does_not_answer(loop: SocketLoop) -> None:
     with socket.create_server((HERE, 0), backlog=0) as full:
         port = full.getsockname()[1]
         with socket.create_connection((HERE, port)):
-            assert answer(loop, port, SOON) == {"error": "no answer within 0.3 s"}
+            assert answer(loop, port, SOON) == {"error": "no answer within 1 s"}
 
 
 def test_places_that_cannot_be_dialed(loop: SocketLoop) -> None:
@@ -142,6 +147,72 @@ def test_a_host_without_free_files_answers_later(loop: SocketLoop) -> None:
     listener = Listener("gpu01", "token", loop)
     loop.start(listener._serve(Exhausted(sock)))  # type: ignore[arg-type]
     assert "error" not in answer(loop, sock.getsockname()[1])
+
+
+DIAL = """
+import json, resource, sys
+from dtrain.node.facts.dialing import dial
+from dtrain.node.facts.socket_loop import SocketLoop
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+order = json.loads(sys.argv[1])
+print(json.dumps(dial(order, SocketLoop())))
+"""
+
+
+def test_a_host_with_few_free_files_dials_all_others(loop: SocketLoop) -> None:
+    port = Listener("gpu01", "token", loop).open(0)
+    targets = [("gpu01", "address", HERE, port, None)] * 200
+    order = json.dumps({"op": "dial", "targets": targets, "token": "token", "limit": HANG})
+    done = subprocess.run([sys.executable, "-c", DIAL, order], stdout=subprocess.PIPE, check=True)
+    found = json.loads(done.stdout)
+    assert len(found) == 200
+    assert not [one for one in found if "error" in one]
+
+
+def test_what_arrived_while_the_process_stood_still_is_in_time(loop: SocketLoop) -> None:
+    ours, theirs = socket.socketpair()
+    arrived: list[bytes] = []
+    over = threading.Event()
+
+    def wait() -> Steps[None]:
+        with ours:
+            arrived.append((yield from receive(ours, 1, time.monotonic() + SOON)))
+            over.set()
+
+    def stand_still() -> Steps[None]:
+        time.sleep(2 * SOON)
+        theirs.send(b".")
+        yield from ()
+
+    loop.start(wait())
+    loop.start(stand_still())
+    with theirs:
+        assert over.wait(HANG)
+    assert arrived == [b"."]
+
+
+def test_a_conversation_that_has_not_begun_is_ended(loop: SocketLoop) -> None:
+    ours, theirs = socket.socketpair()
+    begun, go = threading.Event(), threading.Event()
+
+    def hold() -> Steps[None]:
+        begun.set()
+        go.wait(HANG)
+        loop.start(Listener("gpu01", "token", loop)._answer(theirs))
+        yield from ()
+
+    loop.start(hold())
+    begun.wait(HANG)
+    closing = threading.Thread(target=loop.close)
+    closing.start()
+    while loop._new.empty():
+        time.sleep(0.01)
+    go.set()
+    closing.join()
+    with ours:
+        ours.settimeout(HANG)
+        assert ours.makefile("rb").readline() == b'["token", "gpu01"]\n'
+        assert ours.recv(1) == b""
 
 
 def test_the_end_of_the_check_frees_the_ports_and_ends_all_connections(loop: SocketLoop) -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 EXHAUSTED_PAUSE = 0.05
 """Seconds before another try to accept a connection while this process can open no more files."""
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""Errors of a process or a machine that can open no more files for now."""
 
 
 def on_all_addresses() -> Iterator[tuple[socket.socket, str]]:
@@ -36,7 +37,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
     try:
         return listener.accept()[0]
     except OSError as error:
-        if error.errno not in _EXHAUSTED:
+        if error.errno not in EXHAUSTED:
             raise
         time.sleep(EXHAUSTED_PAUSE)
         return None

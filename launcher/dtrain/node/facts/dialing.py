@@ -6,13 +6,15 @@ import errno
 import json
 import os
 import queue
+import resource
 import socket
 import struct
 import time
 
 from dtrain.node.facts.network import look_up, source_towards
 from dtrain.node.facts.ports import BULK
-from dtrain.node.facts.socket_loop import WRITABLE, receive, send
+from dtrain.node.facts.socket_loop import WRITABLE, receive, send, sleep
+from dtrain.node.listening import EXHAUSTED, EXHAUSTED_PAUSE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from dtrain.node.facts.socket_loop import SocketLoop, Steps
 
 AT_ONCE = 128
-"""Connections that one host dials at the same time."""
+"""The most connections that one host dials at the same time."""
 MAX_GREETING = 1024
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """The value of SO_LINGER that keeps neither side of a closed connection in TIME_WAIT."""
@@ -44,7 +46,9 @@ def dial(order: DialOrder, loop: SocketLoop) -> list[Json]:
             answer = yield from dial_one(target, places[address], order["token"], order["limit"])
             answers.put({"host": host, "kind": kind, "address": address, "port": port, **answer})
 
-    for _ in targets[:AT_ONCE]:
+    # As many other hosts dial this one at the same time.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+    for _ in targets[: AT_ONCE if most < 0 else min(AT_ONCE, most)]:
         loop.start(work())
     return [answers.get() for _ in targets]
 
@@ -67,7 +71,7 @@ def dial_one(
     with sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         try:
-            answered = greeted_by((yield from read_line(sock, begun + limit)), token)
+            answered = greeted_by((yield from read_line(sock, time.monotonic() + limit)), token)
             if answered != host:
                 return {"error": "wrong", "answered": answered}
             found["mss"] = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
@@ -90,7 +94,7 @@ def connect(places: Places, port: int, source: str | None, limit: float) -> Step
     OSError of the last."""
     failure = OSError("no address")
     for family, place in places:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = yield from new_socket(family, time.monotonic() + limit)
         try:
             sock.setblocking(False)
             if source:
@@ -106,6 +110,17 @@ def connect(places: Places, port: int, source: str | None, limit: float) -> Step
             sock.close()
             failure = error
     raise failure
+
+
+def new_socket(family: int, until: float) -> Steps[socket.socket]:
+    """A socket, once this process can open one. Raises OSError."""
+    while True:
+        try:
+            return socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            if error.errno not in EXHAUSTED or time.monotonic() > until:
+                raise
+        yield from sleep(EXHAUSTED_PAUSE)
 
 
 def send_bulk(sock: socket.socket, until: float) -> Steps[bool]:

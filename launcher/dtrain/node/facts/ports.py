@@ -8,8 +8,8 @@ import json
 import socket
 import time
 
-from dtrain.node.facts.socket_loop import FOREVER, READABLE, receive, send
-from dtrain.node.listening import accept, on_all_addresses
+from dtrain.node.facts.socket_loop import FOREVER, READABLE, receive, send, sleep
+from dtrain.node.listening import EXHAUSTED, EXHAUSTED_PAUSE, on_all_addresses
 from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder
 
 TYPE_CHECKING = False
@@ -64,13 +64,13 @@ class Listener:
             while True:
                 yield listening, READABLE, FOREVER
                 try:
-                    peer = accept(listening)
+                    self._loop.start(self._answer(listening.accept()[0]))
                 except (BlockingIOError, ConnectionError):
                     continue  # the peer has gone
-                except OSError:
-                    return
-                if peer is not None:
-                    self._loop.start(self._answer(peer))
+                except OSError as error:
+                    if error.errno not in EXHAUSTED:
+                        return
+                    yield from sleep(EXHAUSTED_PAUSE)
 
     def _answer(self, peer: socket.socket) -> Steps[None]:
         until = time.monotonic() + ANSWER_SECONDS

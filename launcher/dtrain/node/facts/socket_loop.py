@@ -6,6 +6,7 @@ much CPU as the connection itself, and asyncio takes longer to import than all o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import selectors
@@ -18,10 +19,11 @@ FOREVER = float("inf")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Generator, Tuple, TypeVar
+    from typing import Generator, Optional, Tuple, TypeVar
 
-    Wait = Tuple[socket.socket, int, float]
-    """A socket, the event to wait for, and the ``time.monotonic`` until which it must happen."""
+    Wait = Tuple[Optional[socket.socket], int, float]
+    """A socket, the event to wait for, and the ``time.monotonic`` until which it must happen.
+    Without a socket: nothing but that time."""
     _Result = TypeVar("_Result")
     Steps = Generator[Wait, None, _Result]
     """A conversation, or a part of one. Its sockets do not block: it yields what it waits for.
@@ -54,9 +56,11 @@ class SocketLoop:
 
     def _run(self) -> None:
         while True:
+            # If this process stood still, what has arrived meanwhile is in time.
+            now = time.monotonic()
+            late = [item for item in self._waits.items() if item[1][2] <= now]
             first = min((until for _, _, until in self._waits.values()), default=FOREVER)
-            pause = None if first == FOREVER else max(0.0, first - time.monotonic())
-            for key, _ in self._selector.select(pause):
+            for key, _ in self._selector.select(None if first == FOREVER else max(0, first - now)):
                 if key.data is not None:
                     self._step(key.data)
                     continue
@@ -65,29 +69,40 @@ class SocketLoop:
                     if new is None:
                         return self._end()
                     self._step(new)
-            now = time.monotonic()
-            for conversation in [one for one, wait in self._waits.items() if wait[2] <= now]:
-                self._step(conversation, late=True)
+            for conversation, wait in late:
+                if self._waits.get(conversation) is wait:
+                    self._step(conversation, late=True)
 
     def _step(self, conversation: Steps[None], *, late: bool = False) -> None:
-        last = self._waits.pop(conversation, None)
+        last = self._waits.pop(conversation, (None, 0, FOREVER))
+        wait: Wait = (None, 0, FOREVER)
         try:
             wait = conversation.throw(socket.timeout("timed out")) if late else next(conversation)
-        except StopIteration:
-            wait = None
-        if last is not None and (wait is None or wait[:2] != last[:2]):
-            self._selector.unregister(last[0])
-        if wait is not None:
-            if last is None or wait[:2] != last[:2]:
-                self._selector.register(wait[0], wait[1], conversation)
             self._waits[conversation] = wait
+        except StopIteration:
+            pass
+        if wait[:2] != last[:2]:
+            if last[0] is not None:
+                self._selector.unregister(last[0])
+            if wait[0] is not None:
+                self._selector.register(wait[0], wait[1], conversation)
 
     def _end(self) -> None:
+        # A conversation owns its socket only once it has begun.
+        while not self._new.empty():
+            new = self._new.get()
+            if new is not None:
+                self._step(new)
         for conversation in self._waits:
             conversation.close()
         self._selector.close()
         os.close(self._woken)
         os.close(self._wake)
+
+
+def sleep(seconds: float) -> Steps[None]:
+    with contextlib.suppress(socket.timeout):
+        yield None, 0, time.monotonic() + seconds
 
 
 def receive(sock: socket.socket, size: int, until: float) -> Steps[bytes]:
