@@ -366,6 +366,15 @@ def test_a_clock_that_is_set_back_does_not_change_how_many_averages_are_read(tmp
     assert max(gaps, default=0) < 2 * 200 / max(1, most - 1)
 
 
+@pytest.mark.parametrize(("most", "lines"), [(64, 469), (120, 141), (163, 208), (256, 301)])
+def test_rounding_does_not_add_averages(tmp_path, most, lines):
+    writer = telemetry.TelemetryWriter(tmp_path, "gpu01")
+    assert all(writer.append(Sample.read(sample(1e9 + 10 * each))) for each in range(lines))
+    read = [one.time for one in telemetry.sampled(tmp_path, "gpu01", most)]
+    assert 0.9 * most < len(read) <= most
+    assert (read[0], read[-1]) == (1e9, 1e9 + 10 * (lines - 1))
+
+
 def test_a_full_disk_loses_averages_only_until_it_has_space(tmp_path, monkeypatch):
     """The limit of a file's size cuts a write short, as a full disk does."""
     monkeypatch.setattr(sampler, "MAX_STORED", 1 << 21)

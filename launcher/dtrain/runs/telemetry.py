@@ -48,13 +48,12 @@ def sampled(folder: Path, host: str, most: int, *, ranks: bool = True) -> Iterat
     try:
         with os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file:
             total = max((elapsed for elapsed, _ in _averages(file)), default=0.0)
-            spacing = total / (most - 1) if most > 1 and total else math.inf
             file.seek(0)
-            due = 0.0
+            last = -1
             for elapsed, line in _averages(file):
-                if elapsed >= due and (sample := _sample(line, ranks=ranks)) is not None:
-                    # Of a grid: a late average must not delay all later ones.
-                    due = (math.floor(elapsed / spacing) + 1) * spacing
+                place = int(min(elapsed / total, 1.0) * (most - 1)) if total else 0
+                if place > last and (sample := _sample(line, ranks=ranks)) is not None:
+                    last = place
                     yield sample
     except (OSError, ValueError):
         return
