@@ -156,6 +156,15 @@ def test_a_host_that_goes_well() -> None:
     assert (state.phase, state.leftovers, actions) == (HostPhase.OVER, Leftovers.NONE, [])
 
 
+def test_a_relay_ends_what_survived_the_end_of_the_run() -> None:
+    state = LinkState("a", phase=HostPhase.RUNNING)
+    state, _ = run(state, messages.Ended(1.0, (SURVIVOR,)))
+    assert state.is_unclean(lost=False)
+    state, actions = run(state, messages.Lost("processes of the run survived its end"))
+    assert not state.is_unclean(lost=True)
+    assert actions == []
+
+
 def test_an_abort_before_the_request_closes_the_connection() -> None:
     state, actions = run(LinkState("a"), AbortLaunch())
     assert actions == [Disconnect(), Show("ended"), Post(machine.HostEnded("a"))]

@@ -348,7 +348,7 @@ def _with_uncleaned(report: Report, record: Record) -> Report:
     # The report already names the hosts of the last attempt.
     earlier = [host for host, number in record.leftovers if number < record.attempt]
     text = f"{hostlist.fold(dict.fromkeys(earlier))}: an earlier attempt may still run"
-    hint = f"`dtrain stop {record.run}` ends leftover processes once the host is reachable"
+    hint = f"`dtrain stop {record.run}` ends leftover processes, if it can reach the host"
     return replace(
         report,
         problems=(*report.problems, *([text] if earlier else [])),

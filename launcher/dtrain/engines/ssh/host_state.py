@@ -250,6 +250,11 @@ def _supervisor_died(state: LinkState, event: messages.Lost) -> _Step:
     return _drain(state), [show, Post(machine.HostLost(state.host), error)]
 
 
+def _ended_late(state: LinkState, event: messages.Lost) -> _Step:
+    # Processes survived the end of the run. The relay has ended them now, or not.
+    return _survived(state, event.survivors), []
+
+
 def _survived(state: LinkState, survivors: Sequence[messages.Survivor]) -> LinkState:
     return replace(state, leftovers=Leftovers.SOME if survivors else Leftovers.NONE)
 
@@ -408,8 +413,8 @@ TABLE: dict[type[LinkEvent], _Row] = {
         _ignore, _refuse, _refuse, _refuse_to_follow, _refuse_to_follow, _refuse_output, _ignore,
         _ignore),
     messages.Lost: (
-        _ignore, _supervisor_died, _supervisor_died, _supervisor_died, _supervisor_died, _ignore,
-        _ignore, _ignore),
+        _ignore, _supervisor_died, _supervisor_died, _supervisor_died, _supervisor_died,
+        _ended_late, _ignore, _ignore),
     messages.Bye: (
         _ignore, _bye, _bye, _bye_early, _bye, _finish, _ignore, _ignore),
     messages.Stopping: (
