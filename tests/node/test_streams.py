@@ -150,7 +150,7 @@ def test_zeros_follow_the_last_event(host: Node) -> None:
     data = (host.folder() / "events").read_bytes()
     assert len(data) == 65536
     lines, _, rest = data.partition(b"\0")
-    assert [json.loads(line) for line in lines.splitlines()] == agent.events
+    assert [json.loads(line) for line in lines.splitlines()] == agent.events, agent.messages
     assert rest.strip(b"\0") == b""
     assert agent.offsets["events"] == len(lines)
     assert os.path.getsize(host.folder() / "agent.log") == 0
