@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -203,12 +204,12 @@ def test_a_conversation_that_has_not_begun_is_ended(loop: SocketLoop) -> None:
 
     loop.start(hold())
     begun.wait(HANG)
-    closing = threading.Thread(target=loop.close)
-    closing.start()
-    while loop._new.empty():
-        time.sleep(0.01)
-    go.set()
-    closing.join()
+    with ThreadPoolExecutor() as pool:
+        closing = pool.submit(loop.close)
+        while loop._new.empty():
+            time.sleep(0.01)
+        go.set()
+        closing.result()
     with ours:
         ours.settimeout(HANG)
         assert ours.makefile("rb").readline() == b'["token", "gpu01"]\n'

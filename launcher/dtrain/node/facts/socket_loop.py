@@ -49,6 +49,8 @@ class SocketLoop:
         if self._thread.is_alive():
             self._tell(None)
             self._thread.join()
+            os.close(self._woken)
+            os.close(self._wake)
 
     def _tell(self, new: Steps[None] | None) -> None:
         self._new.put(new)
@@ -96,8 +98,6 @@ class SocketLoop:
         for conversation in self._waits:
             conversation.close()
         self._selector.close()
-        os.close(self._woken)
-        os.close(self._wake)
 
 
 def sleep(seconds: float) -> Steps[None]:
