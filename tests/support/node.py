@@ -172,10 +172,10 @@ class Agent:
                 self._arrived.wait(left)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._process.kill()
         self._reading.set()
-        self._process.wait()
+        # Before its pipes are closed: a late reader would take data of the next agent, whose pipes
+        # get the same descriptors.
+        self.kill()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             with contextlib.suppress(OSError, ValueError):
                 if pipe is not None:
