@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import queue
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import paramiko
 import pytest
+from paramiko.common import MSG_KEXINIT
 
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host, Ssh
@@ -159,77 +161,86 @@ def test_a_window_that_is_full_before_the_receiver_exists_is_acknowledged(
 
 
 class LongExchange:
-    """A key exchange that lasts longer than paramiko waits."""
+    """A key exchange that the ``server`` does not answer before `end`."""
 
-    def __init__(self, connection: SshConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._clear = connection._transport.clear_to_send
-        self._looks = 0
-        self._waited = threading.Event()
-        self._clear.clear()
-        monkeypatch.setattr(paramiko.transport, "time", self)
+    def __init__(self, server: SshServer, connection: SshConnection) -> None:
+        begun, self._go_on = threading.Event(), threading.Event()
+        self._channels: tuple[paramiko.Channel, ...] = ()
+        (transport,) = server._transports
+        handlers: Any = transport._handler_table  # type: ignore[attr-defined]
+        answer = handlers[MSG_KEXINIT]
 
-    def time(self) -> float:
-        self._looks += 1
-        if self._looks > 2:
-            self._waited.set()
-        return self._looks * 31.0
+        def answer_late(message: paramiko.Message) -> None:
+            begun.set()
+            assert self._go_on.wait(HANG)
+            for channel in self._channels:
+                channel.close()
+            answer(message)
 
-    def end(self) -> None:
-        """End it once a thread waits."""
-        assert self._waited.wait(HANG)
-        self._clear.set()
+        handlers[MSG_KEXINIT] = answer_late
+        threading.Thread(target=connection._transport.renegotiate_keys, daemon=True).start()
+        assert begun.wait(HANG)
+
+    def end(self, *channels: paramiko.Channel) -> None:
+        """Let the server answer. Before that it closes the ``channels``."""
+        self._channels = channels
+        self._go_on.set()
 
 
-def test_an_acknowledgement_waits_for_new_keys(
+def test_an_acknowledgement_follows_new_keys(
     tmp_path: Path, transport: SshTransport, key: Path, full: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     received = Received()
     with Filling(blob(key)) as server:
         connection = transport.connect(host_of(server, key, tmp_path))
         process = connection.start("fill")
         assert full.wait(HANG)
-        exchange = LongExchange(connection, monkeypatch)
-        threading.Thread(target=process.follow, args=(received,), daemon=True).start()
+        exchange = LongExchange(server, connection)
+        process.follow(received)
         exchange.end()
         assert received.whole == bytes(WINDOW) + b"more"
         connection.close()
 
 
-def test_a_command_waits_for_new_keys(
-    tmp_path: Path, transport: SshTransport, key: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_written_during_an_exchange_follows_new_keys(
+    tmp_path: Path, transport: SshTransport, key: Path
 ) -> None:
-    received = Received()
     with Echo(blob(key)) as server:
         connection = transport.connect(host_of(server, key, tmp_path))
         process = connection.start("echo")
-        process.follow(received)
-        exchange = LongExchange(connection, monkeypatch)
-        threading.Thread(target=process.write, args=(b"start\n",), daemon=True).start()
+        exchange = LongExchange(server, connection)
+        process.write(b"start\n")
         exchange.end()
-        assert received.whole == b"start\n"
+        assert process.read() == b"start\n"
         connection.close()
 
 
-def test_a_channel_that_the_server_closes_before_new_keys(
-    tmp_path: Path, transport: SshTransport, key: Path, monkeypatch: pytest.MonkeyPatch
+class Silent(SshServer):
+    """Runs no command."""
+
+    def __init__(self, authorized: bytes) -> None:
+        super().__init__(authorized)
+        self.channels: queue.Queue[paramiko.Channel] = queue.Queue()
+        """The channels of commands."""
+
+    def execute(self, channel: paramiko.Channel, command: bytes) -> None:
+        self.channels.put(channel)
+
+
+def test_no_data_follow_the_close_of_a_channel_that_the_server_closes_before_new_keys(
+    tmp_path: Path, transport: SshTransport, key: Path
 ) -> None:
-    negotiate = paramiko.Transport._negotiate_keys  # type: ignore[attr-defined]
-
-    def close_channels_first(self: paramiko.Transport, message: paramiko.Message) -> None:
-        if self.server_mode and self.initial_kex_done:
-            for channel in self._channels.values():  # type: ignore[attr-defined]
-                channel.close()
-        negotiate(self, message)
-
-    monkeypatch.setattr(paramiko.Transport, "_negotiate_keys", close_channels_first)
-    with Echo(blob(key)) as server:
+    """sshd would end the connection with all its channels."""
+    with Silent(blob(key)) as server:
         connection = transport.connect(host_of(server, key, tmp_path))
-        connection.start("echo")
-        connection._transport.renegotiate_keys()
-        after = connection.start("echo")
-        after.write(b"again\n")
-        assert after.read() == b"again\n"
+        process = connection.start("first")
+        closed = server.channels.get(timeout=HANG)
+        exchange = LongExchange(server, connection)
+        process.write(b"in time")
+        exchange.end(closed)
+        connection.start("another")  # after what came before it on the connection
+        # The server ignores what follows the client's close.
+        assert closed.recv(100) == b"in time"
         connection.close()
 
 

@@ -40,10 +40,8 @@ class OutputPipe(BufferedPipe):  # type: ignore[type-arg]
             self._receive = receive
             count = self._pass_on(self.empty())
         # It may be the whole window: the server then sends nothing more.
-        adjust = self._window_adjust(count)
-        if adjust is not None:
-            with suppress(paramiko.SSHException, EOFError, OSError):  # the pipe's end reports it
-                self._transport._send_user_message(adjust)  # type: ignore[attr-defined]
+        with suppress(paramiko.SSHException, EOFError, OSError):  # the pipe's end reports it
+            self._acknowledge(count)
         if self._closed:  # type: ignore[attr-defined]
             self._end()
 
@@ -54,7 +52,8 @@ class OutputPipe(BufferedPipe):  # type: ignore[type-arg]
             else:
                 self._unacknowledged += self._pass_on(data)
         if self._unacknowledged >= WINDOW // 8:
-            self.acknowledge()
+            count, self._unacknowledged = self._unacknowledged, 0
+            self._acknowledge(count)
 
     def _pass_on(self, data: bytes) -> int:
         """Returns how many bytes to acknowledge."""
@@ -78,26 +77,13 @@ class OutputPipe(BufferedPipe):  # type: ignore[type-arg]
             if receive is not None:
                 receive(b"")
 
-    def acknowledge(self) -> None:
-        """Let the server send more. Runs in the connection's thread."""
-        if not self._transport.clear_to_send.is_set():
-            return  # A key exchange is in progress. It calls this at its end.
-        count, self._unacknowledged = self._unacknowledged, 0
-        adjust = self._window_adjust(count)
-        if adjust is not None:
-            self._transport.packetizer.send_message(adjust)
-
-    def _window_adjust(self, count: int) -> paramiko.Message | None:
-        """The message that acknowledges ``count`` bytes. None if they can wait for later ones."""
+    def _acknowledge(self, count: int) -> None:
+        """Let the server send ``count`` more bytes, unless these can wait for later ones."""
         window = self._channel._check_add_window(count)  # type: ignore[attr-defined]
-        if not window:
-            return None
-        adjust = paramiko.Message()
-        adjust.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
-        adjust.add_int(self._channel.remote_chanid)
-        adjust.add_int(window)
-        return adjust
-
-    @property
-    def _transport(self) -> paramiko.Transport:
-        return cast(paramiko.Transport, self._channel.transport)
+        if window:
+            adjust = paramiko.Message()
+            adjust.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+            adjust.add_int(self._channel.remote_chanid)
+            adjust.add_int(window)
+            transport = cast(paramiko.Transport, self._channel.transport)
+            transport._send_user_message(adjust)  # type: ignore[attr-defined]

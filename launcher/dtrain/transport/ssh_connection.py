@@ -202,20 +202,19 @@ class ClientTransport(paramiko.Transport):
         self.host_key_blob = host_key
 
     def _send_user_message(self, message: paramiko.Message) -> None:
-        """paramiko's own thread must not wait for new keys, which only it can receive. It answers
-        here when the server closes a channel."""
-        if threading.current_thread() is self and not self.clear_to_send.is_set():
-            self._delayed.append(message)
-        else:
-            super()._send_user_message(message)  # type: ignore[misc]
+        """Send a message, or queue it until a key exchange ends. Messages of all threads keep their
+        order: a server disconnects a client that sends data to a channel after its close."""
+        with self.clear_to_send_lock:
+            if self._delayed or not self.clear_to_send.is_set():
+                self._delayed.append(message)
+            elif self.is_active():
+                self.packetizer.send_message(message)
 
     def _parse_newkeys(self, message: paramiko.Message) -> None:
         super()._parse_newkeys(message)  # type: ignore[misc]
-        while self._delayed:
-            self.packetizer.send_message(self._delayed.popleft())
-        for channel in self._channels.values():  # type: ignore[attr-defined]
-            if isinstance(channel.in_buffer, OutputPipe):
-                channel.in_buffer.acknowledge()
+        with self.clear_to_send_lock:
+            while self._delayed:
+                self.packetizer.send_message(self._delayed.popleft())
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()
@@ -232,9 +231,6 @@ class SshConnection:
         """Whether `close` was called."""
         live = transport.live
         live.watch(endpoint.alive_interval, endpoint.alive_count, transport.request_keepalive)
-        # A message waits for a key exchange until the watch ends the connection. After 30 s,
-        # paramiko would lose the message, and keep the connection.
-        transport.clear_to_send_timeout = math.inf
 
     @property
     def alive(self) -> bool:
