@@ -19,6 +19,7 @@ from dtrain.session.webhook import post
 from support.launching import until
 from support.limits import HANG
 from support.ports import free_port
+from support.threads import no_free_thread
 from support.webhook import SECRET, webhook
 
 BODY = b'{"event": "done"}'
@@ -153,4 +154,9 @@ def test_failures_are_notices(folder: RunFolder, monkeypatch: pytest.MonkeyPatch
     one = sender(folder, "{webhook: {secret: HOOK}}", notices)
     one.send("failed", 1, report)
     assert notices[2:] == ["notify.webhook: HOOK is not set in this environment"]
+    with no_free_thread(monkeypatch, "dtrain-notify"):
+        one = sender(folder, "{command: [./absent]}", notices)
+        one.send("failed", 2, report)
+        one.close()
+    assert notices[3:] == ["notify.command: can't start new thread"]
     assert SECRET not in folder.journal.read_text()

@@ -21,11 +21,14 @@ def test_a_call_is_made_once_a_thread_is_free(monkeypatch: pytest.MonkeyPatch) -
     assert second.wait(HANG)
 
 
-def test_a_heartbeat_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeat = Heartbeat(lambda: 0.01)
-    beaten = threading.Event()
-    with no_free_thread(monkeypatch, "dtrain-heartbeat"), pytest.raises(RuntimeError):
+def test_a_heartbeat_starts_once_a_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = Threads("few threads")
+    heartbeat = Heartbeat(threads, lambda: 0.01)
+    beaten, called = threading.Event(), threading.Event()
+    with no_free_thread(monkeypatch, "few threads"):
         heartbeat.start(beaten.set)
-    heartbeat.start(beaten.set)
+    threads.run(called.set)
     assert beaten.wait(HANG)
+    threads.catch_up()  # as the calls of a heartbeat do
+    assert called.wait(HANG)
     heartbeat.stop(beaten.set)

@@ -96,9 +96,12 @@ class Notifications:
                 problem = f"{what}: {type(error).__name__}"
             self._end(threading.current_thread(), problem)
 
-        thread = threading.Thread(target=work, daemon=True)
+        thread = threading.Thread(target=work, name="dtrain-notify", daemon=True)
         self._pending[thread] = what, time.monotonic() + LIMIT
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads
+            self._end(thread, f"{what}: {error}")
 
     def _end(self, thread: threading.Thread, problem: str) -> None:
         """Report a problem, unless the notification has ended before."""

@@ -22,7 +22,7 @@ FLUSH_SECONDS = 1.0
 
 
 _Command = TypeVar("_Command", bound=Mapping[str, object])
-heartbeat = Heartbeat(lambda: PING_SECONDS)
+heartbeat = Heartbeat(blocking, lambda: PING_SECONDS)
 
 
 class SilentRelayError(ConnectError):

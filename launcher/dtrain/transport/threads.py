@@ -55,9 +55,10 @@ blocking = Threads("dtrain-blocking")
 
 
 class Heartbeat:
-    """One thread that makes many calls every few seconds."""
+    """Makes many calls every few seconds, in one of the ``threads``."""
 
-    def __init__(self, seconds: Callable[[], float]) -> None:
+    def __init__(self, threads: Threads, seconds: Callable[[], float]) -> None:
+        self._threads = threads
         self._seconds = seconds
         self._lock = threading.Lock()
         self._calls: dict[Callable[[], None], None] = {}
@@ -68,8 +69,8 @@ class Heartbeat:
         with self._lock:
             self._calls[call] = None
             if not self._running:
-                threading.Thread(target=self._beat, name="dtrain-heartbeat", daemon=True).start()
                 self._running = True
+                self._threads.run(self._beat)
 
     def stop(self, call: Callable[[], None]) -> None:
         with self._lock:
