@@ -366,6 +366,19 @@ def test_a_clock_that_is_set_back_does_not_change_how_many_averages_are_read(tmp
     assert max(gaps, default=0) < 2 * 200 / max(1, most - 1)
 
 
+@pytest.mark.parametrize("back", [0, 40_000, 4_000_000])
+def test_a_clock_that_is_set_back_does_not_change_what_is_thinned(tmp_path, monkeypatch, back):
+    monkeypatch.setattr(telemetry, "DAILY", 20_000)
+    writer = telemetry.TelemetryWriter(tmp_path, "gpu01")
+    times = [1e9 + 600 * number - back * (number >= 300) for number in range(600)]
+    assert all(writer.append(Sample.read(sample(time))) for time in times)
+    kept = [times.index(one.time) for one in averages(tmp_path, "gpu01")]
+    assert kept[0] == 0
+    assert 200 < len(kept) < 220
+    gaps = [after - before for before, after in itertools.pairwise(kept)]
+    assert max(gaps) < 15
+
+
 @pytest.mark.parametrize(("most", "lines"), [(64, 469), (120, 141), (163, 208), (256, 301)])
 def test_rounding_does_not_add_averages(tmp_path, most, lines):
     writer = telemetry.TelemetryWriter(tmp_path, "gpu01")

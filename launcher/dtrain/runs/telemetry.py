@@ -116,17 +116,16 @@ class TelemetryWriter:
             return
         daily = DAILY * max(1 / self._hosts, len(newest.gpus) / GPUS)
         with os.fdopen(open_stored(self._averages, os.O_RDONLY), "rb") as file:
-            first = next((at for line in file if (at := _time(line)) is not None), newest.time)
-            self._limit = int(daily * max(1.0, (newest.time - first) / 86400))
+            averages = [*_averages(file)]
+            elapsed = averages[-1][0] if averages else 0.0
+            self._limit = int(daily * max(1.0, elapsed / 86400))
             if os.fstat(file.fileno()).st_size <= self._limit:
                 return
-            file.seek(0)
-            lines = file.read().splitlines(keepends=True)
         draft = self._averages.with_suffix(".draft")
         draft.unlink(missing_ok=True)
         fd = open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(fd, "wb") as file:
-            file.writelines(thinned(lines, self._limit))
+            file.writelines(thinned(averages, self._limit))
         draft.replace(self._averages)
 
     def show(self, sample: Sample) -> None:
@@ -150,22 +149,22 @@ class TelemetryWriter:
         return whole
 
 
-def thinned(lines: Sequence[bytes], limit: int) -> list[bytes]:
+def thinned(averages: Sequence[tuple[float, bytes]], limit: int) -> list[bytes]:
     """Lines of at most `RECENT` + `OLDER` of ``limit`` bytes: the newest ones, and older ones
-    evenly over time."""
-    begin, size = len(lines), 0.0
-    while begin and size + len(lines[begin - 1]) <= RECENT * limit:
+    evenly over time. Each average is a time and a line."""
+    begin, size = len(averages), 0.0
+    while begin and size + len(averages[begin - 1][1]) <= RECENT * limit:
         begin -= 1
-        size += len(lines[begin])
-    older = [(at, line) for line in lines[:begin] if (at := _time(line)) is not None]
+        size += len(averages[begin][1])
+    older, newest = averages[:begin], [line for _, line in averages[begin:]]
     if not older:
-        return [*lines[begin:]]
+        return newest
     count = OLDER * limit / max(len(line) for _, line in older)
     slots: dict[int, bytes] = {}
     start, spacing = older[0][0], (older[-1][0] - older[0][0]) / max(1.0, count - 1)
     for at, line in older:
         slots.setdefault(int((at - start) / spacing) if spacing else 0, line)
-    return [*slots.values(), *lines[begin:]]
+    return [*slots.values(), *newest]
 
 
 def _file(folder: Path, host: str, suffix: str = ".jsonl") -> Path:
