@@ -160,8 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif timed:
             _print_fit(architecture, timed)
     if every:
-        low, high = interval(every)
-        print(f"80 % of all runs took {low:.2f} to {high:.2f} times the estimate")
+        print(f"all architectures: {described_interval(every)}")
     return 0
 
 
@@ -188,8 +187,7 @@ def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> Errors:
             print(f"  (only {publisher} has runs: with the constants of other architectures)")
         found |= errors((run for run in runs if run.publisher == publisher), efficiency)
     _print_errors(found)
-    low, high = interval(found)
-    print(f"  80 % of the runs took {low:.2f} to {high:.2f} times the estimate\n")
+    print(f"  {described_interval(found)}\n")
     return found
 
 
@@ -210,6 +208,15 @@ def interval(found: Errors) -> tuple[float, float]:
     below = list(accumulate(weight for _, weight in weighted))
     low, high = (weighted[bisect_left(below, share)][0] for share in (0.1, 0.9))
     return math.exp(low), math.exp(high)
+
+
+def described_interval(found: Errors) -> str:
+    low, high = interval(found)
+    odd = [table for (_, table), each in found.items() if abs(fmean(each)) >= ODD]
+    return (
+        f"80 % of the runs took {low:.2f} to {high:.2f} times the estimate, "
+        f"with equal weight for each publisher{''.join(f', without {table}' for table in odd)}"
+    )
 
 
 def _print_errors(found: Errors) -> None:
