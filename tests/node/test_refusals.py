@@ -17,7 +17,7 @@ import pytest
 
 from dtrain.node.agent.events import EventReader, Events
 from support.node import Agent, Node, node
-from support.ports import free_port
+from support.ports import free_port, loopbacks
 
 
 def refusal(host: Node, agent: Agent) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_a_missing_script(host: Node) -> None:
     assert "job.workdir" in body["hint"]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "", "::1"])
+@pytest.mark.parametrize("address", ["", *loopbacks()])
 def test_a_port_that_a_process_listens_on(host: Node, address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -44,3 +45,13 @@ def is_free(address: str, port: int) -> bool:
                 raise
             return False
         return True
+
+
+def loopbacks() -> list[str]:
+    """This machine's own addresses: it may have no IPv6."""
+    found = []
+    for address in ("127.0.0.1", "::1"):
+        with contextlib.suppress(OSError):
+            is_free(address, 0)
+            found.append(address)
+    return found
