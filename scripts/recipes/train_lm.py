@@ -183,7 +183,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
             now = time.perf_counter()
             rate = steps_since * arguments.batch * arguments.context / (now - since) / 1000
             mean = loss_since / steps_since
-            print(f"step {step}/{arguments.steps} loss {mean:.2f} {rate:.1f}k tokens/s")
+            print(f"step {step}/{arguments.steps} mean loss {mean:.2f} {rate:.1f}k tokens/s")
             since, steps_since, loss_since = now, 0, 0.0
 
     after = held_out_loss(model, unseen, arguments)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "scripts" / "recipes" / "train_lm.py"
-STEP = re.compile(r"step (\d+)/(\d+) loss (\d+\.\d\d) \d+\.\dk tokens/s")
+STEP = re.compile(r"step (\d+)/(\d+) mean loss (\d+\.\d\d) \d+\.\dk tokens/s")
 
 
 def losses(lines: list[str]) -> list[float]:
