@@ -170,7 +170,7 @@ def loaded(text: str) -> None:
 def folded(text: str) -> None:
     folder: LineFolder[int] = LineFolder()
     for rank, line in enumerate(text.splitlines()):
-        folder.add(0.0, rank % 8, "stdout", [line])
+        folder.add(0.0, rank % 8, "stdout", f"{line}\n")
     for each in folder.flush():
         names.labels(map(str, each.sources))
 

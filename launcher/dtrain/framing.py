@@ -1,8 +1,10 @@
 """Turns a worker's bytes into lines that are safe to display. Pure; memory is bounded.
 
 A worker can write anything: progress bars with carriage returns, bytes that are not UTF-8, lines
-of a megabyte, escape sequences that change the window title. `LineFramer` splits the bytes into
+of a megabyte, escape sequences that change the window title. `LineFramer` turns the bytes into
 lines, and `clean` makes a line harmless. The log file keeps the original bytes.
+
+Many lines are one text, each with its newline: a list of them would take three times as long.
 """
 
 from __future__ import annotations
@@ -42,36 +44,33 @@ class LineFramer:
             return segment
         return segment + "".join(self._shown[len(segment) :])
 
-    def feed(self, data: bytes) -> list[str]:
-        """The lines that ``data`` completes, without their newlines."""
-        if b"\n" not in data:
+    def feed(self, data: bytes) -> str:
+        """The lines that ``data`` completes."""
+        first = data.find(b"\n") + 1
+        if not first:
             self._extend(data)
-            return []
-        first, _, rest = data.partition(b"\n")
-        self._extend(first)
-        lines = [self._take()]
-        body, newline, tail = rest.rpartition(b"\n")
-        if newline:
-            lines += self._bulk(body)
-        self._extend(tail)
-        return lines
+            return ""
+        self._extend(data[: first - 1])
+        text = self._take()
+        last = data.rfind(b"\n") + 1
+        if last > first:
+            text += self._bulk(data[first:last])
+        self._extend(data[last:])
+        return text
 
-    def flush(self) -> list[str]:
+    def flush(self) -> str:
         """The last line, if the stream ended without a newline."""
-        return [self._take()] if self._size or self._shown else []
+        return self._take() if self._size or self._shown else ""
 
-    def _bulk(self, body: bytes) -> list[str]:
+    def _bulk(self, body: bytes) -> str:
         """Whole lines; only those with a carriage return, or very long ones, cost extra."""
-        if b"\r" not in body:
-            lines = body.decode("utf-8", "backslashreplace").split("\n")
-            # Each byte gives at most four characters (``\xff``), each character at most four bytes.
-            if max(map(len, lines)) <= self._limit // 4:
-                return lines
-        return [self._line(line) for line in body.split(b"\n")]
+        if b"\r" not in body and _are_short(body, self._limit):
+            return body.decode("utf-8", "backslashreplace")
+        return "".join(map(self._line, body[:-1].split(b"\n")))
 
     def _line(self, line: bytes) -> str:
         if b"\r" not in line and len(line) <= self._limit:
-            return line.decode("utf-8", "backslashreplace")
+            return line.decode("utf-8", "backslashreplace") + "\n"
         self._extend(line)
         return self._take()
 
@@ -110,7 +109,7 @@ class LineFramer:
         self._escaped = False
         self._head.clear()
         self._size = 0
-        return line
+        return line + "\n"
 
     def _segment(self) -> str:
         """The segment still being written, as far as it is kept."""
@@ -120,6 +119,28 @@ class LineFramer:
         text = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode(self._head)
         where = f", whole in {self._whole_in}" if self._whole_in else ""
         return f"{text}… ({self._size:,} bytes{where})"
+
+
+def _are_short(lines: bytes, limit: int) -> bool:
+    """Whether each line has at most ``limit`` bytes."""
+    at = 0
+    while len(lines) - at > limit:
+        at = lines.rfind(b"\n", at, at + limit + 1) + 1
+        if not at:
+            return False
+    return True
+
+
+def split(text: str) -> list[str]:
+    """The lines of a text in which each line has its newline, without it."""
+    return text.split("\n")[:-1]
+
+
+def prefixed(text: str, head: str) -> str:
+    """``text`` with ``head`` before each line."""
+    # `bytes.replace` takes a third of the time of `str.replace`.
+    body = text[:-1].encode().replace(b"\n", b"\n" + head.encode()).decode()
+    return f"{head}{body}\n"
 
 
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
@@ -176,18 +197,20 @@ def _harmless(match: re.Match[str]) -> str:
     return "\ufffd" if match["surrogate"] else ""
 
 
-def clean_all(lines: list[str], color: bool = False) -> list[str]:
-    """`clean` for many lines. Fast for lines without control characters."""
-    if _is_clean("".join(lines)):
-        return lines
-    return [line if line.isprintable() else clean(line, color) for line in lines]
+def clean_all(text: str, color: bool = False) -> str:
+    """`clean` for each line of ``text``. Fast for lines without control characters."""
+    if _is_clean(text):
+        return text
+    return "".join(
+        f"{line if line.isprintable() else clean(line, color)}\n" for line in split(text)
+    )
 
 
-_ASCII_CONTROLS = bytes([*range(0x20), 0x7F])
+_ASCII_CONTROLS = [chr(code) for code in (*range(0x20), 0x7F) if code != ord("\n")]
 
 
 def _is_clean(text: str) -> bool:
-    """``text.isprintable()``, which takes four times as long for ASCII."""
+    """Whether all lines are printable. `str.isprintable` takes eight times as long for ASCII."""
     if text.isascii():
-        return len(text.encode().translate(None, _ASCII_CONTROLS)) == len(text)
-    return text.isprintable()
+        return not any(map(text.__contains__, _ASCII_CONTROLS))
+    return text.replace("\n", "").isprintable()

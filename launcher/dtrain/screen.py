@@ -49,8 +49,8 @@ class ScreenFramer:
             return self._rows[0].partial
         return " · ".join(text.strip() for text in self._texts(self._rows))
 
-    def feed(self, data: bytes) -> list[str]:
-        """The lines that ``data`` completes, without their newlines."""
+    def feed(self, data: bytes) -> str:
+        """The lines that ``data`` completes."""
         if self._held:
             data = self._held + data
             self._held = b""
@@ -58,7 +58,7 @@ class ScreenFramer:
             self._held, data = cut[0], data[: cut.start()]
         if not self._height and (b"\x1b" not in data or not _UP.search(data)):
             return self._rows[0].feed(data)
-        lines: list[str] = []
+        lines = ""
         at = 0
         for move in _MOVE.finditer(data):
             lines += self._write(data[at : move.start()])
@@ -68,21 +68,21 @@ class ScreenFramer:
                 at = move.end()
         return lines + self._write(data[at:])
 
-    def flush(self) -> list[str]:
+    def flush(self) -> str:
         """The lines that are left when the stream has ended."""
         if self._held:
             self._rows[self._at].feed(self._held)
             self._held = b""
         if not self._height:
             return self._rows[0].flush()
-        lines = self._texts(self._rows)
+        lines = _joined(self._texts(self._rows))
         self._rows, self._at, self._height = [self._row()], 0, 0
         return lines
 
-    def _write(self, data: bytes) -> list[str]:
+    def _write(self, data: bytes) -> str:
         if not self._height:
             return self._rows[0].feed(data)
-        lines: list[str] = []
+        lines = ""
         first, *rest = data.split(b"\n")
         self._rows[self._at].feed(first)
         for number, text in enumerate(rest):
@@ -92,7 +92,7 @@ class ScreenFramer:
             self._rows[self._at].feed(text)
         return lines
 
-    def _newline(self) -> list[str]:
+    def _newline(self) -> str:
         self._at += 1
         self._since += 1
         if self._at == len(self._rows):
@@ -105,7 +105,7 @@ class ScreenFramer:
             above = max(0, self._at - self._height)
             done, self._rows = self._rows[:above], self._rows[above:]
         self._at -= len(done)
-        return self._texts(done)
+        return _joined(self._texts(done))
 
     def _move(self, count: int, kind: bytes) -> None:
         if kind in b"AF":
@@ -127,3 +127,7 @@ class ScreenFramer:
 
     def _row(self) -> LineFramer:
         return LineFramer(limit=self._limit, whole_in=self._whole_in)
+
+
+def _joined(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.framing import clean, clean_all
+from dtrain.framing import clean, clean_all, split
 
 ATTACKS = {
     "title": ("a\x1b]0;owned\x07b", "ab"),
@@ -59,6 +59,7 @@ def test_nothing_dangerous_is_left(text):
     clean(text).encode()
 
 
-@given(st.lists(st.text()))
-def test_many_lines_are_cleaned_like_one(lines):
-    assert clean_all(lines) == [clean(line) for line in lines]
+@given(st.lists(st.text(st.characters(exclude_characters="\n", codec=None))), st.booleans())
+def test_many_lines_are_cleaned_like_one(lines, color):
+    text = "".join(f"{line}\n" for line in lines)
+    assert split(clean_all(text, color)) == [clean(line, color) for line in lines]

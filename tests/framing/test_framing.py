@@ -6,16 +6,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.framing import LineFramer
+from dtrain.framing import LineFramer, prefixed, split
 
 
 def frame(data: bytes, cuts: list[int] | None = None, **options) -> list[str]:
     framer = LineFramer(**options)
-    lines: list[str] = []
+    text = ""
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts or [])})
     for start, end in pairwise(edges):
-        lines += framer.feed(data[start:end])
-    return lines + framer.flush()
+        text += framer.feed(data[start:end])
+    return split(text + framer.flush())
 
 
 hostile = st.lists(
@@ -37,7 +37,7 @@ def test_what_has_not_ended_is_visible(data, cuts):
     framer = LineFramer()
     framer.feed(data)
     partial = framer.partial
-    assert framer.flush() in ([partial], []) or partial == ""
+    assert framer.flush() in (f"{partial}\n", "") or partial == ""
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))))
@@ -63,10 +63,10 @@ def test_carriage_returns_show_what_a_terminal_shows():
 def test_a_bar_that_never_ends_takes_no_memory():
     framer = LineFramer()
     for percent in range(100_000):
-        assert framer.feed(b"\r%6d/100000" % percent) == []
+        assert framer.feed(b"\r%6d/100000" % percent) == ""
     assert framer.partial == " 99999/100000"
     assert len(framer._head) < 20
-    assert framer.flush() == [" 99999/100000"]
+    assert framer.flush() == " 99999/100000\n"
 
 
 def test_invalid_utf_8_is_shown_as_bytes():
@@ -93,4 +93,10 @@ def test_memory_is_bounded_by_the_limit():
     for _ in range(1000):
         framer.feed(b"y" * 1000)
     assert len(framer._head) == 1000
-    assert re.fullmatch(r"y{1000}… \(1,000,000 bytes\)", framer.flush()[0])
+    assert re.fullmatch(r"y{1000}… \(1,000,000 bytes\)", framer.flush()[:-1])
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n", codec="utf-8")), min_size=1))
+def test_each_line_gets_its_prefix(lines):
+    text = "".join(f"{line}\n" for line in lines)
+    assert split(prefixed(text, "[█ 0] ")) == [f"[█ 0] {line}" for line in lines]

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.framing import LineFramer
+from dtrain.framing import LineFramer, split
 from dtrain.screen import ScreenFramer
 
 NESTED = Path(__file__).with_name("nested_bars.log").read_bytes()
@@ -22,8 +22,8 @@ pieces = st.lists(
 def frame(data: bytes, cuts: list[int]) -> list[str]:
     framer = ScreenFramer()
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    lines = [line for begin, end in pairwise(edges) for line in framer.feed(data[begin:end])]
-    return lines + framer.flush()
+    text = "".join(framer.feed(data[begin:end]) for begin, end in pairwise(edges))
+    return split(text + framer.flush())
 
 
 @given(pieces, st.lists(st.integers(0, 10_000)))
@@ -34,7 +34,7 @@ def test_any_chunking_gives_the_same_lines(data: bytes, cuts: list[int]) -> None
 @given(st.lists(st.sampled_from([b"a", b"b\r", b"\n", b"\x1b[31m", b"\x1b[B", b"\xff"])))
 def test_without_a_cursor_that_moves_up_lines_are_as_ever(parts: list[bytes]) -> None:
     data, framer = b"".join(parts), LineFramer()
-    assert frame(data, [3, 7]) == framer.feed(data) + framer.flush()
+    assert frame(data, [3, 7]) == split(framer.feed(data) + framer.flush())
 
 
 def test_nested_bars_of_tqdm_leave_what_a_terminal_shows_at_the_end() -> None:
@@ -57,14 +57,14 @@ def test_nested_bars_of_tqdm_leave_what_a_terminal_shows_at_the_end() -> None:
 
 def test_all_bars_are_the_state_of_the_line_that_has_not_ended() -> None:
     framer = ScreenFramer()
-    assert framer.feed(b"\router 0%\n\r inner 0%\x1b[A") == ["outer 0%"]
-    assert framer.feed(b"\router 1%\n\r inner 5%\x1b[A") == []
+    assert framer.feed(b"\router 0%\n\r inner 0%\x1b[A") == "outer 0%\n"
+    assert framer.feed(b"\router 1%\n\r inner 5%\x1b[A") == ""
     assert framer.partial == "outer 1% · inner 5%"
 
 
 def test_lines_after_the_bars_come_at_once_again() -> None:
     framer = ScreenFramer()
     framer.feed(b"a\nb\x1b[A")
-    lines = [framer.feed(b"plain %d\n" % number) for number in range(30)]
-    assert lines[-1] == ["plain 29"]
-    assert [line for part in lines for line in part][-30:] == [f"plain {n}" for n in range(30)]
+    texts = [framer.feed(b"plain %d\n" % number) for number in range(30)]
+    assert texts[-1] == "plain 29\n"
+    assert split("".join(texts))[-30:] == [f"plain {n}" for n in range(30)]

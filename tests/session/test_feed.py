@@ -49,7 +49,7 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     receiver: Any = SimpleNamespace(
         limit=100,
         host_state=lambda host, state, detail: None,
-        lines=lambda stream, lines, partial: shown.extend(lines),
+        lines=lambda stream, text, partial: shown.append(text),
         flush=lambda now: None,
         next_flush=lambda now: None,
         suspend=lambda: None,
@@ -78,4 +78,4 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert called.wait(HANG)
     feed.close()
     assert feed.wait(HANG)
-    assert shown == ["new"]
+    assert shown == ["new\n"]

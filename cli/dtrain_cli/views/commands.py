@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dtrain.diagnostics import ExitCode
-from dtrain.framing import LIMIT, LineFramer, clean, clean_all
+from dtrain.framing import LIMIT, LineFramer, clean, clean_all, prefixed, split
 from dtrain.hostlist import in_order
 from dtrain.session.commands import Outcome
 from dtrain_cli.views import names
@@ -52,10 +52,10 @@ class CommandLines:
         self._width = max(map(len, hosts), default=0)
         self._silent = set(hosts)
 
-    def lines(self, host: str, stream: str, lines: list[str], now: float) -> None:
+    def lines(self, host: str, stream: str, text: str, now: float) -> None:
         self._heard(host, now)
-        self._folder.add(now, host, stream, lines)
-        self._waiting += sum(map(len, lines))
+        self._folder.add(now, host, stream, text)
+        self._waiting += len(text)
         if self._waiting > MOST_WAITING:
             self._flush()
         self.due(now)
@@ -73,7 +73,7 @@ class CommandLines:
         if self._fold and self._hold_until is not None and now < self._hold_until:
             return
         for folded in self._folder.take(now):
-            self._print(folded.kind, folded.sources, folded.texts)
+            self._print(folded.kind, folded.sources, folded.text)
         if self._folder.due is None:
             self._waiting = 0
 
@@ -107,16 +107,15 @@ class CommandLines:
 
     def _flush(self) -> None:
         for folded in self._folder.flush():
-            self._print(folded.kind, folded.sources, folded.texts)
+            self._print(folded.kind, folded.sources, folded.text)
         self._waiting = 0
 
-    def _print(self, stream: str, sources: list[str], lines: list[str]) -> None:
+    def _print(self, stream: str, sources: list[str], text: str) -> None:
         head = f"[{names.hosts(in_order(sources)):<{self._width}}]"
         color = self._color[stream]
         if color:
             head = names.paint(head, names.color_of(sources[0], ""))
-        body = f"\n{head} ".join(clean_all(lines, color))
-        self._outlets[stream].write(f"{head} {body}\n")
+        self._outlets[stream].write(prefixed(clean_all(text, color), f"{head} "))
 
 
 class CommandJson:
@@ -130,8 +129,10 @@ class CommandJson:
     def started(self, hosts: Sequence[str]) -> None:
         self._out.write(_event("started", hosts=[*hosts]))
 
-    def lines(self, host: str, stream: str, lines: list[str], now: float) -> None:
-        self._out.write("".join(_event("line", host=host, stream=stream, text=x) for x in lines))
+    def lines(self, host: str, stream: str, text: str, now: float) -> None:
+        self._out.write(
+            "".join(_event("line", host=host, stream=stream, text=x) for x in split(text))
+        )
 
     def due(self, now: float) -> None:
         """Nothing waits."""
@@ -175,8 +176,8 @@ class CommandView:
         framer = self._framers.get((host, stream))
         if framer is None:
             framer = self._framers[host, stream] = LineFramer(limit=self._display.limit)
-        if lines := framer.feed(data):
-            self._display.lines(host, stream, lines, self._clock())
+        if text := framer.feed(data):
+            self._display.lines(host, stream, text, self._clock())
 
     def ended(self, outcome: Outcome) -> None:
         for stream in ("stdout", "stderr"):

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from itertools import groupby
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 _Source = TypeVar("_Source", bound=Hashable)
 
 WINDOW = 0.2
 """Seconds that a line waits for the same line from other ranks."""
-_MAX_WAITING = 20_000
+_MAX_WAITING = 512 << 10
+"""Characters that wait at most."""
+_CHUNK = 64 << 10
+"""Characters that are searched, and copied for a new line, at once."""
 
 
 @dataclass(slots=True)
 class Folded(Generic[_Source]):
     """Consecutive lines and the sources that wrote all of them, in order of writing."""
 
-    texts: list[str]
+    text: str
+    """Each line with its newline."""
     kind: str
     sources: list[_Source]
 
@@ -30,126 +35,159 @@ class LineFolder(Generic[_Source]):
 
     Returns each line exactly once for each rank that wrote it, and keeps the order of each rank's
     lines, of one ``kind`` and of all kinds.
+
+    The waiting lines are one long text, in the order of output. A place in it is a number of
+    characters since the first line of all. Searching and comparing text takes a small part of the
+    time that a table of all lines would take.
     """
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window
-        # The waiting lines, in the order of output. Line numbers follow it, too.
-        self._texts: list[str] = []
+        self._first = self._end = 0
+        """Places of the first waiting line, and behind the last one."""
+        self._chunks: list[str] = []
+        """The text, in pieces of whole lines. Each has a newline before its first line."""
+        self._chunk_begins: list[int] = []
         self._origins: list[tuple[str, list[_Source]]] = []
-        """Their kinds and sources. Neighbors mostly share one object, which never changes."""
-        self._first = 0
-        self._places: dict[str, dict[str, int | list[int]]] = {}
-        """The numbers of the waiting lines by kind and text."""
+        """Kind and sources of consecutive lines. The lists never change."""
+        self._origin_begins: list[int] = []
         self._batches: deque[tuple[float, int]] = deque()
-        """Time by which the lines below a number must be printed."""
+        """Time by which the lines before a place must be printed."""
         self._last: dict[_Source, int] = {}
+        """The place behind each source's last line."""
 
     @property
     def due(self) -> float | None:
         """Time by which the next line must be printed; None if no line waits."""
         return self._batches[0][0] if self._batches else None
 
-    def add(self, now: float, source: _Source, kind: str, lines: list[str]) -> None:
-        if not lines:
-            return
-        places = self._places.setdefault(kind, {})
-        known, begin = len(places), self._first + len(self._texts)
-        own = range(begin, begin + len(lines))
-        found = list(map(places.setdefault, lines, own))
-        # Most lines are new. Then this takes no loop.
-        if found == list(own):
-            self._texts += lines
-            self._origins += repeat((kind, [source]), len(lines))
-            self._last[source] = own[-1]
-        else:
-            if len(places) > known:
-                for text, at, number in zip(lines, found, own, strict=True):
-                    if at == number:
-                        del places[text]
-            self._last[source] = self._join(source, kind, lines)
-        end = self._first + len(self._texts)
-        if end > begin:
-            self._batches.append((now + self._window, end))
-
-    def _join(self, source: _Source, kind: str, lines: list[str]) -> int:
-        """Join each line with a waiting one or append it. Returns the last line's number."""
-        places, first, own = self._places[kind], self._first, (kind, [source])
-        last = self._last.get(source, -1)
-        done = 0
-        while done < len(lines):
-            text, number = lines[done], first + len(self._texts)
-            found = places.setdefault(text, number)
-            if isinstance(found, list):
-                at = found[min(bisect_right(found, last), len(found) - 1)]
-            else:
-                at = found
-            # Only a line after this source's last one, to keep the order of its lines.
-            if last < at < number:
-                count = self._equal(kind, lines, done, at - first)
-                self._share(source, at - first, at - first + count)
-                last = at + count - 1
-                done += count
-                continue
-            if isinstance(found, list):
-                found.append(number)
-            elif at < number:
-                places[text] = [at, number]
-            self._texts.append(text)
-            self._origins.append(own)
-            last = number
-            done += 1
-        return last
-
-    def _equal(self, kind: str, lines: list[str], done: int, at: int) -> int:
-        """How many lines from ``done`` on equal the waiting ones from ``at`` on: at least one."""
-        count = step = 1
-        while more := lines[done + count : done + count + step]:
-            begin, end = at + count, at + count + len(more)
-            if self._texts[begin:end] != more:
+    def add(self, now: float, source: _Source, kind: str, text: str) -> None:
+        """``text``: whole lines, each with its newline."""
+        done, last = 0, self._last.get(source, 0)
+        while done < len(text):
+            line = text[done : text.index("\n", done) + 1]
+            # Only a place after this source's last line keeps the order of its lines.
+            place = self._find(line, kind, max(last, self._first))
+            if place is None:
                 break
-            if any(origin[0] != kind for origin, _ in groupby(self._origins[begin:end])):
-                break
-            count += len(more)
-            step *= 2  # so that the last comparison, which fails, costs no more than the others
-        return count
-
-    def _share(self, source: _Source, begin: int, end: int) -> None:
-        """Add a source to waiting lines."""
-        shared: list[tuple[str, list[_Source]]] = []
-        for (kind, sources), run in groupby(self._origins[begin:end]):
-            shared += repeat((kind, [*sources, source]), len(list(run)))
-        self._origins[begin:end] = shared
+            end = self._equal(place, kind, text, done)
+            self._share(source, place, end)
+            done += end - place
+            last = end
+        if done < len(text):
+            # The lines after it must come after it as well.
+            self._append(text[done:], kind, source)
+            self._batches.append((now + self._window, self._end))
+            last = self._end
+        self._last[source] = last
 
     def take(self, now: float) -> list[Folded[_Source]]:
         """The lines that have waited long enough, and the oldest if too many wait."""
-        end = self._first + max(0, len(self._texts) - _MAX_WAITING)
-        while self._batches and (self._batches[0][0] <= now or self._batches[0][1] <= end):
-            end = max(end, self._batches.popleft()[1])
-        return self._release(end - self._first)
+        end = self._first
+        while self._batches and (self._batches[0][0] <= now or self._end - end > _MAX_WAITING):
+            end = self._batches.popleft()[1]
+        return self._release(end)
 
     def flush(self) -> list[Folded[_Source]]:
         """All waiting lines."""
         self._batches.clear()
-        return self._release(len(self._texts))
+        return self._release(self._end)
 
-    def _release(self, count: int) -> list[Folded[_Source]]:
-        texts, origins = self._texts[:count], self._origins[:count]
-        del self._texts[:count], self._origins[:count]
-        self._first += count
+    def _find(self, line: str, kind: str, after: int) -> int | None:
+        """The first place of a line from ``after`` on."""
+        wanted = "\n" + line
+        for number in range(max(0, bisect_right(self._chunk_begins, after) - 1), len(self._chunks)):
+            chunk, begin = self._chunks[number], self._chunk_begins[number]
+            at = chunk.find(wanted, max(0, after - begin))
+            while at >= 0:
+                if self._origins[self._origin_at(begin + at)][0] == kind:
+                    return begin + at
+                at = chunk.find(wanted, at + 1)
+        return None
+
+    def _equal(self, place: int, kind: str, text: str, done: int) -> int:
+        """The end of the waiting lines that equal those of ``text`` from ``done`` on."""
+        end = place
+        for piece in self._slices(place, self._same_kind(place, kind, len(text) - done)):
+            start = done + end - place
+            if not text.startswith(piece, start):
+                return end + _common_lines(piece, text[start : start + len(piece)])
+            end += len(piece)
+        return end
+
+    def _same_kind(self, place: int, kind: str, most: int) -> int:
+        """The end of the lines of one kind from ``place`` on, within ``most`` characters."""
+        limit = min(self._end, place + most)
+        for number in range(self._origin_at(place) + 1, len(self._origins)):
+            begin = self._origin_begins[number]
+            if begin >= limit:
+                break
+            if self._origins[number][0] != kind:
+                return begin
+        return limit
+
+    def _share(self, source: _Source, begin: int, end: int) -> None:
+        """Add a source to waiting lines."""
+        for number in range(self._cut(begin), self._cut(end)):
+            kind, sources = self._origins[number]
+            self._origins[number] = kind, [*sources, source]
+
+    def _cut(self, place: int) -> int:
+        """The number of the origin that begins at ``place``, which may be the end."""
+        number = bisect_left(self._origin_begins, place)
+        if place < self._end and self._origin_begins[number : number + 1] != [place]:
+            self._origin_begins.insert(number, place)
+            self._origins.insert(number, self._origins[number - 1])
+        return number
+
+    def _origin_at(self, place: int) -> int:
+        return bisect_right(self._origin_begins, place) - 1
+
+    def _append(self, text: str, kind: str, source: _Source) -> None:
+        if self._chunks and len(self._chunks[-1]) + len(text) <= _CHUNK:
+            self._chunks[-1] += text
+        else:
+            self._chunks.append("\n" + text)
+            self._chunk_begins.append(self._end)
+        self._origins.append((kind, [source]))
+        self._origin_begins.append(self._end)
+        self._end += len(text)
+
+    def _slices(self, begin: int, end: int) -> Iterator[str]:
+        """The waiting text between two places, in pieces."""
+        number = bisect_right(self._chunk_begins, begin) - 1
+        while begin < end:
+            at = begin - self._chunk_begins[number] + 1
+            piece = self._chunks[number][at : at + end - begin]
+            yield piece
+            begin += len(piece)
+            number += 1
+
+    def _release(self, end: int) -> list[Folded[_Source]]:
+        if end == self._first:
+            return []
+        released = self._cut(end)
+        ends = [*self._origin_begins[1:released], end]
         groups: list[Folded[_Source]] = []
-        start = 0
-        for (kind, sources), run in groupby(origins):
-            end = start + len(list(run))
-            groups.append(Folded(texts[start:end], kind, sources))
-            start = end
-        for group in groups:
-            self._forget(self._places[group.kind], group.texts)
+        runs = zip(self._origins[:released], ends, strict=True)
+        for (kind, sources), same in groupby(runs, itemgetter(0)):
+            *_, (_, until) = same
+            text = "".join(self._slices(self._first, until))
+            groups.append(Folded(text, kind, sources))
+            self._first = until
+        del self._origins[:released], self._origin_begins[:released]
+        gone = len(self._chunks) if end == self._end else bisect_right(self._chunk_begins, end) - 1
+        del self._chunks[:gone], self._chunk_begins[:gone]
         return groups
 
-    def _forget(self, places: dict[str, int | list[int]], texts: list[str]) -> None:
-        numbers = list(map(places.pop, texts, repeat(None)))
-        if list in map(type, numbers):
-            for text, found in zip(texts, numbers, strict=True):
-                if isinstance(found, list) and (later := found[bisect_left(found, self._first) :]):
-                    places[text] = later
+
+def _common_lines(one: str, other: str) -> int:
+    """The length of the longest common beginning of whole lines."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.startswith(other[:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return one.rfind("\n", 0, low) + 1

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from dtrain.framing import split
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views.outlet import Outlet
 
@@ -65,9 +66,9 @@ class JsonLines:
     def notice(self, text: str) -> None:
         self._put("notice", text=text)
 
-    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+    def lines(self, stream: Stream, text: str, partial: str) -> None:
         """Print each line as the worker wrote it, with escape sequences, which JSON escapes."""
-        if not lines:
+        if not text:
             return
         origin = {
             "schema": SCHEMA,
@@ -81,7 +82,7 @@ class JsonLines:
         }
         # All these lines share every field but the text.
         head = json.dumps(origin)[: -len('""}')]
-        self._buffer += [f"{head}{json.dumps(line)}}}\n" for line in lines]
+        self._buffer += [f"{head}{json.dumps(line)}}}\n" for line in split(text)]
 
     def progress(self, host: str, report: Progress) -> None:
         """Print progress. JSON has no infinity and no NaN, so such a loss becomes null."""

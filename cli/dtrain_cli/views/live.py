@@ -106,8 +106,8 @@ class Live(Plain):
     def telemetry(self, host: str, sample: Sample) -> None:
         self._board.telemetry(host, sample, time.monotonic())
 
-    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
-        super().lines(stream, lines, partial)
+    def lines(self, stream: Stream, text: str, partial: str) -> None:
+        super().lines(stream, text, partial)
         self._partial = names.prefix(stream.host, stream.label) + partial if partial.strip() else ""
         self._stale = True
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import RECOVERED
-from dtrain.framing import LIMIT, clean, clean_all
+from dtrain.framing import LIMIT, clean, clean_all, prefixed
 from dtrain.session.feed import StreamKey
 from dtrain_cli.views import names
 from dtrain_cli.views.bars import Bars
@@ -135,15 +135,15 @@ class Plain:
         for line in text.splitlines():
             self._put("stderr", f"{head} {clean(line)}\n")
 
-    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+    def lines(self, stream: Stream, text: str, partial: str) -> None:
         now = time.monotonic()
-        self._bars.update(now, stream, partial, ended=bool(lines))
-        if not lines:
+        self._bars.update(now, stream, partial, ended=bool(text))
+        if not text:
             return
         if self._folder is None:
-            self._print(stream.fd, [(stream.host, stream.label)], lines)
+            self._print(stream.fd, [(stream.host, stream.label)], text)
             return
-        self._folder.add(now, (stream.host, stream.label), stream.fd, lines)
+        self._folder.add(now, (stream.host, stream.label), stream.fd, text)
         self._fold(now)
 
     def progress(self, host: str, report: Progress) -> None:
@@ -163,7 +163,7 @@ class Plain:
 
     def flush(self, now: float) -> None:
         for stream, text in self._bars.take(now):
-            self._print(stream.fd, [(stream.host, stream.label)], [text])
+            self._print(stream.fd, [(stream.host, stream.label)], f"{text}\n")
         self._fold(now)
         self._write("", "")
 
@@ -178,16 +178,16 @@ class Plain:
     def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
         if self._folder is not None:
             for folded in self._folder.flush():
-                self._print(folded.kind, folded.sources, folded.texts)
+                self._print(folded.kind, folded.sources, folded.text)
         self._put("stderr", render(report, paths, color=self._color["stderr"]))
         self._write("", "")
 
     def _fold(self, now: float) -> None:
         if self._folder is not None:
             for folded in self._folder.take(now):
-                self._print(folded.kind, folded.sources, folded.texts)
+                self._print(folded.kind, folded.sources, folded.text)
 
-    def _print(self, fd: str, sources: list[tuple[str, str]], lines: list[str]) -> None:
+    def _print(self, fd: str, sources: list[tuple[str, str]], text: str) -> None:
         if len(sources) == 1:
             host, label = sources[0]
         else:
@@ -197,8 +197,7 @@ class Plain:
         head = names.prefix(host, label, *self._widths)
         if self._color[fd]:
             head = names.paint(head[:-1], names.color_of(*sources[0])) + " "
-        body = f"\n{head}".join(clean_all(lines, self._color[fd]))
-        self._put(fd, f"{head}{body}\n")
+        self._put(fd, prefixed(clean_all(text, self._color[fd]), head))
 
     def _put(self, fd: str, text: str) -> None:
         self._buffer.append((self._out if fd == "stdout" else self._err, text))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Quiet(Plain):
-    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
+    def lines(self, stream: Stream, text: str, partial: str) -> None:
         """The log files have them."""
 
     def progress(self, host: str, report: Progress) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dtrain.framing import LineFramer, clean
+from dtrain.framing import LineFramer, clean, split
 
 PLAIN_LINES = 20
 """Lines shown if there is no traceback."""
@@ -45,7 +45,8 @@ def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STAL
     Returns ``""`` for a process that wrote nothing.
     """
     framer = LineFramer()
-    raw = [clean(line).rstrip() for line in framer.feed(_ends(stderr, uncaught)) + framer.flush()]
+    text = framer.feed(_ends(stderr, uncaught)) + framer.flush()
+    raw = [clean(line).rstrip() for line in split(text)]
     lines = [_PREFIX.sub("", line, count=1) if _PREFIX.match(line) else line for line in raw]
     headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
     if headers:

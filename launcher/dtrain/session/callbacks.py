@@ -10,6 +10,7 @@ from dtrain.checks import Finding
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import GOES_ON, Stall
 from dtrain.failures.stragglers import RECOVERED, Straggler
+from dtrain.framing import split
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Sample
@@ -100,10 +101,12 @@ class Callbacks:
     def notice(self, text: str) -> None:
         self._call(self._on_notice, text)
 
-    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
-        for text in lines:
-            line = Line(stream.host, stream.role, stream.index, stream.rank, stream.fd, text)
-            self._call(self._on_line, line)
+    def lines(self, stream: Stream, text: str, partial: str) -> None:
+        for line in split(text):
+            self._call(
+                self._on_line,
+                Line(stream.host, stream.role, stream.index, stream.rank, stream.fd, line),
+            )
 
     def progress(self, host: str, report: Progress) -> None:
         self._call(self._on_progress, report)

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 StreamKey = tuple[str, str, int, str]
 """Host, role, index, and ``stdout`` or ``stderr``."""
 
-_PIECE = 128 << 10
+_TURN = 256 << 10
 """Bytes read from one stream before the next stream gets its turn."""
+_PIECE = 64 << 10
+"""Bytes read at once. glibc gives memory for more than 128 kB back to the kernel each time, and new
+pages take longer than all else."""
 BETWEEN_READS = 0.02
 """Seconds between two reads of streams that grow slowly. A call in between reads them at once."""
 MAX_CALLS = 10_000
@@ -64,8 +67,9 @@ class RunReceiver(Protocol):
 
     def notice(self, text: str) -> None: ...
 
-    def lines(self, stream: Stream, lines: list[str], partial: str) -> None:
-        """Lines that ``stream`` completed, and the start of its next line."""
+    def lines(self, stream: Stream, text: str, partial: str) -> None:
+        """Lines that ``stream`` completed, each with its newline, and the start of its next
+        line."""
 
     def progress(self, host: str, report: Progress) -> None: ...
 
@@ -117,6 +121,8 @@ class Feed:
         self._followed: dict[Stream, _Position] = {}
         self._unread: dict[Stream, int] = {}
         self._read_at = 0.0
+        self._passed = 0
+        """Bytes passed on since the last flush."""
         self._ending = False
         self._report: Report | None = None
         self._error: BaseException | None = None
@@ -269,19 +275,15 @@ class Feed:
         if grown and not self._muted:
             self._unread.update(grown)
             self._read_at = time.monotonic() + BETWEEN_READS
-        read = 0
         for stream in list(self._unread):
-            read += self._read(stream)
-            if read >= 2 * _PIECE:
-                self._receiver.flush(time.monotonic())
-                read = 0
+            self._read(stream)
         if self._ending and not self._unread:
             with self._wake:
                 if self._calls or self._grown:
                     return False
             self._finish()
             return True
-        self._receiver.flush(time.monotonic())
+        self._flush()
         return False
 
     def _suspend(self) -> None:
@@ -302,37 +304,48 @@ class Feed:
             grown[stream] = max(size, grown.get(stream, 0))
         return dict(reversed(grown.items()))  # the stream that grew first is read first
 
-    def _read(self, stream: Stream) -> int:
-        """Pass on one piece of a stream. Returns its size in bytes."""
+    def _read(self, stream: Stream) -> None:
+        """Pass on the next data of a stream."""
         followed = self._followed.get(stream)
         if followed is None:
             followed = self._followed[stream] = _Position(stream, self._receiver.limit)
         size = self._unread[stream]
+        end = min(size, followed.offset + _TURN)
+        for piece in self._pieces(stream, followed.offset, end):
+            followed.offset += len(piece)
+            self._receiver.lines(stream, followed.framer.feed(piece), followed.framer.partial)
+            self._passed += len(piece)
+            if self._passed >= _PIECE:
+                self._flush()
+        if followed.offset < end or end == size:
+            # No data before the expected size: the file was truncated or removed.
+            followed.offset = max(followed.offset, size)
+            del self._unread[stream]
+
+    def _pieces(self, stream: Stream, begin: int, end: int) -> Iterator[bytes]:
+        """A part of a stream. Less than that if it cannot be read."""
         try:
-            # Opened for each piece: there may be more streams than a process may have open files.
+            # Opened for each turn: there may be more streams than a process may have open files.
             fd = open_output(stream.path)
             try:
-                piece = os.pread(fd, min(_PIECE, size - followed.offset), followed.offset)
+                while piece := os.pread(fd, min(_PIECE, end - begin), begin):
+                    begin += len(piece)
+                    yield piece
             finally:
                 os.close(fd)
         except OSError as error:
             self._receiver.notice(f"{stream.path}: cannot show this output: {error.strerror}")
-            piece = b""
-        followed.offset += len(piece)
-        if not piece or followed.offset >= size:
-            # No data before the expected size: the file was truncated or removed.
-            followed.offset = max(followed.offset, size)
-            del self._unread[stream]
-        if piece:
-            self._receiver.lines(stream, followed.framer.feed(piece), followed.framer.partial)
-        return len(piece)
+
+    def _flush(self) -> None:
+        self._passed = 0
+        self._receiver.flush(time.monotonic())
 
     def _finish(self) -> None:
         paths: dict[StreamKey, str] = {}
         for stream, followed in self._followed.items():
             paths[stream.host, stream.role, stream.index, stream.fd] = str(stream.path)
-            if not self._muted and (lines := followed.framer.flush()):
-                self._receiver.lines(stream, lines, "")
+            if not self._muted and (text := followed.framer.flush()):
+                self._receiver.lines(stream, text, "")
         if self._report is not None:
             self._receiver.finished(self._report, paths)
         else:
