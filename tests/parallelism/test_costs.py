@@ -15,7 +15,7 @@ from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import Kernels
-from dtrain.parallelism.cost.memory import memory
+from dtrain.parallelism.cost.memory import FRAGMENTATION, FRAGMENTATION_BY_TORCH, memory
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
@@ -250,6 +250,35 @@ def test_deepspeed_keeps_the_output_of_a_stage() -> None:
     kept = memory(shape, layout, Assumptions(habits=habits)).activations
     layers = shape.layers / 4
     assert kept / plain == pytest.approx((layers + 1) / layers)
+
+
+def test_a_recomputed_layer_also_holds_gradients_of_its_largest_activations() -> None:
+    shape = model("gpt-3-175b")
+    for split in (False, True):
+        layout = Layout(
+            backend="megatron", tensor=8, pipeline=8, recompute="full", sequence_parallel=split
+        )
+        for flash in (False, True):
+            assumed = Assumptions(flash_attention=flash)
+            kept = layer_activations(shape, layout, assumed, "none")
+            # The score matrix's and the softmax's, or that of the MLP's inner width.
+            widest = shape.ffn_hidden if flash else 2 * shape.heads * shape.seq_len
+            stream = 2 * shape.hidden / (8 if split else 1)
+            expected = shape.seq_len * (kept + 2 * (widest / 8 + stream)) / 2**30
+            found = memory(shape, layout, assumed)
+            # A weight's gradient needs more than that of short rows.
+            weight = 6 * shape.hidden * shape.ffn_hidden / 8 / 2**30
+            assert found.temporary == pytest.approx(max(expected, weight))
+
+
+def test_flat_copies_leave_gaps_in_the_allocator() -> None:
+    layout = Layout(backend="megatron", tensor=8, data=8, sharding="optimizer")
+    plain, copying = (
+        memory(model("llama-3-70b"), layout, Assumptions(habits=MemoryHabits(step_copies=copies)))
+        for copies in (0, 2)
+    )
+    assert plain.fragmentation == pytest.approx(FRAGMENTATION * plain.allocated)
+    assert copying.fragmentation == pytest.approx(FRAGMENTATION_BY_TORCH * copying.allocated)
 
 
 @pytest.mark.parametrize(("gpus", "joined"), [(64, 64), (72, 72), (256, 64), (288, 72), (6, 4)])

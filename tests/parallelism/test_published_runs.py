@@ -84,6 +84,43 @@ def test_a_source_s_software_decides_what_is_blank(
 
 
 @pytest.mark.parametrize(
+    ("cells", "backend", "sharding", "overlaps"),
+    [
+        ({}, "megatron", "optimizer", True),
+        ({"source": "Our 7B (blog)", "notes": "Megatron-LM v0.9"}, "megatron", "optimizer", True),
+        ({"source": "A paper (arXiv 2401.1), LitGPT"}, "torchtitan", "full", True),
+        ({"notes": "trained with OLMo-core"}, "torchtitan", "full", True),
+        ({"notes": "PyTorch FSDP FULL_SHARD"}, "torchtitan", "full", True),
+        ({"sharding": "fsdp"}, "torchtitan", "full", True),
+        ({"sharding": "ZeRO-3"}, "torchtitan", "full", True),
+        ({"notes": "MaxText"}, "megatron", "full", True),
+        ({"gpu_type": "TPU v4"}, "megatron", "full", True),
+        ({"notes": "DeepSpeed 0.5.8"}, "megatron", "none", False),
+        ({"flash_attention": "no", "precision": "fp16"}, "megatron", "none", False),
+        ({"flash_attention": "no", "precision": "fp16", "sharding": "zero1"}, "megatron",
+         "optimizer", False),
+    ],
+)  # fmt: skip
+def test_the_software_of_an_unknown_source(
+    cells: dict[str, str], backend: str, sharding: str, overlaps: bool
+) -> None:
+    found = run(**cells)
+    assert (found.layout.backend, found.layout.sharding) == (backend, sharding)
+    assert found.assumed.overlaps_reduction is overlaps
+
+
+def test_a_run_that_ran_had_what_it_needs_to_fit() -> None:
+    """20 bytes a parameter of 7.5 billion on one GPU, or 32 sequences without recomputation."""
+    early = {"flash_attention": "no", "precision": "fp16", "tp": "1", "pp": "1"}
+    assert run(**early).layout.sharding == "optimizer"
+    assert run(**early, sharding="none").layout.sharding == "none"
+    large = {"micro_batch": "16", "tp": "1", "pp": "1", "global_batch": "1024"}
+    assert run(**large).layout.recompute == "full"
+    assert run(**large, recompute="none").layout.recompute == "none"
+    assert run(**large, notes="OOM").layout.recompute == "none"
+
+
+@pytest.mark.parametrize(
     ("written", "sharding"),
     [
         ("none", "none"),
@@ -175,6 +212,7 @@ def test_networks(written: str, gbps: float | None) -> None:
         ("GB200 NVL72", "", "gb200"),
         ("NVIDIA B200 SXM 180GB", "", "b200"),
         ("MI300X", "", "mi300x"),
+        ("8xH100", "", "h100-80gb"),
     ],
 )
 def test_gpus(written: str, interconnect: str, name: str) -> None:
@@ -269,6 +307,8 @@ def test_models_by_name() -> None:
     assert (proxy.shape.vocab, proxy.shape.gated) == (128512, True)
     mixture = run(model_name="Mixtral-8x7B", layers="32", ep="8").shape
     assert (mixture.experts, mixture.experts_per_token) == (8, 2)
+    # Not a Llama 3.
+    assert run(model_name="LLaMA-34B", n_gpus="8", pp="1").shape.vocab == 32256
     latent = run(model_name="DeepSeek-V3", layers="4", hidden="7168", heads="128").shape
     assert latent.kv_rank == 512
     assert latent.dense_layers < 4

@@ -36,7 +36,8 @@ def gpu_of(name: str, interconnect: str = "") -> Gpu:
 @cache
 def _gpu(name: str) -> Gpu:
     table = hardware()
-    plain = re.sub(r"\(.*?\)|\bdgx\b|\bhgx\b|\bnvidia\b", " ", name, flags=re.IGNORECASE).strip()
+    words = r"\(.*?\)|\bdgx\b|\bhgx\b|\bnvidia\b|^\d+\s*[x×]\s*"
+    plain = re.sub(words, " ", name, flags=re.IGNORECASE).strip()
     for written in (name, plain, re.sub(r"[\s,]+", "-", plain)):
         try:
             return table.gpu(written)

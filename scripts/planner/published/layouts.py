@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -15,7 +16,7 @@ from planner.published.sources import Practice
 
 def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
     """The layout, and whether the row gives the sequences of a step."""
-    notes, recompute = row.get("notes", ""), _recompute(row)
+    notes, recompute = row.get("notes", ""), _recompute(row) or "none"
     tensor, pipeline = count(row, "tp") or 1, count(row, "pp") or 1
     context = count(row, "cp") or 1
     gpus = count(row, "n_gpus") or tensor * pipeline * context * (count(row, "dp") or 1)
@@ -80,7 +81,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     )
     # Without compilation, float8 of torchao is slower than bf16.
     text = f"{row.get('id', '')} {row.get('notes', '')}"
-    compiled = re.search(r"\bcompile", text) is not None or precision == "fp8"
+    fused = r"\bcompile|\bfused (?:kernels|norms?|rms)"
+    compiled = re.search(fused, text, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
         separate_kernels=practice.separate_kernels and not compiled,
@@ -100,8 +102,24 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     )
 
 
+_BLANK = ("", "-", "?", "n/a", "unknown", "not stated")
+
+
 def _unknown(row: Row) -> bool:
-    return row.get("flash_attention", "").casefold() in ("", "unknown", "not stated", "n/a", "?")
+    return row.get("flash_attention", "").casefold() in _BLANK
+
+
+def choices(row: Row, layout: Layout) -> Iterator[Layout]:
+    """Layouts that differ in what the row does not say, starting with the software's default and
+    then in the order in which people save memory: sharded optimizer states, then recomputation."""
+    blank = row.get("sharding", "").casefold() in _BLANK
+    states: tuple[Sharding, ...] = (layout.sharding,)
+    if blank and layout.sharding == "none":
+        states += ("optimizer",)
+    recomputes = (layout.recompute,) if _recompute(row) else _RECOMPUTES
+    for recompute in recomputes:
+        for sharding in states:
+            yield replace(layout, sharding=sharding, recompute=recompute)
 
 
 def _noted(text: str, *patterns: str) -> int | None:
@@ -130,19 +148,20 @@ def _sharding(row: Row, practice: Practice) -> Sharding:
     return practice.sharding
 
 
-def _recompute(row: Row) -> Recompute:
+def _recompute(row: Row) -> Recompute | None:
+    """How much is computed again, or None if the row does not say it."""
     text = row.get("recompute", "").casefold()
-    if not text:
+    if text in _BLANK:
         match = re.search(
             r"(full|selective)[ _-](?:recompute|ac\b|activation)|recompute[ _=]+(full|selective)",
             f"{row.get('id', '')} {row.get('notes', '')}".casefold(),
         )
         text = (match[1] or match[2]) if match else ""
+    if text in _BLANK:
+        return None
     if re.match(r"sel|per.?op|op\b|attn|attention|core", text):
         return "selective"
-    if text in ("", "none", "no", "off", "false", "0", "unknown", "n/a", "-"):
-        return "none"
-    return "full"
+    return "none" if text in ("none", "no", "off", "false", "0") else "full"
 
 
 def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
@@ -170,6 +189,7 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
     return precision
 
 
+_RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 _SCHEDULES: dict[str, Schedule] = {
     "1f1b": "1f1b", "interleaved": "1f1b", "1f1bi": "1f1b", "gpipe": "1f1b",
     "zbv": "zb-v", "zb1p": "zb-1p", "zbh1": "zb-1p", "zb2p": "zb-2p", "zbh2": "zb-2p",

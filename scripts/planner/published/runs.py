@@ -18,7 +18,8 @@ The columns:
   the source's software.
 - ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
   16 bits with fp16, with MosaicML's PURE and in NeMo.
-- ``recompute``: full, uniform, block or just yes mean full; blank means none.
+- ``recompute``: full, uniform, block or just yes mean full. Blank means none, or what the run needed
+  to fit its GPUs, because it ran; the same holds for ``sharding``.
 - ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
   for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
   reference is the rate of one NIC.
@@ -29,7 +30,7 @@ The columns:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,14 +38,19 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 from planner.published.hardware import cluster_of, gpu_of
-from planner.published.layouts import assumptions_of, layout_of, scheduled
+from planner.published.layouts import assumptions_of, choices, layout_of, scheduled
 from planner.published.results import has_rate, memory_of, seconds_of
 from planner.published.rows import Row, UnusableError, rows
 from planner.published.shapes import shape_of
 from planner.published.sources import LORA, Counter, origin, practice_of
+
+TOO_LARGE = 0.2
+"""Share by which a run's estimate may exceed its GPU's memory before its blank cells are read
+otherwise: Megatron-LM can recompute a few layers or modules only, and estimates have errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ def run_of(row: Row) -> PublishedRun:
         UnusableError: the row cannot be compared with an estimate. The reason groups such rows.
     """
     notes, source = row.get("notes", ""), row.get("source", "")
-    practice = practice_of(source)
+    practice = practice_of(row)
     gpu = gpu_of(row.get("gpu_type", ""), row.get("interconnect", ""))
     gpu = replace(gpu, sustained=gpu.sustained * practice.sustained)
     layout, known_batch = layout_of(row, practice)
@@ -115,12 +121,14 @@ def run_of(row: Row) -> PublishedRun:
     cluster = cluster_of(row, gpu, layout)
     publisher, table = origin(source)
     failed = re.match(r"\W*(oom\b|out of memory)", notes, re.IGNORECASE) is not None
+    if not failed:
+        layout = _fitting(choices(row, layout), shape, assumed, cluster)
     seconds = None if failed else seconds_of(row, practice, shape, layout, assumed, cluster)
     no_batch = seconds is not None and not known_batch and not has_rate(row)
     if no_batch:
         seconds = None
-    memory, counter = (None, practice.counter) if failed else memory_of(row, practice)
-    if not failed and seconds is None and memory is None:
+    peak, counter = (None, practice.counter) if failed else memory_of(row, practice)
+    if not failed and seconds is None and peak is None:
         raise UnusableError(
             "the global batch of a step time is not given" if no_batch else "nothing is reported"
         )
@@ -143,7 +151,16 @@ def run_of(row: Row) -> PublishedRun:
         assumed=assumed,
         cluster=cluster,
         seconds=seconds,
-        memory=None if moved else memory,
+        memory=None if moved else peak,
         counter=counter,
         fitted=None if unsaid or moved else not failed,
     )
+
+
+def _fitting(
+    layouts: Iterable[Layout], shape: Shape, assumed: Assumptions, cluster: GpuCluster
+) -> Layout:
+    """The first layout that fits the GPU's memory, because the run did; the first if none does."""
+    every = list(layouts)
+    limit = cluster.gpu.memory * (1 + TOO_LARGE)
+    return next((one for one in every if memory(shape, one, assumed).total <= limit), every[0])

@@ -27,7 +27,7 @@ _GPT = Family(50257, gated=False, tied=True, dropout=True)
 """GPT-2's tokenizer, the shared embedding and the dropout of Megatron-LM's default."""
 _FAMILIES = (
     (r"llama.?4", Family(202048)),
-    (r"llama.?3", Family(128256)),
+    (r"llama.?3(?!\d)", Family(128256)),
     (r"llama|vicuna|alpaca", Family(32000)),
     (r"mistral|mixtral", Family(32000)),
     (r"qwen", Family(151936)),
@@ -59,7 +59,7 @@ def family(name: str) -> Family | None:
 def known(name: str) -> Shape | None:
     """The published model with that name. ``Llama-3-70B (12-layer proxy)`` is a Llama-3-70B."""
     bare = re.sub(r"\(.*?\)|\bproxy\b", "", name).strip()
-    for written in (name, bare, re.sub(r"[-_ ]l\d+$|[-_ ](instruct|base|hf)$", "", bare.lower())):
+    for written in (name, bare, re.sub(r"[-_ ](l\d+|instruct|base|hf|v0\.\d)$", "", bare.lower())):
         try:
             return model(written)
         except UsageError:

@@ -11,6 +11,7 @@ from dtrain.parallelism.assumptions import MemoryHabits
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.runtime.layout import BackendName, Sharding
+from planner.published.rows import Row
 
 Counter = Literal["allocated", "reserved", "total"]
 """Source of a memory peak: PyTorch's allocated or reserved bytes, or the driver's total."""
@@ -52,28 +53,20 @@ class Practice:
 
 LORA = Lora(16, "attention")
 """The adapters of published runs with LoRA: Megatron-Bridge adapts queries, keys and values."""
-_DEEPSPEED = Practice(
+_EARLY = Practice(
     "none", "fp16", False, False, True, fuses_gradients=False, overlaps_reduction=False,
     overlaps_sends=False,
+)  # fmt: skip
+"""Megatron-LM until 2022, before flash attention and sequence parallelism. Data parallelism reduces
+in fp16."""
+_DEEPSPEED = replace(
+    _EARLY,
     habits=MemoryHabits(
         gradient_bytes=6, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
     ),
 )  # fmt: skip
 PRACTICES = (
-    # Before flash attention and sequence parallelism; data parallelism reduces in fp16.
-    (
-        r"SC21|2104\.04473",
-        Practice(
-            "none",
-            "fp16",
-            False,
-            False,
-            True,
-            fuses_gradients=False,
-            overlaps_reduction=False,
-            overlaps_sends=False,
-        ),
-    ),
+    (r"SC21|2104\.04473", _EARLY),
     # The paper that introduced sequence parallelism. Its full recomputation runs do not use it.
     # Neither has an overlapped reduction.
     (
@@ -133,14 +126,47 @@ PRACTICES = (
     (r"SimuMax", Practice(counter="allocated", seq_len=4096, overlaps_reduction=False)),
 )
 _RECENT = Practice()
-"""Megatron-LM and NeMo since 2023: distributed optimizer, flash attention, sequence parallel."""
+"""Megatron-LM since 2023: distributed optimizer, flash attention, sequence parallel."""
+_NEMO = Practice(fp32_gradients=False, hides_tensor=True)
+_FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
+"""PyTorch's FSDP around modules of PyTorch."""
+_XLA = Practice("full")
+"""JAX: the compiler fuses operations and overlaps traffic, much as Megatron-LM's kernels do."""
+_SHARDING_SOFTWARE = (
+    r"FSDP|\btorch ?(titan|tune)\b|\blit[- ]?(gpt|llama)\b|\bOLMo\b|Accelerate|\bTRL\b|Axolotl"
+    r"|llm[- ]foundry|\bComposer\b|\bLightning\b|\bLingua\b"
+)
+SOFTWARE = (
+    (r"Megatron[- ]DeepSpeed|NeoX|\bDeepSpeed|OpenRLHF|Colossal", _DEEPSPEED),
+    (r"\bNeMo\b|Megatron[- ]Bridge", _NEMO),
+    (_SHARDING_SOFTWARE, _FSDP),
+    (r"MaxText|Levanter|\bJAX\b|\bAlpa\b|\bXLA\b|\bTPU", _XLA),
+    (r"Megatron|\bm-?core\b|ms-swift|\bveScale\b", _RECENT),
+)
+"""The software that a row may name in any of its texts, if its source is not in `PRACTICES`."""
 
 
-def practice_of(source: str) -> Practice:
-    """The defaults of the software that a ``source`` cell names."""
-    return next(
-        (how for pattern, how in PRACTICES if re.search(pattern, source, re.IGNORECASE)), _RECENT
-    )
+def practice_of(row: Row) -> Practice:
+    """The defaults of the software that trained a row's model.
+
+    Its source decides, or else the first text that names software, or else its age: sharded
+    parameters are FSDP's; fp16 without flash attention is from before 2023.
+    """
+    source = row.get("source", "")
+    texts = (source, f"{row.get('id', '')} {row.get('notes', '')}", row.get("gpu_type", ""))
+    for table, searched in ((PRACTICES, texts[:1]), (SOFTWARE, texts)):
+        for text in searched:
+            for pattern, how in table:
+                if re.search(pattern, text, re.IGNORECASE):
+                    return how
+    sharding = row.get("sharding", "")
+    if re.search(r"fsdp|hsdp|zero.?3|full|hybrid", sharding, re.IGNORECASE):
+        return _FSDP
+    if re.match("n", row.get("flash_attention", ""), re.IGNORECASE) and re.search(
+        r"fp16|float16|half", row.get("precision", ""), re.IGNORECASE
+    ):
+        return _DEEPSPEED if re.match("zero", sharding, re.IGNORECASE) else _EARLY
+    return _RECENT
 
 
 @cache

@@ -26,7 +26,7 @@ COMMUNICATION = 1.0
 FRAGMENTATION = 0.03
 FRAGMENTATION_BY_TORCH = 0.07
 """Memory that the allocator reserves but does not use, as a share of the used memory: 0 to 0.09 in
-published runs, highest with shards of many sizes."""
+published runs, highest with shards or flat copies of many sizes."""
 _GIB = 2.0**30
 
 
@@ -119,10 +119,13 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         gradients, activations, logits = phase.gradients, phase.activations, phase.logits
         gathered, temporary = phase.gathered, phase.temporary
     elif layout.recompute == "full":
-        # The layer in its backward pass holds all of its activations.
-        temporary = max(temporary, layer_activations(shape, layout, assumed, "none") * tokens)
+        # The layer in its backward pass holds all of its activations, and gradients of some.
+        again = layer_activations(shape, layout, assumed, "none")
+        again += _activation_gradients(shape, layout, assumed)
+        temporary = max(temporary, again * tokens)
 
-    fragmentation = FRAGMENTATION_BY_TORCH if assumed.by_torch(layout) else FRAGMENTATION
+    many_sizes = assumed.by_torch(layout) or assumed.habits.step_copies
+    fragmentation = FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary
     several = layout.world_size > 1
     return Memory(
@@ -137,6 +140,15 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         context=assumed.habits.context,
         fragmentation=fragmentation * used / _GIB,
     )
+
+
+def _activation_gradients(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Bytes per token of the largest gradients that a layer's backward pass holds at once: of a
+    kernel's output and input in the MLP or over the score matrix, and of the residual stream."""
+    scores = 0 if assumed.flash_attention else shape.heads * shape.seq_len
+    widest = max(2 * scores, (2 if shape.gated else 1) * shape.ffn_hidden)
+    hidden = 2 * shape.hidden / (layout.tensor if layout.sequence_parallel else 1)
+    return BYTES[assumed.precision] * (widest / layout.tensor + hidden)
 
 
 def _frozen(shape: Shape, layout: Layout, assumed: Assumptions, count: float, stage: int) -> float:
