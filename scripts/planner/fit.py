@@ -61,8 +61,8 @@ ROWS = 20
 ENOUGH = 0.003
 """Relative step below which the search ends."""
 ODD = 1.0
-"""Mean error, as a logarithm, above which the interval leaves a publisher's table out: nanotron's
-runs reach 3 % of the peak."""
+"""Mean error, as a logarithm, above which a publisher's table neither moves the constants nor
+counts for the interval: nanotron's runs reach 3 % of the peak."""
 
 
 Errors = Mapping[tuple[str, str], Sequence[float]]
@@ -83,7 +83,7 @@ def loss(found: Errors) -> float:
     publishers: dict[str, list[float]] = {}
     for (publisher, _), table in found.items():
         each = (sum(map(abs, table)) + BIAS * abs(sum(table))) / len(table)
-        publishers.setdefault(publisher, []).append(each)
+        publishers.setdefault(publisher, []).append(min(each, ODD))
     return fmean(fmean(tables) for tables in publishers.values())
 
 

@@ -109,7 +109,7 @@ def test_the_software_of_an_unknown_source(
     assert found.assumed.overlaps_reduction is overlaps
 
 
-def test_a_run_that_ran_had_what_it_needs_to_fit() -> None:
+def test_blank_cells_are_what_a_run_needs_to_fit() -> None:
     """20 bytes a parameter of 7.5 billion on one GPU, or 32 sequences without recomputation."""
     early = {"flash_attention": "no", "precision": "fp16", "tp": "1", "pp": "1"}
     assert run(**early).layout.sharding == "optimizer"
@@ -117,7 +117,8 @@ def test_a_run_that_ran_had_what_it_needs_to_fit() -> None:
     large = {"micro_batch": "16", "tp": "1", "pp": "1", "global_batch": "1024"}
     assert run(**large).layout.recompute == "full"
     assert run(**large, recompute="none").layout.recompute == "none"
-    assert run(**large, notes="OOM").layout.recompute == "none"
+    # Whether it did fit is what the planner is tested on.
+    assert run(**large, notes="OOM").layout.recompute == "full"
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,23 @@ def test_flash_attention_in_triton_is_slower() -> None:
     assert attention("h100-80gb", triton=False) == attention("h100-80gb", triton=True)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "ratio"),
+    # Products of a head of 64 take half as long as of 128, its exponentials as long. The products
+    # of 128 take 2, 4 and 0.6 times as long as the exponentials.
+    [("h100-80gb", 0.666), ("a100-80gb", 0.568), ("b200", 0.765)],
+)
+def test_small_heads_take_as_many_exponentials(chosen: str, ratio: float) -> None:
+    wide = model("llama-3-8b")
+    narrow = replace(wide, head_size=64)
+    seconds = []
+    for shape in (wide, narrow):
+        one = candidate("llama-3-8b", Layout(backend="megatron"), Assumptions(), chosen)
+        parts = Kernels(one.efficiency, one.cluster, shape, one.layout, one.assumed)
+        seconds.append(parts.attention_forward())
+    assert seconds[1] / seconds[0] == pytest.approx(ratio, abs=1e-3)
+
+
 def test_a_sum_of_gradients_for_all_ranks_is_one_more_pass() -> None:
     def traffic(**assumed: bool) -> float:
         layout = Layout(backend="megatron", data=8, sharding="optimizer")

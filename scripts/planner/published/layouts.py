@@ -81,7 +81,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     )
     # Without compilation, float8 of torchao is slower than bf16.
     text = f"{row.get('id', '')} {row.get('notes', '')}"
-    fused = r"\bcompile|\bfused (?:kernels|norms?|rms)"
+    fused = r"\bcompile|\bfused (?:kernels|norms?|rms)|norm kernel"
     compiled = re.search(fused, text, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,

@@ -18,8 +18,8 @@ The columns:
   the source's software.
 - ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
   16 bits with fp16, with MosaicML's PURE and in NeMo.
-- ``recompute``: full, uniform, block or just yes mean full. Blank means none, or what the run needed
-  to fit its GPUs, because it ran; the same holds for ``sharding``.
+- ``recompute``: full, uniform, block or just yes mean full. Blank means none, or what the run needs
+  to fit its GPUs; the same holds for ``sharding``.
 - ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
   for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
   reference is the rate of one NIC.
@@ -121,8 +121,7 @@ def run_of(row: Row) -> PublishedRun:
     cluster = cluster_of(row, gpu, layout)
     publisher, table = origin(source)
     failed = re.match(r"\W*(oom\b|out of memory)", notes, re.IGNORECASE) is not None
-    if not failed:
-        layout = _fitting(choices(row, layout), shape, assumed, cluster)
+    layout = _fitting(choices(row, layout), shape, assumed, cluster)
     seconds = None if failed else seconds_of(row, practice, shape, layout, assumed, cluster)
     no_batch = seconds is not None and not known_batch and not has_rate(row)
     if no_batch:
@@ -160,7 +159,8 @@ def run_of(row: Row) -> PublishedRun:
 def _fitting(
     layouts: Iterable[Layout], shape: Shape, assumed: Assumptions, cluster: GpuCluster
 ) -> Layout:
-    """The first layout that fits the GPU's memory, because the run did; the first if none does."""
+    """The first layout that fits the GPU's memory; the first if none does. People choose what fits.
+    Whether the run did is not asked, since its label tests the planner."""
     every = list(layouts)
     limit = cluster.gpu.memory * (1 + TOO_LARGE)
     return next((one for one in every if memory(shape, one, assumed).total <= limit), every[0])

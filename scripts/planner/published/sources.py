@@ -103,6 +103,21 @@ PRACTICES = (
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(habits=MemoryHabits(unfused=True))),
+    # Its library (Aleph-Alpha/scaling) consists of PyTorch's modules. Gradients stay in 16 bits
+    # and are summed over all ranks after the last backward pass. Copies of them in 32 bits come
+    # after the activations are gone. Sequence parallelism is off by default.
+    (
+        r"Aleph.?Alpha|Efficient Parallelization Layouts|2311\.05610",
+        Practice(
+            sequence_parallel=False,
+            fp32_gradients=False,
+            separate_kernels=True,
+            fuses_gradients=False,
+            overlaps_reduction=False,
+            reduces_to_all=True,
+            habits=MemoryHabits(gradient_bytes=2, unfused=True),
+        ),
+    ),
     # Its configurations of that time have a fused norm.
     (r"torchtitan docs/performance", Practice("full", counter="reserved", backend="torchtitan")),
     (

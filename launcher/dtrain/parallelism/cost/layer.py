@@ -25,6 +25,8 @@ SEPARATE_NORMS = 32.0
 their operations is a kernel, in 32 bits: 18 for each norm instead of 2."""
 SEPARATE_ROTATION = 8.0
 """The same for the rotation of queries and keys: 10 passes instead of 2."""
+EXPONENTIALS = 3.9e12
+"""Exponentials of a GPU in a second (H100, arXiv 2407.08608). Newer GPUs have hardly more."""
 UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
@@ -201,12 +203,24 @@ class Kernels:
             own = efficiency.flash2 if backend_of(layout).flash2 else 1.0
             if self.assumed.triton_attention:
                 own = min(own, TRITON_ATTENTION)
-            return flop / (2 if self.shape.causal else 1) / (peak * efficiency.attention * own)
+            flop *= self._softmax_share / (2 if self.shape.causal else 1)
+            return flop / (peak * efficiency.attention * own)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
         square = efficiency.scores * scores / (gpu.bandwidth * 1e9 * efficiency.stream)
         # Without flash attention's padding, Tensor Cores skip such products.
         aligned = 1.0 if self.shape.head_size % 8 == 0 else UNALIGNED
         return flop / (peak * efficiency.gemm * aligned) + square
+
+    @property
+    def _softmax_share(self) -> float:
+        """Time of flash attention's softmax and products, relative to heads of 128 elements.
+
+        Each score takes one exponential, whatever the head's size: on H100s half as long as its
+        products with heads of 128 (FlashAttention-3, arXiv 2407.08608, section 3.2).
+        """
+        width = (self.shape.head_size + (self.shape.value_head_size or self.shape.head_size)) / 2
+        exponential = self._peak(self._wide) / 4 / EXPONENTIALS
+        return (1 + exponential / width) / (1 + exponential / 128)
 
     def stream_forward(self) -> float:
         """Seconds of norms, residuals, activations and rotations, bound by memory bandwidth.
