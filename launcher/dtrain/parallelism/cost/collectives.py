@@ -87,9 +87,16 @@ class Group:
     def _pass(self, size: float) -> float:
         return (self.size - 1) / self.size * size / self.bandwidth(size)
 
-    def in_buckets(self, collective: Callable[[float], float], size: float) -> float:
-        """Return the seconds of a collective in buckets, as for gradients."""
-        buckets = max(1.0, size / self.efficiency.bucket)
+    def in_buckets(
+        self, collective: Callable[[float], float], size: float, *, grow: bool = False
+    ) -> float:
+        """Return the seconds of a collective in buckets, as for gradients.
+
+        ``grow``: they grow with the group, so that starts do not take most of the time. Megatron-LM's
+        have max(40 million, 1 million · ranks) parameters (``DistributedDataParallelConfig``).
+        """
+        bucket = self.efficiency.bucket * (max(1.0, self.size / 40) if grow else 1.0)
+        buckets = max(1.0, size / bucket)
         return buckets * collective(size / buckets)
 
     def exchange(self, size: float, copies: int) -> float:

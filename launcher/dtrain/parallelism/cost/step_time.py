@@ -366,6 +366,6 @@ def _traffic(
             near.all_gather, parameter * count
         )
     scatters = layout.grad_accumulation if reduces_each_micro_batch(layout) else 1
-    return scatters * group.in_buckets(group.all_gather, gradient * count) + group.in_buckets(
-        group.all_gather, parameter * count
-    )
+    return scatters * group.in_buckets(
+        group.all_gather, gradient * count, grow=True
+    ) + group.in_buckets(group.all_gather, parameter * count, grow=True)
