@@ -96,6 +96,14 @@ def test_an_oversubscribed_network_between_racks() -> None:
     )
 
 
+def test_buckets_of_a_large_group_start_less_often() -> None:
+    many, few = group(1280, 1), group(16, 1)
+    # 128 usual buckets, or 4 that are 1280 / 40 times as large.
+    starts = [many.in_buckets(lambda each: 1.0, 128e6, grow=grow) for grow in (False, True)]
+    assert starts == [128, 4]
+    assert few.in_buckets(lambda each: 1.0, 128e6, grow=True) == 128
+
+
 @pytest.mark.parametrize(
     ("schedule", "virtual", "held"),
     [

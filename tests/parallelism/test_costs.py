@@ -419,6 +419,21 @@ def test_the_dense_layers_of_a_mixture_are_on_its_first_stage() -> None:
     assert experts[1:] == [pytest.approx(every)] * 7
 
 
+def test_parallel_blocks_have_half_of_the_norms_and_of_the_tensor_traffic() -> None:
+    serial = replace(model("gpt-3-175b"), dropout=False)
+    parallel = replace(serial, parallel=True)
+    for recompute in ("none", "full"):
+        layout = Layout(backend="megatron", tensor=8, recompute=recompute)
+        times = [candidate(shape, layout).time for shape in (serial, parallel)]
+        assert times[1].tensor == pytest.approx(times[0].tensor / 2)
+        assert times[1].compute < times[0].compute
+    layout = Layout(backend="megatron")
+    # Of 8 bytes, the second norm's input and output; of no layer's matrices.
+    saved = [layer_activations(shape, layout, ASSUMED) for shape in (serial, parallel)]
+    assert saved[0] - saved[1] == pytest.approx(4 * serial.hidden)
+    assert parallel.parameters == serial.parameters
+
+
 def test_attention_without_a_mask_takes_twice_as_long() -> None:
     shape = model("bert-large")
     both = [

@@ -315,6 +315,12 @@ def test_models_by_name() -> None:
     assert latent.dense_layers < 4
 
 
+def test_parallel_blocks_of_the_model_or_of_the_notes() -> None:
+    assert not run().shape.parallel
+    assert run(notes="MegaScale; parallel transformer block + overlap").shape.parallel
+    assert run(model_name="Falcon-180B", layers="", hidden="", heads="", n_gpus="8").shape.parallel
+
+
 @pytest.mark.parametrize(("printed", "tied"), [("1.5", True), ("1.7", False), ("", True)])
 def test_the_printed_size_decides_whether_the_embedding_is_shared(printed: str, tied: bool) -> None:
     sizes = {"layers": "24", "hidden": "2048", "heads": "16", "vocab": "131072"}

@@ -151,6 +151,13 @@ def test_a_fit_recovers_the_constants_of_generated_times(held: str | None) -> No
     assert found == fit_planner.fit(runs, start, ("gemm", "attention", "fp8"))
 
 
+def test_an_odd_table_does_not_move_the_constants() -> None:
+    even = {("a", "one"): [0.1, -0.1], ("b", "two"): [0.05]}
+    far, farther = (fit_planner.loss({**even, ("c", "odd"): [error] * 9}) for error in (-1.1, -2.0))
+    assert far == farther
+    assert far > fit_planner.loss({**even, ("c", "odd"): [-0.5] * 9})
+
+
 def test_the_interval_gives_publishers_equal_weight_and_leaves_odd_ones_out() -> None:
     even = [math.log(share) for share in (0.5, 0.8, 1.0, 1.25, 2.0)]
     found = {("a", "one"): even, ("b", "two"): even * 40, ("c", "odd"): [-1.5] * 9}

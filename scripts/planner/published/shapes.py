@@ -107,6 +107,8 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
         experts = 0
     topk = min(chosen("moe_topk", "experts_per_token") or 2, experts)
     length = count(row, "seq_len") or seq_len or (base.seq_len if base is not None else 2048)
+    block = r"\bparallel (?:transformer )?(?:block|layer|residual)"
+    parallel = re.search(block, row.get("notes", ""), re.IGNORECASE) is not None
     ffn = chosen("ffn_hidden")
     if base is not None and ffn == base.dense_ffn_hidden:
         ffn = base.ffn_hidden  # the width of the few dense layers, not of the experts
@@ -132,6 +134,7 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
             experts=experts,
             experts_per_token=topk,
             dense_layers=min(plain.dense_layers, layers - 1),
+            parallel=plain.parallel or parallel,
         )
 
     if base is not None:

@@ -75,7 +75,8 @@ def _terms(
     # Inputs of both norms (one yielded above) and their outputs, the products' inputs. Megatron-LM
     # keeps a rank's part of these and gathers them again (RAR, section 4.2.2); PyTorch's DTensor
     # and nanotron keep what the product read.
-    yield 2 * h / split + (0 if drops else 4 * h / (1 if torch else split))
+    norms = 1 if shape.parallel else 2
+    yield 2 * (norms - 1) * h / split + (0 if drops else 2 * norms * h / (1 if torch else split))
     if shape.dropout:
         yield 2 * h / split
     if shape.kv_rank:

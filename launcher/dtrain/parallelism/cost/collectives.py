@@ -92,8 +92,9 @@ class Group:
     ) -> float:
         """Return the seconds of a collective in buckets, as for gradients.
 
-        ``grow``: they grow with the group, so that starts do not take most of the time. Megatron-LM's
-        have max(40 million, 1 million · ranks) parameters (``DistributedDataParallelConfig``).
+        ``grow``: they grow with the group, so that starts do not take most of the time. In
+        Megatron-LM they have max(40 million, 1 million · ranks) parameters
+        (``DistributedDataParallelConfig``).
         """
         bucket = self.efficiency.bucket * (max(1.0, self.size / 40) if grow else 1.0)
         buckets = max(1.0, size / bucket)

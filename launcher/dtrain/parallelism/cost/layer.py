@@ -229,7 +229,8 @@ class Kernels:
         the sequence), and passes over elements that it splits.
         """
         shape, layout = self.shape, self.layout
-        whole = 10.0 + (4.0 if shape.dropout else 0.0)
+        # Two norms and two sums with the residual stream; or one of each, with three inputs.
+        whole = (6.0 if shape.parallel else 10.0) + (4.0 if shape.dropout else 0.0)
         if shape.experts:
             # Copies of tokens are written in the order of experts, and later added to each other.
             whole += 2.0 * (1 + shape.experts_per_token)

@@ -223,6 +223,8 @@ def _tensor(kernels: Kernels) -> float:
         return 0.0
     group = Group(kernels.cluster, kernels.efficiency, layout.tensor, 1)
     passes = 4 + (2 if layout.recompute == "full" else 0)
+    if kernels.shape.parallel:
+        passes //= 2
     size = _activation(kernels)
     each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
     exposed = backend_of(layout).exposed_tensor

@@ -68,6 +68,7 @@ class _Kind:
     learned_positions: bool = False
     dropout: bool = False
     causal: bool = True
+    parallel: bool = False
     defaults: Mapping[str, Any] | None = None
     """Defaults of keys that files of this type often omit."""
 
@@ -80,11 +81,11 @@ _KINDS: Mapping[str, _Kind] = {
     "opt": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
     "bloom": _Kind(gated=False, tied=True),
     "mpt": _Kind(gated=False, tied=True, defaults={"expansion_ratio": 4}),
-    "falcon": _Kind(gated=False, tied=True),
-    "gpt_neox": _Kind(gated=False),
-    "gptj": _Kind(gated=False),
-    "codegen": _Kind(gated=False),
-    "phi": _Kind(gated=False),
+    "falcon": _Kind(gated=False, tied=True, parallel=True),
+    "gpt_neox": _Kind(gated=False, parallel=True),
+    "gptj": _Kind(gated=False, parallel=True),
+    "codegen": _Kind(gated=False, parallel=True),
+    "phi": _Kind(gated=False, parallel=True),
     "persimmon": _Kind(gated=False),
     "nemotron": _Kind(gated=False),
     "starcoder2": _Kind(gated=False, tied=True),
@@ -100,8 +101,8 @@ _KINDS: Mapping[str, _Kind] = {
             "vocab_size": 262208,
         },
     ),
-    "cohere": _Kind(tied=True),
-    "cohere2": _Kind(tied=True),
+    "cohere": _Kind(tied=True, parallel=True),
+    "cohere2": _Kind(tied=True, parallel=True),
     "bitnet": _Kind(),
     "bert": _BERT,
     "roberta": _BERT,
@@ -222,6 +223,7 @@ class _Config:
             or self.get(("position_embedding_type",)) == "learned",
             dropout=self.dropout,
             causal=self.kind.causal,
+            parallel=bool(self.get(("use_parallel_residual", "parallel_attn"), self.kind.parallel)),
             experts=experts,
             experts_per_token=chosen,
             shared_experts=self.shared_experts(ffn) if experts else 0,

@@ -56,6 +56,9 @@ class Shape:
     """Elements of one head's values, if not ``head_size``; else 0."""
     causal: bool = True
     """Whether a token sees only the tokens before it; False for encoders (BERT, ViT)."""
+    parallel: bool = False
+    """Whether attention and MLP read the same norm, and one sum adds both to the residual stream,
+    as in PaLM (arXiv 2204.02311, section 2): half of the norms and of tensor-parallel traffic."""
     name: str = ""
     lora: Lora | None = None
     """The adapters, if only they are trained."""
