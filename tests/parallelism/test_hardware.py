@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import gpu, gpus, hardware
 from dtrain.parallelism.names import key
 
@@ -198,3 +199,20 @@ def test_an_invalid_file_is_reported_with_position_and_hint(
     error = refused(table)
     assert all(part in error.message for part in parts), error.message
     assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "fitted"),
+    # Maximum achievable matmul FLOPS in bf16, in shares of the peak (stas00/ml-engineering).
+    [
+        ("mi300x", 668.4 / 1300, "h100-80gb"),
+        ("mi325x", 784.9 / 1300, "h100-80gb"),
+        ("mi250x", 147.0 / 191.5, "h100-80gb"),
+        ("gaudi3", 1288.8 / 1835, "a100-80gb"),
+        ("a100-pcie-80gb", 252.9 / 312, "a100-80gb"),
+    ],
+)
+def test_products_are_as_fast_as_measured(name: str, share: float, fitted: str) -> None:
+    measured = {"h100-80gb": 794.5 / 989, "a100-80gb": 271.2 / 312}
+    assert gpu(name).sustained == pytest.approx(share / measured[fitted], abs=0.01)
+    assert of_family(gpu(name).family).gemm == of_family(gpu(fitted).family).gemm

@@ -49,7 +49,8 @@ class Gpu:
     domain: int = 0
     """Number of GPUs that ``link`` joins if they span several hosts (NVL72); else 0."""
     sustained: float = 1.0
-    """Share of the peak that its power limit sustains, if lower than usual for its family."""
+    """Speed of its matrix products in shares of the peak, relative to the GPU that its efficiencies
+    were fitted on: measured, or lower because of its power limit."""
     watts: float = 0.0
     """Rated power of the board; 0 if it is not published."""
     aliases: tuple[str, ...] = ()
