@@ -69,13 +69,16 @@ def cluster_of(row: Row, gpu: Gpu, layout: Layout) -> GpuCluster:
     return GpuCluster(gpu=gpu, gpus=gpus, gpus_per_host=min(per_host, gpus), network=gbps / 8)
 
 
-_RATE = r"([\d.]+)\s*(T|G)(b|B)(?:it|yte)?(?:ps|/s|it/s)?"
+_RATE = r"([\d.,]*\d)\s*(T|G)(b|B)(?:it|yte)?(?:ps|/s|it/s)?"
+_PORTS = {"XDR": 800, "NDR200": 200, "NDR": 400, "HDR100": 100, "HDR": 200, "EDR": 100}
+"""Gb/s of InfiniBand's ports of four lanes, by generation; of two lanes with a number."""
 
 
 def network_gbps(text: str, gpus_per_host: int) -> float | None:
     """Gb/s of one host, all NICs together, from a table's text about the network, if it has it."""
-    if several := re.search(rf"(\d+)\s*[x×*]\s*{_RATE}", text):
-        return int(several[1]) * _gbps(several[2], several[3], several[4])
+    if several := re.search(rf"(\d+)\s*[x×*]\s*(?:{_RATE}|(\d+)G\b)", text):
+        each = float(several[5] or 0) or _gbps(several[2], several[3], several[4])
+        return int(several[1]) * each
     for found in re.finditer(_RATE, text):
         rate, after = _gbps(*found.groups()), text[found.end() :].casefold()
         before = text[: found.start()].casefold().rpartition(";")[2]
@@ -88,6 +91,8 @@ def network_gbps(text: str, gpus_per_host: int) -> float | None:
             return rate
         # An InfiniBand rate alone is one port's; such hosts have a port for each GPU.
         return rate * gpus_per_host if re.search(r"\bib\b|infiniband|hdr|ndr", clause) else rate
+    if port := re.search(rf"(?:(\d+)\s*[x×*]\s*)?\b({'|'.join(_PORTS)})\b", text):
+        return int(port[1] or gpus_per_host) * _PORTS[port[2]]
     for machine in hardware().machines:
         for name in (machine.name, *machine.aliases):
             if len(name) > 2 and re.search(rf"\b{re.escape(name)}\b", text.replace(" ", "-"), re.I):
@@ -97,7 +102,7 @@ def network_gbps(text: str, gpus_per_host: int) -> float | None:
 
 def _gbps(number_text: str, prefix: str, unit: str) -> float:
     try:
-        rate = float(number_text)
+        rate = float(number_text.replace(",", ""))
     except ValueError:
         rate = 0.0
     return max(rate * (1000 if prefix == "T" else 1) * (8 if unit == "B" else 1), 1e-3)
