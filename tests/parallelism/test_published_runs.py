@@ -159,6 +159,13 @@ def test_precisions(written: str, precision: str) -> None:
     assert run(precision=written).assumed.precision == precision
 
 
+def test_notes_name_the_precision_that_the_cell_does_not() -> None:
+    fast = {"gpu_type": "H100-80GB", "precision": ""}
+    assert run(**fast, notes="pre-training, FP8; MODEL TFLOPs").assumed.precision == "fp8"
+    assert run(**fast, notes="fp32 master weights").assumed.precision == "bf16"
+    assert run(gpu_type="H100-80GB", notes="FP8 was slower").assumed.precision == "bf16"
+
+
 def test_gradients_are_reduced_in_16_bits_if_the_source_does_it() -> None:
     assert not run(precision="bf16 (PURE)").assumed.fp32_gradients
     assert not run(precision="fp16 mixed").assumed.fp32_gradients

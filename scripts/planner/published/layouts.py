@@ -174,12 +174,15 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
         (r"nvfp4", "nvfp4"),
         (r"fp8|float8", "fp8"),
         (r"bf16|bfloat16", "bf16"),
-        (r"fp16|float16|half", "fp16"),
+        (r"fp16|float16|^half", "fp16"),
         (r"tf32", "tf32"),
         (r"fp32|float32", "fp32"),
     )
+    # Notes without a cell name 32 bits for parts, but fewer bits for products.
+    others = f"{row.get('id', '')} {row.get('notes', '')}".casefold()
+    searched, names = (text, names) if text not in _BLANK else (others, names[:4])
     for pattern, named in names:
-        if re.search(pattern, text):
+        if re.search(pattern, searched):
             precision = named
             break
     if precision in ("bf16", "fp16") and precision not in gpu.flops:
