@@ -93,6 +93,7 @@ def test_a_source_s_software_decides_what_is_blank(
         ({"notes": "PyTorch FSDP FULL_SHARD"}, "torchtitan", "full", True),
         ({"sharding": "fsdp"}, "torchtitan", "full", True),
         ({"sharding": "ZeRO-3"}, "torchtitan", "full", True),
+        ({"notes": "Megatron-FSDP", "sharding": "fsdp"}, "megatron", "full", True),
         ({"notes": "MaxText"}, "megatron", "full", True),
         ({"gpu_type": "TPU v4"}, "megatron", "full", True),
         ({"notes": "DeepSpeed 0.5.8"}, "megatron", "none", False),

@@ -148,7 +148,8 @@ _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 _XLA = Practice("full")
 """JAX: the compiler fuses operations and overlaps traffic, much as Megatron-LM's kernels do."""
 _SHARDING_SOFTWARE = (
-    r"FSDP|\btorch ?(titan|tune)\b|\blit[- ]?(gpt|llama)\b|\bOLMo\b|Accelerate|\bTRL\b|Axolotl"
+    r"(?<!Megatron.)FSDP|\btorch ?(titan|tune)\b|\blit[- ]?(gpt|llama)\b|\bOLMo\b"
+    r"|\bAccelerate\b|\bTRL\b|Axolotl"
     r"|llm[- ]foundry|\bComposer\b|\bLightning\b|\bLingua\b"
 )
 SOFTWARE = (
