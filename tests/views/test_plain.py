@@ -145,6 +145,16 @@ def test_folded_on_request(workers):
     assert "[node0  0] mine\n" in out
 
 
+def test_folded_lines_are_shown_when_only_the_output_ends(workers):
+    shown = Shown(fold=True)
+    for rank in range(2):
+        stream = workers.stream("node0", rank)
+        shown.view.output(stream, workers.write(stream, b"loading\n"))
+    shown.view.close()
+    assert shown.view.wait(HANG)
+    assert shown.out.text() == "[node0 0-1] loading\n"
+
+
 def test_hostile_output_and_names_are_harmless(workers):
     shown = Shown()
     stream = workers.stream("node0", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,6 @@ from rich.text import Text
 from dtrain.diagnostics import DtrainError
 from dtrain.framing import clean
 from dtrain.runs.record import Record
-from dtrain.session.feed import StreamKey
 from dtrain.session.status import age
 from dtrain_cli.views import names
 from dtrain_cli.views.bars import Bars
@@ -26,7 +25,6 @@ from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.plain import Plain
 
 if TYPE_CHECKING:
-    from dtrain.failures.cause import Report
     from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
@@ -140,10 +138,6 @@ class Live(Plain):
             self._kept.clear()
             self._kept_size = 0
         super().suspend()
-
-    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
-        self.suspend()
-        super().finished(report, paths)
 
     def _may_enter(self, now: float) -> bool:
         if not self._board.connected:

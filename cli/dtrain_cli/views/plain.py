@@ -173,12 +173,13 @@ class Plain:
         return None if due is None else max(0.0, due - now)
 
     def suspend(self) -> None:
-        self._write("", "")
-
-    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
         if self._folder is not None:
             for folded in self._folder.flush():
                 self._print(folded.kind, folded.sources, folded.text)
+        self._write("", "")
+
+    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
+        self.suspend()
         self._put("stderr", render(report, paths, color=self._color["stderr"]))
         self._write("", "")
 
