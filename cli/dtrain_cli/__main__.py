@@ -1,10 +1,13 @@
 """The `dtrain` script, and `python -m dtrain_cli` for use when it is not on PATH."""
 
+import gc
 import os
 from typing import NoReturn
 
 
 def main() -> NoReturn:
+    # Imports make no garbage, and the default of 700 objects looks for it hundreds of times.
+    gc.set_threshold(100_000)
     try:
         from dtrain_cli import app
 

@@ -52,6 +52,18 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("[]\n"), done.stdout
 
 
+def test_options_are_read_without_pydantic(cluster: Path) -> None:
+    code = (
+        "import sys; from dtrain_cli import app\n"
+        "try: app.app(['launch', '--dry-run', sys.argv[1]])\n"
+        "finally: print('pydantic' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(cluster)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.endswith("False\n"), done.stdout + done.stderr
+
+
 def test_a_current_folder_that_was_removed_is_no_bug(cluster: Path) -> None:
     (cluster.parent / "gone").mkdir()
     program = Path(sys.executable).with_name("dtrain")
