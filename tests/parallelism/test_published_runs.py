@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cost.speed import flop_per_token
+from dtrain.parallelism.cost.step_time import OVERLAPPED
 from planner.published.hardware import gpu_of, network_gbps
 from planner.published.rows import UnusableError, rows
 from planner.published.runs import PublishedRun, Skipped, read, run_of
@@ -95,6 +97,7 @@ def test_a_source_s_software_decides_what_is_blank(
         ({"sharding": "ZeRO-3"}, "torchtitan", "full", True),
         ({"notes": "Megatron-FSDP", "sharding": "fsdp"}, "megatron", "full", True),
         ({"notes": "MaxText"}, "megatron", "full", True),
+        ({"source": "NVIDIA/x maxtext/README.md"}, "megatron", "full", True),
         ({"gpu_type": "TPU v4"}, "megatron", "full", True),
         ({"notes": "DeepSpeed 0.5.8"}, "megatron", "none", False),
         ({"flash_attention": "no", "precision": "fp16"}, "megatron", "none", False),
@@ -325,6 +328,18 @@ def test_models_by_name() -> None:
     latent = run(model_name="DeepSeek-V3", layers="4", hidden="7168", heads="128").shape
     assert latent.kv_rank == 512
     assert latent.dense_layers < 4
+
+
+def test_tokens_are_exchanged_beside_computation_in_dualpipe() -> None:
+    cells = {"model_name": "DeepSeek-V3", "layers": "", "hidden": "", "heads": "", "ffn_hidden": ""}
+    mixture = {**cells, "gpu_type": "H800", "n_gpus": "2048", "tp": "1", "pp": "16", "ep": "64",
+               "micro_batch": "1", "global_batch": "15360"}  # fmt: skip
+    shown, hidden = run(**mixture), run(**mixture, notes="schedule DualPipe")
+    assert (shown.layout.schedule, hidden.layout.schedule) == ("1f1b", "zb-1p")
+    efficiency = of_family("hopper")
+    times = [one.candidate(efficiency).time for one in (shown, hidden)]
+    assert times[1].expert == pytest.approx(OVERLAPPED * times[0].expert)
+    assert run(**mixture, source="DeepSeek-V3 (arXiv 2412.19437)").assumed.hides_exchange
 
 
 def test_parallel_blocks_of_the_model_or_of_the_notes() -> None:

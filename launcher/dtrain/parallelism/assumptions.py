@@ -72,6 +72,10 @@ class Assumptions:
     hides_tensor: bool = False
     """Whether tensor-parallel traffic runs in pieces beside the products of the same layer
     (Transformer Engine's user buffers, ``--tp-comm-overlap``, which is off by default)."""
+    hides_exchange: bool = False
+    """Whether tokens are exchanged between experts while another micro-batch computes: DualPipe
+    (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), Megatron-Core's
+    ``--overlap-moe-expert-parallel-comm``."""
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod

@@ -95,6 +95,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         idle=practice.idle,
         reduces_to_all=practice.reduces_to_all,
         hides_tensor=practice.hides_tensor,
+        hides_exchange=practice.hides_exchange
+        or re.search(r"dualpipe|a2a[- ]?overlap|overlap[-_ ]moe", text, re.IGNORECASE) is not None,
         habits=practice.habits,
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"
@@ -196,7 +198,10 @@ _RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 _SCHEDULES: dict[str, Schedule] = {
     "1f1b": "1f1b", "interleaved": "1f1b", "1f1bi": "1f1b", "gpipe": "1f1b",
     "zbv": "zb-v", "zb1p": "zb-1p", "zbh1": "zb-1p", "zb2p": "zb-2p", "zbh2": "zb-2p",
+    "dualpipe": "zb-1p",
 }  # fmt: skip
+"""DualPipe has ZB1P's bubble: (p/2 − 1)(F&B + B − 3W) and (p − 1)(F + B − 2W) are both a third of
+1F1B's if F = W = B/2 (arXiv 2412.19437, table 2). Its second copy of parameters is not counted."""
 
 
 def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
@@ -207,7 +212,7 @@ def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
     named = re.search(r"schedule[ :=]+([\w-]+)", row.get("notes", ""), re.IGNORECASE)
     key = re.sub(r"[^a-z0-9]", "", named[1].casefold()) if named else "1f1b"
     if key not in _SCHEDULES:
-        if re.match(r"v(half|min)|dualpipe|zb", key):
+        if re.match(r"v(half|min)|zb", key):
             raise UnusableError(f"the planner has no schedule {named[1] if named else key}")
         key = "1f1b"
     chunks = layout.virtual_pipeline

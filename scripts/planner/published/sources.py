@@ -44,6 +44,7 @@ class Practice:
     idle: float = 0.0
     reduces_to_all: bool = False
     hides_tensor: bool = False
+    hides_exchange: bool = False
     habits: MemoryHabits = _MEGATRON
     backend: BackendName = "megatron"
     """The planner's backend with the most similar memory rules, overlap and kernels."""
@@ -65,7 +66,11 @@ _DEEPSPEED = replace(
         gradient_bytes=6, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
     ),
 )  # fmt: skip
+_XLA = Practice("full")
+"""JAX: the compiler fuses operations and overlaps traffic, much as Megatron-LM's kernels do."""
 PRACTICES = (
+    # Vendors measure it, too.
+    (r"MaxText|Paxml", _XLA),
     (r"SC21|2104\.04473", _EARLY),
     # The paper that introduced sequence parallelism. Its full recomputation runs do not use it.
     # Neither has an overlapped reduction.
@@ -83,6 +88,7 @@ PRACTICES = (
     (r"vTrain|DeepSpeed|metaseq", _DEEPSPEED),
     # Its memory has the softmax's 5·a·s² bytes.
     (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False)),
+    (r"deepseek-ai/|2412\.19437", Practice(hides_exchange=True)),
     # From 2023: sequence_parallel is off in its configurations; tensor parallelism is
     # Megatron-LM's. Its ZeRO optimizer (``hybrid_zero_optim.py``) reduces 16-bit gradients to all
     # ranks.
@@ -145,8 +151,6 @@ _RECENT = Practice()
 _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
-_XLA = Practice("full")
-"""JAX: the compiler fuses operations and overlaps traffic, much as Megatron-LM's kernels do."""
 _SHARDING_SOFTWARE = (
     r"(?<!Megatron.)FSDP|\btorch ?(titan|tune)\b|\blit[- ]?(gpt|llama)\b|\bOLMo\b"
     r"|\bAccelerate\b|\bTRL\b|Axolotl"

@@ -184,12 +184,16 @@ def _layer(
         dense = cost(moe=False) if moe < 1 else 0.0
         return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
 
+    compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle
+    exchange = moe * _expert(kernels) if layout.expert > 1 else 0.0
+    if assumed.hides_exchange:
+        exchange = max(OVERLAPPED * exchange, exchange - compute)
     return _Layer(
-        compute=mean(kernels.forward) + mean(kernels.backward) + assumed.idle,
+        compute=compute,
         recompute=mean(kernels.recompute),
         tensor=_tensor(kernels),
         context=_context(kernels),
-        expert=moe * _expert(kernels) if layout.expert > 1 else 0.0,
+        expert=exchange,
         head=kernels.head_forward() + kernels.head_backward(),
     )
 
