@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Literal
 
 import pytest
 from hypothesis import assume, given, settings
@@ -15,7 +16,12 @@ from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import Kernels
-from dtrain.parallelism.cost.memory import FRAGMENTATION, FRAGMENTATION_BY_TORCH, memory
+from dtrain.parallelism.cost.memory import (
+    FRAGMENTATION,
+    FRAGMENTATION_BY_TORCH,
+    memory,
+    stage_memory,
+)
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
@@ -269,6 +275,23 @@ def test_a_recomputed_layer_also_holds_gradients_of_its_largest_activations() ->
             # A weight's gradient needs more than that of short rows.
             weight = 6 * shape.hidden * shape.ffn_hidden / 8 / 2**30
             assert found.temporary == pytest.approx(max(expected, weight))
+
+
+def test_software_that_fills_the_first_or_the_last_stage() -> None:
+    """10 layers on 4 stages are 3, 3, 3 and 1, since the output layer is as much work as 2.4."""
+    shape = replace(model("llama-3-8b"), layers=10)
+    layout = Layout(backend="megatron", pipeline=4, grad_accumulation=8)
+
+    def layers(fullest: Literal["", "first", "last"], stage: int) -> float:
+        assumed = Assumptions(habits=MemoryHabits(fullest=fullest))
+        held = stage_memory(shape, layout, assumed, stage).parameters * 2**30 / 2
+        ends = shape.embedding_parameters if stage in (0, 3) else 0
+        return (held - ends) / shape.layer_parameters()
+
+    assert [layers("", stage) for stage in (0, 1, 3)] == pytest.approx([3, 3, 1])
+    # A quarter of 12.4 is 3.1, and the first stage has more.
+    assert [layers("first", stage) for stage in (0, 1, 3)] == pytest.approx([4, 3, 1])
+    assert [layers("last", stage) for stage in (0, 1, 3)] == pytest.approx([3, 3, 3])
 
 
 def test_flat_copies_leave_gaps_in_the_allocator() -> None:

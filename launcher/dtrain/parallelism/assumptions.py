@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dtrain.parallelism.backends import BACKENDS, backend_of
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
@@ -38,6 +39,11 @@ class MemoryHabits:
     context: float = CONTEXT
     """GiB of CUDA's context and kernels. Before PyTorch 1.13 loaded kernels on first use, 1.3 to
     1.8."""
+    fullest: Literal["", "first", "last"] = ""
+    """The stage of a pipeline that has as many layers as any, although it has the embedding or the
+    output layer. nanotron's ``build_model`` fills stages in order until each has more than its
+    share, InternEvo's ``partition_uniform`` gives the last ones one more. Megatron-LM's users give
+    them fewer."""
     buckets: float = 0.0
     """GiB of buffers in which gradients are reduced, if those are not views of the gradients:
     DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes."""

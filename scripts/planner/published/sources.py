@@ -100,7 +100,7 @@ PRACTICES = (
             fp32_gradients=False,
             fuses_gradients=False,
             reduces_to_all=True,
-            habits=MemoryHabits(gradient_bytes=2, step_copies=14),
+            habits=MemoryHabits(gradient_bytes=2, step_copies=14, fullest="last"),
         ),
     ),
     # NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
@@ -108,7 +108,7 @@ PRACTICES = (
     (r"NVIDIA[-/]NeMo|dgxc|MLPerf", Practice(fp32_gradients=False, hides_tensor=True)),
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
-    (r"nanotron", Practice(habits=MemoryHabits(unfused=True))),
+    (r"nanotron", Practice(habits=MemoryHabits(unfused=True, fullest="first"))),
     # Its library (Aleph-Alpha/scaling) consists of PyTorch's modules. Gradients stay in 16 bits
     # and are summed over all ranks after the last backward pass. Copies of them in 32 bits come
     # after the activations are gone. Sequence parallelism is off by default.

@@ -75,7 +75,7 @@ def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
 def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> Memory:
     """Return the memory of a GPU of one stage of the pipeline."""
     p, t = layout.pipeline, layout.tensor
-    layers = stage_layers(shape, layout)[stage]
+    layers = _layers(shape, layout, assumed, stage)
     if backend_of(layout).runtime_memory:
         return _by_runtime(shape, layout, assumed, layers, stage)
     dense, experts = parameters_of_stage(shape, layout, layers, stage)
@@ -140,6 +140,17 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         context=assumed.habits.context,
         fragmentation=fragmentation * used / _GIB,
     )
+
+
+def _layers(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> int:
+    """Layers of a stage, if the software puts most of them on the first or the last one."""
+    p, fullest = layout.pipeline, assumed.habits.fullest
+    if p > 1 and fullest == "first" and stage == 0:
+        head = shape.head_parameters / shape.layer_parameters()
+        return min(int((shape.layers + head) / p) + 1, shape.layers - p + 1)
+    if fullest == "last" and stage == p - 1:
+        return -(-shape.layers // p)
+    return stage_layers(shape, layout)[stage]
 
 
 def _activation_gradients(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
