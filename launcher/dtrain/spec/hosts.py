@@ -78,12 +78,15 @@ class Overrides(Type[tuple[tuple[Named, Section], ...]]):
 
 def _names(
     texts: Iterable[Node], problems: Problems, name: str, limit: int = MAX_HOSTS
-) -> tuple[Named, ...]:
-    """The hosts that the texts expand to. Reports each text that is not a host list."""
+) -> tuple[Named, ...] | None:
+    """The hosts that the texts expand to. Reports each text that is not a host list, and returns
+    None if there is one: the other hosts alone may contradict the rest of the file."""
     found: list[Named] = []
+    sound = True
     for text in texts:
         if not isinstance(text, Scalar) or text.empty:
             HostList().refuse(text, problems, name)
+            sound = False
             continue
         try:
             names = unfold(text.text, limit=limit - len(found))
@@ -95,18 +98,21 @@ def _names(
                 hint = "write an IPv6 address without brackets"
             offset = min(error.offset, max(len(text.text) - 1, 0))
             problems.add(f"{name}: {message}", text.part(offset, error.width), hint)
+            sound = False
             continue
-        found.extend(_valid(names, text, problems, name))
-    return tuple(found)
+        sound = _valid(names, text, problems, name) and sound
+        found.extend(Named(host, text.place) for host in names)
+    return tuple(found) if sound else None
 
 
-def _valid(names: Sequence[str], text: Scalar, problems: Problems, name: str) -> Iterable[Named]:
+def _valid(names: Sequence[str], text: Scalar, problems: Problems, name: str) -> bool:
+    """Whether all are names of hosts. Reports the first that is none."""
     for host in names:
         wrong, hint = host_name_fault(host)
         if wrong:
             problems.add(f"{name}: the host name {shown(host)} {wrong}", text.place, hint)
-            return
-        yield Named(host, text.place)
+            return False
+    return True
 
 
 def host_name_fault(name: str) -> tuple[str, str]:
