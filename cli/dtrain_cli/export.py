@@ -1,21 +1,21 @@
 """Exports a run while it is watched: OpenMetrics over HTTP or in a file, and TensorBoard scalars.
 
 `Exports` is an observer. Observers return at once, so it only notes what it gets; a thread computes
-the goodput and writes the file. A failure to export never ends the run.
+the goodput and writes the files. A failure to export never ends the run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
+import os
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from io import BytesIO
 from pathlib import Path
-from socket import AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET
-from tempfile import NamedTemporaryFile
-from types import ModuleType
+from socket import AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET, gethostname
+from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import DtrainError, UsageError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dtrain.messages.telemetry import Sample
 
 PERIOD = 5.0
-"""Seconds between two writes of the file."""
+"""Seconds between two writes of the files."""
 BUSY = 0.02
 """Most part of a CPU that the computation of the goodput takes."""
 CLIENT_LIMIT = 5.0
@@ -108,8 +108,6 @@ class Exports(NullObserver):
             self._server.server_close()
         for thread in self._threads:
             thread.join()
-        if self._scalars is not None:
-            self._scalars.close()
 
     # What it observes ----------------------------------------------------------------------------
 
@@ -189,6 +187,8 @@ class Exports(NullObserver):
             if self._file is not None:
                 with contextlib.suppress(UsageError):  # the next write may succeed
                     _write(self._file, self._text())
+            if self._scalars is not None:
+                self._scalars.write()
 
     def _count_goodput(self) -> None:
         if self._journal is None:
@@ -280,48 +280,65 @@ def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
 
 
 class _Scalars:
-    """TensorBoard's file for one run. A failure to write it may be any exception, because
-    TensorFlow has its own, and never ends the run."""
+    """TensorBoard's file for one run. Its own writer has a thread, which ends with a traceback on
+    the terminal at the first failure."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer: Any = None
-        with contextlib.suppress(Exception):
-            self._writer = _event_writer()(str(folder))
+        name = f"events.out.tfevents.{int(time.time()):010d}.{gethostname()}.{os.getpid()}"
+        self._path = folder / name
+        self._lock = threading.Lock()
+        self._records: list[bytes] = []
+        self._size = 0
+        """Bytes of the file that are whole records."""
 
     def add(self, report: Progress, values: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        event = Event(wall_time=report.time, step=report.step, summary=Summary(value=scalars))
-        if self._writer is not None:
-            with contextlib.suppress(Exception):
-                self._writer.add_event(event)
+        summary = Summary(value=scalars)
+        record = _record(wall_time=report.time, step=report.step, summary=summary)
+        with self._lock:
+            self._records.append(record)
 
-    def close(self) -> None:
-        if self._writer is not None:
-            with contextlib.suppress(Exception):
-                self._writer.close()
+    def write(self) -> None:
+        """Append what was added. A failure loses it; the next call may succeed."""
+        with self._lock:
+            records, self._records = self._records, []
+        if not records:
+            return
+        if not self._size:
+            records.insert(0, _record(wall_time=time.time(), file_version="brain.Event:2"))
+        data = b"".join(records)
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.truncate(self._size)  # a failure may have left a part of a record
+                file.write(data)
+            self._size += len(data)
+
+
+def _record(**fields: Any) -> bytes:
+    """An event in the format of TensorBoard's files."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = BytesIO()
+    RecordWriter(record).write(Event(**fields).SerializeToString())
+    return record.getvalue()
 
 
 def _check_scalars(folder: Path) -> None:
     """Raise UsageError if no scalars can be written below ``folder``."""
-    _event_writer()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--tensorboard-dir {folder}: cannot write: {error.strerror}") from None
-
-
-def _event_writer() -> Any:
-    """The class that writes TensorBoard's event files. Raises UsageError."""
-    # TensorBoard looks for this module, and loads TensorFlow without it: for seconds, hundreds of
-    # MB and lines of a log, although its own stub writes local files as well.
-    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
-    try:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        import tensorboard.compat.proto.event_pb2
+        import tensorboard.summary.writer.record_writer  # noqa: F401
     except ImportError:
         raise UsageError(
             "--tensorboard-dir needs the package tensorboard", hint="pip install tensorboard"
         ) from None
-    return EventFileWriter
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as file:
+            file.write(b"\n")
+    except OSError as error:
+        raise UsageError(f"--tensorboard-dir {folder}: cannot write: {error.strerror}") from None

@@ -182,7 +182,7 @@ def test_tensorboard_reads_the_scalars_of_the_first_rank(folder: RunFolder, tmp_
     losses = [(one.step, one.value) for one in found.Scalars("loss")]
     assert losses == [(1, 1.5), (2, 0.75), (3, 0.5)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+        patch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
         with pytest.raises(UsageError, match="needs the package tensorboard"):
             Exports(scalars=tmp_path)
     assert [one.wall_time for one in found.Scalars("tokens_per_second")] == [1e9 + 20, 1e9 + 30]
@@ -200,7 +200,7 @@ folder = Path({str(tmp_path)!r})
 _check_scalars(folder)
 scalars = _Scalars(folder)
 scalars.add(Progress("rank-0", 1e9, 4, 4, 0.25, 4000, {{}}), {{"loss": 0.25}})
-scalars.close()
+scalars.write()
 assert list(folder.iterdir())
 assert "tensorflow" not in sys.modules
 """
@@ -225,28 +225,33 @@ def test_a_run_that_this_process_takes_over_is_exported_once(
     assert len(list((tmp_path / "scalars" / "run-1").iterdir())) == 1
 
 
-@pytest.mark.parametrize("fails", ["__init__", "add_event", "close"])
-def test_scalars_that_cannot_be_written_never_end_the_run(
-    fails: str, folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_scalars_that_cannot_be_written_end_neither_the_run_nor_the_file(
+    folder: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            self._call("__init__")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        def add_event(self, event: object) -> None:
-            self._call("add_event")
-
-        def close(self) -> None:
-            self._call("close")
-
-        def _call(self, name: str) -> None:
-            if name == fails:
-                raise RuntimeError("TensorFlow's own errors are no OSError")
-
-    monkeypatch.setattr(export, "_event_writer", lambda: Writer)
-    with Exports("0", scalars=tmp_path / "scalars") as exports:
+    monkeypatch.setattr(export, "PERIOD", HANG)  # this test writes, and the end
+    scalars = tmp_path / "scalars"
+    with Exports("0", scalars=scalars) as exports:
+        scalars.rmdir()
+        scalars.touch()  # in the way
         play(exports, folder)
+        assert exports._scalars is not None
+        exports._scalars.write()
         assert "dtrain_loss" in exports._text()
+        scalars.unlink()
+        exports.progress("n1", Progress("rank-0", 1e9 + 40, 4, 4, 0.25, 4000, {}))
+        exports._scalars.write()
+        (file,) = (scalars / "run-1").iterdir()
+        with file.open("ab") as stream:
+            stream.write(b"what a full disk left")
+        exports.progress("n1", Progress("rank-0", 1e9 + 50, 5, 5, 0.125, 5000, {}))
+    found = EventAccumulator(str(scalars / "run-1")).Reload()
+    assert [(one.step, one.value) for one in found.Scalars("loss")] == [(4, 0.25), (5, 0.125)]
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +262,7 @@ def test_scalars_that_cannot_be_written_never_end_the_run(
         (["--metrics-port", "192.0.2.1:0"], "cannot listen"),
         (["--metrics-file", "nowhere/run.prom"], "cannot write: No such file"),
         (["--tensorboard-dir", "c.yaml/scalars"], "cannot write: Not a directory"),
+        (["--tensorboard-dir", "/proc"], "cannot write: "),
     ],
     ids=" ".join,
 )
