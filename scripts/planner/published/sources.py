@@ -86,8 +86,9 @@ PRACTICES = (
         replace(_DEEPSPEED, idle=0.011),
     ),
     (r"vTrain|DeepSpeed|metaseq", _DEEPSPEED),
-    # Its memory has the softmax's 5·a·s² bytes.
-    (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False)),
+    # Its memory has the softmax's 5·a·s² bytes. Megatron-LM reports the allocator's peak
+    # (``report_memory``).
+    (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False, counter="allocated")),
     (r"deepseek-ai/|2412\.19437", Practice(hides_exchange=True)),
     # From 2023: sequence_parallel is off in its configurations; tensor parallelism is
     # Megatron-LM's. Its ZeRO optimizer (``hybrid_zero_optim.py``) reduces 16-bit gradients to all
