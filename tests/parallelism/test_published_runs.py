@@ -100,6 +100,8 @@ def test_a_source_s_software_decides_what_is_blank(
         ({"source": "NVIDIA/x maxtext/README.md"}, "megatron", "full", True),
         ({"gpu_type": "TPU v4"}, "megatron", "full", True),
         ({"notes": "DeepSpeed 0.5.8"}, "megatron", "none", False),
+        ({"notes": "DeepSpeed", "gpu_type": "8xH100-80GB"}, "torchtitan", "full", True),
+        ({"notes": "OpenRLHF", "flash_attention": "yes"}, "torchtitan", "full", True),
         ({"flash_attention": "no", "precision": "fp16"}, "megatron", "none", False),
         ({"flash_attention": "no", "precision": "fp16", "sharding": "zero1"}, "megatron",
          "optimizer", False),
@@ -111,6 +113,23 @@ def test_the_software_of_an_unknown_source(
     found = run(**cells)
     assert (found.layout.backend, found.layout.sharding) == (backend, sharding)
     assert found.assumed.overlaps_reduction is overlaps
+
+
+@pytest.mark.parametrize(
+    ("cells", "separate"),
+    [
+        ({}, True),
+        ({"notes": "eager"}, True),
+        ({"notes": "without torch.compile"}, True),
+        ({"notes": "no compile"}, True),
+        ({"source": "torchtitan paper, Table 1 torch.compile"}, False),
+        ({"id": "8b-compiled"}, False),
+        ({"notes": "RMSNorm kernel"}, False),
+    ],
+)
+def test_compilation_fuses_norms(cells: dict[str, str], separate: bool) -> None:
+    found = run(**{"source": "torchtitan paper, Table 1", **cells})
+    assert found.assumed.separate_kernels is separate
 
 
 def test_blank_cells_are_what_a_run_needs_to_fit() -> None:

@@ -13,7 +13,7 @@ from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
 from dtrain.parallelism.cost.step_time import EXPOSED_TENSOR, OVERLAPPED
 from dtrain.parallelism.model.models import model
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import BackendName, Layout
 
 H100 = gpu("h100-80gb")
 
@@ -121,6 +121,18 @@ def test_flash_attention_in_triton_is_slower() -> None:
     assert share == pytest.approx(TRITON_ATTENTION)
     # On H100s, PyTorch's own FlashAttention-2 is no faster.
     assert attention("h100-80gb", triton=False) == attention("h100-80gb", triton=True)
+
+
+def test_some_software_has_an_older_flash_attention_than_its_backend() -> None:
+    def attention(backend: BackendName, *, flash2: bool) -> float:
+        layout = Layout(backend=backend, data=8, sharding="optimizer")
+        one = candidate("llama-3-8b", layout, Assumptions(flash2=flash2))
+        parts = Kernels(one.efficiency, one.cluster, one.shape, one.layout, one.assumed)
+        return parts.attention_forward()
+
+    older = attention("torchtitan", flash2=False)
+    assert attention("megatron", flash2=True) == older
+    assert attention("megatron", flash2=False) < older
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ class MemoryHabits:
 class Assumptions:
     precision: Precision = "bf16"
     flash_attention: bool = True
+    flash2: bool = False
+    """Whether flash attention is FlashAttention-2 although the backend has a newer one."""
     triton_attention: bool = False
     """Whether flash attention is an early version in Triton."""
     fused_loss: bool = False

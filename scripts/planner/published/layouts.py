@@ -80,13 +80,15 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         practice.flash_attention,
     )
     # Without compilation, float8 of torchao is slower than bf16.
-    text = f"{row.get('id', '')} {row.get('notes', '')}"
+    text = f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
+    said = re.sub(r"\b(no|not|without) (torch\.)?compil", "", text, flags=re.IGNORECASE)
     fused = r"\bcompile|\bfused (?:kernels|norms?|rms)|norm kernel"
-    compiled = re.search(fused, text, re.IGNORECASE) is not None or precision == "fp8"
+    compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
         separate_kernels=practice.separate_kernels and not compiled,
         flash_attention=flash,
+        flash2=practice.flash2,
         triton_attention=practice.triton_attention,
         fused_loss=practice.fused_loss,
         fuses_gradients=practice.fuses_gradients,

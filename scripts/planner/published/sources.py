@@ -40,6 +40,7 @@ class Practice:
     fuses_gradients: bool = True
     overlaps_reduction: bool = True
     overlaps_sends: bool = True
+    flash2: bool = False
     triton_attention: bool = False
     idle: float = 0.0
     reduces_to_all: bool = False
@@ -109,7 +110,7 @@ PRACTICES = (
     (r"NVIDIA[-/]NeMo|dgxc|MLPerf", Practice(fp32_gradients=False, hides_tensor=True)),
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
-    (r"nanotron", Practice(habits=MemoryHabits(unfused=True, fullest="first"))),
+    (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
     # Its library (Aleph-Alpha/scaling) consists of PyTorch's modules. Gradients stay in 16 bits
     # and are summed over all ranks after the last backward pass. Copies of them in 32 bits come
     # after the activations are gone. Sequence parallelism is off by default.
@@ -152,6 +153,8 @@ _RECENT = Practice()
 _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
+_ZERO = replace(_FSDP, sequence_parallel=False, fp32_gradients=False)
+"""DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits."""
 _SHARDING_SOFTWARE = (
     r"(?<!Megatron.)FSDP|\btorch ?(titan|tune)\b|\blit[- ]?(gpt|llama)\b|\bOLMo\b"
     r"|\bAccelerate\b|\bTRL\b|Axolotl"
@@ -179,7 +182,7 @@ def practice_of(row: Row) -> Practice:
         for text in searched:
             for pattern, how in table:
                 if re.search(pattern, text, re.IGNORECASE):
-                    return how
+                    return _ZERO if how is _DEEPSPEED and table is SOFTWARE and _new(row) else how
     sharding = row.get("sharding", "")
     if re.search(r"fsdp|hsdp|zero.?3|full|hybrid", sharding, re.IGNORECASE):
         return _FSDP
@@ -188,6 +191,13 @@ def practice_of(row: Row) -> Practice:
     ):
         return _DEEPSPEED if re.match("zero", sharding, re.IGNORECASE) else _EARLY
     return _RECENT
+
+
+def _new(row: Row) -> bool:
+    """Whether a run is from 2023 or later."""
+    flash = re.match("y", row.get("flash_attention", ""), re.IGNORECASE)
+    newer = r"H[128]\d\d|H20\b|B[123]00|MI[23]\d\d|Gaudi"
+    return flash is not None or re.search(newer, row.get("gpu_type", ""), re.IGNORECASE) is not None
 
 
 @cache

@@ -200,7 +200,8 @@ class Kernels:
         peak = self._peak(self._wide)
         flop = self.attention_flop()
         if self.assumed.flash_attention:
-            own = efficiency.flash2 if backend_of(layout).flash2 else 1.0
+            older = self.assumed.flash2 or backend_of(layout).flash2
+            own = efficiency.flash2 if older else 1.0
             if self.assumed.triton_attention:
                 own = min(own, TRITON_ATTENTION)
             flop *= self._softmax_share / (2 if self.shape.causal else 1)
