@@ -175,6 +175,18 @@ def folded(text: str) -> None:
         names.labels(map(str, each.sources))
 
 
+def partly_folded(text: str) -> None:
+    """One rank writes more lines than the others, which also write theirs to stderr."""
+    folder: LineFolder[int] = LineFolder()
+    lines = [f"{line}\n" for line in text.splitlines()]
+    folder.add(0.0, 0, "stdout", "".join(f"{n}\n{line}" for n, line in enumerate(lines)))
+    folder.add(0.0, 1, "stdout", "".join(lines))
+    folder.add(0.0, 2, "stdout", "".join(f"{n}\n" for n in range(len(lines))))
+    for line in lines[:100]:
+        folder.add(0.0, 3, "stderr", line)
+    folder.flush()
+
+
 def problems(text: str) -> None:
     grouped([NodeError("gpu01", "reading", text, hint=text)] * 4, [])
 
@@ -239,11 +251,12 @@ PATHS: dict[str, Callable[[str], object]] = {
     "host names": lambda text: fold(text.split()),
     "cluster file": loaded,
     "folded lines": folded,
+    "partly folded lines": partly_folded,
     "dashboard": lambda text: draw(Board("run", 0.0, 1, 1), [Text(clean(text))], 80, 24, 0.0),
     "problems": problems,
     "report": reported,
 }
-SLOW = ("cluster file", "events", "progress files", "report")
+SLOW = ("cluster file", "events", "partly folded lines", "progress files", "report")
 AIMED_AT = ("signatures", "signatures' details", "last words")
 
 

@@ -18,6 +18,9 @@ _MAX_WAITING = 512 << 10
 """Characters that wait at most."""
 _CHUNK = 64 << 10
 """Characters that are searched, and copied for a new line, at once."""
+_FIRST_STEP = 128
+"""Characters that are compared first. Each step is twice as long as the one before it, so that the
+last comparison, which fails, costs no more than the others."""
 
 
 @dataclass(slots=True)
@@ -98,33 +101,41 @@ class LineFolder(Generic[_Source]):
         wanted = "\n" + line
         for number in range(max(0, bisect_right(self._chunk_begins, after) - 1), len(self._chunks)):
             chunk, begin = self._chunks[number], self._chunk_begins[number]
-            at = chunk.find(wanted, max(0, after - begin))
-            while at >= 0:
-                if self._origins[self._origin_at(begin + at)][0] == kind:
-                    return begin + at
-                at = chunk.find(wanted, at + 1)
+            while (at := chunk.find(wanted, max(0, after - begin))) >= 0:
+                after = self._next_of(kind, begin + at)
+                if after == begin + at:
+                    return after
         return None
 
-    def _equal(self, place: int, kind: str, text: str, done: int) -> int:
-        """The end of the waiting lines that equal those of ``text`` from ``done`` on."""
-        end = place
-        for piece in self._slices(place, self._same_kind(place, kind, len(text) - done)):
-            start = done + end - place
-            if not text.startswith(piece, start):
-                return end + _common_lines(piece, text[start : start + len(piece)])
-            end += len(piece)
-        return end
+    def _next_of(self, kind: str, place: int) -> int:
+        """The first place from ``place`` on with a line of this kind."""
+        for number in range(self._origin_at(place), len(self._origins)):
+            if self._origins[number][0] == kind:
+                return max(place, self._origin_begins[number])
+        return self._end
 
-    def _same_kind(self, place: int, kind: str, most: int) -> int:
-        """The end of the lines of one kind from ``place`` on, within ``most`` characters."""
-        limit = min(self._end, place + most)
-        for number in range(self._origin_at(place) + 1, len(self._origins)):
-            begin = self._origin_begins[number]
-            if begin >= limit:
+    def _equal(self, place: int, kind: str, text: str, done: int) -> int:
+        """The end of the waiting lines that equal those of ``text`` from ``done`` on. The first
+        ones are known to be equal."""
+        size, step = text.index("\n", done) + 1 - done, _FIRST_STEP
+        while piece := self._piece(place + size, kind, min(step, len(text) - done - size)):
+            start = done + size
+            if not text.startswith(piece, start):
+                size += _common(piece, text[start : start + len(piece)])
+                break
+            size += len(piece)
+            step *= 2
+        return place + text.rfind("\n", done, done + size) + 1 - done
+
+    def _piece(self, begin: int, kind: str, most: int) -> str:
+        """Waiting text of one kind: at most ``most`` characters, of one chunk."""
+        end = min(self._end, begin + most)
+        for number in range(self._origin_at(begin), len(self._origins)):
+            if self._origin_begins[number] >= end:
                 break
             if self._origins[number][0] != kind:
-                return begin
-        return limit
+                end = self._origin_begins[number]
+        return next(self._slices(begin, end), "")
 
     def _share(self, source: _Source, begin: int, end: int) -> None:
         """Add a source to waiting lines."""
@@ -181,8 +192,8 @@ class LineFolder(Generic[_Source]):
         return groups
 
 
-def _common_lines(one: str, other: str) -> int:
-    """The length of the longest common beginning of whole lines."""
+def _common(one: str, other: str) -> int:
+    """The length of the longest common beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -190,4 +201,4 @@ def _common_lines(one: str, other: str) -> int:
             low = middle
         else:
             high = middle - 1
-    return one.rfind("\n", 0, low) + 1
+    return low
