@@ -220,6 +220,19 @@ def test_copies_of_sharded_states_are_a_phase_of_the_step() -> None:
     assert used.allocated * 2**30 / shape.parameters == pytest.approx(30 / 2, rel=1e-3)
 
 
+def test_adam_without_foreach_has_temporaries_of_one_layer() -> None:
+    shape = replace(model("llama-3-8b"), seq_len=8, vocab=1024)
+    layout = Layout(backend="torchtitan", data=2, sharding="full", recompute="full")
+    habits = MemoryHabits(foreach=False)
+    # Without the temporaries, the step is not the highest phase any more.
+    every, one = (
+        memory(shape, layout, Assumptions(habits=each)) for each in (MemoryHabits(), habits)
+    )
+    assert every.temporary * 2**30 == pytest.approx(4 * shape.parameters / 2, rel=1e-3)
+    assert one.temporary * 2**30 < 3 * 4 * shape.layer_parameters()
+    assert one.allocated < every.allocated
+
+
 def test_pytorch_keeps_what_tensor_ranks_have_gathered() -> None:
     """Megatron-LM keeps a rank's part of the inputs of a layer's two first products."""
     shape = model("llama-2-7b")

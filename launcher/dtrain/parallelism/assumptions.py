@@ -31,6 +31,9 @@ class MemoryHabits:
     InternEvo also keeps the cast (``hybrid_zero_optim.py``), and PyTorch's Adam then needs two
     temporaries of one flat tensor: 2 + 4 + 8. A flat copy is one block, so the allocator cannot
     place it where activations were."""
+    foreach: bool = True
+    """Whether Adam updates all tensors at once, with temporaries of all of them: PyTorch's default.
+    Composer's ``DecoupledAdamW`` updates one after the other."""
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, as
     DeepSpeed's engine does. Megatron-LM frees it after the send."""

@@ -138,7 +138,13 @@ PRACTICES = (
     # Their attn_impl was triton until FlashAttention-2.
     (
         r"llm-foundry|MosaicML",
-        Practice("full", triton_attention=True, fused_loss=True, backend="torchtitan"),
+        Practice(
+            "full",
+            triton_attention=True,
+            fused_loss=True,
+            backend="torchtitan",
+            habits=MemoryHabits(foreach=False),
+        ),
     ),
     # It also publishes its GPUs' speed in plain matrix products: 48 % of the peak, not 60 %.
     (

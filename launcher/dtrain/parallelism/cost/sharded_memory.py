@@ -124,8 +124,10 @@ def _phases(
     yield Phase(
         rest, 0.0, 0.0, resident + reduced * layer * trained, tied * head + 2 * split * tokens
     )  # fmt: skip
-    # The optimizer's update works on copies of all shards (foreach), or of more than these.
-    yield Phase(every, 0.0, 0.0, 0.0, every * max(1.0, assumed.habits.step_copies / 4))
+    # The optimizer's update works on copies of all shards (foreach), or of more than these, or on
+    # two of one shard.
+    copies = every if assumed.habits.foreach else min(every, 8 * max(shard, root / shards))
+    yield Phase(every, 0.0, 0.0, 0.0, max(copies, every * assumed.habits.step_copies / 4))
 
 
 def _idle_experts(shape: Shape, layout: Layout) -> float:
