@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import shutil
+import tracemalloc
 
 import pytest
 
@@ -377,6 +378,22 @@ def test_a_clock_that_is_set_back_does_not_change_what_is_thinned(tmp_path, monk
     assert 200 < len(kept) < 220
     gaps = [after - before for before, after in itertools.pairwise(kept)]
     assert max(gaps) < 15
+
+
+def test_a_launcher_that_attaches_to_a_long_run_does_not_hold_its_averages(tmp_path):
+    written = telemetry.TelemetryWriter(tmp_path, "gpu01")
+    assert written.append(Sample.read(sample(1e9)))
+    file = tmp_path / "telemetry" / "gpu01.jsonl"
+    file.write_bytes(file.read_bytes() * 10_000)
+    attached = telemetry.TelemetryWriter(tmp_path, "gpu01")
+    newest = Sample.read(sample(1e9 + 86400))
+    tracemalloc.start()
+    try:
+        assert attached.append(newest)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < file.stat().st_size / 10
 
 
 @pytest.mark.parametrize(("most", "lines"), [(64, 469), (120, 141), (163, 208), (256, 301)])

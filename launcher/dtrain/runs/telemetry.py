@@ -116,11 +116,12 @@ class TelemetryWriter:
             return
         daily = DAILY * max(1 / self._hosts, len(newest.gpus) / GPUS)
         with os.fdopen(open_stored(self._averages, os.O_RDONLY), "rb") as file:
-            averages = [*_averages(file)]
-            elapsed = averages[-1][0] if averages else 0.0
+            elapsed = max((elapsed for elapsed, _ in _averages(file)), default=0.0)
             self._limit = int(daily * max(1.0, elapsed / 86400))
             if os.fstat(file.fileno()).st_size <= self._limit:
                 return
+            file.seek(0)
+            averages = [*_averages(file)]
         draft = self._averages.with_suffix(".draft")
         draft.unlink(missing_ok=True)
         fd = open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
