@@ -178,13 +178,32 @@ class LongExchange:
             answer(message)
 
         handlers[MSG_KEXINIT] = answer_late
-        threading.Thread(target=connection._transport.renegotiate_keys, daemon=True).start()
+
+        def exchange() -> None:
+            with suppress(EOFError, OSError, paramiko.SSHException):  # it may be closed
+                connection._transport.renegotiate_keys()
+
+        threading.Thread(target=exchange, daemon=True).start()
         assert begun.wait(HANG)
 
     def end(self, *channels: paramiko.Channel) -> None:
         """Let the server answer. Before that it closes the ``channels``."""
         self._channels = channels
         self._go_on.set()
+
+
+@pytest.fixture
+def delayed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a message waits for new keys."""
+    send, delayed = ClientTransport._send_user_message, threading.Event()
+
+    def watch(self: ClientTransport, message: paramiko.Message) -> None:
+        send(self, message)
+        if self._delayed:
+            delayed.set()
+
+    monkeypatch.setattr(ClientTransport, "_send_user_message", watch)
+    return delayed
 
 
 def test_an_acknowledgement_follows_new_keys(
@@ -203,13 +222,14 @@ def test_an_acknowledgement_follows_new_keys(
 
 
 def test_what_is_written_during_an_exchange_follows_new_keys(
-    tmp_path: Path, transport: SshTransport, key: Path
+    tmp_path: Path, transport: SshTransport, key: Path, delayed: threading.Event
 ) -> None:
     with Echo(blob(key)) as server:
         connection = transport.connect(host_of(server, key, tmp_path))
         process = connection.start("echo")
         exchange = LongExchange(server, connection)
-        process.write(b"start\n")
+        threading.Thread(target=process.write, args=[b"start\n"], daemon=True).start()
+        assert delayed.wait(HANG)
         exchange.end()
         assert process.read() == b"start\n"
         connection.close()
@@ -228,7 +248,7 @@ class Silent(SshServer):
 
 
 def test_no_data_follow_the_close_of_a_channel_that_the_server_closes_before_new_keys(
-    tmp_path: Path, transport: SshTransport, key: Path
+    tmp_path: Path, transport: SshTransport, key: Path, delayed: threading.Event
 ) -> None:
     """sshd would end the connection with all its channels."""
     with Silent(blob(key)) as server:
@@ -236,12 +256,51 @@ def test_no_data_follow_the_close_of_a_channel_that_the_server_closes_before_new
         process = connection.start("first")
         closed = server.channels.get(timeout=HANG)
         exchange = LongExchange(server, connection)
-        process.write(b"in time")
+        threading.Thread(target=process.write, args=[b"in time"], daemon=True).start()
+        assert delayed.wait(HANG)
         exchange.end(closed)
         connection.start("another")  # after what came before it on the connection
         # The server ignores what follows the client's close.
         assert closed.recv(100) == b"in time"
         connection.close()
+
+
+def test_a_connection_that_is_closed_after_a_write_has_sent_the_data(
+    tmp_path: Path, transport: SshTransport, key: Path, delayed: threading.Event
+) -> None:
+    with Silent(blob(key)) as server:
+        connection = transport.connect(host_of(server, key, tmp_path))
+        process = connection.start("first")
+        channel = server.channels.get(timeout=HANG)
+        exchange = LongExchange(server, connection)
+
+        def write_and_close() -> None:
+            process.write(b"kill")
+            connection.close()
+
+        threading.Thread(target=write_and_close, daemon=True).start()
+        assert delayed.wait(HANG)
+        exchange.end()
+        assert channel.recv(100) == b"kill"
+
+
+@pytest.mark.parametrize("who", ["server", "client"])
+def test_a_write_ends_if_the_connection_is_closed_during_an_exchange(
+    who: str, tmp_path: Path, transport: SshTransport, key: Path, delayed: threading.Event
+) -> None:
+    with Silent(blob(key)) as server:
+        connection = transport.connect(host_of(server, key, tmp_path))
+        process = connection.start("first")
+        exchange = LongExchange(server, connection)
+        writer = threading.Thread(target=process.write, args=[b"kill"], daemon=True)
+        writer.start()
+        assert delayed.wait(HANG)
+        connection.close() if who == "client" else server._transports[0].close()
+        writer.join(HANG)
+        assert not writer.is_alive()
+        with pytest.raises(ConnectError):
+            process.write(b"more")
+        exchange.end()
 
 
 class Flooding(SshServer):

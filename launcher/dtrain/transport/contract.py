@@ -17,8 +17,11 @@ class RemoteProcess(Protocol):
     """A command running on a host."""
 
     def write(self, data: bytes) -> None:
-        """Write all of ``data`` to stdin. Raises ConnectError if the connection is lost. If only
-        the process has ended, the data is dropped silently."""
+        """Write all of ``data`` to stdin. Closing the connection afterwards does not drop it.
+
+        Raises ConnectError if the connection is lost. If only the process has ended, the data is
+        dropped silently. Not for the thread that `follow` uses.
+        """
 
     def close_stdin(self) -> None: ...
 

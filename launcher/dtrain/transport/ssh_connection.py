@@ -135,12 +135,17 @@ class ClientTransport(paramiko.Transport):
             default_window_size=WINDOW,
             packetizer_class=BoundedPacketizer,
         )
+        self._sent = threading.Condition(self.clear_to_send_lock)
+        """Notified once no message is delayed."""
 
     def run(self) -> None:
         try:
             super().run()
         except Exception as error:  # noqa: BLE001 (the thread's last line of defence)
             self.saved_exception = error
+        with self._sent:
+            self._delayed.clear()
+            self._sent.notify_all()
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
@@ -205,16 +210,24 @@ class ClientTransport(paramiko.Transport):
         """Send a message, or queue it until a key exchange ends. Messages of all threads keep their
         order: a server disconnects a client that sends data to a channel after its close."""
         with self.clear_to_send_lock:
+            if not self.is_active():
+                return
             if self._delayed or not self.clear_to_send.is_set():
                 self._delayed.append(message)
-            elif self.is_active():
+            else:
                 self.packetizer.send_message(message)
+
+    def wait_until_sent(self) -> None:
+        """Wait until all messages are sent, or the connection has ended. Not for its own thread."""
+        with self._sent:
+            self._sent.wait_for(lambda: not self._delayed)
 
     def _parse_newkeys(self, message: paramiko.Message) -> None:
         super()._parse_newkeys(message)  # type: ignore[misc]
-        with self.clear_to_send_lock:
+        with self._sent:
             while self._delayed:
                 self.packetizer.send_message(self._delayed.popleft())
+            self._sent.notify_all()
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()
@@ -365,6 +378,8 @@ class SshProcess:
                 if sent == 0:
                     break
                 view = view[sent:]
+        # The caller may close the connection, which would drop what waits for a key exchange.
+        self._transport.wait_until_sent()
         if view and not self._closed and self._broken():
             raise self._connection.lost("writing to a command")
 
