@@ -59,6 +59,7 @@ class RunFollower:
         pages: dict[str, journal.JournalEvent] = {}
         findings: list[journal.JournalEvent] = []
         stall: list[journal.JournalEvent] = []
+        moved: list[journal.JournalEvent] = []
         for then, event in self._journal.read():
             match event:
                 case journal.HostState(host):
@@ -81,14 +82,16 @@ class RunFollower:
                     self.progress, self.stragglers = (), None
                     states.clear()
                     pages.clear()
-                    findings, stall = [], []
+                    findings, stall, moved = [], [], []
                     if attempt > self._record.attempt:
                         self._forward(event)  # it began after the record was read
-                case journal.HostsAllocated():
+                case journal.HostsAllocated(hosts):
                     states.clear()
+                    # It may be newer than the record that was read.
+                    moved = [event] if hosts != self._record.allocated else []
                 case journal.Finished(report):
                     self.report = report
-        for event in (*findings, *states.values(), *pages.values(), *stall):
+        for event in (*moved, *findings, *states.values(), *pages.values(), *stall):
             self._forward(event)
         for stream, size in self._folder.sizes(self._plan).items():
             self._sizes[stream] = size
