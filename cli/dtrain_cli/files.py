@@ -1,4 +1,4 @@
-"""Read and replace the user's text files, for `dtrain plan --output`."""
+"""Read and replace the user's text files, as for `dtrain plan --output`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,18 @@ def read_text(path: Path) -> str | None:
     return contents(path).decode("utf-8", "surrogateescape") if target.exists() else None
 
 
+def writable(path: Path) -> bool:
+    """Return whether there is a file to replace. For use before the long work whose result
+    `write_text` gets.
+
+    Raises UsageError if `write_text` would refuse the path, or if its folder is read-only.
+    """
+    target = _target(path)
+    if not os.access(target.parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise _unwritable(path, target, "its folder is read-only")
+    return target.exists()
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace the file's content with ``text`` atomically.
 
@@ -38,10 +50,14 @@ def write_text(path: Path, text: str) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{str(path)!r} cannot be written: {_reason(error)}",
-            hint=f"name a file in a folder that you can write to, not in {str(target.parent)!r}",
-        ) from None
+        raise _unwritable(path, target, _reason(error)) from None
+
+
+def _unwritable(path: Path, target: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{str(path)!r} cannot be written: {reason}",
+        hint=f"name a file in a folder that you can write to, not in {str(target.parent)!r}",
+    )
 
 
 def _target(path: Path) -> Path:

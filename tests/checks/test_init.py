@@ -58,6 +58,15 @@ def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], me
     assert not (launcher.folder / "cluster.yaml").exists()
 
 
+@pytest.mark.parametrize(("file", "message"), [("no/c.yaml", "no such folder"), (".", "a folder")])
+def test_a_file_that_cannot_be_written_is_refused_before_the_questions(
+    launcher: Launcher, file: str, message: str
+) -> None:
+    done = launcher.command("init", file).wait()
+    assert (done.code, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
 def test_hosts_are_inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = recorded_evidence("dgx-a100", tmp_path, monkeypatch)
     answers = first_file.Answers(("gpu01", "gpu02"), "torch", "it's #1.py", "ml")

@@ -110,6 +110,10 @@ def test_bandwidth_is_for_torch(launcher: Launcher) -> None:
     done = launcher.command("check", str(file), "--output", "a.json").wait()
     assert done.code == 2
     assert "add --bandwidth" in done.stderr
+    # Before the hosts are asked, and before the long measurement.
+    done = launcher.command("check", str(file), "--bandwidth", "--output", "no/a.json").wait()
+    assert done.code == 2
+    assert "no such folder" in done.stderr
 
 
 @pytest.mark.netns

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain_cli.files import read_text, write_text
+from dtrain_cli.files import read_text, writable, write_text
 
 NOBODY = 65534
 
@@ -155,3 +155,13 @@ def test_a_protected_folder(protected_folder: Path, as_nobody: None) -> None:
         write_text(protected_folder, "x")
     assert "folder" in caught.value.hint
     assert protected_folder.read_text() == "old"
+    with pytest.raises(UsageError, match="cannot be written: its folder is read-only") as caught:
+        writable(protected_folder)
+    assert "folder" in caught.value.hint
+
+
+def test_whether_there_is_a_file_to_replace(path: Path) -> None:
+    assert not writable(path)
+    path.write_text("old")
+    assert writable(path)
+    assert path.read_text() == "old"

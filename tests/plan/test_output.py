@@ -197,3 +197,12 @@ def test_a_plan_keeps_what_it_never_chooses(tmp_path: Path) -> None:
     assert kept.recompute == "none"
     other = pose(PlanRequest(model="gpt2", file=file, backend="megatron"))
     assert not other.answer().best.layout.compile
+
+
+@pytest.mark.parametrize("option", ["--output", "--html"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(
+    dtrain: Any, option: str
+) -> None:
+    done = dtrain("plan", "--model", "unknown", option, "no/file")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no such folder" in done.stderr

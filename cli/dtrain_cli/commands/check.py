@@ -21,7 +21,7 @@ from dtrain.framing import clean
 from dtrain.loading import load
 from dtrain.session.signals import on_signals
 from dtrain_cli import completion, prompt
-from dtrain_cli.files import write_text
+from dtrain_cli.files import writable, write_text
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.output import write
 from dtrain_cli.sheet import stdout_paper
@@ -61,6 +61,8 @@ def check(
     request = load(file)
     if output is not None and not bandwidth:
         raise UsageError("--output requires --bandwidth", hint="add --bandwidth")
+    if output is not None:
+        writable(output)
     begun = time.monotonic()
     hosts = names.count(len(request.spec().cluster.hosts), "host")
     asked = threading.Event()

@@ -24,7 +24,7 @@ from dtrain.spec.problems import either
 from dtrain.transport.select import Transports
 from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
 from dtrain_cli.commands.check import notice, progress
-from dtrain_cli.files import write_text
+from dtrain_cli.files import writable, write_text
 from dtrain_cli.views import names
 
 _SLURM = ", or --slurm for a Slurm cluster"
@@ -69,7 +69,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a first cluster file from your answers."""
-    if file.exists() and not force:
+    if writable(file) and not force:
         raise UsageError(
             f"{str(file)!r} exists already",
             hint="name another file, or replace it with --force",

@@ -270,6 +270,11 @@ def plan(
         framework=framework,
         backend=backend,
     )
+    if output is not None or html is not None:
+        from dtrain_cli.files import writable
+
+        for target in filter(None, (output, html)):
+            writable(target)
     with errors_name_options():
         answer = api.plan(request, strategies=True, ask=prompt.asker())
     if isinstance(answer, Answer):
