@@ -200,8 +200,7 @@ class Kernels:
         peak = self._peak(self._wide)
         flop = self.attention_flop()
         if self.assumed.flash_attention:
-            older = self.assumed.flash2 or backend_of(layout).flash2
-            own = efficiency.flash2 if older else 1.0
+            own = efficiency.flash2 if self.assumed.flash2 or backend_of(layout).flash2 else 1.0
             if self.assumed.triton_attention:
                 own = min(own, TRITON_ATTENTION)
             flop *= self._softmax_share / (2 if self.shape.causal else 1)
