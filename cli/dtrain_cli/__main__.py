@@ -2,10 +2,9 @@
 
 import gc
 import os
-from typing import NoReturn
 
 
-def main() -> NoReturn:
+def main() -> None:
     # Imports make no garbage, and the default of 700 objects looks for it hundreds of times.
     gc.set_threshold(100_000)
     try:

@@ -52,6 +52,18 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("[]\n"), done.stdout
 
 
+def test_the_script_is_ready_for_ctrl_c_before_it_imports() -> None:
+    code = (
+        "import sys; from dtrain_cli import __main__\n"
+        "print(sorted({'typing', 'typer', 'dtrain_cli.app'} & set(sys.modules)))"
+    )
+    # Without site, whose files may import typing as well.
+    folder = str(Path(app.__file__).parents[1])
+    argv = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(argv, env={"PYTHONPATH": folder}, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_options_are_read_without_pydantic(cluster: Path) -> None:
     code = (
         "import sys; from dtrain_cli import app\n"

@@ -39,6 +39,7 @@ def test_a_program_reads_the_report_in_the_folder_of_the_file(tmp_path: Path) ->
     [
         (["sh", "-c", "echo first >&2; echo no mail server >&2; exit 3"], "3: no mail server"),
         (["sh", "-c", "kill -9 $$"], "failed with SIGKILL"),
+        (["sh", "-c", "kill -36 $$"], "failed with signal 36"),
         (["./absent"], "cannot run ./absent: No such file or directory"),
     ],
 )
