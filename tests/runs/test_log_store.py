@@ -176,6 +176,18 @@ def test_a_full_disk_names_file_and_remedy(folder):
     assert writer.path.read_bytes() == b"beforemore"
 
 
+def test_a_full_table_of_open_files_is_no_fault_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(StorageError, match="Too many open files") as caught:
+            RunFolder.create("run-1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "ulimit -n" in caught.value.hint
+
+
 def test_a_removed_folder_is_reported(folder):
     writer = LogWriter(stream(folder))
     writer.path.unlink()

@@ -36,6 +36,7 @@ _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")
 MAX_PID = 1 << 22
 """The largest process id that Linux allows."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 class StorageError(DtrainError):
@@ -387,6 +388,8 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     reason = error.strerror or str(error)
     if error.errno in _NO_SPACE:
         hint = "free some space on this machine, or name a folder on another disk in DTRAIN_HOME"
+    elif error.errno in _NO_DESCRIPTOR:
+        hint = "raise the limit on open files (ulimit -n), or close other programs"
     elif isinstance(error, FileNotFoundError):
         hint = "the run's folder was removed during the run"
     else:
