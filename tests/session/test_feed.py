@@ -11,6 +11,7 @@ import pytest
 
 from dtrain.runs.log_store import Stream
 from dtrain.session.feed import MAX_CALLS, Feed
+from support.launching import until
 from support.limits import HANG
 
 
@@ -79,3 +80,52 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     feed.close()
     assert feed.wait(HANG)
     assert shown == ["new\n"]
+
+
+@pytest.mark.parametrize("interruption", ["mute", "pause"])
+def test_an_interruption_does_not_wait_for_all_streams(tmp_path: Path, interruption: str) -> None:
+    streams = [
+        Stream("a", "worker", index, index, "stdout", tmp_path / f"worker-{index}.out")
+        for index in range(8)
+    ]
+    shown: list[Stream] = []
+    before: list[Stream] = []
+    paused = threading.Event()
+
+    def pause() -> None:
+        with feed.pause():
+            before.extend(shown)
+            paused.set()
+
+    def write(text: str) -> None:
+        for stream in streams:
+            stream.path.write_bytes(b"text\n")
+            feed.output(stream, 5)
+
+    def lines(stream: Stream, text: str, partial: str) -> None:
+        shown.append(stream)
+        if len(shown) > 1:
+            return
+        if interruption == "mute":
+            feed.mute()
+        else:
+            threading.Thread(target=pause, daemon=True).start()
+            until(lambda: feed._paused, "the pause")
+
+    receiver: Any = SimpleNamespace(
+        limit=100,
+        notice=write,  # in the feed's thread, which then finds the output of all streams
+        lines=lines,
+        flush=lambda now: None,
+        next_flush=lambda now: None,
+        suspend=lambda: None,
+    )
+    feed = Feed(receiver)
+    feed.notice("")
+    feed.close()
+    assert feed.wait(HANG)
+    if interruption == "mute":
+        assert shown == streams[:1]
+    else:
+        assert paused.wait(HANG)
+        assert (before, shown) == (streams[:1], streams)

@@ -276,6 +276,8 @@ class Feed:
             self._unread.update(grown)
             self._read_at = time.monotonic() + BETWEEN_READS
         for stream in list(self._unread):
+            if self._muted or self._paused:
+                break  # The turns of hundreds of streams take long on a slow terminal.
             self._read(stream)
         if self._ending and not self._unread:
             with self._wake:
