@@ -4,7 +4,8 @@ A worker can write anything: progress bars with carriage returns, bytes that are
 of a megabyte, escape sequences that change the window title. `LineFramer` turns the bytes into
 lines, and `clean` makes a line harmless. The log file keeps the original bytes.
 
-Many lines are one text, each with its newline: a list of them would take three times as long.
+Functions pass many lines as one text, in which each line has its newline: a list of lines would
+take three times as long.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _are_short(lines: bytes, limit: int) -> bool:
 
 
 def split(text: str) -> list[str]:
-    """The lines of a text in which each line has its newline, without it."""
+    """The lines of ``text``, without their newlines. The last line must have one, too."""
     return text.split("\n")[:-1]
 
 

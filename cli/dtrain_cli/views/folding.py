@@ -17,7 +17,7 @@ WINDOW = 0.2
 _MAX_WAITING = 512 << 10
 """Characters that wait at most."""
 _CHUNK = 64 << 10
-"""Characters that are searched, and copied for a new line, at once."""
+"""Characters of a chunk. One call searches a chunk; a new line copies at most one."""
 _FIRST_STEP = 128
 """Characters that are compared first. Each step is twice as long as the one before it, so that the
 last comparison, which fails, costs no more than the others."""
@@ -25,12 +25,13 @@ last comparison, which fails, costs no more than the others."""
 
 @dataclass(slots=True)
 class Folded(Generic[_Source]):
-    """Consecutive lines and the sources that wrote all of them, in order of writing."""
+    """Consecutive lines, and the sources that each wrote all of them."""
 
     text: str
     """Each line with its newline."""
     kind: str
     sources: list[_Source]
+    """In the order in which they wrote."""
 
 
 class LineFolder(Generic[_Source]):
@@ -39,25 +40,25 @@ class LineFolder(Generic[_Source]):
     Returns each line exactly once for each rank that wrote it, and keeps the order of each rank's
     lines, of one ``kind`` and of all kinds.
 
-    The waiting lines are one long text, in the order of output. A place in it is a number of
-    characters since the first line of all. Searching and comparing text takes a small part of the
-    time that a table of all lines would take.
+    The waiting lines form one long text, in the order of output. A place in it counts the
+    characters from the first line that was ever added. For much output, searching and comparing
+    text takes a small part of the time that a table of all lines would take.
     """
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window
         self._first = self._end = 0
-        """Places of the first waiting line, and behind the last one."""
+        """The places where the first waiting line begins, and where the last one ends."""
         self._chunks: list[str] = []
         """The text, in pieces of whole lines. Each has a newline before its first line."""
         self._chunk_begins: list[int] = []
         self._origins: list[tuple[str, list[_Source]]] = []
-        """Kind and sources of consecutive lines. The lists never change."""
+        """Kind and sources of consecutive lines. Neighbors may share a list, so none is changed."""
         self._origin_begins: list[int] = []
         self._batches: deque[tuple[float, int]] = deque()
         """Time by which the lines before a place must be printed."""
         self._last: dict[_Source, int] = {}
-        """The place behind each source's last line."""
+        """The place where each source's last line ends."""
 
     @property
     def due(self) -> float | None:

@@ -152,7 +152,7 @@ class TelemetryWriter:
 
 def thinned(averages: Sequence[tuple[float, bytes]], limit: int) -> list[bytes]:
     """Lines of at most `RECENT` + `OLDER` of ``limit`` bytes: the newest ones, and older ones
-    evenly over time. Each average is a time and a line."""
+    evenly over time. Each average is a number of seconds and its line."""
     begin, size = len(averages), 0.0
     while begin and size + len(averages[begin - 1][1]) <= RECENT * limit:
         begin -= 1

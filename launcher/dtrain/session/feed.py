@@ -36,8 +36,8 @@ StreamKey = tuple[str, str, int, str]
 _TURN = 256 << 10
 """Bytes read from one stream before the next stream gets its turn."""
 _PIECE = 64 << 10
-"""Bytes read at once. glibc gives memory for more than 128 kB back to the kernel each time, and new
-pages take longer than all else."""
+"""Bytes of one read. glibc returns blocks of 128 kB and more to the kernel each time, and new ones
+take longer than everything else."""
 BETWEEN_READS = 0.02
 """Seconds between two reads of streams that grow slowly. A call in between reads them at once."""
 MAX_CALLS = 10_000

@@ -106,7 +106,7 @@ def _names(
 
 
 def _valid(names: Sequence[str], text: Scalar, problems: Problems, name: str) -> bool:
-    """Whether all are names of hosts. Reports the first that is none."""
+    """Whether all are host names. Reports the first that is not."""
     for host in names:
         wrong, hint = host_name_fault(host)
         if wrong:

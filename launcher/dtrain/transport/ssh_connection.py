@@ -129,7 +129,7 @@ class ClientTransport(paramiko.Transport):
         self.host_key_blob = b""
         """The key or certificate that the server has proved to own."""
         self._delayed: deque[paramiko.Message] = deque()
-        """Messages that follow the key exchange in progress."""
+        """Messages to send when the key exchange in progress ends."""
         super().__init__(
             self.live,  # type: ignore[arg-type]
             default_window_size=WINDOW,

@@ -55,7 +55,7 @@ blocking = Threads("dtrain-blocking")
 
 
 class Heartbeat:
-    """Makes many calls every few seconds, in one of the ``threads``."""
+    """Makes many calls every few seconds, all in a single one of the ``threads``."""
 
     def __init__(self, threads: Threads, seconds: Callable[[], float]) -> None:
         self._threads = threads

@@ -160,7 +160,7 @@ def _fitting(
     layouts: Iterable[Layout], shape: Shape, assumed: Assumptions, cluster: GpuCluster
 ) -> Layout:
     """The first layout that fits the GPU's memory; the first if none does. People choose what fits.
-    Whether the run did is not asked, since its label tests the planner."""
+    Whether the run itself did is not used: that tests the planner."""
     every = list(layouts)
     limit = cluster.gpu.memory * (1 + TOO_LARGE)
     return next((one for one in every if memory(shape, one, assumed).total <= limit), every[0])
