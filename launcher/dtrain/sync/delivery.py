@@ -55,8 +55,10 @@ class SyncResult:
         """What was sent to ``where``."""
         sent = self.sent_bytes
         size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
-        same = f"; {self.unchanged_files} were up to date" if self.unchanged_files else ""
-        return f"sent {self.sent_files} files ({size}) to {where}{same}"
+        files = "1 file" if self.sent_files == 1 else f"{self.sent_files} files"
+        known = self.unchanged_files
+        same = f"; {known} {'was' if known == 1 else 'were'} up to date" if known else ""
+        return f"sent {files} ({size}) to {where}{same}"
 
 
 def send(
