@@ -214,7 +214,10 @@ def _write(path: Path, content: str) -> None:
         if draft is not None:
             with contextlib.suppress(OSError):
                 draft.unlink()
-        raise UsageError(f"--metrics-file {path}: cannot write: {error.strerror}") from None
+        raise UsageError(
+            f"--metrics-file {path}: cannot write: {error.strerror}",
+            hint="name a file in a folder that you can write to",
+        ) from None
 
 
 def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
@@ -341,4 +344,7 @@ def _check_scalars(folder: Path) -> None:
         with TemporaryFile(dir=folder) as file:
             file.write(b"\n")
     except OSError as error:
-        raise UsageError(f"--tensorboard-dir {folder}: cannot write: {error.strerror}") from None
+        raise UsageError(
+            f"--tensorboard-dir {folder}: cannot write: {error.strerror}",
+            hint="name a folder that you can write to",
+        ) from None

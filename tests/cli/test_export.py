@@ -285,4 +285,5 @@ def test_what_cannot_be_exported_ends_the_launch_before_it_begins(
     _, stderr = process.communicate(timeout=HANG)
     assert process.wait() == 2
     assert message in stderr
+    assert "\nhint: " in stderr
     assert not (tmp_path / "home").exists()
