@@ -11,7 +11,7 @@ from typing import Any
 
 import paramiko
 import pytest
-from paramiko.common import MSG_KEXINIT
+from paramiko.common import MSG_KEXINIT, cMSG_CHANNEL_DATA
 
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host, Ssh
@@ -301,6 +301,30 @@ def test_a_write_ends_if_the_connection_is_closed_during_an_exchange(
         with pytest.raises(ConnectError):
             process.write(b"more")
         exchange.end()
+
+
+@pytest.mark.sshd
+def test_data_that_come_too_late_for_a_channel_do_not_end_the_connection(
+    tmp_path: Path, transport: SshTransport
+) -> None:
+    with running_sshd(tmp_path / "server") as sshd:
+        connection = transport.connect(host_on(sshd, "gpu01"))
+        for _ in range(2):  # sshd reuses the number of a channel
+            process = connection.start("true")
+            assert process.read() == b""
+            assert process.wait(HANG) == 0
+            process.close()
+            # A thread may check that the channel is open, and send its data later.
+            late = paramiko.Message()
+            late.add_byte(cMSG_CHANNEL_DATA)
+            late.add_int(process._channel.remote_chanid)
+            late.add_string(b"late")
+            connection._transport._send_user_message(late)
+        process = connection.start("cat")
+        process.write(b"in time")
+        process.close_stdin()
+        assert process.read() == b"in time"
+        connection.close()
 
 
 class Flooding(SshServer):

@@ -16,9 +16,12 @@ from typing import ClassVar, cast
 
 import paramiko
 from paramiko.common import (
+    MSG_CHANNEL_CLOSE,
     MSG_CHANNEL_DATA,
     MSG_CHANNEL_EXTENDED_DATA,
+    MSG_CHANNEL_FAILURE,
     MSG_CHANNEL_REQUEST,
+    MSG_CHANNEL_WINDOW_ADJUST,
     cMSG_GLOBAL_REQUEST,
 )
 from paramiko.packet import Packetizer
@@ -135,6 +138,8 @@ class ClientTransport(paramiko.Transport):
             default_window_size=WINDOW,
             packetizer_class=BoundedPacketizer,
         )
+        self._closed_channels: set[bytes] = set()
+        """The server's numbers of channels that this end has closed."""
         self._sent = threading.Condition(self.clear_to_send_lock)
         """Notified once no message is delayed."""
 
@@ -208,14 +213,34 @@ class ClientTransport(paramiko.Transport):
 
     def _send_user_message(self, message: paramiko.Message) -> None:
         """Send a message, or queue it until a key exchange ends. Messages of all threads keep their
-        order: a server disconnects a client that sends data to a channel after its close."""
+        order: a server disconnects a client that sends data to a channel after its close. A thread
+        may have found the channel open just before another thread closes it."""
         with self.clear_to_send_lock:
-            if not self.is_active():
+            if not self.is_active() or self._follows_close(message.asbytes()[:5]):
                 return
             if self._delayed or not self.clear_to_send.is_set():
                 self._delayed.append(message)
             else:
                 self.packetizer.send_message(message)
+
+    def _follows_close(self, head: bytes) -> bool:
+        """Whether a message that begins with ``head`` is for a closed channel. Notes a close."""
+        kind, number = head[0], head[1:]
+        if not MSG_CHANNEL_WINDOW_ADJUST <= kind <= MSG_CHANNEL_FAILURE:
+            return False
+        if number in self._closed_channels:
+            return True
+        if kind == MSG_CHANNEL_CLOSE:
+            self._closed_channels.add(number)
+        return False
+
+    def _parse_channel_open_success(self, message: paramiko.Message) -> None:
+        message.get_int()
+        number = message.get_bytes(4)  # which a closed channel may have had
+        message.rewind()
+        with self.clear_to_send_lock:
+            self._closed_channels.discard(number)
+        super()._parse_channel_open_success(message)  # type: ignore[misc]
 
     def wait_until_sent(self) -> None:
         """Wait until all messages are sent, or the connection has ended. Not for its own thread."""
