@@ -45,8 +45,8 @@ class MemoryHabits:
     fullest: Literal["", "first", "last"] = ""
     """The stage of a pipeline that has as many layers as any, although it has the embedding or the
     output layer. nanotron's ``build_model`` fills stages in order until each has more than its
-    share, InternEvo's ``partition_uniform`` gives the last ones one more. Megatron-LM's users give
-    them fewer."""
+    share, InternEvo's ``partition_uniform`` gives the last ones one more. With Megatron-LM, users
+    give these stages fewer layers."""
     buckets: float = 0.0
     """GiB of buffers in which gradients are reduced, if those are not views of the gradients:
     DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes."""
