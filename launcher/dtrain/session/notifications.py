@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.failures.cause import Report
-from dtrain.node.agent.processes import signal_name
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Request
@@ -142,7 +141,8 @@ def run(command: Sequence[str], folder: Path, body: bytes, limit: float = LIMIT 
             size = stderr.seek(0, os.SEEK_END)
             stderr.seek(max(0, size - 4096))
             words = stderr.read().decode(errors="replace").strip().splitlines()
-            how = f"status {status}" if status > 0 else signal_name(-status)
+            signals = {one.value: one.name for one in signal.Signals}  # not realtime signals
+            how = f"status {status}" if status > 0 else signals.get(-status, f"signal {-status}")
             why = f": {words[-1][:500]}" if words else ""
             raise NotifyError(f"{command[0]} failed with {how}{why}")
 
