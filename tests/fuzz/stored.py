@@ -120,7 +120,7 @@ _READERS: list[Callable[[RunFolder], object]] = [
     lambda folder: history.past_attempts(folder, Record.load(folder.path).attempt),
     history.began,
     history.stop_reason,
-    history.finished,
+    history.reported,
     lambda folder: history.received(folder, Record.load(folder.path).plan()),
 ]
 

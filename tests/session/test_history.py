@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtrain.messages.agent import Exited
+from dtrain.messages.agent import Exited, Happened
 from dtrain.runs.journal import HostEvent, Journal, NextAttempt, RunStarted
 from dtrain.runs.log_store import RunFolder
 from dtrain.session import history
 
 
-def exited(index: int, code: int = 0, *, stopping: bool = False) -> Exited:
-    return Exited(1.0, "worker", index, index, 7, code, None, stopping)
+def exited(index: int, code: int = 0) -> Exited:
+    return Exited(1.0, "worker", index, index, 7, code, None, stopping=False)
 
 
-def test_the_processes_that_have_finished_their_work(tmp_path: Path) -> None:
+def test_what_hosts_have_reported_of_the_latest_attempt(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     journal = Journal(folder.journal)
     journal.write(1.0, RunStarted("run", ("a", "b")))
     journal.write(1.0, HostEvent("a", 1, exited(0).as_json()))
     journal.write(1.0, NextAttempt(2, ("a", "b")))
-    ends = [exited(0), exited(1, 1), exited(2, stopping=True), exited(3)]
-    for offset, event in enumerate(ends):
-        journal.write(1.0, HostEvent("a" if event.index < 3 else "b", offset, event.as_json()))
-    journal.write(1.0, HostEvent("b", 9, {"event": "exited", "damaged": True}))
-    journal.write(1.0, HostEvent("b", 9, ["no event"]))
-    assert history.finished(folder) == {"a": [exited(0)], "b": [exited(3)]}
+    for offset, event in enumerate([exited(0), exited(1, 1), exited(2)]):
+        host = "a" if event.index < 2 else "b"
+        journal.write(2.0 + offset, HostEvent(host, offset, event.as_json()))
+    journal.write(9.0, HostEvent("b", 9, {"event": "exited", "damaged": True}))
+    journal.write(9.0, HostEvent("b", 9, ["no event"]))
+    assert history.reported(folder) == {
+        "a": [(2.0, Happened(0, exited(0))), (3.0, Happened(1, exited(1, 1)))],
+        "b": [(4.0, Happened(2, exited(2)))],
+    }

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.agent import Exited, read_event
+from dtrain.messages.agent import Happened, read_event
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs import journal, restart
 from dtrain.runs.journal import JournalReader
@@ -51,18 +51,17 @@ def stop_reason(folder: RunFolder) -> str:
     return why
 
 
-def finished(folder: RunFolder) -> dict[str, list[Exited]]:
-    """The processes of the latest attempt that have finished their work, by host."""
-    found: dict[str, list[Exited]] = {}
-    for _, event in JournalReader(folder.journal).read():
+def reported(folder: RunFolder) -> dict[str, list[tuple[float, Happened]]]:
+    """What the hosts have reported of the latest attempt, by host, each with the time at which it
+    arrived (seconds since the epoch)."""
+    found: dict[str, list[tuple[float, Happened]]] = {}
+    for arrived, event in JournalReader(folder.journal).read():
         match event:
             case journal.NextAttempt():
                 found.clear()
-            case journal.HostEvent(host, said={"event": Exited.kind} as said):
+            case journal.HostEvent(host, offset, said):
                 with suppress(ProtocolError):
-                    exited = read_event(said)
-                    if isinstance(exited, Exited) and not exited.failed:
-                        found.setdefault(host, []).append(exited)
+                    found.setdefault(host, []).append((arrived, Happened(offset, read_event(said))))
     return found
 
 

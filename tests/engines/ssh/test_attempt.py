@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.diagnostics import ExitCode
+from dtrain.diagnostics import ConnectError, ExitCode
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import Post
@@ -97,7 +97,7 @@ def test_the_end_of_a_relay_without_a_free_thread(
     posts = queue.SimpleQueue[Post]()
     context = context_of(Hosts({}), tmp_path, posts)
     link = Link(context, context.plan.hosts[0])
-    link.attach({})
+    link.attach({}, ())
     assert begun.wait(HANG)
     assert link.drained(HANG)
     link.close()
@@ -107,8 +107,16 @@ def test_the_end_of_a_relay_without_a_free_thread(
     assert [one.exit_code for one in failed if one] == [ExitCode.NODE_FAILED] * lost
 
 
-def exit_of(index: int) -> messages.Exited:
-    return messages.Exited(1.0, "worker", index, index, 7, 0, None, stopping=False)
+Reported = list[tuple[float, messages.Happened]]
+
+
+def reported(index: int, *, code: int = 0, ended: bool = False) -> Reported:
+    events: list[messages.Event] = [
+        messages.Started(1.0, "worker", index, index, 7),
+        messages.Exited(1.0, "worker", index, index, 7, code, None, stopping=False),
+        *[messages.Ended(1.0, ())] * ended,
+    ]
+    return [(2.0, messages.Happened(place, event)) for place, event in enumerate(events, 1)]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -118,9 +126,39 @@ def test_what_an_earlier_launcher_knew_of_lost_hosts_counts(tmp_path: Path, *, k
     posts = queue.SimpleQueue[Post]()
     context = context_of(ScriptedHosts(dict.fromkeys(hosts, said)), tmp_path, posts)
     attempt = Attempt(context, posts, lambda: None)
-    finished = {host: [exit_of(index)] for host, index in hosts.items()} if known else {}
-    report = attempt.attach({host: {} for host in hosts}, finished, age=1.0)
+    known_events = {host: reported(index) for host, index in hosts.items()} if known else {}
+    report = attempt.attach({host: {} for host in hosts}, known_events, age=1.0)
     assert report.exit_code == (ExitCode.OK if known else ExitCode.NODE_FAILED)
+    assert attempt.uncleaned() == []
+
+
+class Unreachable(ScriptedHosts):
+    """Hosts that refuse the first connection; none is expected to be tried twice."""
+
+    def __init__(self) -> None:
+        self._tried: set[str] = set()
+
+    def connect(self, host: Host) -> ScriptedHosts:
+        assert host.name not in self._tried
+        self._tried.add(host.name)
+        raise ConnectError(host.name, "connecting", "connection refused")
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_host_whose_end_is_known_is_not_waited_for(tmp_path: Path, code: int) -> None:
+    known = {"first": reported(0, ended=True), "second": reported(1, code=code, ended=True)}
+    posts = queue.SimpleQueue[Post]()
+    context = context_of(Unreachable(), tmp_path, posts)
+    attempt = Attempt(context, posts, lambda: None)
+    report = attempt.attach({key: {} for key in known}, known, age=1.0)
+    if code:
+        assert report.exit_code == ExitCode.JOB_FAILED
+        assert report.reason == "rank 1 on second exited with status 7"
+        assert report.failures[0].time == 2.0  # on this machine's clock
+    else:
+        assert (report.exit_code, report.reason) == (ExitCode.OK, "all 2 workers finished")
+    (problem,) = report.problems
+    assert problem.startswith("first,second: receiving the end of the output: connection refused")
     assert attempt.uncleaned() == []
 
 

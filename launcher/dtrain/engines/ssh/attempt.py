@@ -68,8 +68,6 @@ class Attempt:
         self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
         self._stragglers = StragglerReports(context.steps, context.recorder)
-        self._finished: Mapping[str, Sequence[messages.Exited]] = {}
-        """What an earlier launcher knew. The hosts report it again if they still can."""
         self._failed_since: float | None = None
         """When a worker failed; None before, and again once a notice has named the first cause."""
 
@@ -105,19 +103,20 @@ class Attempt:
     def attach(
         self,
         offsets: Mapping[str, Mapping[str, int]],
-        finished: Mapping[str, Sequence[messages.Exited]],
+        reported: Mapping[str, Sequence[tuple[float, messages.Happened]]],
         age: float,
     ) -> Report:
         """Follow a run that was started ``age`` seconds ago. For each host, ``offsets`` has the
-        bytes of each stream that have arrived, and ``finished`` the processes that are known to
-        have finished their work."""
-        self._finished = finished
+        bytes of each stream that have arrived, and ``reported`` the events, each with the time at
+        which it arrived (seconds since the epoch)."""
         awaited, services = _workers(self._context.plan)
         grace = self._context.plan.job.grace
         self._state = machine.attached(list(self._links), awaited, services, grace=grace)
         self._hang.start()
         self._running_from = time.monotonic() - age
-        return self._follow(lambda link: link.attach(offsets[link.host]))
+        return self._follow(
+            lambda link: link.attach(offsets[link.host], reported.get(link.host, ()))
+        )
 
     def _follow(self, begin: Callable[[Link], None]) -> Report:
         with prepared_for(len(self._links)):
@@ -193,11 +192,6 @@ class Attempt:
             self._context.recorder.record(journal.Sizes(new))
 
     def _handle(self, post: Post) -> None:
-        if isinstance(post.event, machine.HostEnded | machine.HostLost):
-            host = post.event.host
-            for one in self._finished.get(host, ()):
-                worker = machine.WorkerId(host, one.role, one.index)
-                self._handle(Post(machine.WorkerExited(worker, failed=False)))
         before = self._state
         if post.problem is not None:
             self.problems.append(post.problem)

@@ -255,7 +255,7 @@ class SshEngine:
         attempt = self._prepare(run, plan, movable_port=False)
         received = history.received(run.folder, plan)
         age = time.time() - history.began(run.folder)
-        report = attempt.attach(received, history.finished(run.folder), age)
+        report = attempt.attach(received, history.reported(run.folder), age)
         if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
         if why := self._missing_for_start(run):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from dtrain.engines.ssh import host_events, machine
 from dtrain.engines.ssh.context import AttemptContext
@@ -66,15 +67,31 @@ class Inbox:
         self._supervisor = SupervisorLiveness(self._host, timeout)
         self._journaled = 0
         """Offset of the host's events up to which the journal has them."""
+        self._reported: Sequence[tuple[float, messages.Happened]] = ()
         self._notices = 0
 
-    def resume(self, offsets: Mapping[str, int]) -> None:
-        """Continue a run from the given offsets."""
+    def resume(
+        self, offsets: Mapping[str, int], reported: Sequence[tuple[float, messages.Happened]]
+    ) -> None:
+        """Continue a run from the given offsets. ``reported``: the events that earlier launchers
+        got, each with the time at which it arrived."""
+        self._reported = reported
         self.output.offsets.update(offsets)
         # Not part of what an attempt has received: it may be from an earlier attempt.
         self.output.note("telemetry", last_time(self._context.folder.path, self._host))
         # The host sends all events again to rebuild the state. They are journaled only once.
         self._journaled = self.output.offsets.pop("events", 0)
+
+    @property
+    def end_is_known(self) -> bool:
+        """Whether an earlier launcher knew that the host's part has ended."""
+        return any(isinstance(happened.event, messages.Ended) for _, happened in self._reported)
+
+    def recall(self) -> None:
+        """Take the events that earlier launchers got: the host cannot send them again."""
+        with suppress(ProtocolError):  # the journal has lost events
+            for arrived, happened in self._reported:
+                self._take_event(happened, arrived)
 
     def begin_relay(self) -> None:
         self._sequence.begin_relay()
@@ -102,7 +119,7 @@ class Inbox:
                 except StorageError as error:
                     self._cannot_store(error)
             case messages.Happened():
-                self._take_event(message)
+                self._take_event(message, time.time())
             case messages.ProgressReport(name=name, offset=offset, said=said):
                 self.output.note(name, offset)
                 # Otherwise it only reports that nothing happens.
@@ -125,6 +142,8 @@ class Inbox:
             case _:
                 if isinstance(message, messages.Attached):
                     self._outage.attached(time.monotonic())
+                elif isinstance(message, messages.Refused):
+                    self.recall()
                 self._step(message)
 
     def _keep(self, frame: protocol.Data) -> None:
@@ -143,7 +162,7 @@ class Inbox:
         # The job is about to be stopped, which still needs the host's events.
         self._context.post(Post(machine.LauncherFailed(), error))
 
-    def _take_event(self, message: messages.Happened) -> None:
+    def _take_event(self, message: messages.Happened, arrived: float) -> None:
         if not self._sequence.is_new(message):
             return
         offset, event = message.offset, message.event
@@ -152,7 +171,7 @@ class Inbox:
         if offset > self._journaled:
             happened = journal.HostEvent(self._host, offset, event.as_json())
             self._context.recorder.record(happened)
-        self._evidence.compare_clocks(event.time, time.time(), current=False)
+        self._evidence.compare_clocks(event.time, arrived, current=False)
         match event:
             case messages.Exited():
                 self._context.steps.end(

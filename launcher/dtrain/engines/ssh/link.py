@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.engines.ssh import agent, host_events, host_state, problems
@@ -67,11 +67,12 @@ class Link:
         """Prepare the host."""
         self._run(self._open)
 
-    def attach(self, offsets: Mapping[str, int]) -> None:
-        """Follow a host whose workers run already. ``offsets`` has the bytes of each stream that
-        have arrived."""
+    def attach(
+        self, offsets: Mapping[str, int], reported: Sequence[tuple[float, messages.Happened]]
+    ) -> None:
+        """Follow a host whose workers run already, see `Attempt.attach`."""
         self._state = host_state.attached(self.host)
-        self._inbox.resume(offsets)
+        self._inbox.resume(offsets, reported)
         self._show(host_events.Show(ShownState.ATTACHING))
         self._commands.start()
         self._run(lambda: self._follow(self._reconnect(at_once=True)))
@@ -141,7 +142,7 @@ class Link:
 
     def drained(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds. Returns whether everything from the host has arrived."""
-        if self._commands.relay is None:
+        if self._commands.relay is None and not self._state.started:
             return True
         return self._all_received.wait(timeout)
 
@@ -284,7 +285,10 @@ class Link:
                 problem = error
                 if at_once:
                     self._step(host_events.Unreachable(error))
+                    if self._inbox.end_is_known:
+                        break
                 at_once = False
+        self._inbox.recall()
         job = self._context.plan.job
         problem = problem or problems.cut_off(self.host, self._timeout, job)
         self._step(host_events.TimedOut(problem))
