@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import (
+    FORMAT,
     PRECISIONS,
     Gpu,
     GpuCluster,
@@ -26,6 +27,7 @@ from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, usual
 from dtrain.parallelism.reliability import Reliability
 from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check
 from dtrain.runtime.layout import BackendName
+from dtrain.spec.unreadable import unreadable
 
 if TYPE_CHECKING:
     from dtrain.parallelism.cluster.efficiency import Efficiency
@@ -192,7 +194,8 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
     if request.model_config is not None:
         from dtrain.parallelism.model.huggingface import shape_from_config
 
-        shape = _parsed(request.model_config, shape_from_config)
+        hint = "download config.json from the model's page on Hugging Face"
+        shape = _parsed(request.model_config, shape_from_config, hint)
     else:
         from dtrain.parallelism.model.models import model
 
@@ -396,7 +399,9 @@ def _spec(path: Path | None) -> ClusterFile | None:
 
 
 def _table(path: Path | None) -> Hardware:
-    return hardware() if path is None else _parsed(path, hardware().extended)
+    if path is None:
+        return hardware()
+    return _parsed(path, hardware().extended, FORMAT)
 
 
 def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) -> Efficiency:
@@ -415,26 +420,25 @@ def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) 
     return _parsed(
         request.calibrate,
         lambda text, where: read(text, where, efficiency, cluster.gpu, cluster.network),
+        "`dtrain check FILE --bandwidth` writes such a file",
     )
 
 
-def _parsed(path: Path, parse: Callable[[str, str], _T]) -> _T:
-    """Read a user's file, and return the result of ``parse``. Raises UsageError."""
-    return parse(_text(path), str(path))
+def _parsed(path: Path, parse: Callable[[str, str], _T], missing: str) -> _T:
+    """Read a user's file, and return the result of ``parse``. Raises UsageError. For ``missing``
+    see `_text`."""
+    return parse(_text(path, missing), str(path))
 
 
-def _text(path: Path) -> str:
-    """Read a user's UTF-8 file. Raises UsageError."""
+def _text(path: Path, missing: str) -> str:
+    """Read a user's UTF-8 file. Raises UsageError. ``missing``: the hint if there is none."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MAX_FILE + 1)
     except UnicodeDecodeError:
         raise UsageError(f"{str(path)!r} is not a text file") from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(
-            f"{str(path)!r} cannot be read: {(reason or str(error)).lower()}"
-        ) from None
+        raise unreadable(path, error, kind="*.json", missing=missing) from None
     if len(text) > MAX_FILE:
         raise UsageError(f"{str(path)!r} is too large: more than {MAX_FILE >> 20} MiB")
     return text

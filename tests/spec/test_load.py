@@ -290,6 +290,14 @@ def test_a_folder(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_a_link_that_leads_back_to_itself(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.symlink_to(path)
+    with pytest.raises(UsageError, match="lead back to themselves") as caught:
+        read(path)
+    assert "ls -l" in caught.value.hint
+
+
 def test_a_file_without_read_permission(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.touch(mode=0)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from dtrain.diagnostics import Position, UsageError
+from dtrain.diagnostics import Position
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
@@ -35,11 +35,11 @@ from dtrain.spec.model import (
 from dtrain.spec.notify_keys import read_notify
 from dtrain.spec.placeholders import advise_on_placeholders
 from dtrain.spec.ports import check_ports
-from dtrain.spec.problems import nearest
 from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose
 from dtrain.spec.strategies import STRATEGIES
+from dtrain.spec.unreadable import unreadable
 
 
 def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
@@ -75,17 +75,6 @@ def position(source: str | bytes, file: str, key: str) -> str:
     return str(Position(file, place.line, place.column))
 
 
-def _instead_of(path: Path) -> str:
-    """The remedy for a file that does not exist."""
-    try:
-        close = nearest(path.name, (one.name for one in path.parent.glob("*.y*ml")))
-    except (OSError, ValueError):
-        close = None
-    if close:
-        return f"did you mean {str(path.with_name(close))!r}?"
-    return "`dtrain init` writes a first one; dtrain's configs/ folder has examples"
-
-
 def contents(path: Path) -> bytes:
     """The bytes of a cluster file, up to one more than the size limit.
 
@@ -94,17 +83,9 @@ def contents(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(MAX_SIZE + 1)
-    except FileNotFoundError:
-        raise UsageError(f"there is no file {str(path)!r}", hint=_instead_of(path)) from None
-    except IsADirectoryError:
-        raise UsageError(f"{str(path)!r} is a folder", hint="name the cluster file in it") from None
-    except PermissionError:
-        raise UsageError(
-            f"{str(path)!r} cannot be read: permission denied", hint=f"try: ls -l {str(path)!r}"
-        ) from None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{str(path)!r} cannot be read: {reason}") from None
+        hint = "`dtrain init` writes a first one; dtrain's configs/ folder has examples"
+        raise unreadable(path, error, kind="*.y*ml", missing=hint) from None
 
 
 def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> ClusterFile:

@@ -291,15 +291,15 @@ _MACHINE_RULES: Mapping[str, Rule] = {
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
-    table = json_file.parse(text, where, _FORMAT)
+    table = json_file.parse(text, where, FORMAT)
     if not isinstance(table, dict) or not table or not set(table) <= {"gpus", "machines"}:
         raise UsageError(
-            f'{where}: must hold "gpus", "machines" or both, and nothing else', hint=_FORMAT
+            f'{where}: must hold "gpus", "machines" or both, and nothing else', hint=FORMAT
         )
     return table
 
 
-_FORMAT = (
+FORMAT = (
     'write {"gpus": [{"name": "my-gpu", "like": "h100-80gb", "memory": 95.0}]}; memory is in GiB, '
     "bandwidth and link in GB/s, flops in TFLOP/s"
 )
@@ -309,11 +309,11 @@ def _entries(table: dict[str, Any], part: str, where: str) -> list[tuple[str, di
     """Return the entries of a part, each with its position for errors."""
     listed = table.get(part, [])
     if not isinstance(listed, list):
-        raise UsageError(f"{where}: {part}: must be a list", hint=_FORMAT)
+        raise UsageError(f"{where}: {part}: must be a list", hint=FORMAT)
     found = []
     for number, entry in enumerate(listed):
         if not isinstance(entry, dict):
-            raise UsageError(f"{where}: {part}[{number}]: must be an object", hint=_FORMAT)
+            raise UsageError(f"{where}: {part}[{number}]: must be an object", hint=FORMAT)
         name = entry.get("name")
         found.append((f"{where}: {part}[{number}]" + (f" ({name})" if name else ""), entry))
     return found
@@ -341,7 +341,7 @@ def _read(
         try:
             values[name] = rules[name](value)
         except ValueError as error:
-            raise UsageError(f"{place}: {name}: {error}, not {value!r}", hint=_FORMAT) from None
+            raise UsageError(f"{place}: {name}: {error}, not {value!r}", hint=FORMAT) from None
     like = entry.get("like")
     needed = {"name"} if like else _NEEDED & set(rules)
     missing = [name for name in rules if name in needed - set(values)]
@@ -371,7 +371,7 @@ def _checked(place: str, field: str, name: Any, lookup: Callable[[str], Row]) ->
     try:
         return lookup(_text(name))
     except ValueError as error:
-        raise UsageError(f"{place}: {field}: {error}, not {name!r}", hint=_FORMAT) from None
+        raise UsageError(f"{place}: {field}: {error}, not {name!r}", hint=FORMAT) from None
     except UsageError as error:
         raise UsageError(f"{place}: {field}: {error.message}", hint=error.hint) from None
 
