@@ -34,7 +34,8 @@ def unreadable(path: Path, error: OSError | ValueError, *, kind: str, missing: s
 
 def _similar(path: Path, kind: str) -> str | None:
     try:
-        close = nearest(path.name, (one.name for one in path.parent.glob(kind)))
+        names = {one.stem: one.name for one in path.parent.glob(kind)}
+        close = nearest(path.stem, names)
     except (OSError, ValueError):
         return None
-    return str(path.with_name(close)) if close else None
+    return str(path.with_name(names[close])) if close else None
