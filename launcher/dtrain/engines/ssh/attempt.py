@@ -10,7 +10,7 @@ import contextlib
 import math
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, PrepareError
@@ -19,12 +19,12 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.ending import Ending
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.host_state import Leftovers
+from dtrain.engines.ssh.inbox import Reported
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostCondition
 from dtrain.engines.ssh.many_hosts import prepared_for
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages import agent as messages
 from dtrain.runs import journal, restart
 from dtrain.session.control import Force
 from dtrain.session.hang_watch import HangWatch
@@ -103,12 +103,11 @@ class Attempt:
     def attach(
         self,
         offsets: Mapping[str, Mapping[str, int]],
-        reported: Mapping[str, Sequence[tuple[float, messages.Happened]]],
+        reported: Mapping[str, Reported],
         age: float,
     ) -> Report:
         """Follow a run that was started ``age`` seconds ago. For each host, ``offsets`` has the
-        bytes of each stream that have arrived, and ``reported`` the events, each with the time at
-        which it arrived (seconds since the epoch)."""
+        bytes of each stream that have arrived, and ``reported`` the events."""
         awaited, services = _workers(self._context.plan)
         grace = self._context.plan.job.grace
         self._state = machine.attached(list(self._links), awaited, services, grace=grace)

@@ -31,6 +31,9 @@ from dtrain.session.telemetry import HostTelemetry
 MAX_NOTICE, MAX_NOTICES = 500, 20
 """Maximum characters of a notice, and maximum notices shown for each host."""
 
+Reported = Sequence[tuple[float, messages.Happened]]
+"""Events of one host, each with the time at which it arrived (seconds since the epoch)."""
+
 
 class Inbox:
     """Only the link's reader uses it."""
@@ -67,14 +70,12 @@ class Inbox:
         self._supervisor = SupervisorLiveness(self._host, timeout)
         self._journaled = 0
         """Offset of the host's events up to which the journal has them."""
-        self._reported: Sequence[tuple[float, messages.Happened]] = ()
+        self._reported: Reported = ()
         self._notices = 0
 
-    def resume(
-        self, offsets: Mapping[str, int], reported: Sequence[tuple[float, messages.Happened]]
-    ) -> None:
+    def resume(self, offsets: Mapping[str, int], reported: Reported) -> None:
         """Continue a run from the given offsets. ``reported``: the events that earlier launchers
-        got, each with the time at which it arrived."""
+        got."""
         self._reported = reported
         self.output.offsets.update(offsets)
         # Not part of what an attempt has received: it may be from an earlier attempt.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.engines.ssh import agent, host_events, host_state, problems
@@ -21,7 +21,7 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.guarded import fault, run_guarded
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.host_state import HostPhase, LinkState
-from dtrain.engines.ssh.inbox import Inbox
+from dtrain.engines.ssh.inbox import Inbox, Reported
 from dtrain.engines.ssh.outage import Outage
 from dtrain.engines.ssh.requests import attach_request, launch_request
 from dtrain.engines.ssh.worker_reports import WorkerReports
@@ -67,9 +67,7 @@ class Link:
         """Prepare the host."""
         self._run(self._open)
 
-    def attach(
-        self, offsets: Mapping[str, int], reported: Sequence[tuple[float, messages.Happened]]
-    ) -> None:
+    def attach(self, offsets: Mapping[str, int], reported: Reported) -> None:
         """Follow a host whose workers run already, see `Attempt.attach`."""
         self._state = host_state.attached(self.host)
         self._inbox.resume(offsets, reported)
@@ -82,8 +80,7 @@ class Link:
         self._step(host_events.StartWorkers())
 
     def stop(self, grace: float, reason: str) -> None:
-        """Stop the host's workers: TERM, ``grace`` seconds, KILL. The host stores ``reason`` for
-        later launchers."""
+        """TERM, ``grace`` seconds, KILL. The host stores ``reason`` for later launchers."""
         self._step(host_events.StopWorkers(grace, reason))
 
     def kill(self) -> None:
@@ -289,8 +286,7 @@ class Link:
                         break
                 at_once = False
         self._inbox.recall()
-        job = self._context.plan.job
-        problem = problem or problems.cut_off(self.host, self._timeout, job)
+        problem = problem or problems.cut_off(self.host, self._timeout, self._context.plan.job)
         self._step(host_events.TimedOut(problem))
         return None
 
