@@ -48,6 +48,9 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
         (("--hosts", "gpu[1-", "--framework", "torch", "--script", "a.py"), "--hosts gpu[1-"),
         (("--hosts", "a", "--framework", "jax", "--script", "a.py"), "use torch or tensorflow"),
         (("--hosts", "a", "--framework", "torch", "--script", ""), "--script is missing"),
+        ((*FLAGS, "--user", "x y"), "error: --user cannot contain spaces\n"),
+        ((*FLAGS, "--user", "x y", "--probe"), "error: --user cannot contain spaces\n"),
+        (("--hosts", "a,a", *FLAGS[2:]), "the host 'a' is listed twice\nhint: keep one\n"),
     ],
 )
 def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], message: str) -> None:

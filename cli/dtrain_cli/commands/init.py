@@ -12,7 +12,7 @@ import typer
 
 from dtrain import api, hostlist
 from dtrain.checks import Evidence
-from dtrain.diagnostics import NodeError, UsageError
+from dtrain.diagnostics import NodeError, SpecError, UsageError
 from dtrain.engines.slurm import login_shell
 from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
@@ -27,6 +27,13 @@ from dtrain_cli.commands.check import notice, progress
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.views import names
 
+_OPTIONS = {
+    "cluster.hosts": "--hosts",
+    "cluster.ssh.user": "--user",
+    "cluster.slurm.login": "--login",
+    "job.script": "--script",
+}
+"""The options for keys of the file."""
 _SLURM = ", or --slurm for a Slurm cluster"
 
 
@@ -102,8 +109,19 @@ def init(
     _write(file, first_file.text(answers, evidence), evidence.failures if evidence else ())
 
 
+def _check(text: str) -> None:
+    """Raise UsageError, with the option, for an answer that the file cannot contain."""
+    try:
+        parse(text, "")
+    except SpecError as error:
+        said = [error.problems[0].message, error.problems[0].hint]
+        for key, option in _OPTIONS.items():
+            said = [one.replace(key, option) for one in said]
+        raise UsageError(said[0], hint=said[1]) from None
+
+
 def _write(file: Path, text: str, failures: Sequence[NodeError] = ()) -> None:
-    parse(text, str(file))  # fail now rather than at the launch
+    _check(text)
     write_text(file, text)
     message = f"{file} written\n"
     for failure in failures:
@@ -205,6 +223,7 @@ def _interactive() -> bool:
 def _look(answers: first_file.Answers, file: Path) -> Evidence:
     # The probe inspects GPUs only if the file has some.
     draft = first_file.text(answers, None).replace("gpus: 0", "gpus: 1", 1)
+    _check(draft)
     request = Request(str(file), str(file.absolute().parent), draft)
     probes = ("machine", "names", "network", "infiniband", "gpus", "interpreter")
     with progress(f"inspecting {names.count(len(answers.hosts), 'host')} …"):

@@ -45,11 +45,8 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
     for named in cluster.get("hosts", ()):
         first = hosts.setdefault(named.name, named)
         if first is not named:
-            problems.add(
-                f"the host {shown(named.name)} is listed twice",
-                named.place,
-                f"keep one; the first is on line {first.place.line}",
-            )
+            message = f"the host {shown(named.name)} is listed twice"
+            problems.add_repeated(message, named.place, first.place)
     spares: dict[str, Named] = {}
     for named in cluster.get("spares", ()):
         if named.name in hosts:
@@ -60,11 +57,8 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
             )
         first = spares.setdefault(named.name, named)
         if first is not named:
-            problems.add(
-                f"the spare {shown(named.name)} is listed twice",
-                named.place,
-                f"keep one; the first is on line {first.place.line}",
-            )
+            message = f"the spare {shown(named.name)} is listed twice"
+            problems.add_repeated(message, named.place, first.place)
     if "hosts" not in cluster.values or ("spares" in cluster and "spares" not in cluster.values):
         return
     for named, settings in cluster.get("overrides", ()):

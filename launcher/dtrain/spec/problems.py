@@ -55,6 +55,11 @@ class Problems:
                 ),
             )
 
+    def add_repeated(self, message: str, place: TextSpan, first: TextSpan) -> None:
+        """Add a problem about something that is in the file twice."""
+        elsewhere = f"; the first is on line {first.line}" if first.line != place.line else ""
+        self.add(message, place, f"keep one{elsewhere}")
+
     def fresh(self) -> Problems:
         """An empty collection for the same file."""
         return Problems(self._file, self._lines, self.homes)

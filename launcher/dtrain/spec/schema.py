@@ -40,11 +40,8 @@ class ListOf(Type[tuple[T, ...]]):
             if value is None:
                 continue
             if self.unique and value in first:
-                problems.add(
-                    f"{name} lists {shown(str(value))} twice",
-                    item.place,
-                    f"keep one; the first is on line {first[value].place.line}",
-                )
+                message = f"{name} lists {shown(str(value))} twice"
+                problems.add_repeated(message, item.place, first[value].place)
             first.setdefault(value, item)
             values[index] = value
         return tuple(values.values())

@@ -306,11 +306,8 @@ class _Builder:
                             "'<<' merges keys and values, or a list of them", source.place
                         )
             elif key.text in own:
-                self._problems.add(
-                    f"the key {shown(key.text)} is given twice",
-                    key.place,
-                    f"keep one; the first is on line {own[key.text].key.place.line}",
-                )
+                message = f"the key {shown(key.text)} is given twice"
+                self._problems.add_repeated(message, key.place, own[key.text].key.place)
             else:
                 own[key.text] = entry
         return (*own.values(), *(brought[text] for text in brought if text not in own))
