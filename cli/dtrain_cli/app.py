@@ -6,10 +6,13 @@ import contextlib
 import os
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from dtrain.diagnostics import DtrainError
 
 VERBS = {
     "launch": "Start a job on all its hosts, stream its output, and clean up.",
@@ -150,7 +153,7 @@ def main() -> NoReturn:
 
 def run() -> int:
     """Run the command line; every failure ends as a message and an exit code."""
-    from dtrain.diagnostics import DtrainError, ExitCode, SpecError
+    from dtrain.diagnostics import DtrainError, ExitCode, SpecError, ThreadLimitError
 
     if "_DTRAIN_COMPLETE" in os.environ:
         return _complete()
@@ -166,10 +169,7 @@ def run() -> int:
         _say(render_problems(error))
         return error.exit_code
     except DtrainError as error:
-        _say(f"error: {error.message}")
-        for line in error.hint.splitlines():
-            _say(f"hint: {line}")
-        return error.exit_code
+        return _explain(error)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -183,6 +183,8 @@ def run() -> int:
         if isinstance(error, FileNotFoundError) and _folder_is_gone():
             _say("error: the current folder was removed\nhint: cd to another folder")
             return ExitCode.INVALID
+        if ThreadLimitError.is_meant(error):
+            return _explain(ThreadLimitError())
         _say(f"error: a bug in dtrain; please report the file {_crash_report()}")
         return ExitCode.INTERNAL
     return code if isinstance(code, int) else ExitCode.OK
@@ -196,6 +198,13 @@ def _folder_is_gone() -> bool:
     except FileNotFoundError:
         return True
     return False
+
+
+def _explain(error: DtrainError) -> int:
+    _say(f"error: {error.message}")
+    for line in error.hint.splitlines():
+        _say(f"hint: {line}")
+    return error.exit_code
 
 
 def _wrong_usage(error: Any) -> int:

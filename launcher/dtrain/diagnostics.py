@@ -6,6 +6,7 @@ The exception tree, with the exit code of each branch:
     ├── InternalError   70   dtrain itself is wrong
     ├── SpecError        2   the cluster file is wrong; carries every problem found
     ├── UsageError       2   the command line is wrong
+    ├── ThreadLimitError 3   this machine lets dtrain start no more threads
     └── NodeError        3   a host could not be reached or prepared
         ├── ConnectError     no connection (name, route, port, timeout)
         ├── HostKeyError     the host key has changed or is unknown
@@ -91,6 +92,21 @@ class UsageError(DtrainError):
     """The command line is invalid."""
 
     exit_code = ExitCode.INVALID
+
+
+class ThreadLimitError(DtrainError):
+    exit_code = ExitCode.NODE_FAILED
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this machine lets dtrain start no more threads; it needs two for each host",
+            hint="raise the limit of processes: `ulimit -u`, or pids.max of the container",
+        )
+
+    @staticmethod
+    def is_meant(error: Exception) -> bool:
+        """Whether ``error`` is how Python reports this limit."""
+        return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
 
 
 class NodeError(DtrainError):

@@ -193,6 +193,19 @@ def test_an_internal_error_is_written_to_a_file(
     assert "a fault for this test" in report.read_text()
 
 
+def test_a_machine_without_a_free_thread_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(app, "app", fail)
+    assert app.run() == 3
+    message = capsys.readouterr().err
+    assert message.startswith("error: this machine lets dtrain start no more threads")
+    assert "\nhint: raise the limit" in message
+
+
 def test_a_thread_that_computes_a_cipher_does_not_abort_the_end() -> None:
     """Python ends it as soon as it gets back from the Python code that the Rust code calls."""
     code = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import threading
@@ -38,13 +39,13 @@ class LocalConnection:
         self._closed = False
 
     def start(self, command: str) -> LocalProcess:
-        """Raises ConnectError if this machine cannot start another process."""
+        """Raises ConnectError if this machine cannot start another process or thread."""
         with self._lock:
             if self._closed:
                 raise ConnectError(self._host, "starting a command", "the connection is closed")
             try:
                 process = LocalProcess(command)
-            except (OSError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 raise ConnectError(
                     self._host,
                     "starting a command with /bin/sh",
@@ -100,8 +101,15 @@ class LocalProcess:
         self._tail = Tail()
         self._exited = threading.Event()
         self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
-        self._drain.start()
-        threading.Thread(target=self._reap, daemon=True).start()
+        try:
+            threading.Thread(target=self._reap, daemon=True).start()
+            self._drain.start()
+        except RuntimeError:  # this machine has no free thread
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.__exit__(None, None, None)
+            os.close(self._close_writer)
+            os.close(self._close_reader)
+            raise
 
     @property
     def closed(self) -> bool:

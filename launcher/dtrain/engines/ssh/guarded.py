@@ -8,16 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from dtrain.diagnostics import DtrainError, ExitCode, InternalError
-
-NO_THREAD = "can't start new thread"
-"""Python's words for a limit of the operating system."""
-
-
-class ThreadLimitError(DtrainError):
-    """This machine lets dtrain start no more threads."""
-
-    exit_code = ExitCode.NODE_FAILED
+from dtrain.diagnostics import DtrainError, InternalError, ThreadLimitError
 
 
 def run_guarded(name: str, work: Callable[[], None], report: Callable[[Exception], None]) -> None:
@@ -37,11 +28,8 @@ def run_guarded(name: str, work: Callable[[], None], report: Callable[[Exception
 
 def fault(error: Exception, folder: Path) -> DtrainError:
     """The error for the user. For a bug, the traceback goes to the run's ``folder``."""
-    if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
-        return ThreadLimitError(
-            "this machine lets dtrain start no more threads; it needs two for each host",
-            hint="raise the limit of processes: `ulimit -u`, or pids.max of the container",
-        )
+    if ThreadLimitError.is_meant(error):
+        return ThreadLimitError()
     file = folder / "fault.txt"
     with contextlib.suppress(OSError):
         file.write_text("".join(traceback.format_exception(error)))

@@ -1,0 +1,39 @@
+"""Commands on this machine, where the contract does not cover them."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+
+import pytest
+
+from dtrain.diagnostics import ConnectError
+from dtrain.spec.model import Host
+from dtrain.transport.local import LocalTransport
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_a_machine_without_a_free_thread(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """The command does not run on without a thread that reads its output or reaps it."""
+    commands: list[subprocess.Popen[bytes]] = []
+    left = [threading.Thread.start] * free
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *argv: object, **options: object) -> None:
+            super().__init__(*argv, **options)  # type: ignore[call-overload]
+            commands.append(self)
+
+    def start(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()(thread)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    connection = LocalTransport().connect(Host("here", "127.0.0.1", transport="local"))
+    with pytest.raises(ConnectError, match=r"here: starting a command .*: can't start") as caught:
+        connection.start("sleep 1000")
+    assert "ulimit" in caught.value.hint
+    assert commands[0].returncode == -9
+    pipes = (commands[0].stdin, commands[0].stdout, commands[0].stderr)
+    assert all(pipe is not None and pipe.closed for pipe in pipes)
