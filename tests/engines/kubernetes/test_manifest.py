@@ -123,6 +123,27 @@ def test_the_plan_has_the_dns_names_of_the_pods() -> None:
     assert list(found["files"]) == ["job.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("framework", "nodes", "count"), [("tensorflow", 2, 1), ("torch", 2, 0), ("torch", 1, 1)]
+)
+def test_ports_of_the_machine_that_every_pod_uses(framework: str, nodes: int, count: int) -> None:
+    """Kubernetes puts no two pods with the same port on one machine. With torch, only the first of
+    several pods has one."""
+    keys = f'{{kubernetes: {{image: "train:1", host_network: true}}, nodes: {nodes}, gpus: 2}}'
+    text = f"cluster: {keys}\njob: {{framework: {framework}, script: t.py}}\n"
+    config, job = objects(text)
+    assert problems(job) == []
+    (replicated,) = job["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    found = container.get("ports", [])
+    assert len(found) == count
+    for one in found:
+        assert one["hostPort"] == one["containerPort"]
+        assert f"dtrain_port={one['hostPort']}\n" in config["data"]["job.sh"]
+    (container,) = manifest.pod_spec(plan(text.replace("host_network: true", "")))["containers"]
+    assert "ports" not in container
+
+
 def test_output_is_the_manifest_and_the_plan(tmp_path: Path) -> None:
     out = tmp_path / "out"
     rendered(plan(FILE), output=out)

@@ -216,6 +216,7 @@ def _container(plan: LaunchPlan) -> Object:
                 for key in plan.job.secrets
             ),
         ],
+        **({"ports": ports} if (ports := _ports(plan)) else {}),
         # What a pod gets of a device is what it asks for.
         "resources": {"limits": resources, "requests": resources} if resources else {},
         "securityContext": {
@@ -224,6 +225,14 @@ def _container(plan: LaunchPlan) -> Object:
         },
         "volumeMounts": [mount for _, mount in _volumes(plan)],
     }
+
+
+def _ports(plan: LaunchPlan) -> list[Object]:
+    """Keeps two pods that listen on the same ports of their machine apart. All pods have the same
+    ports here, so a port of the first pod alone is left out: the others may share its machine."""
+    if not _keys(plan).host_network:
+        return []
+    return [{"containerPort": port, "hostPort": port} for port in script.common_ports(plan)]
 
 
 def _volumes(plan: LaunchPlan) -> Iterator[tuple[Object, Object]]:

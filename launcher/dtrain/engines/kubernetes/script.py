@@ -66,6 +66,23 @@ def serving_pods(plan: LaunchPlan) -> tuple[int, ...]:
     )
 
 
+def common_ports(plan: LaunchPlan) -> list[int]:
+    """The ports on which every pod listens."""
+    common = set.intersection(*({*part.ports} for part in plan.hosts))
+    return sorted(port + _shift(plan) for port in common)
+
+
+def _shift(plan: LaunchPlan) -> int:
+    """The distance of the job's ports from the plan's."""
+    rendezvous, keys = plan.job.rendezvous, plan.kubernetes
+    if rendezvous.port is not None or keys is None or not keys.host_network:
+        return 0
+    # Another job may use the same machine.
+    first, last = rendezvous.ports
+    spread = last - first + 2 - max(len(part.ports) for part in plan.hosts)
+    return zlib.crc32(object_name(plan.name, plan.run).encode()) % max(1, spread)
+
+
 def _serves(plan: LaunchPlan) -> bool:
     return any(process.service for part in plan.hosts for process in part.processes)
 
@@ -76,15 +93,8 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
     yield "dtrain_node_rank=$JOB_COMPLETION_INDEX"
     yield f"dtrain_attempt=$((${{{RESTARTS}:-0}} + 1))"
     yield f"dtrain_run={word(plan.run or plan.name)}"
-    rendezvous = plan.job.rendezvous
-    if rendezvous.port is None:
-        first, last = rendezvous.ports
-        port = first
-        if plan.kubernetes is not None and plan.kubernetes.host_network:
-            # Another job may use the same machine.
-            spread = last - first + 2 - max(len(part.ports) for part in plan.hosts)
-            port += zlib.crc32(objects.encode()) % max(1, spread)
-        yield f"dtrain_port={port}"
+    if plan.job.rendezvous.port is None:
+        yield f"dtrain_port={plan.job.rendezvous.first_port + _shift(plan)}"
     yield "dtrain_hosts=() dtrain_addresses=()"
     yield f"for ((dtrain_number = 0; dtrain_number < {len(plan.hosts)}; dtrain_number++)); do"
     yield '  dtrain_hosts+=("node$dtrain_number")'
