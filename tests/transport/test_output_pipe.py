@@ -6,6 +6,7 @@ import base64
 import queue
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,29 @@ def test_a_connection_that_is_closed_after_a_write_has_sent_the_data(
         def write_and_close() -> None:
             process.write(b"kill")
             connection.close()
+
+        threading.Thread(target=write_and_close, daemon=True).start()
+        assert delayed.wait(HANG)
+        exchange.end()
+        assert channel.recv(100) == b"kill"
+
+
+def test_connections_that_are_closed_after_a_write_have_sent_the_data_over_a_jump_host(
+    tmp_path: Path, transport: SshTransport, key: Path, delayed: threading.Event
+) -> None:
+    with SshServer(blob(key)) as jump, Silent(blob(key)) as server:
+        host = host_of(server, key, tmp_path)
+        with (tmp_path / "known").open("a") as known:
+            known.write(jump.host_key_line)
+        via = f"127.0.0.1:{jump.port}"
+        process = transport.connect(replace(host, ssh=replace(host.ssh, jump=via))).start("first")
+        channel = server.channels.get(timeout=HANG)
+        ((_, connection),) = transport._jumps.items()
+        exchange = LongExchange(jump, connection.result())  # type: ignore[arg-type]
+
+        def write_and_close() -> None:
+            process.write(b"kill")
+            transport.close()
 
         threading.Thread(target=write_and_close, daemon=True).start()
         assert delayed.wait(HANG)

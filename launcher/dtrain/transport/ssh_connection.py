@@ -142,6 +142,9 @@ class ClientTransport(paramiko.Transport):
         """The server's numbers of channels that this end has closed."""
         self._sent = threading.Condition(self.clear_to_send_lock)
         """Notified once no message is delayed."""
+        carrier = stream.get_transport() if isinstance(stream, paramiko.Channel) else None
+        self._carrier = cast("ClientTransport | None", carrier)
+        """The connection to the jump host that carries this one."""
 
     def run(self) -> None:
         try:
@@ -246,6 +249,8 @@ class ClientTransport(paramiko.Transport):
         """Wait until all messages are sent, or the connection has ended. Not for its own thread."""
         with self._sent:
             self._sent.wait_for(lambda: not self._delayed)
+        if self._carrier is not None:
+            self._carrier.wait_until_sent()
 
     def _parse_newkeys(self, message: paramiko.Message) -> None:
         super()._parse_newkeys(message)  # type: ignore[misc]
