@@ -239,7 +239,7 @@ PATHS: dict[str, Callable[[str], object]] = {
     "stacks": stack,
     "frames": decoded,
     "frames after the preamble": decoded_after_preamble,
-    "torchrun's summary": lambda text: FAILURE.findall(text.encode(errors="replace")),
+    "torchrun's summary": lambda text: re.findall(FAILURE, text.encode(errors="replace")),
     "kernel log": lambda text: [
         pattern(line)
         for line in text.encode(errors="replace").splitlines()

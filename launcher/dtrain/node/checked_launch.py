@@ -10,7 +10,9 @@ Shipped to nodes: Python 3.8, standard library only.
 from __future__ import annotations
 
 import contextlib
+import json  # noqa: F401 - both programs need it, and after the fork each would import its own
 import os
+import socket  # noqa: F401 - as above
 import threading
 
 from dtrain.node.facts.wire import RELEASE

@@ -23,7 +23,7 @@ processes:
     processes that setup started and removes the folder.
 
 The setup shell starts the supervisor with its last `exec`. So the supervisor inherits all that
-setup changed: environment, limits, umask, cgroup, affinity.
+setup changed: environment, limits, umask, cgroup, affinity. Without setup lines there is no shell.
 
 No process of the job runs before `start`. A launch that is refused, aborted or abandoned before
 `start` leaves no process and no folder.

@@ -12,7 +12,6 @@ for jobs whose workers do connect. These count:
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import time
 
@@ -100,6 +99,8 @@ def end_of(text: bytes) -> tuple[bytes, int]:
 
 def elsewhere(address: bytes, port: int) -> bool:
     """Whether the address may belong to another machine of the cluster."""
+    import ipaddress  # 1 ms, which jobs on one host need not pay
+
     parsed = ipaddress.ip_address(address)
     return not parsed.is_loopback and not (parsed.is_global and port in WEB)
 

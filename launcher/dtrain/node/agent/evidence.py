@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 
 from dtrain.node.agent.progress import a_time
 from dtrain.node.agent.wire import MAX_TRACEBACK, shown
@@ -63,7 +62,7 @@ def tail_of(path: bytes, lines: int) -> str:
     return "\n".join(shown(line) for line in data.splitlines()[-lines:])
 
 
-FAILURE = re.compile(
+FAILURE = (
     rb"rank\s*: (\d{1,6}) \(local_rank: (\d{1,6})\)\s+exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)"
 )
 """One entry of the summary that torchrun writes to stderr."""

@@ -10,14 +10,15 @@ from dtrain.node.agent.processes import read_file
 from dtrain.node.agent.sweep import HELPERS, Tag, start_helper
 from dtrain.node.agent.wire import shown
 
-TROUBLE = re.compile(
+# Texts, which Python compiles on first use: few jobs need them, and each start would pay.
+TROUBLE = (
     rb"NVRM: Xid|[Kk]ill(?:ed)? process \d|I/O error|EXT4-fs error|XFS \(.*(?:orruption|hutting)"
 )
 """Lines that the launcher may need; `failures/kernel.yaml` explains them."""
 MAX_RECORDS, MAX_LINES, MAX_LINE = 1 << 16, 50, 500
-RECORD = re.compile(rb"\d+,\d+,(\d+),[^;]*;(.*)")
+RECORD = rb"\d+,\d+,(\d+),[^;]*;(.*)"
 """A record of /dev/kmsg: priority, number, microseconds since the boot, flags; message."""
-ENTRY = re.compile(rb"(\d+\.\d+) \S+ kernel: (.*)")
+ENTRY = rb"(\d+\.\d+) \S+ kernel: (.*)"
 """A line of journalctl: seconds since the epoch, host, message."""
 JOURNAL_LIMIT = 2.0
 """Seconds for journalctl to answer."""
@@ -67,7 +68,7 @@ class KernelLog:
         """The relevant lines since the last call, at most the latest `MAX_LINES`, each with its
         time (seconds since the epoch)."""
         lines = self._records() if self._fd >= 0 else self._entries()
-        found = [(then, line) for then, line in lines if TROUBLE.search(line, 0, MAX_LINE)]
+        found = [(then, line) for then, line in lines if re.search(TROUBLE, line[:MAX_LINE])]
         fresh = [line for line in found if line not in self._reported]
         if lines:
             self._reported = set(found)
@@ -90,7 +91,7 @@ class KernelLog:
             if not data:
                 break
             # Lines that begin with a space are details, not records.
-            records = filter(None, map(RECORD.match, data.splitlines()))
+            records = filter(None, (re.match(RECORD, line) for line in data.splitlines()))
             found += [(min(now, booted + int(record[1]) / 1e6), record[2]) for record in records]
         return found
 
@@ -118,5 +119,5 @@ class KernelLog:
             return []
         finally:
             HELPERS.discard(process.pid)
-        entries = filter(None, map(ENTRY.match, reversed(output.splitlines())))
+        entries = filter(None, (re.match(ENTRY, one) for one in reversed(output.splitlines())))
         return [(float(entry[1]), entry[2]) for entry in entries]

@@ -156,20 +156,21 @@ class Launch:
         path = {name: variable for name, variable in shared.items() if name == "PATH"}
         NodeVariables(self._folder, workdir).complete(environment, path)
         argv = [sys.executable, ISOLATED, "-c", boot_text('open(%d,"rb")' % REQUEST_FD)]
-        script = setup_script(
-            request["setup"],
-            [*argv, "dtrain-supervisor", request["run"], request["host"]],
-            report=">&%d" % CONTROL_FD,
-            hidden="%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD),
-        )
-        environment[b"DTRAIN_SETUP"] = raw(script)
-        shell = next(
-            (path for path in (b"/bin/bash", b"/usr/bin/bash") if os.access(path, os.X_OK)),
-            b"/bin/sh",
-        )
+        argv += ["dtrain-supervisor", request["run"], request["host"]]
+        environment[b"PWD"] = workdir  # as after `cd` in a shell
+        if request["setup"]:
+            script = setup_script(
+                request["setup"],
+                argv,
+                report=">&%d" % CONTROL_FD,
+                hidden="%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD),
+            )
+            environment[b"DTRAIN_SETUP"] = raw(script)
+            bash = (path for path in ("/bin/bash", "/usr/bin/bash") if os.access(path, os.X_OK))
+            argv = [next(bash, "/bin/sh"), "-c", 'eval "$DTRAIN_SETUP"']
         reading, writing = os.pipe()
         self._supervisor.pid, failure = spawn(
-            [shell, b"-c", b'eval "$DTRAIN_SETUP"'],
+            [raw(word) for word in argv],
             environment,
             workdir,
             (log, log),
@@ -197,7 +198,7 @@ class Launch:
         discard(self._folder, created)
         body = {"type": "undone", "fate": self._supervisor.end, "log": output}
         if failure is not None:
-            body["failure"] = why_not_executed(failure, shell, environment)
+            body["failure"] = why_not_executed(failure, raw(argv[0]), environment)
         return body
 
     def _await_prepared(self) -> Json:
@@ -235,7 +236,7 @@ class Launch:
         failed."""
         log = message["log"]
         if "failure" in message:
-            return RefusedError("setup", message["failure"]).message
+            return RefusedError("setup" if setup else "agent", message["failure"]).message
         if self.up or not 0 < line <= len(setup):
             where = " after `job.setup`" if setup else ""
             reason = "the supervisor could not start%s (%s)" % (where, message["fate"])

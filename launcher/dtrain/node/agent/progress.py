@@ -22,7 +22,7 @@ MAX_REPORT = 16 << 10
 """Bytes of one line."""
 MAX_PROGRESS_FILES = 4096
 MAX_METRICS, MAX_METRIC_NAME = 32, 64
-PROGRESS_FILE = re.compile(rb"(?:rank|chief|worker|ps|evaluator)-\d{1,6}\.progress")
+PROGRESS_FILE = rb"(?:rank|chief|worker|ps|evaluator)-\d{1,6}\.progress"
 MAX_TIME = 1e11
 """Seconds since the epoch, in the year 5138."""
 PHASES = ("data", "save", "load")
@@ -138,7 +138,7 @@ class ProgressFiles:
         """
         self.advanced = False
         for file in listed(self._folder):
-            if not PROGRESS_FILE.fullmatch(file):
+            if not re.fullmatch(PROGRESS_FILE, file):
                 continue
             path = os.path.join(self._folder, file)
             lines = self._followed.get(file)

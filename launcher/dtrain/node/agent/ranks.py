@@ -22,7 +22,7 @@ MAX_SUMMARY = 256 << 10
 """Bytes at the end of torchrun's stderr, which reports how its ranks ended."""
 MAX_DIGITS = 6
 """Digits of a rank."""
-NODE_RANK = re.compile(rb"--node[-_]rank[= ](\d+)")
+NODE_RANK = rb"--node[-_]rank[= ](\d+)"
 
 
 class Ranks:
@@ -36,7 +36,7 @@ class Ranks:
         """``count``: the number of ranks that this torchrun starts."""
         self._count, self._world_size = count, world_size
         self._stderr, self._logs = path + b".err", path + b".ranks"
-        self._node_rank = NODE_RANK.search(b" ".join(argv))
+        self._node_rank = re.search(NODE_RANK, b" ".join(argv))
         self._first_seen: dict[bytes, float] = {}
         self._known: dict[bytes, int] = {}  # folder -> rank
         self._ignored: set[bytes] = set()
@@ -112,7 +112,7 @@ class Ranks:
 
     def _summary(self) -> list[tuple[bytes, bytes, bytes, bytes]]:
         """Rank, local rank, exit code and process id of each rank in torchrun's summary."""
-        return FAILURE.findall(read_regular(self._stderr, MAX_SUMMARY, -MAX_SUMMARY) or b"")
+        return re.findall(FAILURE, read_regular(self._stderr, MAX_SUMMARY, -MAX_SUMMARY) or b"")
 
     def failures(self) -> list[Json]:
         """The failed ranks, from their error files and torchrun's summary."""

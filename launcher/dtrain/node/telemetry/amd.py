@@ -36,7 +36,7 @@ INACTIVE = "NOT ACTIVE"
 PAUSE = 20.0
 """Seconds between two runs of a tool: each takes half a second of a core."""
 MAX_OUTPUT = 1 << 20
-CARD = re.compile(r"card\d{1,4}")
+CARD = r"card\d{1,4}"
 
 
 class Amd:
@@ -92,7 +92,9 @@ def rows_of(output: bytes) -> list[list[Any]]:
         if isinstance(found, list):
             gpus = {int(gpu["gpu"]): amd_row(gpu) for gpu in found[:MAX_GPUS]}
         else:
-            cards = {int(name[4:]): card for name, card in found.items() if CARD.fullmatch(name)}
+            cards = {
+                int(name[4:]): card for name, card in found.items() if re.fullmatch(CARD, name)
+            }
             gpus = {index: rocm_row(cards[index]) for index in cards}
         return [[index, *gpus[index]] for index in sorted(gpus)[:MAX_GPUS]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -42,7 +42,7 @@ MAX_STORED = 24 << 20
 MAX_NOW = 1 << 16
 STOP_LIMIT = 2.0
 """Seconds that the end of the run waits for the last average."""
-XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,20})\)")
+XID = r"NVRM: Xid \(PCI:([0-9a-fA-F:.]{1,20})\)"
 
 
 class Sampler:
@@ -181,7 +181,7 @@ class Xids:
         if self._log.readable and now >= self._until:
             self._until = now + WINDOW
             for _, line in self._log.read():
-                found = XID.search(line)
+                found = re.search(XID, line)
                 if found:
                     bus = found[1].lower().partition(".")[0]
                     self._counts[bus] = self._counts.get(bus, 0) + 1
