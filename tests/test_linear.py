@@ -241,9 +241,8 @@ PATHS: dict[str, Callable[[str], object]] = {
     "frames after the preamble": decoded_after_preamble,
     "torchrun's summary": lambda text: re.findall(FAILURE, text.encode(errors="replace")),
     "kernel log": lambda text: [
-        pattern(line)
+        (re.search(TROUBLE, line[:500]), re.match(RECORD, line), re.match(ENTRY, line))
         for line in text.encode(errors="replace").splitlines()
-        for pattern in (lambda line: TROUBLE.search(line, 0, 500), RECORD.match, ENTRY.match)
     ],
     "progress files": progress_read,
     "events": events_read,

@@ -69,6 +69,16 @@ def test_a_job_that_succeeds(host: Node) -> None:
     assert "worker-1.err" in [stream["name"] for stream in agent.streams.values()]
 
 
+@pytest.mark.parametrize("setup", [[], ["true"]])
+def test_only_setup_lines_start_a_shell(host: Node, setup: list[str]) -> None:
+    (host.workdir / "read-by-bash").write_text("touch started-bash\n")
+    agent = host.agent(environment={"BASH_ENV": str(host.workdir / "read-by-bash")})
+    worker = host.code("import os; print(os.environ['PWD'])")
+    assert host.start(worker, setup=setup, agent=agent).wait() == 0
+    assert (host.workdir / "started-bash").exists() == bool(setup)
+    assert agent.text("worker-0.out") == f"{host.workdir}\n"
+
+
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8", "en_US.ISO-8859-1"])
 def test_arguments_and_environment_arrive_byte_for_byte(host: Node, locale: str) -> None:
     environment = {f"HOSTILE_{index}": text for index, text in enumerate(HOSTILE)}
