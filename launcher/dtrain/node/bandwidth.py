@@ -17,6 +17,7 @@ from datetime import timedelta
 from importlib import import_module
 
 from dtrain.node.compute_speed import measure_compute
+from dtrain.node.ranks import finish, first_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ def measure(options: Json) -> Json:
             dist.barrier()
         report["failed"] = ""
     except BaseException as failure:  # noqa: BLE001 - reported to the launcher
-        lines = str(failure).strip().splitlines() or [type(failure).__name__]
-        report["error"] = lines[0][:300]
+        report["error"] = first_line(failure)
     return report
 
 
@@ -148,5 +148,4 @@ class Fabric:
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
-    print("\ndtrain:" + json.dumps(measure(json.loads(stream.readline()))), flush=True)
-    os._exit(0)
+    finish(measure(json.loads(stream.readline())))

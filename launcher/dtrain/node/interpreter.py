@@ -71,14 +71,18 @@ def installed(name: str) -> Json | None:
     return {key: scope.get(name) for key, name in names.items()}
 
 
-def look_at_torch() -> Json:
+def imported(name: str) -> Json:
+    """What a framework says after its import."""
     from importlib import import_module
     from importlib.util import find_spec
 
-    if find_spec("torch") is None:
+    if find_spec(name) is None:
         return {"missing": True}
-    torch: Any = import_module("torch")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return FRAMEWORKS[name](import_module(name))
 
+
+def look_at_torch(torch: Any) -> Json:
     found: Json = {"version": str(torch.__version__), "cuda": torch.version.cuda}
     found["hip"] = getattr(torch.version, "hip", None)
     found["gpus"] = torch.cuda.device_count()
@@ -93,15 +97,7 @@ def look_at_torch() -> Json:
     return found
 
 
-def look_at_tensorflow() -> Json:
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    if find_spec("tensorflow") is None:
-        return {"missing": True}
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    tf: Any = import_module("tensorflow")
-
+def look_at_tensorflow(tf: Any) -> Json:
     build = tf.sysconfig.get_build_info()
     return {
         "version": tf.__version__,
@@ -111,16 +107,15 @@ def look_at_tensorflow() -> Json:
     }
 
 
-def look_at_jax() -> Json:
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    if find_spec("jax") is None:
-        return {"missing": True}
-    return {"version": import_module("jax").__version__}
+def look_at_jax(jax: Any) -> Json:
+    return {"version": jax.__version__}
 
 
-FRAMEWORKS = {"torch": look_at_torch, "tensorflow": look_at_tensorflow, "jax": look_at_jax}
+FRAMEWORKS: dict[str, Callable[[Any], Json]] = {
+    "torch": look_at_torch,
+    "tensorflow": look_at_tensorflow,
+    "jax": look_at_jax,
+}
 
 
 def attempt(probe: Callable[[], Json]) -> Json:
@@ -144,7 +139,7 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     if framework == "none":
         pass
     elif options.get("import"):
-        found["framework"] = attempt(FRAMEWORKS[framework])
+        found["framework"] = attempt(lambda: imported(framework))
     else:
         found["framework"] = attempt(lambda: installed(framework) or {"missing": True})
     if options.get("module"):

@@ -2,8 +2,8 @@
 
 Runs in the job's own interpreter, for the rehearsals of `dtrain check`. The rank's program is
 another module with a ``main`` that was sent along. A rank's report is its last line of output that
-begins with ``dtrain:``, followed by JSON. The reports go to the descriptor in DTRAIN_REPORT_FD, in
-the order of the ranks.
+begins with `MARK`, followed by JSON. The reports go to the descriptor in DTRAIN_REPORT_FD, in the
+order of the ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,24 @@ from dtrain.node.boot import boot_text, framed, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from typing import Any, BinaryIO, NoReturn
 
     from dtrain.node.importer import Importer
 
 MARK = "dtrain:"
+
+
+def first_line(failure: BaseException) -> str:
+    """What failed, in one line for a report."""
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(failure).__name__
+
+
+def finish(report: dict[str, Any]) -> NoReturn:
+    """Write a rank's report and end its process. Servers of TensorFlow end in no other way, and the
+    destructor of a failed process group of torch may hang."""
+    print("\n" + MARK + json.dumps(report), flush=True)
+    os._exit(0)
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:

@@ -17,6 +17,8 @@ import time
 from datetime import timedelta
 from importlib import import_module
 
+from dtrain.node.ranks import finish, first_line
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, Callable, Sequence
@@ -53,11 +55,6 @@ def within(limit: float, action: Callable[[], None]) -> None:
         raise TimeoutError("no answer within %g s" % limit)
     if raised[0] is not None:
         raise raised[0]
-
-
-def first_line(failure: BaseException) -> str:
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(failure).__name__
 
 
 def rehearse(rounds: Rounds) -> Json:
@@ -165,6 +162,4 @@ def tournament(store: Any, rank: int, rounds: Rounds, present: list[int]) -> lis
 
 def main(stream: BinaryIO, importer: Importer) -> None:
     options = json.loads(stream.readline())
-    print("\ndtrain:" + json.dumps(rehearse(options["rounds"])), flush=True)
-    # The destructor of a failed process group may hang.
-    os._exit(0)
+    finish(rehearse(options["rounds"]))

@@ -13,6 +13,8 @@ import threading
 import time
 from importlib import import_module
 
+from dtrain.node.ranks import finish, first_line
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
@@ -58,8 +60,7 @@ def rehearse() -> Json:
         server = tf.distribute.Server({"alone": [at]}, "alone", 0, start=True)
         report["failed"] = ""
     except BaseException as failure:  # noqa: BLE001 - reported to the launcher
-        lines = str(failure).strip().splitlines() or [type(failure).__name__]
-        report["error"] = lines[0][:300]
+        report["error"] = first_line(failure)
         return report
     answered: set[tuple[str, int]] = set()
 
@@ -87,5 +88,4 @@ def rehearse() -> Json:
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
-    print("\ndtrain:" + json.dumps(rehearse()), flush=True)
-    os._exit(0)  # TensorFlow has no other way to end a server
+    finish(rehearse())
