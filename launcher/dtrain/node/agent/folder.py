@@ -11,6 +11,8 @@ from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import AnyStr
+
     from dtrain.node.agent.commands import RunRequest
 
 RESERVED = 64 << 10
@@ -159,7 +161,7 @@ def save(name: bytes, folder: int, data: bytes) -> None:
         os.close(fd)
 
 
-def listed(path: bytes) -> list[bytes]:
+def listed(path: AnyStr) -> list[AnyStr]:
     try:
         return os.listdir(path)
     except OSError:

@@ -58,8 +58,8 @@ def query(address: tuple[str, int], pids: Collection[int]) -> str:
 
 
 def receive(sock: socket.socket, deadline: float, lines: int = 0) -> bytes:
-    """What arrives until ``deadline``, until the end, or until there are so many lines; at most
-    `MAX_ANSWER` bytes. Raises OSError."""
+    """Receive until ``deadline``, until the end of the stream, or until there are ``lines`` lines
+    if given; at most `MAX_ANSWER` bytes. Raises OSError."""
     data = b""
     while len(data) < MAX_ANSWER and not (lines and data.count(b"\n") >= lines):
         left = deadline - time.monotonic()

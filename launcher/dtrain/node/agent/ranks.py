@@ -42,7 +42,7 @@ class Ranks:
         self._ignored: set[bytes] = set()
         self._pids: dict[int, int | None] = {}  # rank -> process id
 
-    def scan(self, tag: Tag, last: bool = False) -> tuple[list[Json], float]:
+    def scan(self, tag: Tag, last: bool) -> tuple[list[Json], float]:
         """The new ranks, and the seconds until the next scan.
 
         ``last``: torchrun has exited, so this is the last scan.

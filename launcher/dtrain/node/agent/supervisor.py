@@ -36,9 +36,10 @@ from dtrain.node.telemetry.sampler import Files, Sampler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import BinaryIO, Callable
+    from typing import BinaryIO, Callable, Mapping
 
     from dtrain.node.agent.commands import Command, SupervisorRequest
+    from dtrain.node.agent.ranks import Ranks
     from dtrain.node.agent.wire import Json
     from dtrain.node.agent.worker import Worker
     from dtrain.node.importer import Importer
@@ -201,12 +202,12 @@ class Supervisor:
         torchruns = [worker for worker in self._workers.values() if worker.ranks is not None]
         if torchruns:
             if now >= self._next_scan:
-                pause = min(self._find_ranks(worker) for worker in torchruns)
+                pause = min(self._find_ranks(worker, last=False) for worker in torchruns)
                 self._next_scan = time.monotonic() + pause
             due.append(self._next_scan)
         return max(min(due) - time.monotonic(), 0.0) if due else None
 
-    def _find_ranks(self, worker: Worker, last: bool = False) -> float:
+    def _find_ranks(self, worker: Worker, *, last: bool) -> float:
         """Report ranks that torchrun has started. Returns the seconds until the next scan."""
         assert worker.ranks is not None
         found, pause = worker.ranks.scan(self._tag, last)
@@ -216,23 +217,22 @@ class Supervisor:
 
     def _running_processes(self) -> list[tuple[Json, Proc]]:
         """The identity and process of every worker, and of every rank of a torchrun."""
-        found: list[tuple[Json, Proc | None]] = []
-        for worker in self._workers.values():
-            ranks = worker.ranks.living(self._tag) if worker.ranks is not None else {}
-            for rank, pid in ranks.items():
-                found.append(({"role": "worker", "index": rank, "rank": rank}, look(pid)))
-            if not ranks:  # a torchrun without ranks waits for other torchruns
-                found.append((worker.identity(), worker.process(self._tag)))
-        return [(identity, proc) for identity, proc in found if proc is not None]
+        return self._processes(lambda ranks: ranks.living(self._tag))
 
     def _sampled_processes(self) -> list[tuple[Json, Proc]]:
         """As `_running_processes`, for the sampler's thread: without a scan for ranks."""
+        return self._processes(lambda ranks: ranks.started())
+
+    def _processes(
+        self, ranks_of: Callable[[Ranks], Mapping[int, int | None]]
+    ) -> list[tuple[Json, Proc]]:
         found: list[tuple[Json, Proc | None]] = []
         for worker in list(self._workers.values()):
-            ranks = worker.ranks.started() if worker.ranks is not None else {}
+            ranks = ranks_of(worker.ranks) if worker.ranks is not None else {}
             for rank, pid in ranks.items():
-                found.append(({"rank": rank}, look(pid) if pid is not None else None))
-            if not ranks:
+                identity = {"role": "worker", "index": rank, "rank": rank}
+                found.append((identity, look(pid) if pid is not None else None))
+            if not ranks:  # a torchrun without ranks waits for other torchruns
                 found.append((worker.identity(), worker.process(self._tag)))
         return [(identity, proc) for identity, proc in found if proc is not None]
 

@@ -24,11 +24,11 @@ MAX_READ = 1 << 20
 """Bytes that one read of a growing file returns."""
 
 
-def open_regular(path: bytes, dir_fd: int | None = None) -> int:
+def open_regular(path: bytes) -> int:
     """Open a regular file of this user for reading. Raises OSError for anything else."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, dir_fd=dir_fd)
+        fd = os.open(path, flags)
     except ValueError:  # a NUL in the name
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path) from None
     status = os.fstat(fd)
@@ -38,13 +38,11 @@ def open_regular(path: bytes, dir_fd: int | None = None) -> int:
     return fd
 
 
-def read_regular(
-    path: bytes, limit: int, start: int = 0, dir_fd: int | None = None
-) -> bytes | None:
+def read_regular(path: bytes, limit: int, start: int = 0) -> bytes | None:
     """Up to ``limit`` bytes from ``start`` on. A negative ``start`` counts from the end. None if
     the file cannot be read."""
     try:
-        fd = open_regular(path, dir_fd)
+        fd = open_regular(path)
     except OSError:
         return None
     try:

@@ -61,7 +61,7 @@ POLL = 0.1
 LIST_SECONDS = 1.0
 """Between two looks for new files."""
 FIRST_LOOK, LAST_LOOK = 1.0, 10.0
-"""Seconds between two questions to the controller: seldom for a job whose state is old."""
+"""Seconds between two questions to the controller: rarely while its state does not change."""
 QUIET = 1.0
 """Seconds without new output after which a finished job's output is complete: a shared folder may
 show the last bytes late."""
@@ -90,7 +90,7 @@ class Outputs:
         self._latest: dict[tuple[str, str], bytes] = {}
         self._list_at = 0.0
 
-    def send(self, *, last: bool = False) -> bool:
+    def send(self, *, last: bool) -> bool:
         """Send new data; return whether there was any. ``last``: open every file, because a shared
         folder may know the size only then."""
         now = time.monotonic()

@@ -81,7 +81,7 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
         else:
             channel.answer({"type": "want", "indices": []})
             current.give(machine())
-        settle(snapshots, current, carried)
+        settle(current, carried)
         delete_unused(place, [s for s in idle if s not in gone and s.root != current.root])
         place.check_moved()
         return {"type": "done", "path": text(current.path), "new": fresh, "notices": notices}

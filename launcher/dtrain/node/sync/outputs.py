@@ -99,7 +99,8 @@ def hidden_notices(outputs: list[Output], only: Snapshot | None, why: str) -> li
     return ["kept where the job wrote it, because %s: %s%s" % (why, listed, more)]
 
 
-def settle(snapshots: list[Snapshot], current: Snapshot, carried: CarriedOutputs) -> None:
+def settle(current: Snapshot, carried: CarriedOutputs) -> None:
+    """Note in older snapshots which of their outputs ``current`` shows."""
     changed: set[Snapshot] = set()
     for output in carried.settled:
         if output.snapshot.root != current.root and not output.settled:

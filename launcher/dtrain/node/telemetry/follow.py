@@ -63,8 +63,8 @@ def average_in(line: bytes | None) -> list[Json]:
 
 
 def unsent(path: bytes, after: float) -> int:
-    """Where the averages in a file begin that come after the last one of the second that ends at
-    ``after``. From the begin, if it has none of that second. Later ones can have earlier times: a
+    """The offset in a file of the averages that the launcher lacks: after the last one of the
+    second that ends at ``after``, or 0 if there is none. Later averages may have earlier times: a
     clock may be set back."""
     found, lines = 0, Lines(path, 0, MAX_NOW)
     while after > 0 and lines.offset <= MAX_STORED:

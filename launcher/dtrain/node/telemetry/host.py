@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from dtrain.node.agent.folder import listed
 from dtrain.node.agent.processes import read_file
 
 TYPE_CHECKING = False
@@ -98,13 +99,6 @@ def memory() -> list[int] | None:
     if len(found) < 2:
         return None
     return [found[b"MemTotal"] - found[b"MemAvailable"], found[b"MemTotal"]]
-
-
-def listed(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def _disks() -> list[str]:

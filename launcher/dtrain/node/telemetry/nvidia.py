@@ -35,15 +35,30 @@ BETWEEN_STARTS = 60.0
 """Minimum seconds between two starts of a tool that exits."""
 
 
+class Query(Tool):
+    """A running nvidia-smi that keeps printing rows of values."""
+
+    def __init__(self, program: str, query: str, seconds: int) -> None:
+        """Raises OSError. ``seconds``: between two tables."""
+        super().__init__([program, query, "--format=csv,noheader,nounits", "-l", str(seconds)])
+        self._rest = b""
+
+    def rows(self) -> list[list[str]]:
+        """The rows that it has printed since the last call."""
+        *lines, rest = (self._rest + self.read()).split(b"\n")
+        self._rest = rest[:MAX_LINE]
+        texts = [line[:MAX_LINE].decode("ascii", "replace") for line in lines]
+        return [[word.strip() for word in text.split(",")] for text in texts]
+
+
 class Nvidia:
-    """A running nvidia-smi that prints a line for each GPU every second."""
+    """The GPUs of this host, which nvidia-smi prints every second."""
 
     def __init__(self, program: str, own: Own) -> None:
         self._program = program
         self._fields = NVIDIA
-        self._tool: Tool | None = None
+        self._tool: Query | None = None
         self._next_start = 0.0
-        self._rest = b""
         self._heard = False
         self._rows: dict[int, tuple[float, str, list[Any]]] = {}
         self._processes = GpuProcesses(program, own)
@@ -52,11 +67,8 @@ class Nvidia:
         now = time.monotonic()
         if self._tool is None or self._tool.ended:
             self._start(now)
-        if self._tool is not None:
-            *lines, rest = (self._rest + self._tool.read()).split(b"\n")
-            self._rest = rest[:MAX_LINE]
-            for line in lines:
-                self._take(now, line)
+        for words in self._tool.rows() if self._tool is not None else ():
+            self._take(now, words)
         others = self._processes.others(now)
         return [
             [*row[:AT_XIDS], xids.get(bus, 0), *row[AT_XIDS:], *others.get(bus, NONE)]
@@ -70,13 +82,11 @@ class Nvidia:
         if now < self._next_start:
             return
         self._next_start = now + BETWEEN_STARTS
-        self._rest, self._heard = b"", False
-        options = ["--query-gpu=" + self._fields, "--format=csv,noheader,nounits", "-l", "1"]
+        self._heard = False
         with contextlib.suppress(OSError):
-            self._tool = Tool([self._program, *options])
+            self._tool = Query(self._program, "--query-gpu=" + self._fields, 1)
 
-    def _take(self, now: float, line: bytes) -> None:
-        words = [word.strip() for word in line[:MAX_LINE].decode("ascii", "replace").split(",")]
+    def _take(self, now: float, words: list[str]) -> None:
         if len(words) != self._fields.count(",") + 1 or not words[0].isdigit():
             return
         index = int(words[0][:9])
@@ -94,15 +104,14 @@ class Nvidia:
 
 
 class GpuProcesses:
-    """A running nvidia-smi that prints every few seconds which processes use each GPU."""
+    """The processes that use each GPU, which nvidia-smi prints every few seconds."""
 
     def __init__(self, program: str, own: Own) -> None:
         """``own``: whether a process is marked as one of the run."""
         self._program = program
         self._own = own
-        self._tool: Tool | None = None
+        self._tool: Query | None = None
         self._next_start = 0.0
-        self._rest = b""
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
         """When a process was last on a GPU, and the MiB of its memory there."""
 
@@ -110,14 +119,11 @@ class GpuProcesses:
         """By PCI address: how many processes outside this run use the GPU, and their MiB."""
         if (self._tool is None or self._tool.ended) and now >= self._next_start:
             self._next_start = now + BETWEEN_STARTS
-            options = ["--query-compute-apps=" + PROCESSES, "--format=csv,noheader,nounits"]
             with contextlib.suppress(OSError):
-                self._tool = Tool([self._program, *options, "-l", str(PROCESS_PERIOD)])
-        if self._tool is not None:
-            *lines, rest = (self._rest + self._tool.read()).split(b"\n")
-            self._rest = rest[:MAX_LINE]
-            for line in lines:
-                self._take(now, line)
+                query = "--query-compute-apps=" + PROCESSES
+                self._tool = Query(self._program, query, PROCESS_PERIOD)
+        for words in self._tool.rows() if self._tool is not None else ():
+            self._take(now, words)
         found: dict[str, list[float]] = {}
         for (bus, _), (then, memory) in list(self._seen.items()):
             if now - then < 2.5 * PROCESS_PERIOD:
@@ -125,8 +131,7 @@ class GpuProcesses:
                 found[bus] = [count + 1, sum_of + memory]
         return found
 
-    def _take(self, now: float, line: bytes) -> None:
-        words = [word.strip() for word in line[:MAX_LINE].decode("ascii", "replace").split(",")]
+    def _take(self, now: float, words: list[str]) -> None:
         if len(words) != 3 or not words[1].isdigit():
             return
         key = bus_of(words[0]), int(words[1][:9])

@@ -7,8 +7,9 @@ import os
 import time
 
 from dtrain.launchplan.names import process_name, rank_name
+from dtrain.node.agent.folder import listed
 from dtrain.node.agent.processes import processes, read_file
-from dtrain.node.telemetry.host import TICKS, listed
+from dtrain.node.telemetry.host import TICKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

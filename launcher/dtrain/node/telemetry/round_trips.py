@@ -2,7 +2,7 @@
 
 The kernel measures the round trip of each connection (`tcp_info` in linux/tcp.h, read through
 sock_diag(7)). This needs no privileges and sends no packet. Only connections that send much count:
-a receiver confirms a small message with its next answer, maybe after it has computed a step.
+a receiver confirms a small message with its next answer, which may follow a step of computation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAUSE = 5.0
 RECENT = 5000
 """Milliseconds: older round trips do not count."""
 MAX_BYTES = 8 << 20
-"""Of the kernel's answer: some ten thousand connections."""
+"""The most bytes of the kernel's answer: about ten thousand connections."""
 
 _DUMP, _BY_FAMILY, _DONE, _ERROR = 0x301, 20, 3, 2
 _INFO, _ESTABLISHED = 2, 1 << 1
