@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import Any
 
 COLLECT_PROBLEMS = 3.0
 """Seconds in which other hosts can report their problems once one cannot start."""
@@ -236,18 +237,17 @@ def attached(
 
 def step(state: AttemptState, event: AttemptEvent) -> _Step:
     """Return the state after ``event`` and the actions to carry out, in order."""
-    return TABLE[state.phase, type(event)](state, event)
+    return TABLE[type(event)][_COLUMN[state.phase]](state, event)
 
 
 # Transitions ----------------------------------------------------------------------------------
 
 
-def _ignore(state: AttemptState, event: AttemptEvent) -> _Step:
+def _ignore(state: AttemptState, event: Any) -> _Step:
     return state, []
 
 
-def _host_ready(state: AttemptState, event: AttemptEvent) -> _Step:
-    assert isinstance(event, HostReady)
+def _host_ready(state: AttemptState, event: HostReady) -> _Step:
     state = _mark(state, event.host, HostCondition.READY)
     if any(host is not HostCondition.READY for host in state.hosts.values()):
         return state, []
@@ -257,18 +257,15 @@ def _host_ready(state: AttemptState, event: AttemptEvent) -> _Step:
     ]
 
 
-def _ready_after_failure(state: AttemptState, event: AttemptEvent) -> _Step:
-    assert isinstance(event, HostReady)
+def _ready_after_failure(state: AttemptState, event: HostReady) -> _Step:
     return _abort_if_all_answered(_mark(state, event.host, HostCondition.READY))
 
 
-def _ready_too_late(state: AttemptState, event: AttemptEvent) -> _Step:
-    assert isinstance(event, HostReady)
+def _ready_too_late(state: AttemptState, event: HostReady) -> _Step:
     return state, [AbortHost(event.host)]
 
 
-def _cannot_start(state: AttemptState, event: AttemptEvent) -> _Step:
-    assert isinstance(event, HostRefused | HostEnded | HostLost)
+def _cannot_start(state: AttemptState, event: HostRefused | HostEnded | HostLost) -> _Step:
     first = state.phase is AttemptPhase.PREPARING
     state = replace(
         _mark_over(state, event), phase=AttemptPhase.GIVING_UP, outcome=AttemptOutcome.HOST_FAILED
@@ -295,16 +292,15 @@ def _abort(state: AttemptState) -> _Step:
     return state, [*(AbortHost(host) for host in waiting), *_alarm(state, CLEANING)]
 
 
-def _give_up(state: AttemptState, event: AttemptEvent) -> _Step:
+def _give_up(state: AttemptState, event: Alarm) -> _Step:
     return _abort(state)
 
 
-def _interrupted_early(state: AttemptState, event: AttemptEvent) -> _Step:
+def _interrupted_early(state: AttemptState, event: Interrupted) -> _Step:
     return _abort(replace(state, outcome=state.outcome or AttemptOutcome.INTERRUPTED))
 
 
-def _worker_exited(state: AttemptState, event: AttemptEvent) -> _Step:
-    assert isinstance(event, WorkerExited)
+def _worker_exited(state: AttemptState, event: WorkerExited) -> _Step:
     if event.failed:
         grace = min(state.grace, FAILURE_GRACE)
         return _stop(replace(state, outcome=AttemptOutcome.WORKER_FAILED), grace)
@@ -320,13 +316,11 @@ def _worker_exited(state: AttemptState, event: AttemptEvent) -> _Step:
     return replace(state, phase=AttemptPhase.STOPPING), [SetAlarm(CLEANING)]
 
 
-def _host_ended(state: AttemptState, event: AttemptEvent) -> _Step:
-    assert isinstance(event, HostEnded)
+def _host_ended(state: AttemptState, event: HostEnded) -> _Step:
     return _without_host(_mark_over(state, event), event.host)
 
 
-def _host_lost(state: AttemptState, event: AttemptEvent) -> _Step:
-    assert isinstance(event, HostLost | HostRefused)
+def _host_lost(state: AttemptState, event: HostLost | HostRefused) -> _Step:
     return _without_host(_mark(state, event.host, HostCondition.LOST), event.host)
 
 
@@ -339,22 +333,22 @@ def _without_host(state: AttemptState, host: str) -> _Step:
     return _stop(state, min(state.grace, FAILURE_GRACE))
 
 
-def _broken_early(state: AttemptState, event: AttemptEvent) -> _Step:
+def _broken_early(state: AttemptState, event: LauncherFailed) -> _Step:
     return _abort(replace(state, outcome=AttemptOutcome.HOST_FAILED))
 
 
-def _broken(state: AttemptState, event: AttemptEvent) -> _Step:
+def _broken(state: AttemptState, event: LauncherFailed) -> _Step:
     return _stop(
         replace(state, outcome=AttemptOutcome.HOST_FAILED), min(state.grace, FAILURE_GRACE)
     )
 
 
-def _hung(state: AttemptState, event: AttemptEvent) -> _Step:
+def _hung(state: AttemptState, event: Hung) -> _Step:
     # Hung processes ignore TERM, and their stacks are already collected.
     return _stop(replace(state, outcome=AttemptOutcome.WORKER_FAILED), 0.0)
 
 
-def _interrupted(state: AttemptState, event: AttemptEvent) -> _Step:
+def _interrupted(state: AttemptState, event: Interrupted) -> _Step:
     return _stop(replace(state, outcome=AttemptOutcome.INTERRUPTED), state.grace)
 
 
@@ -366,17 +360,16 @@ def _stop(state: AttemptState, grace: float) -> _Step:
     ]
 
 
-def _host_over(state: AttemptState, event: AttemptEvent) -> _Step:
-    assert isinstance(event, HostRefused | HostEnded | HostLost)
+def _host_over(state: AttemptState, event: HostRefused | HostEnded | HostLost) -> _Step:
     return _end_if_clean(_mark_over(state, event)), []
 
 
-def _force(state: AttemptState, event: AttemptEvent) -> _Step:
+def _force(state: AttemptState, event: Interrupted | Alarm) -> _Step:
     state = replace(state, phase=AttemptPhase.KILLING)
     return state, [*(KillHost(host) for host in state.running), SetAlarm(CLEANING)]
 
 
-def _give_up_hosts(state: AttemptState, event: AttemptEvent) -> _Step:
+def _give_up_hosts(state: AttemptState, event: Interrupted | Alarm) -> _Step:
     lost = {
         host: HostCondition.CLEAN if now is HostCondition.CLEAN else HostCondition.LOST
         for host, now in state.hosts.items()
@@ -384,7 +377,7 @@ def _give_up_hosts(state: AttemptState, event: AttemptEvent) -> _Step:
     return replace(state, phase=AttemptPhase.ENDED, hosts=lost), []
 
 
-def _detach(state: AttemptState, event: AttemptEvent) -> _Step:
+def _detach(state: AttemptState, event: Detached) -> _Step:
     return replace(state, phase=AttemptPhase.DETACHED), []
 
 
@@ -421,77 +414,32 @@ def _alarm(state: AttemptState, seconds: float) -> list[AttemptAction]:
     return [] if state.phase is AttemptPhase.ENDED else [SetAlarm(seconds)]
 
 
-TABLE: dict[
-    tuple[AttemptPhase, type[AttemptEvent]], Callable[[AttemptState, AttemptEvent], _Step]
-] = {
-    (AttemptPhase.PREPARING, HostReady): _host_ready,
-    (AttemptPhase.PREPARING, HostRefused): _cannot_start,
-    (AttemptPhase.PREPARING, WorkerExited): _ignore,
-    (AttemptPhase.PREPARING, HostEnded): _cannot_start,
-    (AttemptPhase.PREPARING, HostLost): _cannot_start,
-    (AttemptPhase.PREPARING, Interrupted): _interrupted_early,
-    (AttemptPhase.PREPARING, Detached): _detach,
-    (AttemptPhase.PREPARING, Hung): _ignore,
-    (AttemptPhase.PREPARING, LauncherFailed): _broken_early,
-    (AttemptPhase.PREPARING, Alarm): _ignore,
-    (AttemptPhase.GIVING_UP, HostReady): _ready_after_failure,
-    (AttemptPhase.GIVING_UP, HostRefused): _cannot_start,
-    (AttemptPhase.GIVING_UP, WorkerExited): _ignore,
-    (AttemptPhase.GIVING_UP, HostEnded): _cannot_start,
-    (AttemptPhase.GIVING_UP, HostLost): _cannot_start,
-    (AttemptPhase.GIVING_UP, Interrupted): _interrupted_early,
-    (AttemptPhase.GIVING_UP, Detached): _detach,
-    (AttemptPhase.GIVING_UP, Hung): _ignore,
-    (AttemptPhase.GIVING_UP, LauncherFailed): _broken_early,
-    (AttemptPhase.GIVING_UP, Alarm): _give_up,
-    (AttemptPhase.RUNNING, HostReady): _ignore,
-    (AttemptPhase.RUNNING, HostRefused): _host_lost,
-    (AttemptPhase.RUNNING, WorkerExited): _worker_exited,
-    (AttemptPhase.RUNNING, HostEnded): _host_ended,
-    (AttemptPhase.RUNNING, HostLost): _host_lost,
-    (AttemptPhase.RUNNING, Interrupted): _interrupted,
-    (AttemptPhase.RUNNING, Detached): _detach,
-    (AttemptPhase.RUNNING, Hung): _hung,
-    (AttemptPhase.RUNNING, LauncherFailed): _broken,
-    (AttemptPhase.RUNNING, Alarm): _ignore,
-    (AttemptPhase.STOPPING, HostReady): _ready_too_late,
-    (AttemptPhase.STOPPING, HostRefused): _host_over,
-    (AttemptPhase.STOPPING, WorkerExited): _ignore,
-    (AttemptPhase.STOPPING, HostEnded): _host_over,
-    (AttemptPhase.STOPPING, HostLost): _host_over,
-    (AttemptPhase.STOPPING, Interrupted): _force,
-    (AttemptPhase.STOPPING, Detached): _detach,
-    (AttemptPhase.STOPPING, Hung): _ignore,
-    (AttemptPhase.STOPPING, LauncherFailed): _ignore,
-    (AttemptPhase.STOPPING, Alarm): _force,
-    (AttemptPhase.KILLING, HostReady): _ready_too_late,
-    (AttemptPhase.KILLING, HostRefused): _host_over,
-    (AttemptPhase.KILLING, WorkerExited): _ignore,
-    (AttemptPhase.KILLING, HostEnded): _host_over,
-    (AttemptPhase.KILLING, HostLost): _host_over,
-    (AttemptPhase.KILLING, Interrupted): _give_up_hosts,
-    (AttemptPhase.KILLING, Detached): _detach,
-    (AttemptPhase.KILLING, Hung): _ignore,
-    (AttemptPhase.KILLING, LauncherFailed): _ignore,
-    (AttemptPhase.KILLING, Alarm): _give_up_hosts,
-    (AttemptPhase.ENDED, HostReady): _ignore,
-    (AttemptPhase.ENDED, HostRefused): _ignore,
-    (AttemptPhase.ENDED, WorkerExited): _ignore,
-    (AttemptPhase.ENDED, HostEnded): _ignore,
-    (AttemptPhase.ENDED, HostLost): _ignore,
-    (AttemptPhase.ENDED, Interrupted): _ignore,
-    (AttemptPhase.ENDED, Detached): _detach,
-    (AttemptPhase.ENDED, Hung): _ignore,
-    (AttemptPhase.ENDED, LauncherFailed): _ignore,
-    (AttemptPhase.ENDED, Alarm): _ignore,
-    (AttemptPhase.DETACHED, HostReady): _ignore,
-    (AttemptPhase.DETACHED, HostRefused): _ignore,
-    (AttemptPhase.DETACHED, WorkerExited): _ignore,
-    (AttemptPhase.DETACHED, HostEnded): _ignore,
-    (AttemptPhase.DETACHED, HostLost): _ignore,
-    (AttemptPhase.DETACHED, Interrupted): _ignore,
-    (AttemptPhase.DETACHED, Detached): _ignore,
-    (AttemptPhase.DETACHED, Hung): _ignore,
-    (AttemptPhase.DETACHED, LauncherFailed): _ignore,
-    (AttemptPhase.DETACHED, Alarm): _ignore,
+_Row = tuple[Callable[[AttemptState, Any], _Step], ...]
+_COLUMN = {phase: number for number, phase in enumerate(AttemptPhase)}
+# fmt: off
+TABLE: dict[type[AttemptEvent], _Row] = {
+    # PREPARING GIVING_UP RUNNING STOPPING KILLING ENDED DETACHED
+    HostReady: (
+        _host_ready, _ready_after_failure, _ignore, _ready_too_late, _ready_too_late, _ignore,
+        _ignore),
+    HostRefused: (
+        _cannot_start, _cannot_start, _host_lost, _host_over, _host_over, _ignore, _ignore),
+    WorkerExited: (
+        _ignore, _ignore, _worker_exited, _ignore, _ignore, _ignore, _ignore),
+    HostEnded: (
+        _cannot_start, _cannot_start, _host_ended, _host_over, _host_over, _ignore, _ignore),
+    HostLost: (
+        _cannot_start, _cannot_start, _host_lost, _host_over, _host_over, _ignore, _ignore),
+    Interrupted: (
+        _interrupted_early, _interrupted_early, _interrupted, _force, _give_up_hosts, _ignore,
+        _ignore),
+    Detached: (
+        _detach, _detach, _detach, _detach, _detach, _detach, _ignore),
+    Hung: (
+        _ignore, _ignore, _hung, _ignore, _ignore, _ignore, _ignore),
+    LauncherFailed: (
+        _broken_early, _broken_early, _broken, _ignore, _ignore, _ignore, _ignore),
+    Alarm: (
+        _ignore, _give_up, _ignore, _force, _give_up_hosts, _ignore, _ignore),
 }
+# fmt: on
