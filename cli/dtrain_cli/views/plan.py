@@ -26,7 +26,9 @@ def as_text(plan: LaunchPlan) -> str:
     environments = [_environment(plan, part) for part in plan.hosts]
     first, *others = environments
     shared = [line for line in first if all(line in other for other in others)]
-    lines = [*_summary(plan), *_block("every process", shared)]
+    lines = [*_summary(plan)]
+    if shared:
+        lines += ["every process", *(f"  {line}" for line in shared)]
     for part, environment in zip(plan.hosts, environments, strict=True):
         lines += _host(part, [line for line in environment if line not in shared])
     return "\n".join(lines) + "\n"
@@ -64,10 +66,6 @@ def _completed(variables: Mapping[str, NodeVariable]) -> list[str]:
         f"{name}: {value}" if variables[name].kind == "interface" else f"{name}={value}"
         for name, value in completed_by_node(variables).items()
     ]
-
-
-def _block(title: str, lines: list[str]) -> list[str]:
-    return [title, *(f"  {line}" for line in lines)] if lines else []
 
 
 def _host(part: HostPlan, environment: list[str]) -> Iterator[str]:

@@ -48,7 +48,7 @@ FILE = 1 << 16
 """Characters of the cluster file."""
 
 Points = Sequence[tuple[float, float]]
-"""Times in seconds since the begin of the run, each with a value."""
+"""Times in seconds since the start of the run, each with a value."""
 
 
 def page(run: Summary) -> str:

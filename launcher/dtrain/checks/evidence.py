@@ -146,11 +146,12 @@ class Evidence:
             return "put the code in a folder that all machines share"
         return "set job.sync so that a launch sends it"
 
-    def key(self, name: str) -> str:
-        """The key of the cluster file that sets ``name`` for the hosts of a finding."""
+    @property
+    def python_key(self) -> str:
+        """The key of the cluster file that sets the Python of the hosts of a finding."""
         if self.plan.slurm is not None:
-            return f"cluster.{name}"
-        return f"cluster.overrides.{HOSTS}.{name}"
+            return "cluster.python"
+        return f"cluster.overrides.{HOSTS}.python"
 
     @property
     def remove(self) -> str:

@@ -98,7 +98,7 @@ def _architecture(evidence: Evidence) -> Iterator[Finding]:
             outlier.seen,
             "the same processor architecture on all hosts: otherwise environments and results"
             " differ",
-            f"{evidence.remove}, or set {evidence.key('python')}",
+            f"{evidence.remove}, or set {evidence.python_key}",
         )
 
 

@@ -73,7 +73,7 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
             outlier.hosts,
             outlier.seen,
             "the same version on all hosts: pickled objects and packages depend on it",
-            f"set {evidence.key('python')} to a {outlier.usual}",
+            f"set {evidence.python_key} to a {outlier.usual}",
         )
 
 
@@ -142,7 +142,7 @@ def _does_not_import(evidence: Evidence, host: HostFacts, found: Facts) -> Findi
     if libc.startswith("glibc") and numbers < _OLD_GLIBC:
         remedy = (
             f"current wheels need glibc 2.28, and the host has {libc}: run the job in a container,"
-            f" or set {evidence.key('python')} to an interpreter from conda-forge"
+            f" or set {evidence.python_key} to an interpreter from conda-forge"
         )
     expected = f"the job's interpreter can import {name}"
     return error(name, [host.name], seen, expected, remedy)

@@ -78,7 +78,7 @@ class AttemptTime:
 @dataclass(frozen=True, slots=True)
 class Goodput:
     wall: float
-    """Seconds from the begin of the run to its end, or until now."""
+    """Seconds from the start of the run to its end, or until now."""
     seconds: Mapping[str, float]
     """By each of `CLASSES`; they add up to ``wall``."""
     attempts: tuple[AttemptTime, ...]

@@ -30,7 +30,7 @@ DAILY, GPUS = 45_000_000, 1024
 RECENT, OLDER = 1 / 4, 3 / 8
 """Parts of a file's limit: its newest lines, and what remains of older ones after thinning."""
 _TIME = re.compile(rb'\{"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?),')
-"""The begin of a line."""
+"""The start of a line."""
 
 
 def latest(folder: Path, host: str) -> Sample | None:

@@ -11,6 +11,7 @@ from dtrain.diagnostics import Position, Problem, SpecError
 
 MAX_PROBLEMS = 500
 """Further problems are dropped: the file is probably not a cluster file."""
+MAX_QUOTED = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,11 @@ class Problems:
         return self._lines[line - 1] if line <= len(self._lines) else ""
 
 
-def shown(text: str, limit: int = 60) -> str:
-    """Quote text from the file for a message: one line, safe on a terminal, at most ``limit``."""
-    if len(text) > limit:
-        text = text[: limit - 1] + "…"
+def shown(text: str) -> str:
+    """Quote text from the file for a message: one line, safe on a terminal, at most `MAX_QUOTED`
+    characters."""
+    if len(text) > MAX_QUOTED:
+        text = text[: MAX_QUOTED - 1] + "…"
     return "'" + "".join(map(visible, text)) + "'"
 
 

@@ -127,14 +127,14 @@ class Endpoint:
     @property
     def command(self) -> str:
         """The ``ssh`` command that opens the same connection, for the user to try."""
-        return " ".join(["ssh", *self._arguments("-p")])
+        return " ".join(["ssh", *self._arguments()])
 
     def copy_id(self, key: Path | None) -> str:
         """The ``ssh-copy-id`` command that installs a key there."""
         which = ["-i", shlex.quote(str(key))] if key else []
-        return " ".join(["ssh-copy-id", *which, *self._arguments("-p", keys=False)])
+        return " ".join(["ssh-copy-id", *which, *self._arguments(keys=False)])
 
-    def _arguments(self, port_flag: str, *, keys: bool = True) -> list[str]:
+    def _arguments(self, *, keys: bool = True) -> list[str]:
         words: list[str] = []
         if self.config:
             words += ["-F", str(self.config)]
@@ -147,7 +147,7 @@ class Endpoint:
             words += ["-o", f"ProxyJump={jump.user}@{bracketed(jump.address)}:{jump.port}"]
         if self.proxy_command:
             words += ["-o", f"ProxyCommand={self.proxy_command}"]
-        words += [port_flag, str(self.port), f"{self.user}@{self.address}"]
+        words += ["-p", str(self.port), f"{self.user}@{self.address}"]
         return [shlex.quote(word) for word in words]
 
 

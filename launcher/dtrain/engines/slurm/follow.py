@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
 from dtrain.engines.followed_run import not_stored
@@ -26,7 +25,7 @@ from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
 from dtrain.runs.log_store import StorageError
 from dtrain.session.control import Control, Force
 from dtrain.session.liveness import PingLimit
-from dtrain.session.relay import PING_SECONDS, CommandWriter
+from dtrain.session.relay import PING_SECONDS, CommandWriter, RelayChannel
 
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 """Seconds before the first and the later attempts to connect again."""
@@ -152,7 +151,7 @@ class SlurmFollower:
             self._writer.send(watch.orders.pop(0))
 
     @contextlib.contextmanager
-    def _writing_to(self, channel: Any) -> Iterator[None]:
+    def _writing_to(self, channel: RelayChannel) -> Iterator[None]:
         channel.pid = 0  # it answers pings from the start
         self._writer.relay = channel
         try:

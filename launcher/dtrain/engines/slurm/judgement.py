@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dtrain.checks.finding import Finding, Severity, error, warning
+from dtrain.engines.slurm.allocation import machines
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine, chosen
 from dtrain.engines.slurm.submission import hint_for, is_absent
@@ -143,7 +144,7 @@ class RequestJudge:
         if len(left) < nodes:
             yield self._error(
                 "nodes",
-                f"partition {name} has {_machines(len(left))}, and the job asks for {nodes}",
+                f"partition {name} has {machines(len(left))}, and the job asks for {nodes}",
                 f"at most {len(left)}",
                 f"set cluster.nodes to {len(left)} or less, or choose another partition",
             )
@@ -153,7 +154,7 @@ class RequestJudge:
             if len(left) < nodes:
                 yield self._error(
                     key,
-                    f"{len(left)} of {_machines(len(before))} of partition {name} {seen}",
+                    f"{len(left)} of {machines(len(before))} of partition {name} {seen}",
                     f"{nodes} such machines, as cluster.nodes says",
                     remedy,
                 )
@@ -164,7 +165,7 @@ class RequestJudge:
             yield warning(
                 "cluster.nodes",
                 [self.login],
-                f"{len(usable)} of the {_machines(len(left))} that fit in partition {name} can run"
+                f"{len(usable)} of the {machines(len(left))} that fit in partition {name} can run"
                 f" jobs; the others are {', '.join(states)}",
                 f"{nodes} of them can: the job waits until then",
                 "`sinfo -R` shows why; set a smaller cluster.nodes, or choose another partition",
@@ -240,7 +241,3 @@ def duration(seconds: float) -> str:
     minutes = int(seconds) // 60
     parts = ((minutes // 1440, "d"), (minutes % 1440 // 60, "h"), (minutes % 60, "m"))
     return "".join(f"{count}{unit}" for count, unit in parts if count) or f"{int(seconds)}s"
-
-
-def _machines(count: int) -> str:
-    return f"{count} machine{'s' * (count != 1)}"

@@ -56,11 +56,9 @@ class LoginShell:
         self.host = host
         self._connection = connection
 
-    def run(
-        self, command: Sequence[str] | ShellCommand, stdin: bytes = b"", limit: float = LIMIT
-    ) -> CommandAnswer:
+    def run(self, command: Sequence[str] | ShellCommand, stdin: bytes = b"") -> CommandAnswer:
         """Run a command to its end. Raises ConnectError if the connection is lost."""
-        return self._run(command, stdin, limit, held=False)
+        return self._run(command, stdin, LIMIT, held=False)
 
     def run_held(self, command: Sequence[str], stdin: bytes, limit: float) -> CommandAnswer:
         """As `run`, but the command ends with the connection, and so with this process."""

@@ -279,34 +279,26 @@ class SshEngine:
                 report=report,
             )
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
-        context = replace(
-            self._context(run, plan),
-            movable_port=movable_port,
-            inspection=inspection,
-            post=posts.put,
-        )
-        attempt = Attempt(context, posts, lambda: self._report_running(run.record.run))
-        self._attempt = attempt
-        self._control.hand_to(attempt)
-        return attempt
-
-    def _context(self, run: _Run, plan: LaunchPlan) -> AttemptContext:
-        return AttemptContext(
+        context = AttemptContext(
             name=run.record.on_hosts,
             plan=plan,
             attempt=run.record.attempt,
-            movable_port=False,
+            movable_port=movable_port,
             base=self._request.base,
             secrets={name: run.secrets.get(name, "") for name in self._spec.job.secrets},
             transport=self._transport,
             tree=run.tree,
             folder=run.folder,
             recorder=run.recorder,
-            inspection=None,
+            inspection=inspection,
             tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
-            post=lambda post: None,
+            post=posts.put,
             steps=StepWatch(plan.world_size),
         )
+        attempt = Attempt(context, posts, lambda: self._report_running(run.record.run))
+        self._attempt = attempt
+        self._control.hand_to(attempt)
+        return attempt
 
     def _finish(self, run: _Run, report: Report, notifications: Notifications) -> Report:
         if not self._control.left:
