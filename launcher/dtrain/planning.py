@@ -27,7 +27,6 @@ from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, usual
 from dtrain.parallelism.reliability import Reliability
 from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check
 from dtrain.runtime.layout import BackendName
-from dtrain.spec.unreadable import unreadable
 
 if TYPE_CHECKING:
     from dtrain.parallelism.cluster.efficiency import Efficiency
@@ -438,6 +437,9 @@ def _text(path: Path, missing: str) -> str:
     except UnicodeDecodeError:
         raise UsageError(f"{str(path)!r} is not a text file") from None
     except (OSError, ValueError) as error:
+        # Imported here, because a plan without a file reads none.
+        from dtrain.spec.unreadable import unreadable
+
         raise unreadable(path, error, kind="*.json", missing=missing) from None
     if len(text) > MAX_FILE:
         raise UsageError(f"{str(path)!r} is too large: more than {MAX_FILE >> 20} MiB")
