@@ -12,10 +12,9 @@ were chosen by hand with all of these runs in view.
 The fit minimizes the mean over publishers of the mean over their tables of each table's mean
 absolute error plus 0.3 of its bias, both of ln(estimate / measured). A table of 700 rows counts as
 much as one of 7, because the bias of a source is larger than the scatter inside it. The search
-changes one constant at a time, in steps that grow if they help and shrink if they do not. It starts
-from the defaults with each of ``LAUNCHES``: the host's time matters only if it is longer than the
-GPU's, so a search with a short start value never finds a long one. It draws no random numbers, so
-the results are reproducible.
+starts from the defaults and changes one constant at a time, in steps that grow if they help and
+shrink if they do not. A constant that no run depends on keeps its default. The search draws no
+random numbers, so the results are reproducible.
 
 With --held-out, each publisher's runs are estimated with constants fitted to all other publishers.
 All tables of one publisher are left out together, because they share its clusters and software.
@@ -45,15 +44,13 @@ from planner.published.runs import PublishedRun, read
 from validate_planner import RUNS
 
 FREE: Mapping[str, tuple[str, ...]] = {
-    "ampere": ("gemm", "passes", "launch", "exposed_data", "stream"),
-    "hopper": ("gemm", "attention", "passes", "exposed_data"),
+    "ampere": ("gemm", "launch", "exposed_data", "stream"),
+    "hopper": ("gemm", "attention", "exposed_data"),
     "blackwell": ("gemm", "attention", "exposed_expert"),
 }
 """The constants that are fitted, by architecture."""
 SHARES = {"gemm", "attention", "stream", "fp8", "nvfp4", "exposed_data", "exposed_expert"}
 """Constants that are shares, and so at most 1."""
-LAUNCHES = (6e-6, 2e-5, 4e-5)
-"""Seconds to start one kernel: the start values of the search."""
 BIAS = 0.3
 """Weight of a table's bias beside its mean absolute error."""
 ROWS = 20
@@ -89,10 +86,7 @@ def loss(found: Errors) -> float:
 
 def fit(runs: Sequence[PublishedRun], start: Efficiency, free: Sequence[str]) -> Efficiency:
     """The constants, with those in ``free`` changed to minimize the loss."""
-    sample = list(_sample(runs))
-    launches = LAUNCHES if "launch" in free else (start.launch,)
-    ends = [_descend(sample, replace(start, launch=launch), free) for launch in launches]
-    best = min(ends, key=lambda end: loss(errors(sample, end)))
+    best = _descend(list(_sample(runs)), start, free)
     return replace(best, **{name: float(f"{getattr(best, name):.2g}") for name in free})
 
 

@@ -253,9 +253,7 @@ class Kernels:
 
     def _stream(self, elements: float) -> float:
         """Seconds to read or write ``elements`` of each token."""
-        efficiency = self.efficiency
-        size = BYTES[self.assumed.precision] * self.tokens * elements
-        return efficiency.passes * size / (self.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
+        return self._memory(BYTES[self.assumed.precision] * self.tokens * elements)
 
     def launches(self) -> float:
         """Approximate number of kernel launches for one layer and micro-batch, over all passes."""
