@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.launchplan.plan import build
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.journal import Journal, JournalReader, RunStarted
 from dtrain.runs.log_store import Holder, LogWriter, RunFolder, StorageError, home, tail
 from dtrain.runs.record import Record
+from dtrain.spec.load import parse
 from support.other_users import MALLORY, folder_of, give, scratch
 
 
@@ -96,6 +98,18 @@ def test_names_from_outside_stay_inside(folder, host, name):
 def test_fd_follows_from_the_name(folder):
     assert stream(folder, "rank-12.err").fd == "stderr"
     assert stream(folder, "chief-0.out").fd == "stdout"
+
+
+def test_streams_come_by_node_rank_and_number(folder):
+    plan = build(
+        parse("cluster: {hosts: [b, a], gpus: 1}\njob: {framework: torch, script: t}\n", "f")
+    )
+    names = ["worker-2.out", "worker-2.err", "worker-10.out"]
+    for host in ("a", "b"):
+        for name in reversed(names):
+            LogWriter(stream(folder, name, host)).append(0, b"x")
+    found = [(one.host, one.path.name) for one in folder.sizes(plan)]
+    assert found == [(host, name) for host in ("b", "a") for name in names]
 
 
 def test_overlap_is_cut_and_a_gap_refused(folder):

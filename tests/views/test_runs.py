@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Report
 from dtrain.runs.progress import Progress
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus
 from dtrain_cli.views import runs
@@ -81,3 +83,10 @@ def test_names_are_not_markup() -> None:
     text = runs.details(run(hosts), terminal)
     assert ":smile: [red]x[/] /tmp/1.5\n" in text
     assert "[bold]gpu[/bold]" in text
+
+
+@pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.NODE_FAILED])
+def test_one_empty_line_is_above_the_report(code: ExitCode) -> None:
+    over = replace(run({"n": HostStatus("ended", None)}), report=Report(code, "the reason"))
+    assert "n  ended\n\n" in (text := runs.details(over, PIPE))
+    assert "\n\n\n" not in text

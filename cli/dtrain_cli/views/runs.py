@@ -118,7 +118,10 @@ def details(run: RunStatus, paper: Paper) -> str:
             "it has no launcher: `dtrain attach` takes charge of it, `dtrain stop` stops it",
         ]
     text = paper.draw(_plain(lines, paper))
-    return text + (f"\n{render(run.report, {}, color=paper.color)}" if run.report else "")
+    if run.report is None:
+        return text
+    # The report of a failure begins with an empty line itself.
+    return f"{text}\n" + render(run.report, {}, color=paper.color).removeprefix("\n")
 
 
 def _plain(lines: Sequence[RenderableType], paper: Paper) -> list[RenderableType]:

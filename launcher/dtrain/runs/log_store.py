@@ -216,16 +216,23 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     def sizes(self, plan: LaunchPlan) -> dict[Stream, int]:
-        """Every stream of this attempt with its size in bytes. Ignores other files."""
+        """Every stream of this attempt with its size in bytes: by node rank, by number, stdout
+        first. Ignores other files."""
+        places = {host: place for place, host in enumerate(plan.host_names)}
         found: dict[Stream, int] = {}
-        for folder in _entries(self.logs):
+        for folder in sorted(
+            _entries(self.logs), key=lambda one: places.get(one.name, len(places))
+        ):
             if not folder.is_dir(follow_symlinks=False):
                 continue
-            for file in _entries(self.logs / folder.name):
-                if _STREAM_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
-                    stream = self.stream(folder.name, file.name, ranked=plan.job.ranked)
-                    with contextlib.suppress(OSError):
-                        found[stream] = file.stat(follow_symlinks=False).st_size
+            files = {
+                self.stream(folder.name, file.name, ranked=plan.job.ranked): file
+                for file in _entries(self.logs / folder.name)
+                if _STREAM_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False)
+            }
+            for stream in sorted(files, key=lambda one: (one.role, one.index, one.fd == "stderr")):
+                with contextlib.suppress(OSError):
+                    found[stream] = files[stream].stat(follow_symlinks=False).st_size
         return found
 
     def stream(self, host: str, name: str, *, ranked: bool) -> Stream:
