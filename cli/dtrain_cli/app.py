@@ -215,7 +215,9 @@ def _wrong_usage(error: Any) -> int:
     passes_on = ctx is not None and any(param.nargs == -1 for param in ctx.command.params)
     if passes_on and "option" in text:
         _say("hint: options for your own program go after --")
-    _say(f"hint: `{ctx.command_path if ctx else 'dtrain'} --help` shows the usage")
+    # click does not say in which command an option lacks its value.
+    verb = next((f"dtrain {one}" for one in sys.argv[1:2] if one in VERBS), "dtrain")
+    _say(f"hint: `{ctx.command_path if ctx else verb} --help` shows the usage")
     return ExitCode.INVALID
 
 

@@ -84,8 +84,8 @@ def launch(
     """Start a job on all its hosts, stream its output, and clean up."""
     if output is not None and not dry_run:
         raise UsageError("--output requires --dry-run", hint="add --dry-run")
-    if dry_run and (rank is not None or host is not None or fold):
-        raise UsageError("--rank, --host and --fold have no effect with --dry-run")
+    if dry_run and (rank is not None or host is not None or fold or detach):
+        raise UsageError("--rank, --host, --fold and --detach have no effect with --dry-run")
     # `dtrain.runtime` starts the TensorBoard that a script asks for only with this option.
     env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
     request = load(file, args=args or (), env=env)

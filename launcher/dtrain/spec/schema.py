@@ -168,7 +168,7 @@ class SectionType(Type[Section]):
         if isinstance(node, Scalar) and node.empty:
             node = source.Mapping((), node.place, node.place)
         if not isinstance(node, source.Mapping):
-            return self.refuse(node, problems, name or self.title)
+            return self.refuse(node, problems, name or self.title, self._example(name))
         prefix = f"{name}." if name else ""
         entries: dict[str, source.Entry] = {}
         values: dict[str, Any] = {}
@@ -189,6 +189,15 @@ class SectionType(Type[Section]):
                 purpose = known.description[0].lower() + known.description[1:].rstrip(".")
                 problems.add(f"{prefix}{key} is missing", node.head, f"add '{key}:', {purpose}")
         return Section(values, entries, node.head)
+
+    def _example(self, name: str) -> str:
+        """The hint for a section that is not written as one."""
+        key, known = next(
+            ((key, one) for key, one in self.fields.items() if one.example), ("", None)
+        )
+        if not name or known is None:
+            return ""
+        return f"write e.g. {name.rpartition('.')[2]}: {{{key}: {known.example}}}"
 
     def _unknown(self, key: Scalar, problems: Problems, name: str) -> str | None:
         """Report an unknown key. Returns the key that the user probably means."""

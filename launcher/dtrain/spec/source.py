@@ -185,7 +185,9 @@ class _Builder:
                     self._leave(event)
         if self._root is None:
             self._stop(
-                "the file is empty", TextSpan(1, 1), "copy an example from dtrain's configs/ folder"
+                "the file is empty",
+                TextSpan(1, 1),
+                "`dtrain init` writes one; dtrain's configs/ folder has examples",
             )
         return self._root
 
