@@ -26,11 +26,11 @@ PartitionName=cpu AllowAccounts=ALL Default=YES MaxNodes=UNLIMITED MaxTime=UNLIM
 PartitionName=gpu AllowAccounts=ml,vision Default=NO MaxNodes=3 MaxTime=2-12:00:00 State=UP
 """
 SINFO = """\
-cpu|c1|idle|64|256000|(null)|(null)
-gpu|g1|idle|128|1000000|nvme,a100|gpu:a100:8(S:0-7),shard:64
-gpu|g2|mixed|128|1000000|nvme,a100|gpu:a100:8(S:0-7)
-gpu|g3|down*|128|1000000|nvme,a100|gpu:a100:8
-gpu|g4|drained|128|1000000|h100|gpu:h100:4
+cpu|c1|idle|64|(null)|(null)
+gpu|g1|idle|128|nvme,a100|gpu:a100:8(S:0-7),shard:64
+gpu|g2|mixed|128|nvme,a100|gpu:a100:8(S:0-7)
+gpu|g3|down*|128|nvme,a100|gpu:a100:8
+gpu|g4|drained|128|h100|gpu:h100:4
 """
 ACCEPTED = CommandAnswer("sbatch", 0, "", "sbatch: Job 7 to start at 2026-11-22T14:06:46")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
-MACHINES = ("sinfo", "--noheader", "--Node", "--format=%R|%N|%T|%c|%m|%f|%G")
+MACHINES = ("sinfo", "--noheader", "--Node", "--format=%R|%N|%T|%c|%f|%G")
 """Commands whose output `read` reads. One machine is in several partitions, once in each."""
 
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
@@ -23,8 +23,6 @@ class SlurmMachine:
     state: str
     """Slurm's word, such as ``idle`` or ``draining*``."""
     cpus: int
-    memory: int
-    """MiB."""
     features: tuple[str, ...]
     gpus: Mapping[str, int]
     """Number of GPUs by type; the type is empty if the cluster's configuration names none."""
@@ -83,7 +81,7 @@ def read(partitions: str, machines: str) -> tuple[Partition, ...]:
     members: dict[str, list[SlurmMachine]] = {}
     for line in machines.splitlines()[:MAX_MACHINES]:
         name, *fields = line.strip().split("|")
-        if len(fields) == 6 and (machine := _machine(*fields)):
+        if len(fields) == 5 and (machine := _machine(*fields)):
             members.setdefault(name, []).append(machine)
     found = []
     for line in partitions.splitlines():
@@ -111,16 +109,14 @@ def _accounts(text: str) -> tuple[str, ...]:
     return () if text in ("ALL", "(null)") else tuple(filter(None, text.split(",")))
 
 
-def _machine(
-    name: str, state: str, cpus: str, memory: str, features: str, gres: str
-) -> SlurmMachine | None:
-    if not (name and cpus.isdecimal() and memory.isdecimal()):
+def _machine(name: str, state: str, cpus: str, features: str, gres: str) -> SlurmMachine | None:
+    if not (name and cpus.isdecimal()):
         return None
     gpus: dict[str, int] = {}
     for kind, count in _GPUS.findall(gres):
         gpus[kind] = gpus.get(kind, 0) + int(count)
     known = () if features == "(null)" else tuple(features.split(","))
-    return SlurmMachine(name, state, int(cpus[:9]), int(memory[:12]), known, gpus)
+    return SlurmMachine(name, state, int(cpus[:9]), known, gpus)
 
 
 def seconds(text: str) -> float | None:
