@@ -172,6 +172,11 @@ class Report:
         return self.logs.rpartition("/")[2]
 
 
+def all_finished(workers: int) -> str:
+    """The reason of a report after success."""
+    return "the worker finished" if workers == 1 else f"all {workers} workers finished"
+
+
 CLOSE = 0.05
 """Seconds within which the clocks of two hosts cannot tell who failed first."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
-from dtrain.failures.cause import Failure, Report
+from dtrain.failures.cause import Failure, Report, all_finished
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 
 _SIGNALS = {each.value: each.name for each in signal.Signals}
@@ -44,9 +44,7 @@ class KubernetesEnding:
 
     def report(self) -> Report:
         if self.state is not None and self.state.done:
-            count = self.plan.world_size
-            done = "the worker finished" if count == 1 else f"all {count} workers finished"
-            return Report(ExitCode.OK, done)
+            return Report(ExitCode.OK, all_finished(self.plan.world_size))
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         again = any(ending.pod.again for ending in self.pods)

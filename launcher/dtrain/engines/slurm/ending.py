@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes
 from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState
-from dtrain.failures.cause import Failure, Report
+from dtrain.failures.cause import Failure, Report, all_finished
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]{1,1000}): (.{1,200})")
@@ -62,9 +62,7 @@ class SlurmEnding:
     def report(self) -> Report:
         state = self.state
         if state is not None and state.state == "COMPLETED":
-            count = self.plan.world_size
-            done = "the worker finished" if count == 1 else f"all {count} workers finished"
-            return Report(ExitCode.OK, done)
+            return Report(ExitCode.OK, all_finished(self.plan.world_size))
         if self.stopped_by and state is not None and state.state != "NODE_FAIL":
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         if self.hang:

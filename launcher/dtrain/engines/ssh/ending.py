@@ -13,7 +13,7 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptState, HostCondition
-from dtrain.failures.cause import Failure, Report, grouped, in_order_of_blame
+from dtrain.failures.cause import Failure, Report, all_finished, grouped, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.runs import restart
 from dtrain.runs.log_store import StorageError
@@ -116,8 +116,7 @@ class Ending:
         """One line. ``failures`` starts with the first cause."""
         match state.outcome:
             case AttemptOutcome.DONE | None:
-                count = self.context.plan.world_size
-                return "the worker finished" if count == 1 else f"all {count} workers finished"
+                return all_finished(self.context.plan.world_size)
             case AttemptOutcome.INTERRUPTED:
                 return self.interrupted_by
             case AttemptOutcome.WORKER_FAILED if self.hang.why:
