@@ -10,6 +10,12 @@ import typer
 from dtrain_cli import completion
 from dtrain_cli.views import Display
 
+ClusterFilePath = Annotated[
+    Path,
+    typer.Argument(
+        help="The cluster file.", metavar="FILE", autocompletion=completion.cluster_files
+    ),
+]
 OpenRun = Annotated[
     str,
     typer.Argument(

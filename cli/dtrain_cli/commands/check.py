@@ -20,22 +20,18 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.framing import clean
 from dtrain.loading import load
 from dtrain.session.signals import on_signals
-from dtrain_cli import completion, prompt
+from dtrain_cli import prompt
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.output import write
+from dtrain_cli.parameters import ClusterFilePath
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import can_redraw, names
 from dtrain_cli.views import findings as view
 
 
 def check(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="The cluster file.", metavar="FILE", autocompletion=completion.cluster_files
-        ),
-    ],
+    file: ClusterFilePath,
     rendezvous: Annotated[
         bool,
         typer.Option("--rendezvous", help="Also start and stop a real process group."),

@@ -17,10 +17,10 @@ from dtrain.engines.detachment import Detachment
 from dtrain.loading import load
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
-from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.output import write
 from dtrain_cli.parameters import (
+    ClusterFilePath,
     Fold,
     MetricsFile,
     MetricsPort,
@@ -39,12 +39,7 @@ _RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|jo
 
 
 def launch(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="The cluster file.", metavar="FILE", autocompletion=completion.cluster_files
-        ),
-    ],
+    file: ClusterFilePath,
     args: Annotated[
         list[str] | None,
         typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),

@@ -151,6 +151,20 @@ class Endpoint:
         return [shlex.quote(word) for word in words]
 
 
+def _answers_questions(options: Options) -> bool:
+    """Whether to answer a server that asks for more than a key. Raises SshConfigError if keys are
+    excluded."""
+    preferred = options.get("preferredauthentications")
+    methods = ["publickey", "keyboard-interactive"] if preferred is None else preferred.split(",")
+    if "publickey" not in methods:
+        raise SshConfigError(
+            f"PreferredAuthentications {preferred} does not include publickey",
+            "dtrain authenticates with keys: add publickey for this host",
+        )
+    asked = options.flag("kbdinteractiveauthentication", default=True)
+    return asked and "keyboard-interactive" in methods
+
+
 def _control_path(options: Options) -> Path | None:
     # `ssh -G` has expanded the tokens.
     path = options.get("controlpath") or ""
@@ -215,13 +229,13 @@ class Resolver:
         renamed = canonical(hostname) != canonical(name)
         target = hostname if renamed else address
         port = options.number("port", 22, low=1)
-        user = options.get("user") or _local_user()
+        local_user = _local_user()
+        user = options.get("user") or local_user
         alias = options.get("hostkeyalias")
         # These values reach ProxyCommand, and so a shell.
         require_safe("host name", target, HOST)
         require_safe("HostKeyAlias", alias, HOST)
         require_safe("user name", user, USER)
-        local_user = _local_user()
         tokens = standard_tokens(
             name, target, str(port), user, alias or name, local_user, self._home
         )
@@ -242,13 +256,6 @@ class Resolver:
                 f"{name}: ssh's configuration sets StrictHostKeyChecking no, but dtrain always "
                 "checks host keys (`host_keys: accept-new` accepts unknown hosts)"
             )
-        methods = options.get("preferredauthentications")
-        if methods is not None and "publickey" not in methods.split(","):
-            raise SshConfigError(
-                f"PreferredAuthentications {methods} does not include publickey",
-                "dtrain authenticates with keys: add publickey for this host",
-            )
-        second_factor = methods is None or "keyboard-interactive" in methods.split(",")
         return Endpoint(
             host=name,
             address=target,
@@ -293,8 +300,7 @@ class Resolver:
                 rsa_bits=options.number("requiredrsasize", 1024),
             ),
             batch_mode=options.flag("batchmode"),
-            keyboard_interactive=second_factor
-            and options.flag("kbdinteractiveauthentication", default=True),
+            keyboard_interactive=_answers_questions(options),
             control_path=_control_path(options),
             custom_known_hosts=ssh.known_hosts is not None,
             config=config_path,
