@@ -244,7 +244,7 @@ def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
 
         def setup(self) -> None:
             super().setup()
-            # One that sends a byte now and then never reaches the timeout of a read.
+            # A client that sends a byte now and then never reaches the timeout of a read.
             self._end = threading.Timer(CLIENT_LIMIT, self._hang_up)
             self._end.daemon = True
             self._end.start()
@@ -258,11 +258,11 @@ def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
                 self.connection.shutdown(SHUT_RDWR)
 
         def log_message(self, *_: object) -> None:
-            """The terminal shows the run."""
+            """Print nothing: the terminal shows the run."""
 
     class Server(HTTPServer):
         def handle_error(self, *_: object) -> None:
-            """A client that goes away is none."""
+            """A client that disconnects is no error."""
 
         def server_bind(self) -> None:
             # HTTPServer asks DNS for the name of the address. The next launch may use the port at

@@ -23,5 +23,5 @@ def welcome() -> str:
     try:
         return view.text(SUMMARY, active())
     except DtrainError:
-        # A damaged folder is a matter for the commands that use it.
+        # Commands that use a damaged folder report it.
         return view.text(SUMMARY, [])

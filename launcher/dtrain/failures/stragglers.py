@@ -48,7 +48,8 @@ BUSY_CPUS, FOREIGN_CPUS = 0.9, 0.1
 the second with processes outside the job."""
 
 FRESH, TRIPS = 10.0, 360
-"""Seconds for which a round trip counts, and between two of these many usual ones."""
+"""Seconds for which a round trip counts. The usual one is taken from so many, one every `FRESH`
+seconds."""
 BETWEEN_TRIPS = 1.0
 """Seconds between two comparisons of round trips."""
 LONG = 0.3

@@ -301,7 +301,7 @@ class Walk:
             raise type(error)(error.errno, error.strerror, self.path_of(part)) from None
         if shared and self._trust.gid is not None:
             os.chown(part, -1, self._trust.gid, dir_fd=self.fd, follow_symlinks=False)
-        os.chmod(part, 0o2770 if shared else 0o700, dir_fd=self.fd)  # whatever the umask
+        os.chmod(part, 0o2770 if shared else 0o700, dir_fd=self.fd)  # regardless of the umask
         return True
 
     def leave(self) -> None:

@@ -1,5 +1,5 @@
-"""The last work of a run, beside the supervisor's loop: the relay kills a supervisor that does not
-answer it meanwhile."""
+"""The last work of a run, in threads beside the supervisor's loop. The loop goes on, because the
+relay kills a supervisor that does not answer it."""
 
 from __future__ import annotations
 

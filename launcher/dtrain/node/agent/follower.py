@@ -46,7 +46,8 @@ class Follower:
     """The files of one run, each read from an offset on."""
 
     def __init__(self, folder: bytes, channel: LauncherChannel, interval: float) -> None:
-        """``interval``: seconds between two reads of the workers' output, unless there is much."""
+        """``interval``: seconds between two reads of the workers' output, less while there is
+        much of it."""
         self._folder = folder
         self._channel = channel
         self._interval = interval

@@ -26,7 +26,7 @@ MAX_ANSWER = 64 << 10
 
 
 def address_in(environment: dict[bytes, bytes]) -> tuple[str, int] | None:
-    """Where the job's NCCL listens. None if the service is off, or for no valid address."""
+    """Where the job's NCCL listens. None if the service is off, or the address is invalid."""
     if environment.get(b"NCCL_RAS_ENABLE", b"1").strip() == b"0":
         return None
     host, _, port = environment.get(b"NCCL_RAS_ADDR", b"").decode("latin-1").rpartition(":")

@@ -66,8 +66,8 @@ def start_helper(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def between_starts() -> Iterator[None]:
-    """No helper starts meanwhile, unless one hangs in its start, as on a file server that is
-    away."""
+    """No helper starts inside this context, except one whose start hangs, for example on a file
+    server that does not answer."""
     held = STARTING.acquire(timeout=START_LIMIT)
     try:
         yield

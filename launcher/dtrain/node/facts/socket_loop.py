@@ -58,7 +58,7 @@ class SocketLoop:
 
     def _run(self) -> None:
         while True:
-            # If this process stood still, what has arrived meanwhile is in time.
+            # After this process was suspended, data that arrived in between counts as in time.
             now = time.monotonic()
             late = [item for item in self._waits.items() if item[1][2] <= now]
             first = min((until for _, _, until in self._waits.values()), default=FOREVER)

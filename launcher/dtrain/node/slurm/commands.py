@@ -174,7 +174,7 @@ def environment(order: SubmitOrder) -> dict[str, str]:
 
 @contextlib.contextmanager
 def locked(folder: bytes) -> Iterator[int]:
-    """One program at a time submits a run, on whatever login node."""
+    """Only one program at a time submits a run, on any login node."""
     fd = os.open(os.path.join(folder, b"lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(OSError):  # a file system without locks

@@ -31,7 +31,8 @@ _MESSAGE = struct.Struct("=4x4x16s16s12x16xI")
 _ATTRIBUTE = struct.Struct("=HH")
 _SEGMENT, _SENT, _RTT, _ACKED, _SEGMENTS, _LEAST = 16, 44, 68, 120, 156, 160
 """Offsets in `tcp_info`: the size of a segment, milliseconds since data was sent, the round trip in
-microseconds, confirmed bytes, and segments with data that were sent. Then its least size."""
+microseconds, confirmed bytes, and segments with data that were sent. The last value is the least
+size of `tcp_info`."""
 BULK = 0.5
 """Part of a segment that a connection fills on average, if it sends much."""
 
