@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.question import Answer
 from dtrain.plan_file import written
-from dtrain.plan_request import PlanRequest
+from dtrain.plan_request import FIXABLE, MODEL_SIZES, PlanRequest
 from dtrain_cli import completion, prompt
 from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import write
@@ -214,61 +215,15 @@ def plan(
     Options override FILE's values; without both, the cluster is 8 hosts of 8 A100-80GB. Options
     marked "Only" narrow the search; with all sizes fixed, dtrain evaluates that one layout.
     """
+    given = locals()  # the options, which have the names of the request's fields
     if top < 1:
         raise UsageError(f"--top {top} shows nothing", hint="at least 1")
-    sizes = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "ffn_hidden": ffn_hidden,
-        "experts": experts,
-        "experts_per_token": experts_per_token,
-    }
-    fixed = {
-        "tensor": tensor,
-        "pipeline": pipeline,
-        "virtual_pipeline": virtual_pipeline,
-        "context": context,
-        "expert": expert,
-        "data": data,
-        "sharding": sharding,
-        "micro_batch": micro_batch,
-        "recompute": recompute,
-        "sequence_parallel": sequence_parallel,
-        "offload": offload,
-    }
+    composed = {"sizes", "fixed", "calibrate_runs"}
     request = PlanRequest(
-        file=file,
-        model_size=model_size,
-        model=model,
-        model_config=model_config,
-        sizes=sizes,
-        vocab=vocab,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        lora_rank=lora_rank,
-        lora_targets=lora_targets,
-        base_bits=base_bits,
-        tokens=tokens,
-        failure_rate=failure_rate,
-        restart_minutes=restart_minutes,
-        storage_gbs=storage_gbs,
-        price_per_gpu_hour=price_per_gpu_hour,
-        precision=precision,
-        gpus=gpus,
-        gpu=gpu,
-        gpus_per_host=gpus_per_host,
-        network_gbps=network_gbps,
-        rack_hosts=rack_hosts,
-        rack_gbps=rack_gbps,
-        hardware=hardware,
-        calibrate=calibrate,
-        probe=probe,
+        **{one.name: given[one.name] for one in fields(PlanRequest) if one.name not in composed},
+        sizes={name: given[name] for name in MODEL_SIZES},
+        fixed={name: given[name] for name in FIXABLE if given[name] is not None},
         calibrate_runs=calibrate_run or (),
-        fixed={name: value for name, value in fixed.items() if value is not None},
-        framework=framework,
-        backend=backend,
     )
     if output is not None or html is not None:
         from dtrain_cli.files import writable
