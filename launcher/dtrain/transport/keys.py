@@ -157,20 +157,16 @@ class Keyring:
         named: bool,
     ) -> Iterator[OfferedKey]:
         file = self._file(path)
-        if isinstance(file, UnusableKeyError):
-            public = _public_file(path)
-            if public and public.blob in offered:
-                # Only the public key file exists: IdentityFile then selects a key of the agent.
-                held = offered[public.blob]
-                yield from _certified(held, str(path), _certificates(path, endpoint))
-                yield _agent_candidate(held, str(path))
-            elif named or path.exists():
-                left_out.append(f"{path}: {file}")
-            return
-        if file.public and file.public.blob in offered:
-            held = offered[file.public.blob]
+        # If only the public key file exists, IdentityFile selects a key of the agent.
+        known = _public_file(path) if isinstance(file, UnusableKeyError) else file.public
+        if known and known.blob in offered:
+            held = offered[known.blob]
             yield from _certified(held, str(path), _certificates(path, endpoint))
             yield _agent_candidate(held, str(path))
+            return
+        if isinstance(file, UnusableKeyError):
+            if named or path.exists():
+                left_out.append(f"{path}: {file}")
             return
         if file.public:
             for certificate in _certificates(path, endpoint):
