@@ -263,26 +263,34 @@ def expect(what: str, right: bool, found: Measured) -> None:
         raise BenchError(f"{what} (exit {found.exit_code}):\n{text[-4000:]}")
 
 
-def show(title: str, bench: Bench, found: Measured, hosts: Hosts) -> None:
-    started = hosts.times.get("started", [])
-    first = f"all started after {max(started) - found.begun:6.1f} s" if started else ""
-    print(
-        f"{title:8} {found.ended - found.begun:6.1f} s  {first:30}"
-        f" launcher {found.cpu:6.1f} s CPU, {found.memory:4.0f} MB, {found.threads:5} threads"
-        f" ({statistics.median(found.threads_running or [0]):.0f} while all run);"
-        f" hosts {hosts.cpu():6.1f} s CPU",
-        flush=True,
-    )
-
-
-def output(bench: Bench) -> None:
-    with bench.simulated({bench.hosts // 2: {"slow": 2.0}}) as hosts:
+def launched(
+    title: str, bench: Bench, faults: dict[int, dict[str, float]]
+) -> tuple[Measured, Hosts]:
+    """Launch on simulated hosts, some of them with ``faults``, and show what it cost."""
+    with bench.simulated(faults) as hosts:
         found = bench.launch(hosts)
-        show("output", bench, found, hosts)
-    expect("not all hosts started", hosts.count("started") == bench.hosts, found)
+        started = hosts.times.get("started", [])
+        first = f"all started after {max(started) - found.begun:6.1f} s" if started else ""
+        print(
+            f"{title:8} {found.ended - found.begun:6.1f} s  {first:30}"
+            f" launcher {found.cpu:6.1f} s CPU, {found.memory:4.0f} MB, {found.threads:5} threads"
+            f" ({statistics.median(found.threads_running or [0]):.0f} while all run);"
+            f" hosts {hosts.cpu():6.1f} s CPU",
+            flush=True,
+        )
+    return found, hosts
+
+
+def expect_all_lines(bench: Bench, found: Measured) -> None:
     expect("the job must end with 0", found.exit_code == 0, found)
     wanted = int(bench.hosts * bench.ranks * bench.rate * bench.seconds)
     expect(f"{found.lines} of {wanted} lines", found.lines == wanted, found)
+
+
+def output(bench: Bench) -> None:
+    found, hosts = launched("output", bench, {bench.hosts // 2: {"slow": 2.0}})
+    expect("not all hosts started", hosts.count("started") == bench.hosts, found)
+    expect_all_lines(bench, found)
     lags = sorted(found.lags)
     running = found.ended - max(hosts.times["started"])
     if bench.hosts >= SLOPE_FROM:
@@ -316,9 +324,7 @@ def costs(bench: Bench, found: Measured) -> None:
 def failure(bench: Bench) -> None:
     # No host ends by itself, however slow this machine is.
     endless = replace(bench, seconds=ENDLESS)
-    with endless.simulated({bench.hosts // 3: {"fails": bench.seconds / 3}}) as hosts:
-        found = bench.launch(hosts)
-        show("failure", bench, found, hosts)
+    found, hosts = launched("failure", endless, {bench.hosts // 3: {"fails": bench.seconds / 3}})
     expect("a failed job ends with 1", found.exit_code == 1, found)
     name = f"gpu{bench.hosts // 3:04d}".encode()
     expect(f"the report must name {name.decode()}", name in found.output, found)
@@ -329,19 +335,13 @@ def failure(bench: Bench) -> None:
 
 
 def drop(bench: Bench) -> None:
-    with bench.simulated({1: {"drops": bench.seconds / 3}}) as hosts:
-        found = bench.launch(hosts)
-        show("drop", bench, found, hosts)
-    expect("the job must end with 0", found.exit_code == 0, found)
-    wanted = int(bench.hosts * bench.ranks * bench.rate * bench.seconds)
-    expect(f"{found.lines} of {wanted} lines", found.lines == wanted, found)
+    found, _ = launched("drop", bench, {1: {"drops": bench.seconds / 3}})
+    expect_all_lines(bench, found)
     expect("a notice must name gpu0001", b"gpu0001" in found.output, found)
 
 
 def refusal(bench: Bench) -> None:
-    with bench.simulated({bench.hosts - 1: {"missing": 1}}) as hosts:
-        found = bench.launch(hosts)
-        show("refusal", bench, found, hosts)
+    found, hosts = launched("refusal", bench, {bench.hosts - 1: {"missing": 1}})
     expect("a lost host ends with 3", found.exit_code == 3, found)
     expect("nothing may start", hosts.count("started") == 0, found)
     name = f"gpu{bench.hosts - 1:04d}".encode()
