@@ -23,8 +23,6 @@ from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
 from dtrain.spec.model import NotifyEvent
 
-SIZES_SECONDS = 10.0
-"""Seconds between two journal entries about the size of the output received so far."""
 _SUMMARY = 64 << 10
 """Bytes at the end of a torchrun's stderr, which has its summary."""
 
@@ -57,7 +55,7 @@ class FollowedRun:
             self._journal_sizes()
 
     def _journal_sizes(self) -> None:
-        self._sizes_due = time.monotonic() + SIZES_SECONDS
+        self._sizes_due = time.monotonic() + journal.SIZES_SECONDS
         if self._changed:
             changed, self._changed = self._changed, {}
             self.recorder.record(journal.Sizes(changed))

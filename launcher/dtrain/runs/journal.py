@@ -44,6 +44,8 @@ TRACEBACKS = 32
 """Failures of a report that keep their traceback in the journal. Users read the first ones."""
 LONGEST = 1 << 16
 """Characters of each text in a report."""
+SIZES_SECONDS = 10.0
+"""Seconds between two `Sizes` events of an attempt."""
 
 AttemptNumber = Annotated[int, Range(1, 10**6)]
 

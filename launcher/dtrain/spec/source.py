@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import yaml
 
 from dtrain.spec.problems import Problems, TextSpan, shown, visible
+from dtrain.spec.spans import BREAK
 from dtrain.spec.syntax import explain
 
 MAX_SIZE = 1 << 20
@@ -23,7 +24,6 @@ MAX_DEPTH = 32
 MAX_NODES = 50_000
 """Keys and values after alias expansion: three for each host of the largest allowed cluster."""
 
-_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 # Characters that YAML does not allow, and a byte-order mark after the start.
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
@@ -109,7 +109,7 @@ def compose(source: str | bytes, file: str) -> tuple[Node, Problems]:
     malformed or empty.
     """
     text = _decoded(source, file)
-    lines = _BREAK.split(text)
+    lines = BREAK.split(text)
     problems = Problems(file, lines)
     try:
         return _Builder(text, lines, problems).document(), problems
@@ -134,7 +134,7 @@ def _decoded(source: str | bytes, file: str) -> str:
         source = source.decode("utf-8", "surrogateescape")
     text = source.removeprefix("\ufeff")
     if _UNPRINTABLE.search(text):
-        lines = _BREAK.split(text)
+        lines = BREAK.split(text)
         problems = Problems(file, lines)
         for number, line in enumerate(lines, 1):
             for match in _UNPRINTABLE.finditer(line):

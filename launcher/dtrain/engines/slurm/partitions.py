@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from dtrain.engines.slurm.state import FIELD
+
 PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
 MACHINES = ("sinfo", "--noheader", "--Node", "--format=%R|%N|%T|%c|%f|%G")
 """Commands whose output `read` reads. One machine is in several partitions, once in each."""
 
-_FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _GPUS = re.compile(r"gpu:(?:([^:,()]+):)?(\d{1,6})")
 _TIME = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 _UNUSABLE = ("down", "drain", "fail", "maint", "power", "reboot", "unk", "no_resp", "inval")
@@ -85,7 +86,7 @@ def read(partitions: str, machines: str) -> tuple[Partition, ...]:
             members.setdefault(name, []).append(machine)
     found = []
     for line in partitions.splitlines():
-        values: dict[str, str] = dict(_FIELD.findall(line))
+        values: dict[str, str] = dict(FIELD.findall(line))
         if name := values.get("PartitionName", ""):
             found.append(_partition(name, values, members.get(name, ())))
     return tuple(found)

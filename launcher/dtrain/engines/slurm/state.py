@@ -9,7 +9,8 @@ from dtrain.hostlist import HostListError, unfold
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.runs.shown_state import ShownState
 
-_FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+"""A name and its value in the output of ``scontrol show --oneliner``."""
 _UNKNOWN = ("", "(null)", "None", "Unknown", "N/A", "None assigned")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
@@ -88,7 +89,7 @@ class SlurmState:
 def parse(text: str) -> SlurmState:
     """Raises ProtocolError for text that ``scontrol`` does not print."""
     fields: dict[str, str] = {}
-    for name, value in _FIELD.findall(text):
+    for name, value in FIELD.findall(text):
         # Later fields, such as the command, hold text of users.
         fields.setdefault(name, "" if value in _UNKNOWN else value)
     if "JobState" not in fields:

@@ -34,8 +34,6 @@ from dtrain.session.stragglers import StragglerReports
 SIGNAL_POLL = 0.2
 LONGEST_PAUSE = 1.0
 """Seconds between two looks at the running job, also on a busy machine."""
-JOURNAL_SIZES_SECONDS = 10.0
-"""Seconds between two journal entries about the size of the output received so far."""
 DRAIN_POLL = 0.2
 FIRST_CAUSE_SECONDS = 0.5
 """Seconds after the first failure in which other hosts may report an earlier one."""
@@ -178,7 +176,7 @@ class Attempt:
         """Journal the sizes of all streams from time to time: output has no timestamps."""
         if time.monotonic() < self._sizes_due:
             return
-        self._sizes_due = time.monotonic() + JOURNAL_SIZES_SECONDS
+        self._sizes_due = time.monotonic() + journal.SIZES_SECONDS
         logs = self._context.folder.logs.name
         sizes = {
             f"{logs}/{host}/{name}": size
