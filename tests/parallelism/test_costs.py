@@ -243,6 +243,18 @@ def test_pytorch_keeps_what_tensor_ranks_have_gathered() -> None:
     assert unfused - fused == pytest.approx(4 * shape.hidden * 7 / 8 + swiglu)
 
 
+def test_transformer_engine_keeps_the_inputs_of_products_in_8_bits() -> None:
+    """Of four products, the input of the one after attention is also attention's output."""
+    shape = model("llama-2-7b")
+    layout = Layout(backend="megatron")
+    wide, narrow = (layer_activations(shape, layout, Assumptions(one)) for one in ("bf16", "fp8"))
+    assert wide - narrow == 2 * shape.hidden - shape.hidden + shape.ffn_hidden
+    torch = replace(layout, backend="torchtitan")
+    assert layer_activations(shape, torch, Assumptions("fp8")) == layer_activations(
+        shape, torch, Assumptions("bf16")
+    )
+
+
 def test_selective_recompute_of_megatron_drops_outputs_of_cheap_modules() -> None:
     """DeepSeek-V3: norms, MLA's up projections (128 heads of 192, 192 and 128), the activation."""
     shape = model("deepseek-v3")

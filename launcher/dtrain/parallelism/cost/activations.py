@@ -10,6 +10,10 @@ from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute
 
+NARROW = {"fp8": 1.0, "nvfp4": 0.5}
+"""Bytes of an element that Transformer Engine keeps of a product's input: it saves the quantized
+one (``saved_inputmat`` in ``module/linear.py``). torchao's float8 keeps the 16-bit one."""
+
 
 def layer_activations(
     shape: Shape, layout: Layout, assumed: Assumptions, recompute: Recompute | None = None
@@ -24,7 +28,10 @@ def layer_activations(
     torch = assumed.unfused(layout)
     recompute = recompute or layout.recompute
     drops = recompute == "selective" and assumed.recomputes_modules(shape, layout)
-    terms = _saved(shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops)
+    narrow = 2.0 if torch else NARROW.get(assumed.precision, 2.0)
+    terms = _saved(
+        shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops, narrow
+    )
     return terms * BYTES[assumed.precision] / 2
 
 
@@ -37,8 +44,9 @@ def _saved(
     flash_attention: bool,
     torch: bool,
     drops: bool,
+    narrow: float,
 ) -> float:
-    return sum(_terms(shape, t, split, recompute, flash_attention, torch, drops))
+    return sum(_terms(shape, t, split, recompute, flash_attention, torch, drops, narrow))
 
 
 def _terms(
@@ -49,9 +57,11 @@ def _terms(
     flash_attention: bool,
     torch: bool,
     drops: bool,
+    narrow: float,
 ) -> Iterator[float]:
     """The terms, in bytes for 16-bit activations, with ``t`` tensor ranks, over ``split`` of which
-    the sequence is split. ``drops``: see `Assumptions.recomputes_modules`."""
+    the sequence is split. ``drops``: see `Assumptions.recomputes_modules`. ``narrow``: bytes of an
+    element of a product's input."""
     h, s = shape.hidden, shape.seq_len
     yield 2 * h / split
     if recompute == "full":
@@ -65,7 +75,7 @@ def _terms(
     if shape.experts:
         width *= shape.experts_per_token + shape.shared_experts
         # The tokens sent to experts, and the experts' outputs.
-        yield 4 * h * shape.experts_per_token / split
+        yield (narrow + 2) * h * shape.experts_per_token / split
     if recompute == "selective" and torch:
         # torchtitan's policy: keep attention's and every second product's output, recompute the
         # rest.
@@ -76,13 +86,17 @@ def _terms(
     # keeps a rank's part of these and gathers them again (RAR, section 4.2.2); PyTorch's DTensor
     # and nanotron keep what the product read.
     norms = 1 if shape.parallel else 2
-    yield 2 * (norms - 1) * h / split + (0 if drops else 2 * norms * h / (1 if torch else split))
+    outputs = 0 if drops else narrow * norms * h
+    yield 2 * (norms - 1) * h / split + outputs / (1 if torch else split)
     if shape.dropout:
         yield 2 * h / split
     if shape.kv_rank:
         keys = queries
         yield 2 * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
     yield 2 * (values if drops and shape.kv_rank else queries + keys + grouped + values) / t
+    if narrow < 2:
+        # Attention keeps its output in 16 bits, and the product after it a narrow copy.
+        yield narrow * values / t
     if not flash_attention and recompute != "selective":
         yield (5 if shape.dropout else 4) * shape.heads * s / t
     # Megatron-LM's fused SwiGLU recomputes its output; torch keeps two more tensors.
@@ -90,10 +104,10 @@ def _terms(
     if shape.lora is not None and not shape.lora.adapts_mlp:
         # A frozen product needs no input for its backward pass.
         matrices -= 1
-        yield -2 * h / split
-    yield matrices * 2 * width / t
+        yield -narrow * h / split
+    yield (2 * (matrices - 1) + narrow) * width / t
     if drops:
-        yield -2 * shape.ffn_hidden * shape.experts_per_token / t
+        yield -narrow * shape.ffn_hidden * shape.experts_per_token / t
     if shape.lora is not None:
         # The inner tensors of the adapters: four in attention, one for each matrix of the MLP.
         inner = 4 + (shape.matrices if shape.lora.adapts_mlp else 0)
