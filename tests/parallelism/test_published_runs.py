@@ -73,6 +73,12 @@ def test_blanks_are_filled_in() -> None:
         ({"source": "Megatron-LM SC21 (arXiv 2104.04473) Table 1"}, ("none", False, False)),
         ({"source": "Reducing Activation Recomputation"}, ("none", True, False)),
         ({"source": "pytorch/torchtitan docs/performance.md"}, ("full", True, True)),
+        ({"source": "NVIDIA/NeMo docs of 2022"}, ("optimizer", True, False)),
+        (
+            {"source": "NVIDIA/NeMo docs of 2022", "flash_attention": "yes"},
+            ("optimizer", True, True),
+        ),
+        ({"source": "NVIDIA/NeMo docs", "gpu_type": "H100-80GB"}, ("optimizer", True, True)),
         ({"flash_attention": "no"}, ("optimizer", True, False)),
         ({"notes": "full recompute, no sequence parallelism"}, ("optimizer", False, True)),
     ],

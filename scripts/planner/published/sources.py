@@ -67,6 +67,11 @@ _DEEPSPEED = replace(
         gradient_bytes=6, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
     ),
 )  # fmt: skip
+_NEMO = Practice(fp32_gradients=False, hides_tensor=True)
+"""NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
+grad_reduce_in_fp32 to False."""
+_NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
+"""NeMo's tables of GPT-3 on A100s are from before it had flash attention, in 2023."""
 _XLA = Practice("full")
 """JAX: the compiler fuses operations and overlaps traffic, much as Megatron-LM's kernels do."""
 PRACTICES = (
@@ -105,9 +110,7 @@ PRACTICES = (
             habits=MemoryHabits(gradient_bytes=2, step_copies=14, fullest="last"),
         ),
     ),
-    # NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
-    # grad_reduce_in_fp32 to False.
-    (r"NVIDIA[-/]NeMo|dgxc|MLPerf", Practice(fp32_gradients=False, hides_tensor=True)),
+    (r"NVIDIA[-/ ]NeMo|dgxc|MLPerf", _NEMO),
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
@@ -156,7 +159,6 @@ PRACTICES = (
 )
 _RECENT = Practice()
 """Megatron-LM since 2023: distributed optimizer, flash attention, sequence parallel."""
-_NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
 _ZERO = replace(_FSDP, sequence_parallel=False, fp32_gradients=False)
@@ -188,7 +190,9 @@ def practice_of(row: Row) -> Practice:
         for text in searched:
             for pattern, how in table:
                 if re.search(pattern, text, re.IGNORECASE):
-                    return _ZERO if how is _DEEPSPEED and table is SOFTWARE and _new(row) else how
+                    if how is _DEEPSPEED and table is SOFTWARE and _new(row):
+                        return _ZERO
+                    return _NEMO_ON_A100 if how is _NEMO and not _new(row) else how
     sharding = row.get("sharding", "")
     if re.search(r"fsdp|hsdp|zero.?3|full|hybrid", sharding, re.IGNORECASE):
         return _FSDP
