@@ -36,3 +36,10 @@ def test_a_terminal_shows_commands_instead_of_links() -> None:
     shown = drawn("# Title\n\nSee [keys](keys.md) and [train.py](../../../scripts/train.py).\n")
     assert "See keys (dtrain help keys) and train.py." in shown
     assert "##" not in shown
+
+
+def test_a_page_has_no_comments_for_its_editors(capsys: pytest.CaptureFixture[str]) -> None:
+    help("keys")
+    text = capsys.readouterr().out
+    assert "<!--" not in text
+    assert "of at least 1 second, such as" in text

@@ -18,6 +18,8 @@ from dtrain_cli.views import can_redraw, color
 from dtrain_cli.views.outlet import Outlet
 
 _PAGES = files("dtrain_cli") / "help"
+_COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
+"""What only editors of a page need to know."""
 
 
 def help(
@@ -81,7 +83,7 @@ def _page(topic: str) -> str:
     Raises UsageError for an unknown topic.
     """
     if topic in topics():
-        return (_PAGES / f"{topic}.md").read_text("utf-8")
+        return _COMMENT.sub("", (_PAGES / f"{topic}.md").read_text("utf-8"))
     by_key = keys()
     # `restart` and `job.restart` both name the key job.restart and all keys below it.
     found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]

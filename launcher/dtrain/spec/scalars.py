@@ -175,7 +175,8 @@ class Duration(Type[float]):
 
     @property
     def expects(self) -> str:
-        least = f" of at least {self.minimum:g} seconds" if self.minimum else ""
+        unit = "second" if self.minimum == 1 else "seconds"
+        least = f" of at least {self.minimum:g} {unit}" if self.minimum else ""
         examples = "30s, 5m or 1h30m" if self.minimum < 60 else "30m, 12h or 2d"
         return f"a duration{least}, such as {examples}"
 
