@@ -11,6 +11,7 @@ import yaml
 from cluster import Cluster
 from dtrain.spec.load import read
 from dtrain_cli import first_file
+from dtrain_cli.commands import init as command
 from support.cluster import Launcher
 from support.machines import recorded_evidence
 
@@ -59,6 +60,25 @@ def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], me
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (launcher.folder / "cluster.yaml").exists()
+
+
+def test_a_question_is_asked_again_after_a_wrong_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter(["gpu[01-", "gpu[01-02]", "jax", "torch", "train.py"])
+    monkeypatch.setattr("shutil.which", lambda _: None)  # no Slurm
+    monkeypatch.setattr(command, "_interactive", lambda: True)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    file = tmp_path / "first.yaml"
+    command.init(file, probe=False)
+    spec = read(file)
+    assert ([host.name for host in spec.cluster.hosts], spec.job.script) == (
+        ["gpu01", "gpu02"],
+        "train.py",
+    )
+    said = capsys.readouterr().err
+    assert "--hosts gpu[01-: " in said
+    assert "--framework jax is unknown (use torch or tensorflow)" in said
 
 
 @pytest.mark.parametrize(("file", "message"), [("no/c.yaml", "no such folder"), (".", "a folder")])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -27,6 +27,8 @@ from dtrain_cli.commands.check import notice, progress
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.views import names
 
+_T = TypeVar("_T")
+
 _OPTIONS = {
     "cluster.hosts": "--hosts",
     "cluster.ssh.user": "--user",
@@ -34,6 +36,9 @@ _OPTIONS = {
     "job.script": "--script",
 }
 """The options for keys of the file."""
+_HOSTS = "Hosts, as ssh knows them (such as gpu[01-08])"
+_FRAMEWORK = "Framework, torch or tensorflow"
+_SCRIPT = "Training script"
 _SLURM = ", or --slurm for a Slurm cluster"
 
 
@@ -95,12 +100,9 @@ def init(
             _write(file, text)
             return
     answers = first_file.Answers(
-        _hosts(
-            hosts
-            or _ask("--hosts", "Hosts, as ssh knows them (such as gpu[01-08])", or_else=_SLURM)
-        ),
-        _framework(framework or _ask("--framework", "Framework, torch or tensorflow", "torch")),
-        script or _ask("--script", "Training script", "train.py"),
+        _ask("--hosts", hosts, _HOSTS, _hosts, or_else=_SLURM),
+        _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
+        _ask("--script", script, _SCRIPT, str, "train.py"),
         user,
     )
     if probe is None:
@@ -164,7 +166,7 @@ def _for_slurm(
     if partition is None and _interactive() and len(partitions) > 1:
         for line in first_slurm_file.summaries(partitions):
             typer.echo(clean(line), err=True)
-        partition = _ask("--partition", "Partition", first.name)
+        partition = _ask("--partition", None, "Partition", str, first.name)
     names = {one.name: one for one in partitions if one.machines}
     chosen = names.get(partition or first.name)
     if chosen is None:
@@ -185,8 +187,8 @@ def _for_slurm(
     answers = first_slurm_file.SlurmAnswers(
         chosen,
         nodes,
-        _framework(framework or _ask("--framework", "Framework, torch or tensorflow", "torch")),
-        script or _ask("--script", "Training script", "train.py"),
+        _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
+        _ask("--script", script, _SCRIPT, str, "train.py"),
         login,
         str(file.absolute().parent),
     )
@@ -206,14 +208,30 @@ def _framework(name: str) -> str:
     return name
 
 
-def _ask(option: str, question: str, default: str | None = None, or_else: str = "") -> str:
+def _ask(
+    option: str,
+    given: str | None,
+    question: str,
+    read: Callable[[str], _T],
+    default: str | None = None,
+    or_else: str = "",
+) -> _T:
+    """What ``read`` makes of the option's value, or of the answer to the question. Asks again after
+    an answer for which ``read`` raises UsageError."""
+    if given:
+        return read(given)
     if not _interactive():
         raise UsageError(
             f"{option} is missing",
             hint=f"set {option}{or_else}: without a terminal, dtrain cannot ask for it",
         )
-    answer: str = typer.prompt(question, default=default, err=True)
-    return answer
+    while True:
+        answer: str = typer.prompt(question, default=default, err=True)
+        try:
+            return read(answer)
+        except UsageError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            typer.echo(clean(f"{error.message}{hint}"), err=True)
 
 
 def _interactive() -> bool:
