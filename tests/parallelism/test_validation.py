@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import validate_planner
-from dtrain.parallelism.cluster.efficiency import FAMILIES
+from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency
 from planner import fit as fit_planner
 from planner.published.rows import rows
 from planner.published.runs import PublishedRun, read
@@ -149,6 +149,24 @@ def test_a_fit_recovers_the_constants_of_generated_times(held: str | None) -> No
     assert found.fp8 == pytest.approx(0.7, rel=0.04)
     assert fit_planner.loss(fit_planner.errors(runs, found)) < 0.02
     assert found == fit_planner.fit(runs, start, ("gemm", "attention", "fp8"))
+
+
+def test_a_constant_that_no_run_depends_on_keeps_its_value() -> None:
+    """Large models never wait for the host. Small ones do, and an independent measurement, which is
+    the default, predicts them."""
+    large = [run for run in read(RUNS[0]) if isinstance(run, PublishedRun) and "SC21" in run.table]
+    start = fit_planner.start_of("ampere")
+    found = fit_planner.fit(large, start, ("gemm", "launch"))
+    assert found.launch == start.launch == Efficiency().launch
+    assert found.gemm != start.gemm
+    small = [run for run in read(RUNS[1]) if isinstance(run, PublishedRun)][::12]
+    off = []
+    for launch in (start.launch, start.launch / 3):
+        known = replace(FAMILIES["ampere"], launch=launch)
+        (each,) = fit_planner.errors(small, known).values()
+        off.append(sum(map(abs, each)) / len(each))
+    assert off[0] < 0.13
+    assert off[1] > 0.17
 
 
 def test_an_odd_table_does_not_move_the_constants() -> None:
