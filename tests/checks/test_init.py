@@ -123,6 +123,7 @@ def test_hosts_are_inspected_over_ssh(hosts: Hosts, launcher: Launcher) -> None:
     done = launcher.command("init", *flags, env={"HOME": str(launcher.folder)}).wait()
     assert done.code == 0, done
     assert "not reached: node2" in done.stdout
+    assert "write the file again (--force)" in done.stdout
     spec = read(launcher.folder / "cluster.yaml")
     assert [host.interface for host in spec.cluster.hosts] == ["eth0"] * 3
     # node1 cannot resolve the name of node3.

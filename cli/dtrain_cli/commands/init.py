@@ -129,8 +129,8 @@ def _write(file: Path, text: str, failures: Sequence[NodeError] = ()) -> None:
     for failure in failures:
         message += f"not reached: {clean(failure.message)}\n"
     if failures:
-        message += f"fix that, then run: dtrain check {file}\n"
-    elif "CHANGE" in text:
+        message += "fix that and write the file again (--force), or complete it yourself\n"
+    if "CHANGE" in text:
         message += "edit the lines marked CHANGE\n"
     output.write(message + f"next: dtrain check {file}, then dtrain launch {file}\n")
 
