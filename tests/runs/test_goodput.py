@@ -214,6 +214,20 @@ def test_a_run_without_reports_has_no_goodput() -> None:
     assert goodput([], now=5.0).wall == 0.0
 
 
+def test_a_host_that_is_reached_again_does_not_start_again() -> None:
+    """Another launcher takes charge of the run."""
+    run = Run()
+    for host in ("n1", "n2"):
+        run.spend("start", 6)
+        run.write(journal.HostState(host, "running"))
+    run.spend("other", 50)
+    for state in ("attaching", "running"):
+        run.write(journal.HostState("n1", state))
+    run.spend("other", 50)
+    run.end()
+    check(run, goodput(run.records, now=0))
+
+
 def test_a_clock_that_is_set_back_and_odd_reports_never_break_the_sum() -> None:
     nan: Mapping[str, float] = {"data": 1e6, "save": 0.0}
     for now in (0.0, BEGIN + 5, BEGIN + 1e6):

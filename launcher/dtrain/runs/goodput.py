@@ -114,8 +114,8 @@ class _Attempt:
     """Hosts that cannot be reached, each with the time since when."""
     queued: float | None = None
     waits: list[tuple[float, float]] = field(default_factory=list)
-    running: float = math.inf
-    """When the workers of the last host started."""
+    started: dict[str, float] = field(default_factory=dict)
+    """When the workers of each host started. A host that is reached again runs again."""
     stopped: float = math.inf
     """When its work ended: the first failure, or a stop request."""
     failed: float = math.inf
@@ -200,7 +200,7 @@ def _add(one: _Attempt, then: float, event: JournalEvent) -> None:
                 one.hung.append((then - found.seconds, math.inf))
         case journal.HostState(host, state):
             if state == "running":
-                one.running = then
+                one.started.setdefault(host, then)
             if state == "unreachable":
                 one.apart.setdefault(host, then)
             elif state != "lost":
@@ -245,7 +245,8 @@ def _timed(one: _Attempt, resumed: float, reports: bool) -> AttemptTime:
     points = _ordered(one, end)
     steps = [step for _, step, _ in points]
     last = points[-1][0] if points else one.begin
-    working = max(last, min(one.stopped if points or reports else one.running, end))
+    running = max(one.started.values(), default=math.inf)
+    working = max(last, min(one.stopped if points or reports else running, end))
     if points and one.ok:
         working = last
     apart = max(last, min(one.apart.values(), default=math.inf))
