@@ -11,7 +11,7 @@ from typing import Any
 from dtrain.environ.reserved import RESERVED, refusal
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
-from dtrain.spec.machines import devices_sound
+from dtrain.spec.machines import devices_sound, overrides
 from dtrain.spec.notify_keys import check_notify
 from dtrain.spec.placeholders import check_placeholders
 from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
@@ -41,13 +41,8 @@ def check(document: Section, problems: Problems) -> None:
 
 
 def _check_hosts(cluster: Section, problems: Problems) -> None:
-    hosts: dict[str, Named] = {}
-    for named in cluster.get("hosts", ()):
-        first = hosts.setdefault(named.name, named)
-        if first is not named:
-            message = f"the host {shown(named.name)} is listed twice"
-            problems.add_repeated(message, named.place, first.place)
-    spares: dict[str, Named] = {}
+    hosts = _once("host", cluster.get("hosts", ()), problems)
+    spares = _once("spare", cluster.get("spares", ()), problems)
     for named in cluster.get("spares", ()):
         if named.name in hosts:
             problems.add(
@@ -55,10 +50,6 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
                 named.place,
                 "a spare replaces a host that fails; remove it from one of the lists",
             )
-        first = spares.setdefault(named.name, named)
-        if first is not named:
-            message = f"the spare {shown(named.name)} is listed twice"
-            problems.add_repeated(message, named.place, first.place)
     if "hosts" not in cluster.values or ("spares" in cluster and "spares" not in cluster.values):
         return
     for named, settings in cluster.get("overrides", ()):
@@ -79,21 +70,32 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
                 )
 
 
+def _once(what: str, names: Iterable[Named], problems: Problems) -> dict[str, Named]:
+    """The first of each name. Reports the others."""
+    found: dict[str, Named] = {}
+    for named in names:
+        first = found.setdefault(named.name, named)
+        if first is not named:
+            message = f"the {what} {shown(named.name)} is listed twice"
+            problems.add_repeated(message, named.place, first.place)
+    return found
+
+
 def _check_devices(cluster: Section, problems: Problems) -> None:
     """Check that each host has GPUs or slots, and that ``slots`` has an effect if it is given."""
     if not devices_sound(cluster):
         return
-    own = _by_host(cluster)
+    own = overrides(cluster)
     undecided, cpu_hosts = [], 0
     for named in cluster.get("hosts"):
-        overrides = own.get(named.name, [])
-        gpus = _last([cluster, *overrides], "gpus")
-        slots = [settings for settings in overrides if "slots" in settings]
+        settings = own.get(named.name, [])
+        gpus = _last([cluster, *settings], "gpus")
+        slots = [section for section in settings if "slots" in section]
         if gpus:
-            for settings in slots:
+            for section in slots:
                 problems.add(
                     f"slots has no effect on {named.name}, which has GPUs",
-                    settings.key_place("slots"),
+                    section.key_place("slots"),
                     "slots is for hosts without GPUs; remove it, or add 'gpus: 0'",
                 )
             continue
@@ -186,7 +188,7 @@ def _check_single_host(
             f"remove roles, or use 'strategy: {strategy.instead}'",
         )
     elif hosts and job.get("framework") == "tensorflow" and devices_sound(cluster):
-        settings = [cluster, *_by_host(cluster).get(hosts[0].name, [])]
+        settings = [cluster, *overrides(cluster).get(hosts[0].name, [])]
         slots = [own for own in settings if "slots" in own]
         if slots and not _last(settings, "gpus") and _workers(settings) > 1:
             problems.add(
@@ -288,20 +290,9 @@ def _variables(cluster: Section, job: Section) -> Iterator[tuple[str, TextSpan]]
                 yield entry.key.text, entry.key.place
 
 
-def _by_host(cluster: Section) -> dict[str, list[Section]]:
-    found: dict[str, list[Section]] = {}
-    for named, settings in cluster.get("overrides", ()):
-        found.setdefault(named.name, []).append(settings)
-    return found
-
-
 def _last(settings: Iterable[Section], key: str) -> Any:
     """The value of ``key`` in the last section that gives it."""
     return next((own.get(key) for own in reversed([*settings]) if key in own), None)
-
-
-def _order(place: TextSpan) -> tuple[int, int]:
-    return place.line, place.column
 
 
 def _some(names: Iterable[str]) -> str:

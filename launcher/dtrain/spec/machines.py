@@ -13,10 +13,16 @@ from dtrain.spec.schema import Section
 
 def machines(cluster: Section, names: Iterable[Named]) -> tuple[Host, ...]:
     """The hosts with these names, in their order."""
-    overrides: dict[str, list[Section]] = {}
+    own = overrides(cluster)
+    return tuple(_machine(cluster, named.name, own.get(named.name, [])) for named in names)
+
+
+def overrides(cluster: Section) -> dict[str, list[Section]]:
+    """The sections with settings of each host that has some, in file order."""
+    found: dict[str, list[Section]] = {}
     for named, settings in cluster.get("overrides", ()):
-        overrides.setdefault(named.name, []).append(settings)
-    return tuple(_machine(cluster, named.name, overrides.get(named.name, [])) for named in names)
+        found.setdefault(named.name, []).append(settings)
+    return found
 
 
 def devices_sound(cluster: Section) -> bool:
@@ -28,16 +34,16 @@ def devices_sound(cluster: Section) -> bool:
     )
 
 
-def _machine(cluster: Section, name: str, overrides: list[Section]) -> Host:
-    """A host with the cluster's settings and its overrides; later overrides win."""
+def _machine(cluster: Section, name: str, own: Iterable[Section]) -> Host:
+    """A host with the cluster's settings and its ``own``; the last that gives a key wins."""
     ssh = Ssh(**cluster.section("ssh").values)
     settings: dict[str, Any] = cluster.given("gpus", "slots", "python", "transport")
     settings |= cluster.section("network").given("interface")
     env: dict[str, str] = {}
-    for own in overrides:
-        settings |= own.given("address", "gpus", "slots", "interface", "python", "transport")
-        env |= own.get("env", {})
-        ssh = replace(ssh, **{**own.section("ssh").values, **own.given("user", "port")})
+    for section in own:
+        settings |= section.given("address", "gpus", "slots", "interface", "python", "transport")
+        env |= section.get("env", {})
+        ssh = replace(ssh, **{**section.section("ssh").values, **section.given("user", "port")})
     gpus = settings.pop("gpus", 0)
     return Host(
         name=name,

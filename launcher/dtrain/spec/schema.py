@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dtrain.spec import source
@@ -251,7 +251,7 @@ class OneOf(Type[Any]):
 
     single: Type[Any]
     several: Type[Any]
-    wrap: bool = field(default=False)
+    wrap: bool = False
     """Whether a single value is read as a list of one."""
 
     @property
