@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Simulated hosts for `scripts/bench/thousand.py`: hundreds in one process.
+"""Simulated hosts for `scripts/bench/many_hosts.py`: hundreds in one process.
 
 Each has an address of its own. It speaks real SSH (asyncssh) and dtrain's real node protocol: it
 reads the program that the launcher sends, and then answers as the facts program or as the agent
