@@ -20,11 +20,13 @@ _DENIED = "permission denied"
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     container = evidence.plan.job.container
-    for host in evidence.hosts if container is not None else ():
+    if container is None:
+        return
+    for host in evidence.hosts:
         found = host.fact("container")
         # The setup lines, which have not run here, may find the engine.
         unknown = evidence.plan.job.setup and not found.get("engine")
-        if container is not None and found and not unknown:
+        if found and not unknown:
             yield from _judge(container, host, found)
 
 

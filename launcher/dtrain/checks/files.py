@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, error, warning
-from dtrain.checks.skew import outliers
+from dtrain.checks.skew import differing, first_of, outliers
 
-_FEW = 5
 SAFE = "no other user can change what the job runs"
 
 
@@ -91,27 +89,10 @@ def _code(evidence: Evidence) -> Iterator[Finding]:
     for name, differ in differing(known).items():
         own = sorted(file for file in differ if file != script)
         if own:
-            more = f" and {len(own) - _FEW} more" if len(own) > _FEW else ""
             yield warning(
                 "code",
                 [name],
-                f"files in {evidence[name].part.workdir} differ: {', '.join(own[:_FEW])}{more}",
+                f"files in {evidence[name].part.workdir} differ: {first_of(own)}",
                 "the same content as on most hosts",
                 f"copy the folder again, or {evidence.send}",
             )
-
-
-def differing(tables: dict[str, dict[str, str]]) -> dict[str, set[str]]:
-    """By host, the keys whose value (or absence) is not the most common one.
-
-    If two values are equally common, every host is listed.
-    """
-    found: dict[str, set[str]] = {}
-    for key in set().union(*tables.values()):
-        counts = Counter(table.get(key) for table in tables.values())
-        ranked = counts.most_common()
-        tie = len(ranked) > 1 and ranked[0][1] == ranked[1][1]
-        for host, table in tables.items():
-            if len(ranked) > 1 and (tie or table.get(key) != ranked[0][0]):
-                found.setdefault(host, set()).add(key)
-    return found

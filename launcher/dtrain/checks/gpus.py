@@ -255,7 +255,7 @@ def _narrow(host: HostFacts, used: list[Facts]) -> Iterator[Finding]:
         gpu["index"]: gpu["link_width"] for gpu in used if gpu.get("link_width")
     }
     widest = max(widths.values(), default=0)
-    narrow = [index for index, width in widths.items() if width and width < widest]
+    narrow = [index for index, width in widths.items() if width < widest]
     if narrow:
         yield warning(
             "gpu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dtrain.checks.evidence import Evidence, HostFacts, is_loopback
+from dtrain.checks.evidence import Evidence, Facts, HostFacts, is_loopback
 from dtrain.checks.finding import Finding, error, warning
 
 SLOW_REVERSE = 2.0
@@ -16,7 +16,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         resolved = host.fact("names").get("hosts", {})
         for peer in evidence.hosts:
             if peer.name in resolved and not _same(host, peer):
-                yield from _peer(evidence, host, peer)
+                yield from _peer(evidence, host, peer, resolved[peer.name])
         yield from _own(evidence, host)
         seconds = host.fact("names").get("reverse_seconds", 0.0)
         if seconds > SLOW_REVERSE:
@@ -55,11 +55,9 @@ def _own(evidence: Evidence, host: HostFacts) -> Iterator[Finding]:
         )
 
 
-def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts) -> Iterator[Finding]:
+def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts, found: Facts) -> Iterator[Finding]:
+    """``found``: what the host resolves the address of ``peer`` to."""
     address = peer.part.host.address
-    found = host.fact("names").get("hosts", {}).get(peer.name)
-    if found is None:
-        return
     theirs = peer.interface_address or "its IP address"
     judged = error if evidence.needs_address(peer) else warning
     override = f"set cluster.overrides.{peer.name}.address: {theirs}"

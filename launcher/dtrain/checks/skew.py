@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtrain import hostlist
+
+_FEW = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +42,25 @@ def outliers(values: Mapping[str, str]) -> Iterator[Outlier]:
         return
     for value, hosts in ranked[1:]:
         yield Outlier(tuple(hosts), f"{value}; {usual} on {hostlist.fold(most)}", usual)
+
+
+def differing(tables: Mapping[str, Mapping[str, str]]) -> dict[str, set[str]]:
+    """By host, the keys whose value (or absence) is not the most common one.
+
+    If two values are equally common, every host is listed.
+    """
+    found: dict[str, set[str]] = {}
+    for key in set().union(*tables.values()):
+        counts = Counter(table.get(key) for table in tables.values())
+        ranked = counts.most_common()
+        tie = len(ranked) > 1 and ranked[0][1] == ranked[1][1]
+        for host, table in tables.items():
+            if len(ranked) > 1 and (tie or table.get(key) != ranked[0][0]):
+                found.setdefault(host, set()).add(key)
+    return found
+
+
+def first_of(items: Sequence[str]) -> str:
+    """The first few of them, and the number of the others."""
+    more = f" and {len(items) - _FEW} more" if len(items) > _FEW else ""
+    return f"{', '.join(items[:_FEW])}{more}"

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
-from dtrain.checks.files import differing
 from dtrain.checks.finding import HOSTS, Finding, error, warning
-from dtrain.checks.skew import outliers
+from dtrain.checks.skew import differing, first_of, outliers
 
-_FEW = 5
 _OLD_GLIBC = (2, 28)
 """The minimum for wheels of PyTorch since 2.6 and of TensorFlow."""
 
@@ -229,11 +227,10 @@ def _packages(evidence: Evidence) -> Iterator[Finding]:
         return
     for host, names in differing(tables).items():
         there = [f"{name} {tables[host].get(name, 'missing')}" for name in sorted(names)]
-        more = f" and {len(there) - _FEW} more" if len(there) > _FEW else ""
         yield warning(
             "packages",
             [host],
-            f"different from most hosts: {', '.join(there[:_FEW])}{more}",
+            f"different from most hosts: {first_of(there)}",
             "the same versions on all hosts",
             "install one requirements file on all hosts, or set cluster.python to an environment"
             " on a shared file system",
