@@ -46,10 +46,10 @@ from validate_planner import RUNS
 FREE: Mapping[str, tuple[str, ...]] = {
     "ampere": ("gemm", "launch", "exposed_data", "stream"),
     "hopper": ("gemm", "attention", "exposed_data"),
-    "blackwell": ("gemm", "attention", "exposed_expert"),
+    "blackwell": ("gemm", "attention"),
 }
 """The constants that are fitted, by architecture."""
-SHARES = {"gemm", "attention", "stream", "fp8", "nvfp4", "exposed_data", "exposed_expert"}
+SHARES = {"gemm", "attention", "stream", "fp8", "nvfp4", "exposed_data"}
 """Constants that are shares, and so at most 1."""
 BIAS = 0.3
 """Weight of a table's bias beside its mean absolute error."""

@@ -65,8 +65,7 @@ class Efficiency:
     overlap: float = 0.7
     """Share of the computation that data-parallel traffic can hide behind."""
     exposed_tensor: float = 1.0
-    exposed_expert: float = 1.0
-    """Exposed share of the exchange of tokens between experts."""
+    """Exposed share of tensor-parallel traffic in software that hides it behind products."""
     interval_low: float = 0.6
     interval_high: float = 1.6
     """Measured step times as multiples of the estimate: 80 % of the runs of publishers that the fit
@@ -98,7 +97,7 @@ benchmarks: Llama 3 (arXiv 2407.21783) and MT-NLG (arXiv 2201.11990) 1.2 times t
 
 AMPERE = Efficiency(
     gemm=0.75, gemm_half=6e9, attention=0.59, scores=5.1, stream=0.89,
-    launch=29e-6, exposed_tensor=1.0, exposed_data=0.69, **KNOWN,
+    launch=29e-6, exposed_data=0.69, **KNOWN,
 )  # fmt: skip
 """Fitted to public runs on A100s (Megatron-LM, MegaScale, BLOOM, MosaicML, InternEvo, torchtitan,
 vTrain). ``attention`` keeps the value of an earlier fit to all of them, because what a fit finds
@@ -112,7 +111,7 @@ HOPPER = Efficiency(
 overlaps most of tensor parallelism's traffic there."""
 BLACKWELL = Efficiency(
     gemm=0.6, gemm_half=5e9, attention=0.51, flash2=0.56, stream=0.75, launch=8e-6,
-    link=0.67, exposed_data=0.1, exposed_expert=1.0, fp8=0.98, fixed=0.02, **KNOWN,
+    link=0.67, exposed_data=0.1, fp8=0.98, fixed=0.02, **KNOWN,
 )  # fmt: skip
 """Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), which
 sustained 48 % of their peak in plain matrix products, and so count as GPUs of 0.8 of the speed.

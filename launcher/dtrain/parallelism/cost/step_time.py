@@ -262,8 +262,7 @@ def _expert(kernels: Kernels) -> float:
     if not backend_of(layout).sends_tokens_once:
         size, copies = size * copies, 1
     passes = 6 if layout.recompute == "full" else 4
-    once = group.exchange(size, copies)
-    return kernels.efficiency.exposed_expert * passes * once
+    return passes * group.exchange(size, copies)
 
 
 def _sends(kernels: Kernels, stage: float) -> float:
