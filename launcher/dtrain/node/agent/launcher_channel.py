@@ -26,14 +26,14 @@ class LauncherChannel:
 
     def send(self, message: Json) -> None:
         data = encode(message)
-        self.write(HEADER.pack(MESSAGE, 0, 0, len(data)) + data)
+        self.write(HEADER.pack(MESSAGE, 0, 0, len(data)), data)
 
     def send_data(self, stream: int, offset: int, data: bytes) -> None:
-        self.write(HEADER.pack(DATA, stream, offset, len(data)) + data)
+        self.write(HEADER.pack(DATA, stream, offset, len(data)), data)
 
-    def write(self, data: bytes) -> None:
+    def write(self, *parts: bytes) -> None:
         try:
             with self._lock:
-                write_all(1, data)
+                write_all(1, *parts)
         except OSError:
             os._exit(0)

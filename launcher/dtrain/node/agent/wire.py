@@ -112,10 +112,16 @@ def encode(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
+def write_all(fd: int, *parts: bytes) -> None:
+    """Write ``parts`` one after the other. Joining them first would copy a large one."""
+    views = [memoryview(part) for part in parts]
+    while views:
         try:
-            view = view[os.write(fd, view) :]
+            written = os.writev(fd, views)
         except BlockingIOError:
             select.select([], [fd], [])
+            continue
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if views:
+            views[0] = views[0][written:]
