@@ -1,17 +1,20 @@
-"""The heap that all threads share."""
+"""The heap of a launch."""
 
+import resource
 import subprocess
 import sys
 
 from support.limits import HANG
 
+TUNED = """
+from dtrain_cli.memory import tune_heap
+
+tune_heap()
+"""
+
 THREADS = """
-import ctypes, sys, threading
+import ctypes, threading
 
-if sys.argv[1] == "shared":
-    from dtrain_cli.memory import share_heap
-
-    share_heap()
 allocated = threading.Barrier(8)
 
 def work():
@@ -29,17 +32,32 @@ libc.fflush(None)
 """
 
 
-def heaps(which: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS, which],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=True,
-    )
-    return done.stdout.count("<heap nr=")
+ROUNDS, BLOCKS = 50, 4
+PIECES = f"""
+import resource
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+before = faults()
+for _ in range({ROUNDS}):
+    pieces = [bytes(256 << 10) for _ in range({BLOCKS})]
+    del pieces
+print(faults() - before)
+"""
 
 
-def test_all_threads_share_a_heap():
-    assert heaps("separate") > 1
-    assert heaps("shared") == 1
+def printed(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True)
+    return done.stdout
+
+
+def test_all_threads_share_a_heap() -> None:
+    assert printed(THREADS).count("<heap nr=") > 1
+    assert printed(TUNED + THREADS).count("<heap nr=") == 1
+
+
+def test_free_pieces_stay_in_the_heap() -> None:
+    pages = BLOCKS * (256 << 10) // resource.getpagesize()
+    assert int(printed(TUNED + PIECES)) < 2 * pages < ROUNDS * pages

@@ -18,7 +18,7 @@ from dtrain.session.control import Control
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
-from dtrain_cli.memory import share_heap
+from dtrain_cli.memory import tune_heap
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Display, Filters, make_view
 
@@ -52,7 +52,7 @@ class Watch:
     ) -> None:
         """With ``stopping``, Ctrl-C and other signals stop the job; without, they only end the
         view."""
-        share_heap()
+        tune_heap()
         self._stopping = stopping
         self._detachment = detachment or Detachment.none()
         self._over = self._enough = self._view_muted = False

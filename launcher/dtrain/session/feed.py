@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 StreamKey = tuple[str, str, int, str]
 """Host, role, index, and ``stdout`` or ``stderr``."""
 
-_TURN = 256 << 10
+_TURN = 1 << 20
 """Bytes read from one stream before the next stream gets its turn."""
-_PIECE = 64 << 10
-"""Bytes of one read. glibc returns blocks of 128 kB and more to the kernel each time, and new ones
-take longer than everything else."""
+_PIECE = 256 << 10
+"""Bytes of one read. With each read and write, the feed's thread may have to wait for its turn in
+Python."""
 BETWEEN_READS = 0.02
 """Seconds between two reads of streams that grow slowly. A call in between reads them at once."""
 MAX_CALLS = 10_000
@@ -319,6 +319,8 @@ class Feed:
             self._passed += len(piece)
             if self._passed >= _PIECE:
                 self._flush()
+            if self._muted or self._paused:
+                return
         if followed.offset < end or end == size:
             # No data before the expected size: the file was truncated or removed.
             followed.offset = max(followed.offset, size)
