@@ -402,7 +402,7 @@ def examine(
     from dtrain.session.gather_order import THOROUGH
     from dtrain.session.host_connections import HostConnections
     from dtrain.session.ports import draw_ports
-    from dtrain.session.preflight import Preflight
+    from dtrain.session.preflight import Preflight, refuse_impossible
     from dtrain.transport.select import Transports
 
     request = load(spec)
@@ -417,11 +417,7 @@ def examine(
             on_notice=on_notice,
             stopped=stopped,
         )
-    if bandwidth and file.job.framework != "torch":
-        raise UsageError(
-            f"`bandwidth` uses torch.distributed, but `job.framework` is {file.job.framework}",
-            hint="check a copy of the file with `framework: torch`",
-        )
+    refuse_impossible(file.job, rendezvous=rendezvous, bandwidth=bandwidth)
     if rendezvous or bandwidth:
         # The rehearsal starts each rank directly, whatever the rendezvous backend of the job.
         direct = replace(file.job.rendezvous, backend="direct")

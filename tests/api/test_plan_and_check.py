@@ -63,3 +63,15 @@ def test_a_check_closes_its_connections(scene: Scene, monkeypatch: pytest.Monkey
     found = dtrain.check(scene.cluster_file(scene.script("")))
     assert "the program that dtrain started" in found[0].seen
     assert not open_
+
+
+@pytest.mark.parametrize(
+    ("framework", "test"), [("none", "rendezvous"), ("jax", "rendezvous"), ("jax", "bandwidth")]
+)
+def test_a_test_that_the_framework_does_not_have(framework: str, test: str) -> None:
+    spec = {
+        "cluster": {"hosts": ["a"], "gpus": 1},
+        "job": {"framework": framework, "script": "train.py"},
+    }
+    with pytest.raises(dtrain.UsageError, match=f"`{test}` .* `job.framework` is {framework}"):
+        dtrain.check(spec, **{test: True})

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from dtrain.checks import Evidence, HostFacts
 from dtrain.checks.evidence import Facts
 from dtrain.checks.tournament import rounds
-from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
+from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError, UsageError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, decode, parse_object
@@ -30,6 +30,7 @@ from dtrain.node import programs
 from dtrain.node.facts.orders import DialOrder, Order
 from dtrain.node.facts.wire import PREAMBLE, RELEASE
 from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
+from dtrain.spec.model import Job
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.incoming import Incoming
@@ -175,6 +176,20 @@ class _EndedError(ConnectError):
 
 
 _REHEARSALS = {"torch": "rehearsal", "tensorflow": "rehearsal_tensorflow"}
+
+
+def refuse_impossible(job: Job, *, rendezvous: bool, bandwidth: bool) -> None:
+    """Raise UsageError for a test that this framework does not have."""
+    if bandwidth and job.framework != "torch":
+        wrong = "`bandwidth` uses torch.distributed"
+    elif rendezvous and job.framework not in _REHEARSALS:
+        wrong = "`rendezvous` starts a process group of torch or servers of TensorFlow"
+    else:
+        return
+    raise UsageError(
+        f"{wrong}, but `job.framework` is {job.framework}",
+        hint="check a copy of the file with `framework: torch`",
+    )
 
 
 class Preflight:
