@@ -180,7 +180,7 @@ class SlurmJob:
     def failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""
         if self.record.job_id is None:
-            reason = f"not submitted: {error.attempted} on {error.host} failed"
+            reason = f"not submitted: {error.attempted} failed"
             return Report(error.exit_code, reason, problems=(error.message,), hint=error.hint)
         self._run.left_over()
         problems = (error.message, self.still_there())
