@@ -20,6 +20,7 @@ from dtrain.transport.keys import Keyring, OfferedKey, PublicKey, UnusableKeyErr
 from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.questions import Ask, never
 from dtrain.transport.retry import DroppedError, Transient
+from dtrain.transport.ssh_connection import ClientTransport
 
 INTERACTIVE = "keyboard-interactive"
 ANSWER_TRIES = 3
@@ -29,20 +30,18 @@ _PK_OK = 60
 
 
 def authenticate(
-    transport: paramiko.Transport,
+    transport: ClientTransport,
     endpoint: Endpoint,
     keyring: Keyring,
     ask: Ask | None,
     timeout: float,
-    explain: Callable[[], str],
 ) -> None:
     """Log in as ``endpoint.user`` within ``timeout`` seconds, without the user's time to answer.
 
-    ``ask`` asks the user the server's questions; None if there is no terminal. ``explain`` returns
-    the reason why the connection ended. Raises AuthError if the server refuses, and DroppedError
-    if it closes the connection.
+    ``ask`` asks the user the server's questions; None if there is no terminal. Raises AuthError if
+    the server refuses, and DroppedError if it closes the connection.
     """
-    attempt = _Login(transport, endpoint, timeout, explain)
+    attempt = _Login(transport, endpoint, timeout)
     if attempt.with_nothing():
         return
     candidates, left_out = keyring.candidates(endpoint)
@@ -64,17 +63,10 @@ def authenticate(
 
 
 class _Login:
-    def __init__(
-        self,
-        transport: paramiko.Transport,
-        endpoint: Endpoint,
-        timeout: float,
-        explain: Callable[[], str],
-    ) -> None:
+    def __init__(self, transport: ClientTransport, endpoint: Endpoint, timeout: float) -> None:
         self._transport = transport
         self._endpoint = endpoint
         self._deadline = time.monotonic() + timeout
-        self._explain = explain
         self._excused = 0.0
         self._interactions = 0
         self._patience = RESPONSE_TIMEOUT
@@ -227,12 +219,9 @@ class _Login:
             if time.monotonic() >= self._deadline:
                 self._set_timeout()
             return
-        reason = self._explain()
-        if self.asked:
-            # Another connection would only prompt the user again.
-            self.hung_up = reason
-            return
-        if self.tried and "authentication failures" in reason.lower():
+        reason = self._transport.explain()
+        # After an answer, another connection would only prompt the user again.
+        if self.asked or (self.tried and "authentication failures" in reason.lower()):
             self.hung_up = reason
             return
         # sshd's LoginGraceTime may have expired while the user typed an answer.

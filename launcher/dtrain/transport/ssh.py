@@ -142,7 +142,6 @@ class SshTransport:
                     self._keyring,
                     self._ask,
                     max(1.0, deadline - time.monotonic()),
-                    transport.explain,
                 )
             except BaseException:
                 transport.close()
