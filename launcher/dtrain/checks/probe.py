@@ -24,45 +24,9 @@ def probe(evidence: Evidence) -> Probe:
     """
     if evidence.failures:
         raise evidence.failures[0]
-    reports = [(host, one) for host, answers in evidence.bandwidth.items() for one in answers]
-    for host, report in reports:
-        if report["failed"]:
-            raise PrepareError(
-                host,
-                ATTEMPTED,
-                report["error"],
-                hint="find what is wrong with the hosts: dtrain check FILE --bandwidth",
-            )
-    found: list[tuple[str, Facts]] = [
-        (host, report["compute"]) for host, report in reports if "compute" in report
-    ]
-    if not found or len(found) < len(reports):
-        raise PrepareError(
-            reports[0][0] if reports else evidence.plan.hosts[0].host.name,
-            ATTEMPTED,
-            "it reports no measurement",
-            hint="`probe` does not measure in containers; plan without it",
-        )
-    device = found[0][1]["device"]
-    for host, one in found:
-        if one["device"] != device:
-            raise PrepareError(
-                host,
-                ATTEMPTED,
-                f"it has {one['device']}, and {found[0][0]} has {device}",
-                hint="a layout needs equal devices: list only equal hosts",
-            )
-    first, ranks = next((host, len(answers)) for host, answers in evidence.bandwidth.items())
-    for host, answers in evidence.bandwidth.items():
-        if len(answers) != ranks:
-            raise PrepareError(
-                host,
-                ATTEMPTED,
-                f"it has {len(answers)} ranks, and {first} has {ranks}",
-                hint="a layout needs equal hosts: list only equal hosts",
-            )
-    shared = [one for _, one in found]
-    speeds = {known: _slowest(shared, name) for name, known in PRECISIONS.items()}
+    found = _measurements(evidence)
+    first, ranks = _equal_ranks(evidence)
+    speeds = {known: _slowest(found, name) for name, known in PRECISIONS.items()}
     products = {known: rows for known, rows in speeds.items() if rows}
     if "fp32" not in products or len(products) < 2:
         raise PrepareError(
@@ -76,16 +40,61 @@ def probe(evidence: Evidence) -> Probe:
     largest = {one.hosts: one for one in sorted(every, key=lambda one: one.size)}
     inside, across = largest.get(1), next((one for at, one in largest.items() if at > 1), None)
     return Probe(
-        device=device,
+        device=found[0]["device"],
         per_host=ranks,
-        memory=min(one["memory"] for one in shared) / 2**30,
+        memory=min(one["memory"] for one in found) / 2**30,
         products=products,
-        copy=min(one["copy"] for one in shared) / 1e9,
-        attention=min(one["attention"] for one in shared),
+        copy=min(one["copy"] for one in found) / 1e9,
+        attention=min(one["attention"] for one in found),
         collectives=tuple(calibration(measured)["collectives"]) if measured else (),
         link=inside.bus / 1e9 if inside else None,
         network=across.bus / 1e9 if across else None,
     )
+
+
+def _measurements(evidence: Evidence) -> list[Facts]:
+    """What each rank measured. Raises PrepareError if one did not, or if their devices differ."""
+    reports = [(host, one) for host, answers in evidence.bandwidth.items() for one in answers]
+    for host, report in reports:
+        if report["failed"]:
+            raise PrepareError(
+                host,
+                ATTEMPTED,
+                report["error"],
+                hint="find what is wrong with the hosts: dtrain check FILE --bandwidth",
+            )
+    if not reports or any("compute" not in report for _, report in reports):
+        raise PrepareError(
+            reports[0][0] if reports else evidence.plan.hosts[0].host.name,
+            ATTEMPTED,
+            "it reports no measurement",
+            hint="`probe` does not measure in containers; plan without it",
+        )
+    first, device = reports[0][0], reports[0][1]["compute"]["device"]
+    for host, report in reports:
+        other = report["compute"]["device"]
+        if other != device:
+            raise PrepareError(
+                host,
+                ATTEMPTED,
+                f"it has {other}, and {first} has {device}",
+                hint="a layout needs equal devices: list only equal hosts",
+            )
+    return [report["compute"] for _, report in reports]
+
+
+def _equal_ranks(evidence: Evidence) -> tuple[str, int]:
+    """The first host, and the number of ranks of each host. Raises PrepareError."""
+    first, ranks = next((host, len(answers)) for host, answers in evidence.bandwidth.items())
+    for host, answers in evidence.bandwidth.items():
+        if len(answers) != ranks:
+            raise PrepareError(
+                host,
+                ATTEMPTED,
+                f"it has {len(answers)} ranks, and {first} has {ranks}",
+                hint="a layout needs equal hosts: list only equal hosts",
+            )
+    return first, ranks
 
 
 def _slowest(reports: list[Facts], name: str) -> tuple[tuple[int, float], ...]:
