@@ -53,6 +53,9 @@ def test_unknown_runs(folder, run):
     with pytest.raises(UsageError) as caught:
         RunFolder.find(run)
     assert "dtrain ps" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        RunFolder.find("run.yaml")
+    assert caught.value.hint.startswith("name a run, not a file: ")
 
 
 def test_a_name_that_several_runs_begin_with(folder):

@@ -108,8 +108,10 @@ class RunFolder:
         if like:
             names = ", ".join(folder.name for folder in like[-3:])
             raise UsageError(f"{len(like)} runs begin with {name!r}", hint=f"the latest: {names}")
+        is_file = name.endswith((".yaml", ".yml"))
         raise UsageError(
-            f"no run {excerpt(name)!r} on this machine", hint="`dtrain ps --all` lists all runs"
+            f"no run {excerpt(name)!r} on this machine",
+            hint="name a run, not a file: " * is_file + "`dtrain ps --all` lists all runs",
         )
 
     @classmethod
