@@ -220,18 +220,7 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[st
     if _by_pyxis(plan):
         yield '  [ -z "$dtrain_pyxis" ] || export HOME=$dtrain_home'
     if gpus := len(part.host.gpus):
-        yield "  # The GPUs that Slurm gives the job on this node."
-        yield '  IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
-        first = " ".join(map(str, range(gpus)))
-        yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({first})"
-        yield f"  if ((${{#dtrain_gpus[@]}} < {gpus})); then"
-        count = f"{gpus} GPU{'s' * (gpus != 1)}"
-        yield (
-            f'    echo "dtrain: the job needs {count} on each node, and Slurm gives it'
-            ' ${#dtrain_gpus[@]}" >&2'
-        )
-        yield "    exit 1"
-        yield "  fi"
+        yield from _gpus(gpus)
     if uniform(plan, tasks):
         yield from _IDENTITY
         yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
@@ -262,22 +251,42 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[st
     given = given_to_client(plan, part, tasks[0].process)
     yield from (f"  {line}" for line in given)
     yield '  cd -- "$dtrain_workdir" || exit'
+    yield from _exec(plan, tasks[0].process)
+    yield "}"
+
+
+def _gpus(count: int) -> Iterator[str]:
+    yield "  # The GPUs that Slurm gives the job on this node."
+    yield '  IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
+    first = " ".join(map(str, range(count)))
+    yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({first})"
+    yield f"  if ((${{#dtrain_gpus[@]}} < {count})); then"
+    needed = f"{count} GPU{'s' * (count != 1)}"
+    yield (
+        f'    echo "dtrain: the job needs {needed} on each node, and Slurm gives it'
+        ' ${#dtrain_gpus[@]}" >&2'
+    )
+    yield "    exit 1"
+    yield "  fi"
+
+
+def _exec(plan: LaunchPlan, process: Process) -> Iterator[str]:
+    """Lines that replace the shell with the program. Under pyxis, the shell is in the container
+    already."""
     output = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
-    program = command(tasks[0].process)
     if _by_pyxis(plan):
         yield '  if [ -n "$dtrain_pyxis" ]; then'
         if "HOME" not in plan.job.env:
             yield '    HOME="$DTRAIN_RUN_DIR"'
         if plan.run:
             yield f"    echo $$ >{output}.pid"
-        direct = command(replace(tasks[0].process, container=()))
+        direct = command(replace(process, container=()))
         yield f"    exec {direct} >>{output}.out 2>>{output}.err"
         yield "  fi"
     if plan.run:
         yield "  # For dtrain's watcher on this machine."
         yield f"  echo $$ >{output}.pid"
-    yield f"  exec {program} >>{output}.out 2>>{output}.err"
-    yield "}"
+    yield f"  exec {command(process)} >>{output}.out 2>>{output}.err"
 
 
 def _srun(
