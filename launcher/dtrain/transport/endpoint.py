@@ -171,6 +171,25 @@ def _control_path(options: Options) -> Path | None:
     return Path(path) if path.startswith("/") and "%" not in path else None
 
 
+def _timeout(ssh: Ssh, options: Options) -> float:
+    """The timeout of the cluster file, unless it is the default and ssh's configuration has one."""
+    if ssh.connect_timeout != Ssh().connect_timeout:
+        return ssh.connect_timeout
+    return float(options.seconds("connecttimeout")) or ssh.connect_timeout
+
+
+def _algorithms(options: Options) -> Algorithms:
+    return Algorithms(
+        ciphers=options.names("ciphers"),
+        macs=options.names("macs"),
+        kex=options.names("kexalgorithms"),
+        host_keys=options.names("hostkeyalgorithms"),
+        user_keys=options.names("pubkeyacceptedalgorithms"),
+        authorities=options.names("casignaturealgorithms"),
+        rsa_bits=options.number("requiredrsasize", 1024),
+    )
+
+
 def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
@@ -247,15 +266,6 @@ class Resolver:
         identities = (*named, *chosen) if is_jump else (chosen or named)
         defaults = options.defaults.get("identityfile", [f"~/.ssh/{key}" for key in DEFAULT_KEYS])
         via, proxy_command = self._route(name, ssh, options, tokens, (*seen, name))
-        timeout = ssh.connect_timeout
-        if timeout == Ssh().connect_timeout:
-            timeout = float(options.seconds("connecttimeout")) or timeout
-        checking = options.choice("stricthostkeychecking")
-        if checking in {"no", "off"} and ssh.host_keys == "strict":
-            self._notice(
-                f"{name}: ssh's configuration sets StrictHostKeyChecking no, but dtrain always "
-                "checks host keys (`host_keys: accept-new` accepts unknown hosts)"
-            )
         return Endpoint(
             host=name,
             address=target,
@@ -282,29 +292,31 @@ class Resolver:
                 for path in _files(options, "revokedhostkeys")
             ),
             known_names=_known_names(alias, target if renamed else name, target, port),
-            accept_new=ssh.host_keys == "accept-new" and checking != "yes",
+            accept_new=self._accepts_new(name, ssh, options),
             hash_known_hosts=options.flag("hashknownhosts"),
-            timeout=timeout,
+            timeout=_timeout(ssh, options),
             alive_interval=float(options.seconds("serveraliveinterval")) or ALIVE_INTERVAL,
             alive_count=options.number("serveralivecountmax", 0) or ALIVE_COUNT,
             family=_FAMILIES[options.choice("addressfamily")],
             bind_address=options.get("bindaddress"),
             compression=options.flag("compression"),
-            algorithms=Algorithms(
-                ciphers=options.names("ciphers"),
-                macs=options.names("macs"),
-                kex=options.names("kexalgorithms"),
-                host_keys=options.names("hostkeyalgorithms"),
-                user_keys=options.names("pubkeyacceptedalgorithms"),
-                authorities=options.names("casignaturealgorithms"),
-                rsa_bits=options.number("requiredrsasize", 1024),
-            ),
+            algorithms=_algorithms(options),
             batch_mode=options.flag("batchmode"),
             keyboard_interactive=_answers_questions(options),
             control_path=_control_path(options),
             custom_known_hosts=ssh.known_hosts is not None,
             config=config_path,
         )
+
+    def _accepts_new(self, name: str, ssh: Ssh, options: Options) -> bool:
+        """Whether to accept the key of an unknown host. ssh's configuration can only forbid it."""
+        checking = options.choice("stricthostkeychecking")
+        if checking in {"no", "off"} and ssh.host_keys == "strict":
+            self._notice(
+                f"{name}: ssh's configuration sets StrictHostKeyChecking no, but dtrain always "
+                "checks host keys (`host_keys: accept-new` accepts unknown hosts)"
+            )
+        return ssh.host_keys == "accept-new" and checking != "yes"
 
     def _options(self, name: str, ssh: Ssh, config: Path | None) -> Options:
         """The options of `ssh NAME`, with the settings of the cluster file as arguments."""
