@@ -81,22 +81,23 @@ class KubernetesFollower:
             job.created()
         self._readers.start()
         try:
-            report = self._follow()
+            ended = self._follow()
         except StorageError as error:
-            report = not_stored(error, self._launched.still_there)
+            ended = not_stored(error, self._launched.still_there)
         finally:
             self._readers.stop()
-        if self._control.left and not job_over(report):
-            return job.leave(report)
-        return job.finish(report)
+        if ended is None:
+            return job.leave(Report(ExitCode.INTERRUPTED, "left"))
+        return job.finish(ended)
 
-    def _follow(self) -> Report:
+    def _follow(self) -> Report | None:
+        """The report, or None if the job goes on without this process."""
         job, readers = self._job, self._readers
         while True:
             with contextlib.suppress(queue.Empty):
                 self._handle(readers.events.get(timeout=TICK))
             if self._control.left:
-                return Report(ExitCode.INTERRUPTED, "left")
+                return None
             if self._asked > self._done and (report := self._stop()) is not None:
                 return report
             if not self._done and not self._ended and (host := job.started_again):
@@ -225,17 +226,11 @@ class KubernetesFollower:
         problem = self._launched.delete_or_report()
         if problem:
             job.left_over()
-            return Report(
-                report.exit_code,
-                report.reason,
-                failures=report.failures,
+            return replace(
+                report,
                 problems=(*report.problems, problem),
                 hint=report.hint or f"`dtrain stop {job.record.run}` tries again",
             )
         if report.exit_code is ExitCode.INTERRUPTED:
             job.notice(f"{job.name} is deleted; nothing of it runs")
         return report
-
-
-def job_over(report: Report) -> bool:
-    return report.reason != "left"
