@@ -105,7 +105,8 @@ class LocalProcess:
             threading.Thread(target=self._reap, daemon=True).start()
             self._drain.start()
         except RuntimeError:  # this machine has no free thread
-            os.killpg(self._popen.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended already
+                os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.__exit__(None, None, None)
             os.close(self._close_writer)
             os.close(self._close_reader)
