@@ -263,9 +263,7 @@ class Preflight:
         """Start a real process group (for TensorFlow, its servers) on all hosts with the job's own
         interpreter, and end it. Does nothing unless all hosts have answered, and nothing for a
         job in containers."""
-        program = _REHEARSALS.get(self._plan.job.framework)
-        if program is None:
-            return evidence
+        program = _REHEARSALS[self._plan.job.framework]
         reports, failures = self._on_all_ranks(
             evidence, program, facts.REHEARSED, REHEARSAL_SECONDS
         )
