@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import (
@@ -18,6 +19,7 @@ from dtrain.parallelism.cluster.hardware import (
     Hardware,
     Precision,
     hardware,
+    slowest,
 )
 from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.model.adapters import Lora
@@ -267,13 +269,15 @@ class _Where:
             return self._of_cpus(self.probe, len(hosts))
         per_host = request.gpus_per_host
         gpus = request.gpus
-        gpu_name = request.gpu or spec.cluster.gpu
-        if gpu_name is None and self.probe is not None:
-            gpu_name = self.probe.device
-        if gpu_name is None and spec.cluster.slurm is not None and self.ask is not None:
-            gpu_name, of_queue = self._of_queue(spec, name)
+        of_file = sorted({host.gpu for host in hosts if host.gpu is not None})
+        kinds = [request.gpu] if request.gpu else of_file
+        if not kinds and self.probe is not None:
+            kinds = [self.probe.device]
+        elif not kinds and spec.cluster.slurm is not None and self.ask is not None:
+            of_queue, count = self._of_queue(spec, name)
+            kinds = [of_queue]
             if per_host is None and not hosts[0].gpus:
-                per_host = of_queue
+                per_host = count
         if per_host is None:
             counts = sorted({len(host.gpus) for host in hosts})
             if len(counts) > 1:
@@ -290,22 +294,28 @@ class _Where:
                 )
         if gpus is None:
             gpus = len(hosts) * per_host
-        if gpu_name is None:
+        unnamed = [host.name for host in hosts if host.gpu is None] if kinds == of_file else []
+        if unnamed and request.gpu is None:
+            which = hostlist.fold(unnamed) if of_file else "its hosts"
             raise UsageError(
-                f"{name} does not name the GPU of its hosts",
+                f"{name} does not name the GPU of {which}",
                 hint=f"add 'gpu: {USUAL_GPU}' to cluster, or use `gpu={USUAL_GPU!r}`",
             )
+        if len(kinds) > 1:
+            self.overruled.append(
+                f"{name} has {' and '.join(kinds)}: planned with the speed of the slowest and the "
+                "least memory, because each step waits for all GPUs"
+            )
         gbps = spec.cluster.gbps if request.network_gbps is None else request.network_gbps
-        for given, value, of_file in (
-            ("gpu", request.gpu, spec.cluster.gpu),
+        for given, value, other in (
+            ("gpu", request.gpu, " and ".join(of_file) or None),
             ("gpus", request.gpus, sum(len(host.gpus) for host in hosts)),
             ("network_gbps", request.network_gbps, spec.cluster.gbps),
         ):
-            if value is not None and of_file is not None and value != of_file:
-                self.overruled.append(f"`{given}={value!r}` overrides {of_file} of {name}")
-        cluster = self.table.cluster(
-            self.table.gpu(gpu_name), gpus, gpus_per_host=per_host or None, network_gbps=gbps
-        )
+            if value is not None and other is not None and value != other:
+                self.overruled.append(f"`{given}={value!r}` overrides {other} of {name}")
+        gpu = slowest([self.table.gpu(kind) for kind in kinds])
+        cluster = self.table.cluster(gpu, gpus, gpus_per_host=per_host or None, network_gbps=gbps)
         if gbps is None and cluster.hosts > 1:
             self.overruled.append(
                 f"{name} has no network.gbps: {cluster.network * 8:g} Gb/s is typical of "

@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import gpu, gpus, hardware
+from dtrain.parallelism.cluster.hardware import gpu, gpus, hardware, slowest
 from dtrain.parallelism.names import key
 
 MINE = {
@@ -216,3 +216,12 @@ def test_products_are_as_fast_as_measured(name: str, share: float, fitted: str) 
     measured = {"h100-80gb": 794.5 / 989, "a100-80gb": 271.2 / 312}
     assert gpu(name).sustained == pytest.approx(share / measured[fitted], abs=0.01)
     assert of_family(gpu(name).family).gemm == of_family(gpu(fitted).family).gemm
+
+
+def test_several_kinds_of_gpus_are_as_slow_and_as_small_as_the_least() -> None:
+    kinds = [gpu("h100"), gpu("a100-40gb"), gpu("v100-16gb")]
+    slow = slowest(kinds)
+    assert (slow.family, slow.flops) == ("volta", {"fp16": 125, "fp32": 15.7})
+    assert (slow.memory, slow.link) == (gpu("v100-16gb").memory, gpu("v100-16gb").link)
+    assert slowest([gpu("h100"), gpu("a100")]).memory == min(gpu("h100").memory, gpu("a100").memory)
+    assert slowest(kinds[:1]) == kinds[0]

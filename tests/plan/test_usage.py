@@ -106,6 +106,7 @@ def cluster(tmp_path: Path, **sections: Any) -> str:
     }
     for name, values in sections.items():
         document[name] |= values
+        document[name] = {key: one for key, one in document[name].items() if one is not None}
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
     return "cluster.yaml"
 
@@ -168,6 +169,22 @@ def test_a_file_that_does_not_name_its_gpu(dtrain: Any, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--gpu" in done.stderr
     assert dtrain("plan", "--model-size", "7B", "c.yaml", "--gpu", "h100").returncode == 0
+
+
+def test_hosts_with_different_gpus(
+    plan: Callable[..., dict[str, Any]], dtrain: Any, tmp_path: Path
+) -> None:
+    seven = ("--model-size", "7B")
+    slow = plan(*seven, cluster(tmp_path, cluster={"gpu": "a100-40gb"}))
+    mixed = {"overrides": {"gpu02": {"gpu": "a100-40gb"}}}
+    found = plan(*seven, cluster(tmp_path, cluster=mixed))
+    note, *notes = found["notes"]
+    assert note.startswith("cluster.yaml has a100-40gb and h100-80gb: planned with the speed")
+    assert found | {"notes": notes} == slow
+    only = {"gpu": None, "overrides": {"gpu02": {"gpu": "a100"}}}
+    done = dtrain("plan", *seven, cluster(tmp_path, cluster=only))
+    assert done.returncode == 2
+    assert "does not name the GPU of gpu[01,03-04]" in done.stderr
 
 
 def test_a_gpu_from_the_users_table(plan: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_every_key_is_read() -> None:
         name="gpu01",
         address="gpu01",
         gpus=tuple(range(8)),
+        gpu="a100-80gb",
         slots=4,
         interface="ib0",
         python="/opt/venv/bin/python",
@@ -134,7 +135,7 @@ def test_later_overrides_win_key_by_key() -> None:
     assert (fourth.gpus, fourth.workers, fourth.ssh.user) == ((), 4, "ubuntu")
     assert fourth.env == {"A": "1", "B": "2"}
     assert fourth.address == "gpu04"
-    assert third.gpus == (0, 1, 2, 3)
+    assert (third.gpus, third.gpu) == ((0, 1, 2, 3), "a100-40gb")
     assert third.address == "10.0.0.13"
     assert third.env == {"A": "1", "B": "3", "NCCL_SOCKET_IFNAME": "ens5"}
     assert (third.interface, third.python, third.transport) == ("ens5", "python3.11", "local")

@@ -84,6 +84,12 @@ OVERRIDE = SectionType(
             otherwise="cluster.gpus",
             example="[0, 1, 2, 3]",
         ),
+        "gpu": Field(
+            Text(),
+            "Name of this host's GPU in the planner's hardware table.",
+            otherwise="cluster.gpu",
+            example="h100",
+        ),
         "slots": Field(
             rules.SLOTS,
             "Worker processes on this host if it has no GPUs.",

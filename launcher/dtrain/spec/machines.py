@@ -37,11 +37,13 @@ def devices_sound(cluster: Section) -> bool:
 def _machine(cluster: Section, name: str, own: Iterable[Section]) -> Host:
     """A host with the cluster's settings and its ``own``; the last that gives a key wins."""
     ssh = Ssh(**cluster.section("ssh").values)
-    settings: dict[str, Any] = cluster.given("gpus", "slots", "python", "transport")
+    settings: dict[str, Any] = cluster.given("gpus", "gpu", "slots", "python", "transport")
     settings |= cluster.section("network").given("interface")
     env: dict[str, str] = {}
     for section in own:
-        settings |= section.given("address", "gpus", "slots", "interface", "python", "transport")
+        settings |= section.given(
+            "address", "gpus", "gpu", "slots", "interface", "python", "transport"
+        )
         env |= section.get("env", {})
         ssh = replace(ssh, **{**section.section("ssh").values, **section.given("user", "port")})
     gpus = settings.pop("gpus", 0)

@@ -49,6 +49,8 @@ class Host:
     transport: TransportName = "ssh"
     gpus: tuple[int, ...] = ()
     """CUDA device indices that the job may use; empty for a CPU host."""
+    gpu: str | None = None
+    """Name of its GPUs in the planner's hardware table."""
     slots: int = 1
     """Worker processes on a CPU host; on a GPU host there is one for each GPU."""
     interface: str | None = None

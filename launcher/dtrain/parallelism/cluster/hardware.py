@@ -6,7 +6,7 @@ because JSON loads in 1 ms and YAML in 30 ms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -73,6 +73,23 @@ class Gpu:
         """The precision of measured speeds: 16 bits, or 32 on a device without."""
         known: tuple[Precision, ...] = ("bf16", "fp16", "fp32", *PRECISIONS)
         return next(precision for precision in known if precision in self.flops)
+
+
+def slowest(kinds: Collection[Gpu]) -> Gpu:
+    """Return a GPU that stands for all ``kinds`` in one job, in which each step waits for the
+    slowest: the kind with the least 16-bit FLOP/s, with the least memory and bandwidth of all."""
+    slow = min(kinds, key=lambda gpu: gpu.flops[gpu.usual])
+    return replace(
+        slow,
+        memory=min(gpu.memory for gpu in kinds),
+        bandwidth=min(gpu.bandwidth for gpu in kinds),
+        link=min(gpu.link for gpu in kinds),
+        flops={
+            precision: min(gpu.flops[precision] for gpu in kinds)
+            for precision in slow.flops
+            if all(precision in gpu.flops for gpu in kinds)
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
