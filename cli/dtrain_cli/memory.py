@@ -12,9 +12,9 @@ def tune_heap() -> None:
     threads start.
 
     glibc has up to eight heaps for each core, and each keeps the most that its threads ever needed:
-    a third of the memory that a host costs. One is enough for Python, whose threads take turns. On
-    the other hand, glibc returns each block of 128 kB and more to the kernel, and new pages take a
-    third of the time to show output.
+    a third of the memory that a host costs. One is enough for Python, whose threads take turns.
+    glibc also returns each block of 128 kB and more to the kernel, and new pages take a third of
+    the time to show output.
     """
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt

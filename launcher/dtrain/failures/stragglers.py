@@ -48,8 +48,8 @@ BUSY_CPUS, FOREIGN_CPUS = 0.9, 0.1
 the second with processes outside the job."""
 
 FRESH, TRIPS = 10.0, 360
-"""Seconds for which a round trip counts. The usual one is taken from so many, one every `FRESH`
-seconds."""
+"""Seconds for which a round trip counts, and how many of the job's typical round trips, one every
+`FRESH` seconds, give the usual one."""
 BETWEEN_TRIPS = 1.0
 """Seconds between two comparisons of round trips."""
 LONG = 0.3

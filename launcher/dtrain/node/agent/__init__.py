@@ -19,8 +19,8 @@ processes:
     launcher can learn is in that file and in the workers' output files. So a new relay can always
     continue where another one ended: this is what `attach` does.
 *   A **guard** runs until everything is prepared. It creates the run's folder and starts the
-    setup shell. If the launch fails or is aborted, or if the relay dies, the guard ends the
-    processes that setup started and removes the folder.
+    setup shell or the supervisor. If the launch fails or is aborted, or if the relay dies, the
+    guard ends the processes that setup started and removes the folder.
 
 The setup shell starts the supervisor with its last `exec`. So the supervisor inherits all that
 setup changed: environment, limits, umask, cgroup, affinity. Without setup lines there is no shell.

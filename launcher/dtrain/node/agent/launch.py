@@ -128,9 +128,9 @@ class Launch:
         self._supervisor.open(ours)
 
     def _stand_guard(self, workdir: bytes, orders: int, control: socket.socket) -> Json | None:
-        """The guard: create the folder, run setup, and wait for the relay's order to keep the
-        launch. If the order does not come or the shell ends, undo the launch and return the message
-        for the relay.
+        """The guard: create the folder, start the setup shell or the supervisor, and wait for the
+        relay's order to keep the launch. If the order does not come or the process ends, undo the
+        launch and return the message for the relay.
 
         The relay may be killed at any moment, so only the guard creates what it may have to undo.
         """

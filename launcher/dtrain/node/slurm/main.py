@@ -61,7 +61,7 @@ POLL = 0.1
 LIST_SECONDS = 1.0
 """Between two looks for new files."""
 FIRST_LOOK, LAST_LOOK = 1.0, 10.0
-"""Seconds between two questions to the controller: rarely while its state does not change."""
+"""Seconds between two questions to the controller: more while the job's state does not change."""
 QUIET = 1.0
 """Seconds without new output after which a finished job's output is complete: a shared folder may
 show the last bytes late."""
