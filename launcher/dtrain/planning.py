@@ -301,9 +301,11 @@ class _Where:
                 f"{name} does not name the GPU of {which}",
                 hint=f"add 'gpu: {USUAL_GPU}' to cluster, or use `gpu={USUAL_GPU!r}`",
             )
-        if len(kinds) > 1:
+        # A GPU may have several names.
+        named = {gpu.name: gpu for gpu in map(self.table.gpu, kinds)}
+        if len(named) > 1:
             self.overruled.append(
-                f"{name} has {' and '.join(kinds)}: planned with the speed of the slowest and the "
+                f"{name} has {' and '.join(named)}: planned with the speed of the slowest and the "
                 "least memory, because each step waits for all GPUs"
             )
         gbps = spec.cluster.gbps if request.network_gbps is None else request.network_gbps
@@ -314,7 +316,7 @@ class _Where:
         ):
             if value is not None and other is not None and value != other:
                 self.overruled.append(f"`{given}={value!r}` overrides {other} of {name}")
-        gpu = slowest([self.table.gpu(kind) for kind in kinds])
+        gpu = slowest(named.values())
         cluster = self.table.cluster(gpu, gpus, gpus_per_host=per_host or None, network_gbps=gbps)
         if gbps is None and cluster.hosts > 1:
             self.overruled.append(

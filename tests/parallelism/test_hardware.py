@@ -225,3 +225,5 @@ def test_several_kinds_of_gpus_are_as_slow_and_as_small_as_the_least() -> None:
     assert (slow.memory, slow.link) == (gpu("v100-16gb").memory, gpu("v100-16gb").link)
     assert slowest([gpu("h100"), gpu("a100")]).memory == min(gpu("h100").memory, gpu("a100").memory)
     assert slowest(kinds[:1]) == kinds[0]
+    with pytest.raises(UsageError, match="tpu-v4 and v100-16gb have no precision in common"):
+        slowest([gpu("tpu-v4"), gpu("v100-16gb")])

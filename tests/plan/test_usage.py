@@ -181,6 +181,9 @@ def test_hosts_with_different_gpus(
     note, *notes = found["notes"]
     assert note.startswith("cluster.yaml has a100-40gb and h100-80gb: planned with the speed")
     assert found | {"notes": notes} == slow
+    same = {"gpu": "h100", "overrides": {"gpu02": {"gpu": "h100-80gb"}}}
+    (network, *_) = plan(*seven, cluster(tmp_path, cluster=same))["notes"]
+    assert "typical of h100-80gb" in network
     only = {"gpu": None, "overrides": {"gpu02": {"gpu": "a100"}}}
     done = dtrain("plan", *seven, cluster(tmp_path, cluster=only))
     assert done.returncode == 2

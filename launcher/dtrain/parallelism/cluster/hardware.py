@@ -77,18 +77,28 @@ class Gpu:
 
 def slowest(kinds: Collection[Gpu]) -> Gpu:
     """Return a GPU that stands for all ``kinds`` in one job, in which each step waits for the
-    slowest: the kind with the least 16-bit FLOP/s, with the least memory and bandwidth of all."""
+    slowest: the kind with the least 16-bit FLOP/s, with the least memory and bandwidth of all.
+
+    Raises:
+        UsageError: they have no precision in common.
+    """
     slow = min(kinds, key=lambda gpu: gpu.flops[gpu.usual])
+    flops = {
+        precision: min(gpu.flops[precision] for gpu in kinds)
+        for precision in slow.flops
+        if all(precision in gpu.flops for gpu in kinds)
+    }
+    if not flops:
+        raise UsageError(
+            f"{' and '.join(gpu.name for gpu in kinds)} have no precision in common",
+            hint="list only hosts with the same kind of GPU",
+        )
     return replace(
         slow,
         memory=min(gpu.memory for gpu in kinds),
         bandwidth=min(gpu.bandwidth for gpu in kinds),
         link=min(gpu.link for gpu in kinds),
-        flops={
-            precision: min(gpu.flops[precision] for gpu in kinds)
-            for precision in slow.flops
-            if all(precision in gpu.flops for gpu in kinds)
-        },
+        flops=flops,
     )
 
 
