@@ -33,11 +33,10 @@ if TYPE_CHECKING:
 StreamKey = tuple[str, str, int, str]
 """Host, role, index, and ``stdout`` or ``stderr``."""
 
-_TURN = 1 << 20
-"""Bytes read from one stream before the next stream gets its turn."""
-_PIECE = 256 << 10
-"""Bytes of one read. With each read and write, the feed's thread may have to wait for its turn in
-Python."""
+_TURN = 256 << 10
+"""Bytes read from one stream before the next stream gets its turn, and bytes that are passed on
+before they are written. With each read and each write, the feed's thread may have to wait for its
+turn in Python."""
 BETWEEN_READS = 0.02
 """Seconds between two reads of streams that grow slowly. A call in between reads them at once."""
 MAX_CALLS = 10_000
@@ -317,10 +316,8 @@ class Feed:
             followed.offset += len(piece)
             self._receiver.lines(stream, followed.framer.feed(piece), followed.framer.partial)
             self._passed += len(piece)
-            if self._passed >= _PIECE:
+            if self._passed >= _TURN:
                 self._flush()
-            if self._muted or self._paused:
-                return
         if followed.offset < end or end == size:
             # No data before the expected size: the file was truncated or removed.
             followed.offset = max(followed.offset, size)
@@ -332,7 +329,7 @@ class Feed:
             # Opened for each turn: there may be more streams than a process may have open files.
             fd = open_output(stream.path)
             try:
-                while piece := os.pread(fd, min(_PIECE, end - begin), begin):
+                while begin < end and (piece := os.pread(fd, end - begin, begin)):
                     begin += len(piece)
                     yield piece
             finally:
