@@ -622,7 +622,7 @@ def test_a_new_file_launches(hosts: list[str]) -> None:
     )
     spec = parse(text, "new.yaml")
     assert [host.name for host in spec.cluster.hosts] == hosts
-    assert (spec.cluster.gpu, spec.cluster.gbps) == ("a100-80gb", 1600)
+    assert (spec.cluster.hosts[0].gpu, spec.cluster.gbps) == ("a100-80gb", 1600)
     assert (spec.job.layout, spec.job.training) == (Layout(**LAYOUT), Training(8, "bf16"))
     assert build(spec).world_size == 8
     assert text.count("CHANGE") == 3

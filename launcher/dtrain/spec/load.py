@@ -151,7 +151,7 @@ def _cluster(cluster: Section) -> Cluster:
         else None,
         spares=machines(cluster, cluster.get("spares", ())),
         gbps=cluster.section("network").get("gbps"),
-        **cluster.given("gpu", "tpu", "run_dir", "trust_group"),
+        **cluster.given("tpu", "run_dir", "trust_group"),
     )
 
 

@@ -125,8 +125,6 @@ class Cluster:
     slurm: Slurm | None = None
     kubernetes: Kubernetes | None = None
     spares: tuple[Host, ...] = ()
-    gpu: str | None = None
-    """Name of the GPU in the hardware table, for planning."""
     tpu: str | None = None
     """Topology of the TPU slice that the hosts form: chips along each axis, e.g. ``4x4``."""
     gbps: float | None = None
