@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from paramiko.common import MSG_KEXINIT, cMSG_CHANNEL_DATA
 
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host, Ssh
+from dtrain.transport.contract import RemoteProcess
 from dtrain.transport.output_pipe import WINDOW, OutputPipe
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_connection import BoundedPacketizer, ClientTransport, SshConnection
@@ -193,6 +195,24 @@ class LongExchange:
         self._go_on.set()
 
 
+def delay(work: Callable[[], object], delayed: threading.Event) -> threading.Thread:
+    """Start ``work``, and return its thread once a message of it waits for new keys."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert delayed.wait(HANG)
+    return thread
+
+
+def delay_write_and_close(
+    process: RemoteProcess, close: Callable[[], None], delayed: threading.Event
+) -> None:
+    def work() -> None:
+        process.write(b"kill")
+        close()
+
+    delay(work, delayed)
+
+
 @pytest.fixture
 def delayed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a message waits for new keys."""
@@ -229,8 +249,7 @@ def test_what_is_written_during_an_exchange_follows_new_keys(
         connection = transport.connect(host_of(server, key, tmp_path))
         process = connection.start("echo")
         exchange = LongExchange(server, connection)
-        threading.Thread(target=process.write, args=[b"start\n"], daemon=True).start()
-        assert delayed.wait(HANG)
+        delay(lambda: process.write(b"start\n"), delayed)
         exchange.end()
         assert process.read() == b"start\n"
         connection.close()
@@ -257,8 +276,7 @@ def test_no_data_follow_the_close_of_a_channel_that_the_server_closes_before_new
         process = connection.start("first")
         closed = server.channels.get(timeout=HANG)
         exchange = LongExchange(server, connection)
-        threading.Thread(target=process.write, args=[b"in time"], daemon=True).start()
-        assert delayed.wait(HANG)
+        delay(lambda: process.write(b"in time"), delayed)
         exchange.end(closed)
         connection.start("another")  # after what came before it on the connection
         # The server ignores what follows the client's close.
@@ -274,13 +292,7 @@ def test_a_connection_that_is_closed_after_a_write_has_sent_the_data(
         process = connection.start("first")
         channel = server.channels.get(timeout=HANG)
         exchange = LongExchange(server, connection)
-
-        def write_and_close() -> None:
-            process.write(b"kill")
-            connection.close()
-
-        threading.Thread(target=write_and_close, daemon=True).start()
-        assert delayed.wait(HANG)
+        delay_write_and_close(process, connection.close, delayed)
         exchange.end()
         assert channel.recv(100) == b"kill"
 
@@ -297,13 +309,7 @@ def test_connections_that_are_closed_after_a_write_have_sent_the_data_over_a_jum
         channel = server.channels.get(timeout=HANG)
         ((_, connection),) = transport._jumps.items()
         exchange = LongExchange(jump, connection.result())  # type: ignore[arg-type]
-
-        def write_and_close() -> None:
-            process.write(b"kill")
-            transport.close()
-
-        threading.Thread(target=write_and_close, daemon=True).start()
-        assert delayed.wait(HANG)
+        delay_write_and_close(process, transport.close, delayed)
         exchange.end()
         assert channel.recv(100) == b"kill"
 
@@ -316,9 +322,7 @@ def test_a_write_ends_if_the_connection_is_closed_during_an_exchange(
         connection = transport.connect(host_of(server, key, tmp_path))
         process = connection.start("first")
         exchange = LongExchange(server, connection)
-        writer = threading.Thread(target=process.write, args=[b"kill"], daemon=True)
-        writer.start()
-        assert delayed.wait(HANG)
+        writer = delay(lambda: process.write(b"kill"), delayed)
         connection.close() if who == "client" else server._transports[0].close()
         writer.join(HANG)
         assert not writer.is_alive()
