@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtrain.launchplan.environment import host_variables
 from dtrain.spec.model import Job
 from support.limits import HANG
-from support.node import Node, wait_until, written
+from support.node import Node, patient, wait_until, written
 
 HOSTILE = [
     "a b",
@@ -350,3 +352,41 @@ def test_an_idle_supervisor_and_relay_use_no_cpu(host: Node) -> None:
     assert ticks(supervisor) + ticks(agent.pid) - before <= 10  # hundredths of a second
     agent.command("kill")
     agent.wait()
+
+
+def looks_of(host: Node, **body: Any) -> dict[str, Any]:
+    """What /proc shows of the supervisor of a job that runs."""
+    agent = host.start(host.shell("exec sleep 600"), **body)
+    agent.event("started")
+    (pid,) = host.processes("dtrain-supervisor")
+    proc = Path(f"/proc/{pid}")
+    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
+    environment = dict.fromkeys((proc / "environ").read_bytes().split(b"\0"))
+    session = (proc / "stat").read_text().rpartition(")")[2].split()[3]
+    looks = {
+        "argv": (proc / "cmdline").read_bytes(),
+        "tag": [entry for entry in environment if entry.startswith(b"DTRAIN_RUN")],
+        "names": {entry.partition(b"=")[0] for entry in environment} - {b"SHLVL", b"_"},
+        "leads": session == str(pid),
+        "cwd": (proc / "cwd").readlink(),
+        "standard": [(proc / "fd" / fd).readlink().name for fd in "012"],
+        "pipes": [fd for fd in (proc / "fd").iterdir() if fd.readlink().name.startswith("pipe")],
+        "signals": {name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt")},
+    }
+    agent.command("kill")
+    assert agent.wait() == 0
+    shutil.rmtree(host.folder())
+    return looks
+
+
+def test_a_supervisor_looks_the_same_however_it_starts(host: Node) -> None:
+    source = patient().replace(b"PR_SET_MM_MAP = 35, 14", b"PR_SET_MM_MAP = 35, -1")
+    assert source != patient()
+    copied = looks_of(host)
+    assert copied["leads"]
+    assert copied["standard"] == ["null", "agent.log", "agent.log"]
+    assert copied["pipes"] == []
+    assert f"DTRAIN_RUN_DIR={host.folder()}".encode() in copied["tag"]
+    assert copied == looks_of(host, agent=host.agent(source=source))  # the kernel refuses
+    after_setup = looks_of(host, setup=["true"])
+    assert copied == {**after_setup, "names": after_setup["names"] - {b"DTRAIN_SETUP"}}

@@ -47,7 +47,9 @@ def main(stream: BinaryIO, importer: Importer) -> None:
             os._exit(1)  # a bug: the launcher sees the end of the output
 
     threading.Thread(target=watch, daemon=True).start()
-    from dtrain.node.agent.relay import main as relay  # meanwhile the child gathers facts
+    # Meanwhile the child gathers facts. The supervisor will run in a copy of this process.
+    from dtrain.node.agent.relay import main as relay
+    from dtrain.node.agent.supervisor import supervise  # noqa: F401
 
     released = False
     for line in iter(stream.readline, b""):

@@ -23,7 +23,10 @@ processes:
     guard ends the processes that setup started and removes the folder.
 
 The setup shell starts the supervisor with its last `exec`. So the supervisor inherits all that
-setup changed: environment, limits, umask, cgroup, affinity. Without setup lines there is no shell.
+setup changed: environment, limits, umask, cgroup, affinity. Without setup lines there is no shell,
+and the supervisor is a copy of the guard: a new Python would need 30 ms of CPU to start and to
+import the same modules. /proc shows the command line and environment that it would have as a new
+program, see `dtrain.node.agent.presentation`.
 
 No process of the job runs before `start`. A launch that is refused, aborted or abandoned before
 `start` leaves no process and no folder.

@@ -8,11 +8,13 @@ folder.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import socket
 import sys
 import threading
+from functools import partial
 
 from dtrain.node.agent.control import CONTROL_FD, REQUEST_FD
 from dtrain.node.agent.environment import NodeVariables
@@ -25,6 +27,7 @@ from dtrain.node.agent.folder import (
     expand,
     make_folder,
 )
+from dtrain.node.agent.presentation import can_present
 from dtrain.node.agent.processes import reap
 from dtrain.node.agent.spawn import spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
@@ -109,6 +112,7 @@ class Launch:
         self._supervisor.subreaper = adopt_orphans(prctl)
         ours, theirs = socket.socketpair()
         orders, self._guard_pipe = os.pipe()
+        gc.freeze()  # or each collection in a child would copy all pages
         self._guard = os.fork()
         if self._guard == 0:
             try:
@@ -150,42 +154,9 @@ class Launch:
             "folder": self._folder.decode("utf-8", "surrogateescape"),
             "created": [path.decode("utf-8", "surrogateescape") for path in created],
         }
-        environment = {**os.environb, **self._tag.environment}
-        # Setup lines find pip and others of the job's Python.
-        shared = self._command.get("node_variables") or {}
-        path = {name: variable for name, variable in shared.items() if name == "PATH"}
-        NodeVariables(self._folder, workdir).complete(environment, path)
-        argv = [sys.executable, ISOLATED, "-c", boot_text('open(%d,"rb")' % REQUEST_FD)]
-        argv += ["dtrain-supervisor", request["run"], request["host"]]
-        environment[b"PWD"] = workdir  # as after `cd` in a shell
-        if request["setup"]:
-            script = setup_script(
-                request["setup"],
-                argv,
-                report=">&%d" % CONTROL_FD,
-                hidden="%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD),
-            )
-            environment[b"DTRAIN_SETUP"] = raw(script)
-            bash = (path for path in ("/bin/bash", "/usr/bin/bash") if os.access(path, os.X_OK))
-            argv = [next(bash, "/bin/sh"), "-c", 'eval "$DTRAIN_SETUP"']
-        reading, writing = os.pipe()
-        self._supervisor.pid, failure = spawn(
-            [raw(word) for word in argv],
-            environment,
-            workdir,
-            (log, log),
-            {CONTROL_FD: control.fileno(), REQUEST_FD: reading},
-        )
-        for fd in (log, reading, folder):
+        failure = self._start_supervisor(request, workdir, control, log)
+        for fd in (log, folder):
             os.close(fd)
-        feed = bundle(SUPERVISOR, self._importer.bundle()) + encode(request)
-
-        def hand_over() -> None:
-            with contextlib.suppress(OSError):  # setup failed
-                write_all(writing, feed)
-            os.close(writing)
-
-        threading.Thread(target=hand_over, daemon=True).start()
         while not select.select([orders], [], [], 0.02)[0]:
             reap(self._supervisor.child_ended)
             if self._supervisor.pid == 0:
@@ -197,9 +168,61 @@ class Launch:
         Sweep(self._tag, 0.0, self._supervisor.child_ended, self._supervisor.subreaper).finish()
         discard(self._folder, created)
         body = {"type": "undone", "fate": self._supervisor.end, "log": output}
-        if failure is not None:
-            body["failure"] = why_not_executed(failure, raw(argv[0]), environment)
+        if failure:
+            body["failure"] = failure
         return body
+
+    def _start_supervisor(
+        self, request: SupervisorRequest, workdir: bytes, control: socket.socket, log: int
+    ) -> str:
+        """Start the supervisor in a copy of this process, or the setup shell, which starts it.
+        Returns why that failed, or an empty string."""
+        environment = {**os.environb, **self._tag.environment}
+        # Setup lines find pip and others of the job's Python.
+        shared = request.get("node_variables") or {}
+        path = {name: variable for name, variable in shared.items() if name == "PATH"}
+        NodeVariables(self._folder, workdir).complete(environment, path)
+        environment[b"PWD"] = workdir  # as after `cd` in a shell
+        argv = [sys.executable, ISOLATED, "-c", boot_text('open(%d,"rb")' % REQUEST_FD)]
+        argv += ["dtrain-supervisor", request["run"], request["host"]]
+        descriptors = {CONTROL_FD: control.fileno()}
+        main = None
+        if not request["setup"] and can_present():
+            from dtrain.node.agent.supervisor import supervise
+
+            main = partial(supervise, request)
+        else:
+            descriptors[REQUEST_FD] = self._feed(request)
+        if request["setup"]:
+            script = setup_script(
+                request["setup"],
+                argv,
+                report=">&%d" % CONTROL_FD,
+                hidden="%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD),
+            )
+            environment[b"DTRAIN_SETUP"] = raw(script)
+            bash = (path for path in ("/bin/bash", "/usr/bin/bash") if os.access(path, os.X_OK))
+            argv = [next(bash, "/bin/sh"), "-c", 'eval "$DTRAIN_SETUP"']
+        words = [raw(word) for word in argv]
+        self._supervisor.pid, failure = spawn(
+            words, environment, workdir, (log, log), descriptors, main=main
+        )
+        if REQUEST_FD in descriptors:
+            os.close(descriptors[REQUEST_FD])
+        return why_not_executed(failure, words[0], environment) if failure else ""
+
+    def _feed(self, request: SupervisorRequest) -> int:
+        """A pipe from which a new Python reads the supervisor's program and ``request``."""
+        reading, writing = os.pipe()
+        feed = bundle(SUPERVISOR, self._importer.bundle()) + encode(request)
+
+        def write() -> None:
+            with contextlib.suppress(OSError):  # setup failed
+                write_all(writing, feed)
+            os.close(writing)
+
+        threading.Thread(target=write, daemon=True).start()
+        return reading
 
     def _await_prepared(self) -> Json:
         """The supervisor's answer, or ours if the launch ends before there is a supervisor."""

@@ -36,7 +36,7 @@ from dtrain.node.telemetry.sampler import Files, Sampler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import BinaryIO, Callable, Mapping
+    from typing import BinaryIO, Callable, Mapping, NoReturn
 
     from dtrain.node.agent.commands import Command, SupervisorRequest
     from dtrain.node.agent.ranks import Ranks
@@ -347,8 +347,19 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     """The supervisor: its request follows the program on ``stream``."""
     with stream:
         request = json.load(stream)
-    control = socket.socket(fileno=CONTROL_FD)
-    control.set_inheritable(False)
-    Supervisor(request, control).run()
-    sys.stderr.flush()
-    os._exit(0)  # daemon threads and all
+    supervise(request)
+
+
+def supervise(request: SupervisorRequest) -> NoReturn:
+    """Run the job of ``request``, and end this process."""
+    status = 1
+    try:
+        control = socket.socket(fileno=CONTROL_FD)
+        control.set_inheritable(False)
+        Supervisor(request, control).run()
+        status = 0
+    except BaseException:  # noqa: BLE001 - the relay reports what the log says
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # daemon threads and all
