@@ -151,3 +151,4 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         found["module_found"] = attempt(lambda: {"found": find_spec(name) is not None})
     with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as report:
         report.write(json.dumps(found) + "\n")
+    os._exit(0)  # an orderly end takes 4 ms
