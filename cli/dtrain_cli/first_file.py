@@ -6,12 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from dtrain import hostlist
 from dtrain.checks import Evidence, HostFacts
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.hardware import hardware
+from dtrain.records import dataclass
 
 _BARE = re.compile(r"[A-Za-z_./~][A-Za-z0-9_./~-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"}

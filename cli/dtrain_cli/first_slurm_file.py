@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dtrain.engines.slurm.judgement import duration
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine
+from dtrain.records import dataclass
 from dtrain_cli.first_file import in_table, scalar
 
 DAY = 86400.0

@@ -21,8 +21,9 @@ Every message states the place and the problem. Every hint contains the remedy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+
+from dtrain.records import dataclass
 
 
 class ExitCode(IntEnum):

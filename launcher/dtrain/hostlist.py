@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby, product
+
+from dtrain.records import dataclass
 
 MAX_HOSTS = 16384
 MAX_NAME = 253

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import UsageError
+from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES
 
 if TYPE_CHECKING:

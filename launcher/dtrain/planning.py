@@ -4,7 +4,7 @@ cluster from options or a cluster file, and defaults for the rest."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,6 +28,7 @@ from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_fr
 from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, usual_batch
 from dtrain.parallelism.reliability import Reliability
 from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check
+from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from dtrain.records import dataclass
 
 _BARE = re.compile(r"[A-Za-z0-9@%+:,./_-]+|-[A-Za-z0-9@%+:,./_=-]*")
 _RESERVED = re.compile(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from dtrain.records import dataclass
 
 _Source = TypeVar("_Source", bound=Hashable)
 

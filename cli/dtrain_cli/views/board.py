@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import GpuSample, Sample
+from dtrain.records import dataclass
 from dtrain.runs.progress import Progress
 from dtrain.runs.shown_state import BAD, ShownState
 from dtrain_cli.views import names

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.text import Text
 
 from dtrain.framing import clean
 from dtrain.messages.telemetry import GpuSample
+from dtrain.records import dataclass
 from dtrain.runs.shown_state import BAD
 from dtrain_cli.views import names
 from dtrain_cli.views.board import STALE, Board, HostRow, state, summary

@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Generic, TypeVar
+
+from dtrain.records import dataclass
 
 _Source = TypeVar("_Source", bound=Hashable)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
+from dtrain.records import dataclass
 from dtrain_cli.options import as_options
 from dtrain_cli.views.html import rendered
 from dtrain_cli.views.question import described, training_time

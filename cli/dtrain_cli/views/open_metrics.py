@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import MIB, Sample
+from dtrain.records import dataclass
 from dtrain.runs.goodput import Goodput
 from dtrain.runs.progress import Progress
 

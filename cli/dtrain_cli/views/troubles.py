@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample
+from dtrain.records import dataclass
 from dtrain_cli.views import names
 
 FULL = 0.95

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dtrain.records import dataclass
 from dtrain.session.feed import Feed, RunReceiver
 from dtrain_cli.views.outlet import reader_gone
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dtrain.checks.finding import Finding, error, warning
 from dtrain.checks.reach import groups
+from dtrain.records import dataclass
 
 if TYPE_CHECKING:
     from dtrain.checks.evidence import Evidence, Facts

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 from dtrain.checks.finding import HOSTS, Finding
 from dtrain.diagnostics import NodeError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.records import dataclass
 from dtrain.spec.model import Host
 
 Facts = Mapping[str, Any]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import Enum, unique
 from typing import Any
 
 from dtrain import hostlist
+from dtrain.records import dataclass
 
 
 @unique

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from dtrain.checks.evidence import Evidence, Facts, is_loopback
 from dtrain.checks.finding import Finding, error
 from dtrain.checks.names import wrong_host
 from dtrain.hostlist import fold
+from dtrain.records import dataclass
 from dtrain.spec.model import Rendezvous
 
 _Pair = tuple[str, str]

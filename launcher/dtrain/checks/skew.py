@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from dtrain import hostlist
+from dtrain.records import dataclass
 
 _FEW = 5
 

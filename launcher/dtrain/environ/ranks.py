@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 
 from dtrain.environ.template import number
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

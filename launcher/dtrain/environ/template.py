@@ -4,7 +4,8 @@ engine allocates the hosts, also hosts, addresses and the number of each process
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dtrain.environ.template import joined, number
 from dtrain.environ.torchrun import address_and_port
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import median
 
 from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample
+from dtrain.records import dataclass
 
 MEMORY = 120.0
 """Seconds: the time constant of the averages. A checkpoint of half a minute names no rank."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from dtrain.records import dataclass
 
 MOST = 1 << 16
 """Characters searched at the end of a text, where the reason is."""

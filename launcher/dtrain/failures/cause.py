@@ -10,7 +10,7 @@ import contextlib
 import re
 import signal
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from dtrain import hostlist
@@ -19,6 +19,7 @@ from dtrain.failures.catalogue import End, Explanation, explain
 from dtrain.failures.kernel import KernelMessage
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan import names
+from dtrain.records import dataclass
 from dtrain.spec.model import Host
 
 _Problem = TypeVar("_Problem", bound=DtrainError)

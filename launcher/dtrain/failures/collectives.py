@@ -8,11 +8,11 @@ the same number, the job hangs or computes wrong results from there on.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from dtrain.failures.stacks import Frame, place
 from dtrain.launchplan.names import name_ranks
 from dtrain.messages import agent
+from dtrain.records import dataclass
 
 _SAME_SIZES = ("all_reduce", "broadcast", "reduce")
 """Collectives to which all ranks pass tensors of the same sizes."""

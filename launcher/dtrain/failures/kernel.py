@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from dtrain.records import dataclass
 
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-fA-F:.]{1,20})\): (?P<code>\d{1,5})"

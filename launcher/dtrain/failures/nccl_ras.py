@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtrain.framing import clean
+from dtrain.records import dataclass
 
 MAX_LINES = 2000
 MAX_FOUND = 8

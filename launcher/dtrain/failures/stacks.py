@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from dtrain.records import dataclass
 
 _THREAD = re.compile(
     r"^(?P<current>Current t|T)hread 0x[0-9a-f].*\(most recent call first\):$", re.MULTILINE

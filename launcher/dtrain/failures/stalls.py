@@ -12,11 +12,12 @@ times as long.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
 from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import name_processes
+from dtrain.records import dataclass
 
 LEAST = 15.0
 USUAL = 3.0

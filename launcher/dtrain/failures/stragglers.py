@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import Literal
 
 from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import name_processes
 from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample, Sample
+from dtrain.records import dataclass
 from dtrain.runtime.steps import STEPS
 
 SLOWER = 0.06

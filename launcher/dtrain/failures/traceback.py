@@ -16,21 +16,20 @@ _KEPT_BYTES = 32 << 10
 STALE_AFTER = 60
 """A traceback with more other lines than this after it is not how the process ended."""
 
-_PREFIX = re.compile(
-    r"\[rank\d+\]: ?"  # torch, once a process group exists
-    r"|[EWIF]\d{4} \d\d:\d\d:\d\d(?:\.\d+)? +\d+ [^\]]*\] ?"  # torch's own log lines
+# Texts, which `re` compiles when a process has failed.
+_PREFIX = (
+    r"\A(?:\[rank\d+\]: ?"  # torch, once a process group exists
+    r"|[EWIF]\d{4} \d\d:\d\d:\d\d(?:\.\d+)? +\d+ [^\]]*\] ?)"  # torch's own log lines
 )
-_HEADER = re.compile(
-    r"(?:  \+ Exception Group )?Traceback \(most recent call last\):|Fatal Python error: "
-)
+_HEADER = r"(?:  \+ Exception Group )?Traceback \(most recent call last\):|Fatal Python error: "
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_NATIVE_FRAME = re.compile(r"frame #\d+: |<omitting python frames>|\s+@ +0x")
+_NATIVE_FRAME = r"frame #\d+: |<omitting python frames>|\s+@ +0x"
 """Lines of a native stack trace, which would hide the message."""
-_NATIVE_REPORT = re.compile(r"terminate called |\[?[EF]\d{3,4} \d\d:\d\d:|F\d{4} ")
-_LOG_LINE = re.compile(
+_NATIVE_REPORT = r"terminate called |\[?[EF]\d{3,4} \d\d:\d\d:|F\d{4} "
+_LOG_LINE = (
     r"\[?[EWIF]\d{2,4}[ :]|\d{4}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING"
     r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[?(?i:step|epoch|iter)\w* \d|.{0,80}?\d%\|"
 )
@@ -47,15 +46,15 @@ def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STAL
     framer = LineFramer()
     text = framer.feed(_ends(stderr, uncaught)) + framer.flush()
     raw = [clean(line).rstrip() for line in split(text)]
-    lines = [_PREFIX.sub("", line, count=1) if _PREFIX.match(line) else line for line in raw]
-    headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
+    lines = [re.sub(_PREFIX, "", line) for line in raw]
+    headers = [number for number, line in enumerate(lines) if re.match(_HEADER, line)]
     if headers:
         end = _end(raw, lines, headers[-1], len(lines) if uncaught else MESSAGE_LINES)
         if sum(1 for line in raw[end:] if line) <= stale_after:
             last = lines[_start(lines, headers) : end]
-            text = "\n".join(line for line in last if not _NATIVE_FRAME.match(line))
+            text = "\n".join(line for line in last if not re.match(_NATIVE_FRAME, line))
             return shorten(text, _KEPT_LINES)
-    kept = [line for line in lines if line and not _NATIVE_FRAME.match(line)]
+    kept = [line for line in lines if line and not re.match(_NATIVE_FRAME, line)]
     return "\n".join(kept[-PLAIN_LINES:])
 
 
@@ -74,7 +73,7 @@ def shorten(traceback: str, most: int = MESSAGE_LINES) -> str:
 
 def is_traceback(output: str) -> bool:
     """Whether the result of `last_words` is a traceback, and not other output."""
-    return any(_HEADER.match(line) for line in output.split("\n"))
+    return any(re.match(_HEADER, line) for line in output.split("\n"))
 
 
 def headline(output: str) -> str:
@@ -115,7 +114,7 @@ def _start(lines: list[str], headers: list[int]) -> int:
     if lines[start].startswith("Fatal Python error"):
         # The interpreter prints its position. The library that aborted prints the reason before.
         near = range(max(0, start - STALE_AFTER), start)
-        return next((number for number in near if _NATIVE_REPORT.match(lines[number])), start)
+        return next((number for number in near if re.match(_NATIVE_REPORT, lines[number])), start)
     for earlier in reversed(headers[:-1]):
         before = [line for line in lines[earlier:start] if line]
         if not before or before[-1] not in _CHAINED:
@@ -126,7 +125,7 @@ def _start(lines: list[str], headers: list[int]) -> int:
 
 def _end(raw: list[str], lines: list[str], header: int, most: int) -> int:
     """The line after a traceback's message, which may have several lines, up to about ``most``."""
-    prefix = _PREFIX.match(raw[header])
+    prefix = re.match(_PREFIX, raw[header])
     if prefix:
         # Every line of it has the prefix, except empty ones.
         end = header + 1
@@ -152,7 +151,7 @@ def _end(raw: list[str], lines: list[str], header: int, most: int) -> int:
     end += 1
     left = most
     while left and end < len(lines) and (lines[end] or goes_on):
-        if _LOG_LINE.match(raw[end]):
+        if re.match(_LOG_LINE, raw[end]):
             break
         # A DataLoader's message contains another process's traceback of any length.
         left -= not lines[end].startswith("  ")

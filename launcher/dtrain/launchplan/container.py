@@ -22,9 +22,9 @@ would change the client itself, which are no secrets, see `_BY_VALUE`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from dtrain.environ.template import NodeSlot, Template
+from dtrain.records import dataclass
 from dtrain.spec.model import Container, EngineName, Mount
 from dtrain.spec.program import CLIENTS_OWN
 

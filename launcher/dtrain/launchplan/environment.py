@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal
 
 from dtrain.environ import devices
 from dtrain.environ.template import Slot, Template, joined, number
 from dtrain.launchplan.names import process_name
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.model import ClusterFile, Host, Job
 from dtrain.spec.placeholders import PER_PROCESS, fill, names_in

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import PurePath
 
 from dtrain.environ import devices, jax, ranks, tf_config, torchrun, tpu
@@ -26,6 +26,7 @@ from dtrain.launchplan.environment import (
     process_variables,
 )
 from dtrain.launchplan.pods import object_name, pod_address, pod_names
+from dtrain.records import dataclass
 from dtrain.spec.model import ClusterFile, Container, Host, Job, Kubernetes, Slurm
 from dtrain.spec.placeholders import fill_all
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks

@@ -7,11 +7,11 @@ Where an engine starts all processes with one script, the numbers of each are sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.launchplan.shell import argument, completed, exported
 from dtrain.quoting import sh
+from dtrain.records import dataclass
 from dtrain.spec.model import LAUNCH_ROLES
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+from dtrain.records import dataclass
 
 Name = Annotated[str, Length(1024)]
 Time = Annotated[float, Range(0, 1e11)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 from dtrain.messages.agent import Bye
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

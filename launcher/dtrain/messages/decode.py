@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from itertools import accumulate, repeat
@@ -29,6 +29,8 @@ from typing import (
     get_type_hints,
     is_typeddict,
 )
+
+from dtrain.records import dataclass
 
 MAX_DEPTH = 32
 """Levels of lists and objects."""

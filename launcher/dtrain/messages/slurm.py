@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 from dtrain.messages.agent import Bye, Event, Name, Status, read_event
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+from dtrain.records import dataclass
 
 JobId = Annotated[str, re.compile(r"[0-9]{1,10}")]
 """The number of a job."""

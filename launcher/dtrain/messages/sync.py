@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
+from dtrain.records import dataclass
 
 _Number = Annotated[int, Range(0, (1 << 32) - 1)]
 """The index of a file in the announced tree."""

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any
 
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, Range, decode
+from dtrain.records import dataclass
 
 # What a tool or a kernel says is of no use sometimes, such as 2**32 - 1. It costs no sample.
 _Bytes = Annotated[int, Range(0, (1 << 64) - 1)]

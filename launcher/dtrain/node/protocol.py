@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dtrain.messages.decode import ProtocolError, excerpt, parse_object
 from dtrain.node.agent.wire import DATA, HEADER, MAX_PAYLOAD, MESSAGE, PREAMBLE
+from dtrain.records import dataclass
 
 MAX_NOISE = 1 << 20
 """Bytes that may come before the preamble."""

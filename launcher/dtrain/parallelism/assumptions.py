@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from dtrain.parallelism.backends import BACKENDS, backend_of
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
 
 OLD = ("volta", "turing")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Precision
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.assumptions import Assumptions
@@ -24,6 +24,7 @@ from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.question import Question, RunError
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 ROUNDS = 20

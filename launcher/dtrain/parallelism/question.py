@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.reliability import FailureCost, Reliability, cost
 from dtrain.parallelism.search import Plan, candidates, fastest, search
+from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES, BackendName, Layout
 
 USUAL_BATCH = 4e6

@@ -15,7 +15,8 @@ section III, plus the time of saves.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from dtrain.records import dataclass
 
 NODE = 8
 """GPUs of a node in the published rates."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from dtrain.records import dataclass
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalEvent
 

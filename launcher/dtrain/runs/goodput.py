@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from dtrain.records import dataclass
 from dtrain.runs import journal
 from dtrain.runs.clocks import HostClock
 from dtrain.runs.journal import JournalEvent

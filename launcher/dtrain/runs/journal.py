@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -32,6 +32,7 @@ from dtrain.messages.decode import (
     decode,
     parse_object,
 )
+from dtrain.records import dataclass
 from dtrain.runs import restart
 from dtrain.runs.progress import Progress
 from dtrain.runs.stored_file import open_stored, unreadable

@@ -20,7 +20,7 @@ import os
 import platform
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +29,7 @@ from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.node.trust import Trust, UnsafeError
+from dtrain.records import dataclass
 from dtrain.runs.stored_file import RUN_NAME, open_stored
 
 _LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
+from dtrain.records import dataclass
 from dtrain.runs import journal
 from dtrain.runs.goodput import Goodput, Records
 from dtrain.spec.model import Expected

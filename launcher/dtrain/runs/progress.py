@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from dtrain.failures.stragglers import Block
@@ -13,6 +13,7 @@ from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode
+from dtrain.records import dataclass
 
 WINDOW = 60.0
 """Seconds over which a rate is averaged."""

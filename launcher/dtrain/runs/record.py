@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+from dtrain.records import dataclass
 from dtrain.runs.restart import Retry
 from dtrain.runs.stored_file import RUN_NAME, read_object, write_object
 from dtrain.runtime.layout_rules import MisfitError

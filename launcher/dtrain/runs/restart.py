@@ -9,9 +9,10 @@ even if ``job.restart.max`` allows more restarts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtrain.hostlist import fold
+from dtrain.records import dataclass
 from dtrain.spec.elastic import differences
 from dtrain.spec.model import ClusterFile, Elastic, Restart
 

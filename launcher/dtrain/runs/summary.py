@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dtrain.failures.cause import Report
 from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import Sample
+from dtrain.records import dataclass
 from dtrain.runs import journal, telemetry
 from dtrain.runs.clocks import HostClocks
 from dtrain.runs.goodput import Goodput, Records, goodput

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, ParamSpec, TypeAlias
 
 from dtrain.checks import Finding
@@ -14,6 +13,7 @@ from dtrain.framing import split
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import Sample
+from dtrain.records import dataclass
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
 from dtrain.session.control import Control

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
@@ -21,6 +21,7 @@ from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.command_orders import CommandRequest, StopCommands
+from dtrain.records import dataclass
 from dtrain.session.control import Control, Force
 from dtrain.spec.model import Host
 from dtrain.transport import node_program

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TypeVar
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node import programs
 from dtrain.node.facts.orders import GatherOrder
+from dtrain.records import dataclass
 
 INTERPRETER_SECONDS = 180.0
 """Limit for setup and the import of a framework, with cold caches and slow file servers."""

@@ -8,11 +8,11 @@ import shutil
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.node.trust import Trust
+from dtrain.records import dataclass
 from dtrain.runs.log_store import RunFolder, home, storage_error
 from dtrain.runs.record import Record
 from dtrain.session.status import RunStatus

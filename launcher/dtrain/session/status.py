@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
+from dtrain.records import dataclass
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder, tail

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtrain.hostlist import fold
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.layouts import Given, strategy_of

@@ -6,8 +6,9 @@ at its key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from dtrain.records import dataclass
 from dtrain.spec.hosts import Named
 from dtrain.spec.kubernetes_keys import check_kubernetes
 from dtrain.spec.problems import Problems

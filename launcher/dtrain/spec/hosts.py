@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from dtrain.hostlist import MAX_HOSTS, HostListError, unfold
+from dtrain.records import dataclass
 from dtrain.spec import source
 from dtrain.spec.problems import Problems, TextSpan, shown, visible
 from dtrain.spec.scalars import JsonSchema, Type

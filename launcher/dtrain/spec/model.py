@@ -7,10 +7,11 @@ variables and resolving names depend on the machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, get_args
 
 from dtrain.diagnostics import Problem
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout, Training
 
 Framework = Literal["torch", "tensorflow", "jax", "none"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
 from dtrain.diagnostics import Position, Problem, SpecError
+from dtrain.records import dataclass
 
 MAX_PROBLEMS = 500
 """Further problems are dropped: the file is probably not a cluster file."""

@@ -6,10 +6,11 @@ All three are optional in a cluster file; a launch has all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtrain.environ import tpu
 from dtrain.environ.placement import gpus_of_trainers
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 from dtrain.runtime.layout_rules import MisfitError, contradictions, torch_limits, uneven_rounds
 from dtrain.spec.choice import (

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from dtrain.records import dataclass
 from dtrain.spec import source
 from dtrain.spec.problems import Problems, either, nearest, shown
 from dtrain.spec.source import Node, Scalar

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from dtrain.records import dataclass
 from dtrain.spec import source
 from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
 from dtrain.spec.scalars import Check, JsonSchema, T, Type

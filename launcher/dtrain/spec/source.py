@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn
 
 import yaml
 
+from dtrain.records import dataclass
 from dtrain.spec.problems import Problems, TextSpan, shown, visible
 from dtrain.spec.spans import BREAK
 from dtrain.spec.syntax import explain
@@ -24,10 +25,6 @@ MAX_DEPTH = 32
 MAX_NODES = 50_000
 """Keys and values after alias expansion: three for each host of the largest allowed cluster."""
 
-# Characters that YAML does not allow, and a byte-order mark after the start.
-_UNPRINTABLE = re.compile(
-    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-)
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _KNOWN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")) | {"!"}
 
@@ -133,25 +130,32 @@ def _decoded(source: str | bytes, file: str) -> str:
             problems.raise_if_any()
         source = source.decode("utf-8", "surrogateescape")
     text = source.removeprefix("\ufeff")
-    if _UNPRINTABLE.search(text):
+    if any(_forbidden(text)):
         lines = BREAK.split(text)
         problems = Problems(file, lines)
         for number, line in enumerate(lines, 1):
-            for match in _UNPRINTABLE.finditer(line):
-                place = TextSpan(number, match.start() + 1)
-                code = ord(match[0])
+            for column in _forbidden(line):
+                place = TextSpan(number, column)
+                code = ord(line[column - 1])
                 if 0xDC80 <= code <= 0xDCFF:
                     problems.add(
                         f"the byte 0x{code - 0xDC00:02x} is not UTF-8", place, "save it as UTF-8"
                     )
                 else:
                     problems.add(
-                        f"the character {visible(match[0])} is not allowed in a YAML file",
+                        f"the character {visible(chr(code))} is not allowed in a YAML file",
                         place,
                         "delete it, or write it as an escape in double quotes",
                     )
         problems.raise_if_any()
     return text
+
+
+def _forbidden(text: str) -> Iterator[int]:
+    """The columns, from 1, of characters that YAML does not allow there."""
+    # PyYAML also allows a byte-order mark after the start.
+    for match in yaml.reader.Reader.NON_PRINTABLE.finditer(text.replace("\ufeff", "\0")):
+        yield match.start() + 1
 
 
 class _Builder:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import yaml
+
+from dtrain.records import dataclass
 
 BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """Line breaks of YAML 1.1, and so of PyYAML."""

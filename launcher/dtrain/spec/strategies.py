@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from dtrain.records import dataclass
 from dtrain.spec.model import Framework
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import yaml
 
+from dtrain.records import dataclass
 from dtrain.spec.problems import shown
 
 

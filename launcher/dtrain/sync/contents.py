@@ -10,9 +10,9 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from dtrain.node.sync.wire import CHUNK, DEFLATED, FRAME, RAW
+from dtrain.records import dataclass
 
 _KEPT = 64 << 20
 """Bytes of frames to cache for the other hosts. Larger trees are read again for each host."""

@@ -6,7 +6,6 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +13,7 @@ from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sync import Done, SyncRefused, Want, max_answer, read_answer
 from dtrain.node.sync.wire import ABANDONED, LENGTH, PREAMBLE, REQUEST
+from dtrain.records import dataclass
 from dtrain.spec.model import Host
 from dtrain.sync.contents import SourceChangedError, frame
 from dtrain.sync.source import Tree, shown

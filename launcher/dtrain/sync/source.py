@@ -15,10 +15,11 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from dtrain.diagnostics import UsageError
+from dtrain.records import dataclass
 from dtrain.sync.contents import Contents, File, local_path
 from dtrain.sync.exclude import Exclusion
 

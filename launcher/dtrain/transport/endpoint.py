@@ -19,10 +19,11 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dtrain.diagnostics import ConnectError
+from dtrain.records import dataclass
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.ssh_config import (
     HOST,

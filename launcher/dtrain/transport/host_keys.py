@@ -20,11 +20,11 @@ import re
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from dtrain.diagnostics import HostKeyError
+from dtrain.records import dataclass
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.server_key import (
     CERTIFICATE_SUFFIX,

@@ -11,12 +11,12 @@ import queue
 import re
 import threading
 import time
-from dataclasses import dataclass
 
 import paramiko
 from paramiko.common import cMSG_USERAUTH_INFO_RESPONSE
 
 from dtrain.framing import clean
+from dtrain.records import dataclass
 from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.questions import Ask, NoLongerWantedError
 

@@ -17,7 +17,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
@@ -35,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
+from dtrain.records import dataclass
 from dtrain.transport.endpoint import Algorithms, Endpoint
 from dtrain.transport.questions import Ask
 from dtrain.transport.server_key import CERTIFICATE_SUFFIX, fingerprint

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import time
 from collections.abc import Container
-from dataclasses import dataclass
 
 import paramiko
 from cryptography.exceptions import InvalidSignature
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from dtrain.framing import clean
+from dtrain.records import dataclass
 
 CERTIFICATE_SUFFIX = "-cert-v01@openssh.com"
 SIGNATURES = (

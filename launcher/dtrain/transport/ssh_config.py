@@ -16,9 +16,10 @@ import re
 import shlex
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from dtrain.records import dataclass
 from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError, known, validate
 
 MAX_INCLUDE_DEPTH = 16

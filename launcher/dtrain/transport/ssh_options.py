@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from dtrain.records import dataclass
 
 
 def _names_in(text: str) -> frozenset[str]:

@@ -10,7 +10,7 @@ import logging
 import os
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import yaml
 
 from dtrain.diagnostics import AuthError, UsageError
 from dtrain.messages.decode import excerpt
+from dtrain.records import dataclass
 
 HINT = "log in again: `kubectl get pods` must work"
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"

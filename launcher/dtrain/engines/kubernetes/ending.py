@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
 from dtrain.failures.cause import Failure, Report, all_finished
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.records import dataclass
 
 _SIGNALS = {each.value: each.name for each in signal.Signals}
 _OUT_OF_MEMORY = "OOMKilled"

@@ -6,7 +6,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from dtrain.checks import Evidence, Finding, HostFacts, Severity, files, software
@@ -20,6 +20,7 @@ from dtrain.messages.facts import Interpreter
 from dtrain.node import programs
 from dtrain.node.boot import boot_text, framed
 from dtrain.quoting import path, sh, word, words
+from dtrain.records import dataclass
 
 PROGRAMS = ("bash", "grep", "sed", "mkfifo")
 """What the script of a pod uses in any case."""

@@ -6,7 +6,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT
 from dtrain.engines.kubernetes.objects import Word, object_list, without_nulls
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.messages.decode import ProtocolError, decode
+from dtrain.records import dataclass
 from dtrain.runs.record import Request
 from dtrain.session.preflight import everywhere
 from dtrain.spec.kubernetes_keys import CLAIM

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dtrain.diagnostics import NodeError
 from dtrain.engines.followed_run import FollowedRun
@@ -20,6 +20,7 @@ from dtrain.engines.kubernetes.reading import PodLines
 from dtrain.failures.cause import Report, in_order_of_blame
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
+from dtrain.records import dataclass
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder, StorageError
 from dtrain.runs.record import Record

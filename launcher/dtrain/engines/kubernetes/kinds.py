@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.quoting import words
+from dtrain.records import dataclass
 
 CORE = "/api/v1/namespaces/{namespace}"
 """Path of the objects that belong to Kubernetes itself."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from dtrain.diagnostics import NodeError
@@ -19,6 +18,7 @@ from dtrain.engines.kubernetes.objects import (
     without_nulls,
 )
 from dtrain.messages.decode import Length, ProtocolError, decode
+from dtrain.records import dataclass
 
 GROUP = "kueue.x-k8s.io"
 KNOWN_VERSIONS = ("v1beta1", "v1beta2", "v1")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Annotated
 
 from dtrain.engines.kubernetes.script import BEGINS, MARK
 from dtrain.messages.decode import Length, Range
+from dtrain.records import dataclass
 
 STEP_SECONDS = 60
 """Seconds by which the clock of a machine may step back while no stream reads its log."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from dtrain.launchplan.pods import REPLICATED_JOB
 from dtrain.messages.decode import Length, Range, decode
+from dtrain.records import dataclass
 from dtrain.runs.shown_state import ShownState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from dtrain.engines.kubernetes.lines import LogBegin, ProcessEnd, ProcessLine, labelled
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.decode import Length, Range, decode
+from dtrain.records import dataclass
 from dtrain.runs.log_store import LogWriter, RunFolder, Stream, storage_error
 from dtrain.runs.stored_file import read_object, write_object
 

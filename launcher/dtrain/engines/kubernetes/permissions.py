@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from dtrain.engines.kubernetes import kueue
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.kinds import JOB_KINDS, TRAINJOB
 from dtrain.messages.decode import decode
+from dtrain.records import dataclass
 from dtrain.spec.model import Kubernetes
 
 

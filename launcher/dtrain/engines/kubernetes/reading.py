@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dtrain.diagnostics import AuthError, ConnectError, NodeError
 from dtrain.engines.kubernetes import objects
@@ -29,6 +28,7 @@ from dtrain.engines.kubernetes.lines import Cursor, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.launchplan.pods import REPLICATED_JOB, child_job
 from dtrain.messages.decode import ProtocolError, parse_object
+from dtrain.records import dataclass
 
 FIRST_DELAY, LAST_DELAY = 0.5, 15.0
 """Seconds before the first and the later attempts to ask again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from dtrain.diagnostics import PrepareError
@@ -12,6 +12,7 @@ from dtrain.engines.kubernetes.kinds import TRAINJOB
 from dtrain.engines.kubernetes.objects import Word, without_nulls
 from dtrain.launchplan.pods import REPLICATED_JOB
 from dtrain.messages.decode import decode
+from dtrain.records import dataclass
 from dtrain.spec.model import Kubernetes
 
 PATH = f"/apis/{TRAINJOB.api_version}/clustertrainingruntimes"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes
 from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState
 from dtrain.failures.cause import Failure, Report, all_finished
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+from dtrain.records import dataclass
 
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]{1,1000}): (.{1,200})")
 _LOST_NODE = re.compile(r"srun: error: Node failure on (\S{1,1000})")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from dtrain.checks.finding import Finding, Severity, error, warning
 from dtrain.engines.slurm.allocation import machines
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine, chosen
 from dtrain.engines.slurm.submission import hint_for, is_absent
+from dtrain.records import dataclass
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.spec.problems import either, nearest
 

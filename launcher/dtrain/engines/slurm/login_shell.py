@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dtrain.diagnostics import PrepareError
 from dtrain.engines.slurm.partitions import MACHINES, PARTITIONS, Partition, read
 from dtrain.engines.slurm.submission import hint_for, login_host
 from dtrain.quoting import ShellCommand, words
+from dtrain.records import dataclass
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Connection, Transport
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from dtrain.engines.slurm.state import FIELD
+from dtrain.records import dataclass
 
 PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
 MACHINES = ("sinfo", "--noheader", "--Node", "--format=%R|%N|%T|%c|%f|%G")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from dtrain.hostlist import HostListError, unfold
 from dtrain.messages.decode import ProtocolError, excerpt
+from dtrain.records import dataclass
 from dtrain.runs.shown_state import ShownState
 
 FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")

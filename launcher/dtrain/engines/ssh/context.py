@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.records import dataclass
 from dtrain.runs.log_store import RunFolder
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch

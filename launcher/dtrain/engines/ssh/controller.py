@@ -10,7 +10,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from dtrain import hostlist
@@ -24,6 +24,7 @@ from dtrain.engines.ssh.inquiry import ask
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.records import dataclass
 from dtrain.runs import journal, restart
 from dtrain.runs.log_store import RunFolder, StorageError
 from dtrain.runs.record import Record, Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from dtrain import hostlist
 from dtrain.checks import Finding
@@ -15,6 +15,7 @@ from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptState, HostCondition
 from dtrain.failures.cause import Failure, Report, all_finished, grouped, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
+from dtrain.records import dataclass
 from dtrain.runs import restart
 from dtrain.runs.log_store import StorageError
 from dtrain.session.failure_output import explained

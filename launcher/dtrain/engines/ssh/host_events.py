@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dtrain.diagnostics import ConnectError, DtrainError, NodeError
 from dtrain.engines.ssh import machine
 from dtrain.failures.cause import Failure
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node.agent.commands import Command
+from dtrain.records import dataclass
 from dtrain.runs.shown_state import ShownState
 
 # Events: requests of the controller -------------------------------------------------------------

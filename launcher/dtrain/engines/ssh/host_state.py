@@ -24,7 +24,7 @@ the link's reader. Several events can end a host's part; only the first reaches 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -61,6 +61,7 @@ from dtrain.engines.ssh.host_events import (
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node.agent.commands import Kill, Start, Stop
+from dtrain.records import dataclass
 from dtrain.runs.shown_state import ShownState
 
 _RECEIVING = "receiving the end of the output"

@@ -21,9 +21,11 @@ out. Times are in seconds. It reads no clock; it requests an alarm instead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
+
+from dtrain.records import dataclass
 
 COLLECT_PROBLEMS = 3.0
 """Seconds in which other hosts can report their problems once one cannot start."""

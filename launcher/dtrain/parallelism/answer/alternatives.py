@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from dtrain.parallelism.answer.explain import (
@@ -19,6 +19,7 @@ from dtrain.parallelism.answer.explain import (
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer, Question
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 

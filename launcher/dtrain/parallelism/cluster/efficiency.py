@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dtrain.parallelism.cluster.hardware import Precision
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ because JSON loads in 1 ms and YAML in 30 ms.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
 from dtrain.parallelism.names import find, index, key, nearest
+from dtrain.records import dataclass
 
 Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from dtrain.parallelism.cluster.calibration import SCHEMA
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
+from dtrain.records import dataclass
 
 CPU = "cpu"
 ALL_REDUCES = {"link": "all-reduce in a host", "network": "all-reduce over all hosts"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -12,6 +11,7 @@ from dtrain.parallelism.cost.memory import Memory, memory, stage_memory
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.cost.step_time import StepTime, least_time, step_time
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 HEADROOM = 0.04

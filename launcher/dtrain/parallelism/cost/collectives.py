@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ the backward pass of a real block uses of its forward pass. XLA may keep less.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal
 
 from dtrain.parallelism.assumptions import CONTEXT
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.cost.memory import COMMUNICATION, FRAGMENTATION
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 
 _GIB = 2.0**30
 

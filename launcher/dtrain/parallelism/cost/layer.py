@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -11,6 +10,7 @@ from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "nvfp4": 2, "tf32": 4, "fp32": 4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -19,6 +18,7 @@ from dtrain.parallelism.cost.stages import (
     stage_layers,
 )
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 COMMUNICATION = 1.0

@@ -7,12 +7,12 @@ sharding, so many layouts of a search share them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout, Recompute
 
 

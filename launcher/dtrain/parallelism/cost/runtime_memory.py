@@ -8,13 +8,13 @@ compute under autocast. `runtime_phases` finds the moment with the most memory i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.runtime_layer import Layer, runtime_layer
 from dtrain.parallelism.cost.stages import parameters_of_stage
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 

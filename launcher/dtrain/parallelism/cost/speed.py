@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -19,6 +18,7 @@ from dtrain.parallelism.cost.stages import (
     stage_layers,
 )
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout, Recompute
 
 LAUNCHES = 100

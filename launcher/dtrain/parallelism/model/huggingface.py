@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 
 LONGEST_USUAL = 8192
 """Default limit of the training sequence, in tokens: the longest context of a model

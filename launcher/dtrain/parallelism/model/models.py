@@ -6,12 +6,12 @@ for recent models is far below their longest context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.names import find, index
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

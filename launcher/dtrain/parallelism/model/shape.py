@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 
 from dtrain.parallelism.model.adapters import NF4, Lora
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dtrain.parallelism.answer.explain import brief, gib, seconds
 from dtrain.parallelism.cluster.efficiency import of_family
@@ -15,6 +15,7 @@ from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import candidates, fastest
 from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
+from dtrain.records import dataclass
 
 _GIB = 2.0**30
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from dtrain.parallelism.answer.document import SCHEMA, cluster, model
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Way
 from dtrain.parallelism.question import Question
+from dtrain.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
