@@ -201,7 +201,7 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
         from dtrain.parallelism.model.models import model
 
         shape = model(request.model or "")
-    return replace(shape, seq_len=seq_len or shape.seq_len, vocab=request.vocab or shape.vocab)
+    return shape.with_lengths(seq_len or shape.seq_len, request.vocab or shape.vocab)
 
 
 def _lora(request: PlanRequest, shape: Shape) -> Lora | None:

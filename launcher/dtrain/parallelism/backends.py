@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Precision
+from dtrain.parallelism.model.parts import Modulation, Part, Twin
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import BackendName, Layout
 
@@ -52,6 +53,10 @@ class Backend:
     """Whether the first and the last pipeline stage can share the vocabulary matrix."""
     uneven_pieces: bool = True
     """Whether an interleaved pipeline can have pieces of different sizes."""
+    trains_parts: tuple[type[Part], ...] = (Part,)
+    """Parts of layers that it has, beside attention and the MLP."""
+    mixes_layers: bool = True
+    """Whether the layers of a model can be of different kinds."""
     trains_adapters: bool = True
     """Whether it trains adapters of a frozen model (LoRA)."""
     frozen_bits: tuple[int, ...] = (16,)
@@ -84,6 +89,8 @@ BACKENDS: dict[BackendName, Backend] = {
             splits_any_layer=False,
             ties_across_stages=False,
             uneven_pieces=False,
+            trains_parts=(),
+            mixes_layers=False,
             trains_adapters=False,
             shards_stages=False,
         ),
@@ -98,6 +105,7 @@ BACKENDS: dict[BackendName, Backend] = {
             sends_tokens_once=False,
             precisions=("bf16", "fp16", "fp8", "tf32", "fp32"),
             copies_keys=False,
+            trains_parts=(Modulation, Twin),
             frozen_bits=(16, 4),
             keeps_stages=True,
         ),
@@ -140,6 +148,13 @@ def most_pieces(shape: Shape, layout: Layout) -> int:
 def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend, t = backend_of(layout), layout.tensor
+    for part in shape.every_part:
+        if not isinstance(part, backend.trains_parts):
+            yield part.title
+            break
+    else:
+        if shape.pattern and not backend.mixes_layers:
+            yield "layers of several kinds"
     if shape.lora is not None:
         if not backend.trains_adapters:
             yield "LoRA"

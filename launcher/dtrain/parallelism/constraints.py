@@ -87,11 +87,14 @@ def check(
         return UsageError(f"{text} {reason}", hint=_use(name, would, derived))
 
     gpus = divisors(cluster.gpus)
-    if "tensor" in known and (shape.heads % known["tensor"] or shape.ffn_hidden % known["tensor"]):
+    if "tensor" in known and any(unit % known["tensor"] for unit in shape.tensor_units):
+        others = [unit for unit in shape.tensor_units if unit not in (shape.heads, shape.ffn_hidden)]
+        also = f", and {', '.join(map(str, others))} heads or groups of its parts" if others else ""
         raise refuse(
             "tensor",
-            f"does not divide the model's {shape.heads} heads and its MLP of {shape.ffn_hidden}",
-            (t for t in gpus if not shape.heads % t and not shape.ffn_hidden % t),
+            f"does not divide the model's {shape.heads} heads and its MLP of {shape.ffn_hidden}"
+            f"{also}",
+            (t for t in gpus if not any(unit % t for unit in shape.tensor_units)),
         )
     if "pipeline" in known and known["pipeline"] > shape.layers:
         raise refuse(

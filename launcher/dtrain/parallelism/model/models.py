@@ -1,15 +1,17 @@
 """Shapes of well-known models, with their published numbers of parameters.
 
-The figures are in ``models.json``. ``seq_len`` is the length in most of the pretraining, which
+The figures are in ``models.json``: sizes of a `Shape`, or as ``config`` the keys of a Hugging Face
+file, whose ``seq_len`` is then the training length. ``seq_len`` is the length in most of the pretraining, which
 for recent models is far below their longest context.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from dtrain.parallelism.model.huggingface import shape_from_config
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.names import find, index
 
@@ -39,8 +41,12 @@ def models() -> tuple[Model, ...]:
     entries = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))
     found = []
     for entry in entries:
+        name, config = entry["name"], entry.pop("config", None)
         parameters, active = entry.pop("parameters"), entry.pop("active", 0)
         source, aliases = entry.pop("source"), tuple(entry.pop("aliases", ()))
+        if config is not None:
+            found.append(_described(name, config, parameters, active, source, aliases))
+            continue
         shape = Shape(
             kv_heads=entry.pop("kv_heads", entry["heads"]),
             head_size=entry.pop("head_size", entry["hidden"] // entry["heads"]),
@@ -48,6 +54,21 @@ def models() -> tuple[Model, ...]:
         )
         found.append(Model(shape, parameters, active, source, aliases))
     return tuple(found)
+
+
+def _described(
+    name: str,
+    config: dict[str, object],
+    parameters: int,
+    active: int,
+    source: str,
+    aliases: tuple[str, ...],
+) -> Model:
+    """Return a model that its Hugging Face file describes best: its layers differ."""
+    import json
+
+    shape = replace(shape_from_config(json.dumps(config), name), name=name)
+    return Model(shape, parameters, active, source, aliases)
 
 
 def model(name: str) -> Shape:
