@@ -55,8 +55,8 @@ class Backend:
     """Whether an interleaved pipeline can have pieces of different sizes."""
     trains_parts: tuple[type[Part], ...] = (Part,)
     """Parts of layers that it has, beside attention and the MLP."""
-    mixes_layers: bool = True
-    """Whether the layers of a model can be of different kinds."""
+    omits_blocks: bool = True
+    """Whether layers can lack attention or the MLP."""
     trains_adapters: bool = True
     """Whether it trains adapters of a frozen model (LoRA)."""
     frozen_bits: tuple[int, ...] = (16,)
@@ -90,7 +90,7 @@ BACKENDS: dict[BackendName, Backend] = {
             ties_across_stages=False,
             uneven_pieces=False,
             trains_parts=(),
-            mixes_layers=False,
+            omits_blocks=False,
             trains_adapters=False,
             shards_stages=False,
         ),
@@ -153,8 +153,9 @@ def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str
             yield part.title
             break
     else:
-        if shape.pattern and not backend.mixes_layers:
-            yield "layers of several kinds"
+        lacking = any(not (kind.heads and kind.ffn_hidden) for kind, _ in shape.kinds)
+        if lacking and not backend.omits_blocks:
+            yield "layers without attention or without an MLP"
     if shape.lora is not None:
         if not backend.trains_adapters:
             yield "LoRA"

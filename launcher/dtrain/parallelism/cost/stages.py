@@ -20,10 +20,10 @@ def stage_layers(shape: Shape, layout: Layout) -> tuple[int, ...]:
     more layer than another. Layers of a pattern are cut where the stages' FLOPs are most alike.
     """
     stages = layout.pipeline
-    if shape.pattern:
-        return tuple(sum(kinds.values()) for kinds in kinds_of_stages(shape, layout))
     if backend_of(layout).runtime_memory:
         return _alike(shape.layers, stages)
+    if shape.pattern:
+        return tuple(sum(kinds.values()) for kinds in kinds_of_stages(shape, layout))
     ends = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
     layer = (shape.active_parameters - ends) / shape.layers
     return _spread(shape.layers, stages, shape.head_parameters / layer)
@@ -31,15 +31,20 @@ def stage_layers(shape: Shape, layout: Layout) -> tuple[int, ...]:
 
 def kinds_of_stages(shape: Shape, layout: Layout) -> tuple[dict[Shape, int], ...]:
     """Return the number of layers of each kind, for each stage of a model with a pattern."""
-    return _kinds_of_stages(shape, layout.pipeline, layout.virtual_pipeline)
+    alike = backend_of(layout).runtime_memory
+    return _kinds_of_stages(shape, layout.pipeline, layout.virtual_pipeline, alike)
 
 
 @lru_cache(maxsize=4096)
-def _kinds_of_stages(shape: Shape, stages: int, pieces: int) -> tuple[dict[Shape, int], ...]:
-    """Stage i has every piece whose number leaves the remainder i, as in Megatron-LM."""
+def _kinds_of_stages(
+    shape: Shape, stages: int, pieces: int, alike: bool
+) -> tuple[dict[Shape, int], ...]:
+    """Stage i has every piece whose number leaves the remainder i, as in Megatron-LM. ``alike``:
+    pieces have equal numbers of layers, or one more."""
     found: tuple[Counter[Shape], ...] = tuple(Counter() for _ in range(stages))
-    start = 0
-    for piece, count in enumerate(_cut(shape, min(stages * pieces, shape.layers))):
+    start, pieces = 0, min(stages * pieces, shape.layers)
+    counts = _alike(shape.layers, pieces) if alike else _cut(shape, pieces)
+    for piece, count in enumerate(counts):
         found[piece % stages].update(shape.pattern[start : start + count])
         start += count
     return found
@@ -69,9 +74,7 @@ def _cut(shape: Shape, pieces: int) -> tuple[int, ...]:
     return counts or (*(each for _ in range(pieces - 1)), len(weights) - each * (pieces - 1))
 
 
-def _filled(
-    weights: list[float], head: float, pieces: int, limit: float
-) -> tuple[int, ...] | None:
+def _filled(weights: list[float], head: float, pieces: int, limit: float) -> tuple[int, ...] | None:
     """Return the layers of ``pieces`` pieces of at most ``limit``, filled from the last one, which
     also has ``head`` if there is room; None if they do not suffice."""
     counts: list[int] = []
@@ -115,7 +118,7 @@ def parameters_of_stage(
     """Parameters on one GPU of a stage of ``layers``: all but the experts', and the experts'."""
     if shape.pattern:
         kinds = kinds_of_stages(shape, layout)[stage].items()
-        routed = sum(count * kind.experts * kind.expert_parameters for kind, count in kinds)
+        routed = float(sum(count * kind.experts * kind.expert_parameters for kind, count in kinds))
         dense = float(sum(count * kind.layer_parameters() for kind, count in kinds) - routed)
     else:
         moe = _moe_layers(shape, layout, layers, stage)

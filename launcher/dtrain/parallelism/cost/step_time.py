@@ -250,7 +250,8 @@ def _activation(kernels: Kernels) -> float:
 
 
 def _tensor(kernels: Kernels) -> float:
-    """Two all-reduces for each sum of a layer with the residual stream, or as many gathers and scatters when the sequence is split.
+    """Two all-reduces for each sum of a layer with the residual stream, or as many gathers and
+    scatters when the sequence is split.
 
     The backward pass of a split sequence gathers its inputs once more (RAR, arXiv 2205.05198,
     section 4.2.2), which overlaps with computation. Recomputation repeats the forward's.

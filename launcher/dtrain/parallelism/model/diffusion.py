@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.parallelism.model.config_file import ConfigFile
+from dtrain.parallelism.model.hybrids import MOST_LAYERS
 from dtrain.parallelism.model.parts import Modulation, Twin
 from dtrain.parallelism.model.shape import Shape
 
@@ -41,7 +42,7 @@ def diffusion_shape(file: ConfigFile, seq_len: int | None) -> Shape:
         kv_heads=file.count(("num_attention_heads",)),
         ffn_hidden=4 * hidden,
         vocab=outputs,
-        seq_len=(file.count(("sample_size",)) // patch) ** 2,
+        seq_len=max(1, file.count(("sample_size",)) // patch) ** 2,
         head_size=file.count(("attention_head_dim",)),
         gated=False,
         causal=False,
@@ -67,6 +68,8 @@ def diffusion_shape(file: ConfigFile, seq_len: int | None) -> Shape:
     single = replace(block, layers=1, parallel=True, parts=(Modulation(3),), name="")
     both = replace(_joint(block), layers=1, name="")
     count = file.needed(("num_single_layers",))
+    if block.layers + count > MOST_LAYERS:
+        file.refuse(f"{block.layers + count} layers are more than dtrain plans for")
     pattern = (both,) * block.layers + (single,) * count
     whole = replace(block, layers=len(pattern), parts=(), pattern=pattern)
     return _embedded(whole, seq_len, text + pooled + guidance)

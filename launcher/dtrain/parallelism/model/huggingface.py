@@ -248,8 +248,8 @@ class _Config(ConfigFile):
             thing = f"a model with layers of type {odd[0]}" if odd else None
         if thing:
             raise UsageError(
-                f"{self.where}: {self.model_type or 'this model'} is {thing}, for which dtrain has no "
-                f"shape",
+                f"{self.where}: {self.model_type or 'this model'} is {thing}, for which dtrain "
+                f"has no shape",
                 hint="plan for a similar size: `model_size`, or `layers`, `hidden`, `heads`",
             )
 

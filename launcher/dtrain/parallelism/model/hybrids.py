@@ -16,13 +16,16 @@ with a state-space mixer beside."""
 MIXERS = {"mamba", "mamba2", "linear_attention", "mlp", "moe"}
 """Other layer types."""
 
+MOST_LAYERS = 2000
+"""Layers of a pattern; no model has more."""
 _SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Layer types in the pattern of Nemotron-H, and Megatron-LM's ``--hybrid-layer-pattern``."""
 _GATED_ATTENTION = ("qwen3_next", "qwen3_5")
 """Start of types whose attention has an output gate."""
+_MAMBA_SIZE = ("mamba_head_dim", "mamba_d_head")
 _TARGETS = 114 / 512
-"""T5's targets for each input token: 15 % of the tokens are hidden, in spans of 3 (arXiv 1910.10683,
-section 3.1.4)."""
+"""T5's targets for each input token: 15 % of the tokens are hidden, in spans of 3 (arXiv
+1910.10683, section 3.1.4)."""
 
 
 def other_shape(file: ConfigFile, seq_len: int | None) -> Shape | None:
@@ -44,11 +47,15 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
     """
     if file.model_type == "falcon_h1":
         return replace(base, parts=(_mamba(file, base.hidden, beside=True),))
-    types = _layer_types(file, base.layers)
     if file.model_type == "granitemoehybrid":
         base = _with_shared_mlp(file, base)
+    types = _layer_types(file, base.layers)
+    if base.layers > MOST_LAYERS:
+        return base  # too many layers for any plan
+    types = types or ["attention"] * base.layers
     moe = _moe_at(file, base)
-    if set(types) <= ATTENTIONS and _dense_come_first(base, moe):
+    in_order = all(moe(place) == (place >= base.dense_layers) for place in range(base.layers))
+    if set(types) <= ATTENTIONS and (in_order or not base.experts):
         return base
     kinds = _kinds(file, base)
     pattern = tuple(kinds(type_, moe(place)) for place, type_ in enumerate(types))
@@ -56,7 +63,7 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
 
 
 def _layer_types(file: ConfigFile, layers: int) -> list[str]:
-    """Return the type of each layer, as in files' ``layer_types``."""
+    """Return the type of each layer, as in files' ``layer_types``; none if all have attention."""
     symbols = file.get(("hybrid_override_pattern", "hybrid_layer_pattern"))
     listed = file.get(("layer_types", "layers_block_type"))
     every = file.count(("full_attention_interval",))
@@ -68,13 +75,15 @@ def _layer_types(file: ConfigFile, layers: int) -> list[str]:
         every = every or 4
         types = [
             "linear_attention" if (place + 1) % every else "full_attention"
-            for place in range(layers)
+            for place in range(min(layers, MOST_LAYERS))
         ]
     else:
-        types = ["attention"] * layers
+        return []
+    if set(types) <= ATTENTIONS:
+        return []
     if odd := [one for one in types if one not in ATTENTIONS | MIXERS]:
         file.refuse(f"a layer of type {odd[0]!r} is not known")
-    if len(types) != layers:
+    if len(types) != min(layers, MOST_LAYERS):
         file.refuse(f"{len(types)} types of layers are given for {layers} layers")
     return types
 
@@ -92,12 +101,6 @@ def _moe_at(file: ConfigFile, base: Shape) -> Callable[[int], bool]:
         without = dense if isinstance(dense, list) else []
         return lambda place: place not in without and (place + 1) % max(every, 1) == 0
     return lambda place: place >= base.dense_layers
-
-
-def _dense_come_first(base: Shape, moe: Callable[[int], bool]) -> bool:
-    return all(moe(place) == (place >= base.dense_layers) for place in range(base.layers)) or (
-        not base.experts
-    )
 
 
 def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
@@ -153,9 +156,10 @@ def _with_shared_mlp(file: ConfigFile, base: Shape) -> Shape:
 def _mamba(file: ConfigFile, hidden: int, *, beside: bool = False) -> Mamba2:
     inner = file.count(("mamba_d_ssm",)) or (file.count(("mamba_expand", "expand")) or 2) * hidden
     heads = file.needed(("mamba_num_heads", "mamba_n_heads"))
+    size = file.get(_MAMBA_SIZE)
     return Mamba2(
         heads=heads,
-        head_size=file.count(("mamba_head_dim", "mamba_d_head")) or inner // heads,
+        head_size=inner // heads if size == "auto" else file.needed(_MAMBA_SIZE),
         state=file.needed(("ssm_state_size", "mamba_d_state", "state_size")),
         groups=file.count(("mamba_n_groups", "n_groups")) or 1,
         conv=file.count(("conv_kernel", "mamba_d_conv")) or 4,
@@ -181,7 +185,7 @@ def _state_space(file: ConfigFile, seq_len: int | None) -> Shape:
     size = file.count(("head_dim", "ssm_cfg.headdim")) or 64
     inner = (file.count(("expand", "ssm_cfg.expand")) or 2) * hidden
     part = Mamba2(
-        heads=file.count(("num_heads",)) or inner // size,
+        heads=file.count(("num_heads",)) or max(1, inner // size),
         head_size=size,
         state=file.count(("state_size", "ssm_cfg.d_state")) or 128,
         groups=file.count(("n_groups", "ssm_cfg.ngroups")) or 1,
@@ -212,7 +216,8 @@ def _encoder_decoder(file: ConfigFile, seq_len: int | None) -> Shape:
     target = max(1, round(length * _TARGETS))
     heads = file.needed(("num_heads", "num_attention_heads"))
     hidden = file.needed(("d_model", "hidden_size"))
-    size = file.count(("d_kv",)) or hidden // heads
+    size = file.count(("d_kv",)) or max(1, hidden // heads)
+    dropout = file.get(("dropout_rate",), 0.1)
     gated = "gated" in str(file.get(("feed_forward_proj",), "relu"))
     encoder = Shape(
         layers=1,
@@ -225,7 +230,7 @@ def _encoder_decoder(file: ConfigFile, seq_len: int | None) -> Shape:
         head_size=size,
         gated=gated,
         tied=bool(file.get(("tie_word_embeddings",), file.model_type == "t5" and not gated)),
-        dropout=float(file.get(("dropout_rate",), 0.1)) > 0,
+        dropout=isinstance(dropout, (int, float)) and dropout > 0,
         causal=False,
         target_len=target,
     )
@@ -233,6 +238,8 @@ def _encoder_decoder(file: ConfigFile, seq_len: int | None) -> Shape:
     decoder = replace(encoder, seq_len=target, causal=True, parts=(cross,))
     encoders = file.needed(("num_layers",))
     decoders = file.count(("num_decoder_layers",)) or encoders
+    if encoders + decoders > MOST_LAYERS:
+        file.refuse(f"{encoders + decoders} layers are more than dtrain plans for")
     return replace(
         encoder,
         layers=encoders + decoders,

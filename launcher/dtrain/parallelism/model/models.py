@@ -1,8 +1,8 @@
 """Shapes of well-known models, with their published numbers of parameters.
 
-The figures are in ``models.json``: sizes of a `Shape`, or as ``config`` the keys of a Hugging Face
-file, whose ``seq_len`` is then the training length. ``seq_len`` is the length in most of the pretraining, which
-for recent models is far below their longest context.
+The figures are in ``models.json``: the sizes of a `Shape`, or as ``config`` the keys of a
+``config.json``. ``seq_len`` is the length in most of the pretraining, which for recent models is
+far below their longest context.
 """
 
 from __future__ import annotations

@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class Part:
     """A part of a layer. The defaults are those of a part that does nothing."""
+
+    title: ClassVar[str] = ""
+    """Words for the part, as in "does not support …"."""
+    short: ClassVar[str] = ""
+    """A word for the part in the description of a layer; empty if it needs none."""
+    kernels: ClassVar[int] = 4
+    """Kernels of a forward pass."""
+    attends: ClassVar[bool] = False
+    """Whether these FLOPs are flash attention's; otherwise, those of a scan in chunks."""
 
     def parameters(self, hidden: int) -> int:
         """Parameters, with a norm of the part's input if it has one."""
@@ -40,11 +50,6 @@ class Part:
         """FLOPs of a token beside those with weights, as a GPU's kernel computes them."""
         return self.model_flop
 
-    @property
-    def attends(self) -> bool:
-        """Whether these FLOPs are flash attention's; otherwise, those of a scan in chunks."""
-        return False
-
     def split_passes(self, hidden: int) -> float:
         """Elements of a token that kernels beside the products read and write, which tensor
         parallelism splits."""
@@ -70,11 +75,6 @@ class Part:
         raise NotImplementedError
 
     @property
-    def kernels(self) -> int:
-        """Kernels of a forward pass."""
-        return 4
-
-    @property
     def units(self) -> tuple[int, ...]:
         """Numbers that the number of tensor ranks must divide."""
         return ()
@@ -82,11 +82,6 @@ class Part:
     def scaled(self, ratio: float) -> Part:
         """Return the part for sequences that are ``ratio`` times as long."""
         return self
-
-    @property
-    def title(self) -> str:
-        """Words for the part, as in "does not support …"."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -98,6 +93,10 @@ class Mamba2(Part):
     product back (the paper's section 7.1 and figure 6; parameters as in ``mamba_ssm``'s
     ``Mamba2``).
     """
+
+    title: ClassVar[str] = "state-space layers (Mamba-2)"
+    short: ClassVar[str] = "Mamba-2"
+    kernels: ClassVar[int] = 16
 
     heads: int
     head_size: int
@@ -164,16 +163,8 @@ class Mamba2(Part):
         return around + 2 * (self.projected + 2 * self.inner) / tensor
 
     @property
-    def kernels(self) -> int:
-        return 16
-
-    @property
     def units(self) -> tuple[int, ...]:
         return (self.heads, self.groups) if self.groups > 1 else (self.heads,)
-
-    @property
-    def title(self) -> str:
-        return "state-space layers (Mamba-2)"
 
 
 @dataclass(frozen=True)
@@ -181,6 +172,10 @@ class DeltaNet(Part):
     """Linear attention with the gated delta rule (Gated DeltaNet, arXiv 2412.06464), as in
     Qwen3-Next: a product gives queries, keys, values and an output gate, another one two gates for
     each head; a convolution, the scan, a gated norm of each head, and a product back."""
+
+    title: ClassVar[str] = "linear attention (Gated DeltaNet)"
+    short: ClassVar[str] = "DeltaNet"
+    kernels: ClassVar[int] = 24
 
     key_heads: int
     key_size: int
@@ -246,22 +241,19 @@ class DeltaNet(Part):
         return 4 * hidden / split + (inner + 10 * self.heads) / tensor
 
     @property
-    def kernels(self) -> int:
-        return 24
-
-    @property
     def units(self) -> tuple[int, ...]:
         return (self.key_heads, self.heads)
-
-    @property
-    def title(self) -> str:
-        return "linear attention (Gated DeltaNet)"
 
 
 @dataclass(frozen=True)
 class CrossAttention(Part):
     """A decoder's attention to an encoder's output (arXiv 1706.03762, section 3.2.3; T5, arXiv
     1910.10683): queries from the decoder, keys and values from the encoder."""
+
+    title: ClassVar[str] = "a decoder's attention to an encoder"
+    short: ClassVar[str] = "cross attention"
+    kernels: ClassVar[int] = 10
+    attends: ClassVar[bool] = True
 
     heads: int
     head_size: int
@@ -287,10 +279,6 @@ class CrossAttention(Part):
         """Scores with all tokens of the encoder, and their product with the values."""
         return 4.0 * self.source * self.width
 
-    @property
-    def attends(self) -> bool:
-        return True
-
     def split_passes(self, hidden: int) -> float:
         return 2.0 * self.width
 
@@ -301,10 +289,6 @@ class CrossAttention(Part):
         return 4 * hidden / split + 2 * self.width * (2 + 2 * rows) / tensor
 
     @property
-    def kernels(self) -> int:
-        return 10
-
-    @property
     def units(self) -> tuple[int, ...]:
         return (self.heads,)
 
@@ -312,14 +296,13 @@ class CrossAttention(Part):
         source, target = round(self.source * ratio), max(1, round(self.target * ratio))
         return replace(self, source=source, target=target)
 
-    @property
-    def title(self) -> str:
-        return "a decoder's attention to an encoder"
-
 
 @dataclass(frozen=True)
 class OutputGate(Part):
     """A gate of attention's output, from the same input as the queries (Qwen3-Next)."""
+
+    title: ClassVar[str] = "gates of attention's output"
+    kernels: ClassVar[int] = 2
 
     width: int
 
@@ -340,19 +323,15 @@ class OutputGate(Part):
         """The gate, and attention's gated output."""
         return 4 * self.width / tensor
 
-    @property
-    def kernels(self) -> int:
-        return 2
-
-    @property
-    def title(self) -> str:
-        return "gates of attention's output"
-
 
 @dataclass(frozen=True)
 class Modulation(Part):
     """Adaptive norms of a diffusion transformer (adaLN-Zero, DiT, arXiv 2212.09748, section 3.2):
     ``vectors`` shifts, scales and gates of the layer, from one vector for each sequence."""
+
+    title: ClassVar[str] = "adaptive norms (diffusion transformers)"
+    short: ClassVar[str] = "adaLN"
+    kernels: ClassVar[int] = 8
 
     vectors: int = 6
 
@@ -375,19 +354,15 @@ class Modulation(Part):
         attention or MLP; one of each for three vectors."""
         return 2 * (2 * self.vectors / 3) * hidden / split
 
-    @property
-    def kernels(self) -> int:
-        return 8
-
-    @property
-    def title(self) -> str:
-        return "adaptive norms (diffusion transformers)"
-
 
 @dataclass(frozen=True)
 class Twin(Part):
-    """The matrices of a second stream of tokens, which attention joins with the first (MM-DiT, arXiv
-    2403.03206, figure 2): each token uses one of the two sets."""
+    """The matrices of a second stream of tokens, which attention joins with the first (MM-DiT,
+    arXiv 2403.03206, figure 2): each token uses one of the two sets."""
+
+    title: ClassVar[str] = "two streams of tokens (MM-DiT)"
+    short: ClassVar[str] = "two streams"
+    kernels: ClassVar[int] = 20
 
     count: int
     """Parameters of the second set."""
@@ -404,12 +379,3 @@ class Twin(Part):
 
     def kept(self, hidden: int, tensor: int, split: int) -> float:
         return 0.0
-
-    @property
-    def kernels(self) -> int:
-        """Kernels of the second stream's products, norms and activations."""
-        return 20
-
-    @property
-    def title(self) -> str:
-        return "two streams of tokens (MM-DiT)"
