@@ -27,7 +27,10 @@ from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import BackendName, Layout, Sharding
 
-MODELS = ("gpt-3-175b", "llama-3-70b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
+MODELS = (
+    "gpt-3-175b", "llama-3-70b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2",
+    "nemotron-h-56b", "nemotron-3-nano", "qwen3-next", "t5-3b", "flux-1-dev", "falcon-h1-7b",
+)  # fmt: skip
 ASSUMED = Assumptions()
 Split = tuple[Shape, Layout, Assumptions]
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -138,7 +141,7 @@ def test_every_layer_is_on_one_stage(name: str) -> None:
     for stages in range(1, shape.layers + 1):
         counts = stage_layers(shape, Layout(backend="megatron", pipeline=stages))
         assert len(counts) == stages and sum(counts) == shape.layers and min(counts) >= 1
-        if shape.layers % stages == 0:
+        if shape.layers % stages == 0 and not shape.pattern:
             assert len(set(counts)) == 1
 
 
