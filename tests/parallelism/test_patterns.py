@@ -18,6 +18,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.stages import kinds_of_stages, parameters_of_stage, stage_layers
+from dtrain.parallelism.model.flop import attention_flop
 from dtrain.parallelism.model.huggingface import shape_from_config
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Mamba2, OutputGate
@@ -162,7 +163,8 @@ def test_a_long_sequence_costs_state_space_layers_less_than_attention() -> None:
 def test_each_new_model_has_a_plan_for_megatron_only(name: str) -> None:
     layout = Layout(backend="runtime", data=64)
     assert next(refusals(model(name), layout, "bf16"))
-    request = PlanRequest(model=name, gpus=64, gpu="h100-80gb")
+    gpus = 64 if model(name).parameters < 1e11 else 1024
+    request = PlanRequest(model=name, gpus=gpus, gpu="h100-80gb")
     answer = pose(request).answer()
     assert answer.fits
     assert answer.best.layout.backend == "megatron"
@@ -201,6 +203,19 @@ def test_what_no_plan_can_do_is_refused(request_: PlanRequest, says: str) -> Non
     with pytest.raises(UsageError, match=says) as caught:
         pose(request_).answer()
     assert caught.value.hint
+
+
+def test_sparse_attention_computes_the_chosen_keys_only() -> None:
+    sparse, whole = model("deepseek-v3.2"), model("deepseek-v3")
+    assert sum(not one.experts for one in sparse.pattern[:3]) == 3
+    added = sparse.parameters - whole.parameters
+    assert added == 61 * (1536 * 64 * 128 + 7168 * (128 + 64) + 2 * 128)
+    for length in (1024, 2048, 4096, 65536):
+        few, many = (attention_flop(one.with_lengths(length, 129280), causal=True)
+                     for one in (sparse, whole))  # fmt: skip
+        keys = sum(min(place, 2048) for place in range(length)) / length
+        assert few == pytest.approx(keys / (length / 2) * many, rel=1e-3)
+    assert [part.length for part in sparse.with_lengths(65536, 129280).every_part] == [65536] * 2
 
 
 def test_experts_on_a_latent_are_refused() -> None:

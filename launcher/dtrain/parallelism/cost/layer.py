@@ -202,7 +202,8 @@ class Kernels:
         """FLOP of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
         shape = self.shape
         width = shape.heads * (shape.head_size + (shape.value_head_size or shape.head_size))
-        return 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
+        every = 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
+        return every * shape.attended_share
 
     def attention_forward(self) -> float:
         """Seconds of attention. Flash attention runs at its share of the peak and skips the half of

@@ -13,7 +13,7 @@ def attention_flop(shape: Shape, *, causal: bool) -> float:
             for kind, count in shape.kinds
         )
     width = shape.head_size + (shape.value_head_size or shape.head_size)
-    every = 2.0 * shape.layers * shape.seq_len * shape.heads * width
+    every = 2.0 * shape.layers * shape.seq_len * shape.heads * width * shape.attended_share
     return every / 2 if causal and shape.causal else every
 
 

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dtrain.parallelism.model.config_file import ConfigFile
-from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Mamba2, OutputGate
+from dtrain.parallelism.model.parts import (
+    CrossAttention,
+    DeltaNet,
+    Indexer,
+    Mamba2,
+    OutputGate,
+)
 from dtrain.parallelism.model.shape import Shape
 
 ATTENTIONS = {"attention", "full_attention", "sliding_attention", "chunked_attention", "hybrid"}
@@ -49,17 +55,19 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
         return replace(base, parts=(_mamba(file, base.hidden, beside=True),))
     if file.model_type == "granitemoehybrid":
         base = _with_shared_mlp(file, base)
+    if base.kv_rank and file.count(("index_topk",)):
+        base = _with_indexer(file, base)
     types = _layer_types(file, base.layers)
     if base.layers > MOST_LAYERS:
         return base  # too many layers for any plan
     types = types or ["attention"] * base.layers
     moe = _moe_at(file, base)
     in_order = all(moe(place) == (place >= base.dense_layers) for place in range(base.layers))
-    if set(types) <= ATTENTIONS and (in_order or not base.experts):
+    if set(types) <= ATTENTIONS and (in_order or not base.experts) and not base.parts:
         return base
     kinds = _kinds(file, base)
     pattern = tuple(kinds(type_, moe(place)) for place, type_ in enumerate(types))
-    return replace(base, dense_layers=0, dense_ffn_hidden=0, pattern=pattern)
+    return replace(base, dense_layers=0, dense_ffn_hidden=0, parts=(), pattern=pattern)
 
 
 def _layer_types(file: ConfigFile, layers: int) -> list[str]:
@@ -143,6 +151,17 @@ def _alone(file: ConfigFile, type_: str, whole: Shape, dense: Shape) -> Shape:
     return replace(
         dense, heads=0, kv_heads=0, ffn_hidden=0, parts=(_mamba(file, dense.hidden),)
     )  # fmt: skip
+
+
+def _with_indexer(file: ConfigFile, base: Shape) -> Shape:
+    """Return DeepSeek-V3.2's layer, whose attention is sparse."""
+    indexer = Indexer(
+        heads=file.needed(("index_n_heads",)),
+        size=file.needed(("index_head_dim",)),
+        query_rank=base.query_rank or base.hidden,
+        length=base.seq_len,
+    )
+    return replace(base, attended=file.count(("index_topk",)), parts=(indexer,))
 
 
 def _with_shared_mlp(file: ConfigFile, base: Shape) -> Shape:

@@ -298,6 +298,51 @@ class CrossAttention(Part):
 
 
 @dataclass(frozen=True)
+class Indexer(Part):
+    """What chooses the keys of sparse attention: scores of all tokens before a token, from few and
+    small heads (DeepSeek-V3.2, arXiv 2512.02556, section 2.1, equation 1).
+
+    Queries come from attention's latent of ``query_rank`` elements, one key and the heads' weights
+    from the hidden state. Every tensor rank computes it whole.
+    """
+
+    title: ClassVar[str] = "sparse attention with an indexer (DeepSeek-V3.2)"
+    short: ClassVar[str] = "indexer"
+    kernels: ClassVar[int] = 12
+    attends: ClassVar[bool] = True
+
+    heads: int
+    size: int
+    query_rank: int
+    length: int
+    """Tokens of the sequence."""
+
+    def parameters(self, hidden: int) -> int:
+        queries = self.query_rank * self.heads * self.size
+        return queries + hidden * (self.size + self.heads) + 2 * self.size
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 1.0, self.query_rank, self.heads * self.size
+        yield 1.0, hidden, self.size + self.heads
+
+    @property
+    def model_flop(self) -> float:
+        """Scores with the tokens before each token, half of the sequence on average."""
+        return 1.0 * self.length * self.heads * self.size
+
+    @property
+    def own_sum(self) -> bool:
+        return False
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """Queries, the key and the weights. A fused kernel keeps no scores."""
+        return 2.0 * (self.heads * self.size + self.size + self.heads)
+
+    def scaled(self, ratio: float) -> Indexer:
+        return replace(self, length=max(1, round(self.length * ratio)))
+
+
+@dataclass(frozen=True)
 class OutputGate(Part):
     """A gate of attention's output, from the same input as the queries (Qwen3-Next)."""
 

@@ -67,6 +67,8 @@ class Shape:
     pattern: tuple[Shape, ...] = ()
     """Each layer in order, if they differ: a shape of one layer. The sizes of this shape are then
     those of its layers with attention, or with experts."""
+    attended: int = 0
+    """Keys that a token attends to at most; 0 if to all (DeepSeek-V3.2's sparse attention)."""
     input_parameters: int = 0
     """Parameters before the first layer, if they are not a table of ``vocab`` rows: embeddings of
     patches, time steps and classes."""
@@ -100,6 +102,15 @@ class Shape:
     def every_part(self) -> tuple[Part, ...]:
         """The parts of all kinds of layers."""
         return (*self.parts, *(part for kind, _ in self.kinds for part in kind.parts))
+
+    @property
+    def attended_share(self) -> float:
+        """Scores of sparse attention as a share of all scores under a causal mask: each token has
+        ``attended`` of them, and the first tokens as many as there are before them."""
+        if not self.attended or self.attended >= self.seq_len:
+            return 1.0
+        share = self.attended / self.seq_len
+        return share * (2 - share)
 
     @property
     def sums(self) -> int:
