@@ -156,6 +156,11 @@ def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> S
         raise UsageError(
             f"{where}: must hold a JSON object", hint="give the config.json of a model"
         )
+    return shape_from_values(values, where, seq_len=seq_len)
+
+
+def shape_from_values(values: dict[str, Any], where: str, *, seq_len: int | None = None) -> Shape:
+    """Return `shape_from_config` of a file that is read already."""
     if is_diffusion(values):
         return diffusion_shape(ConfigFile(values, where, ""), seq_len)
     return _Config(_language_model(values), where, str(values.get("_name_or_path") or "")).shape(
