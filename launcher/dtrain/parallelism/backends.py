@@ -148,14 +148,8 @@ def most_pieces(shape: Shape, layout: Layout) -> int:
 def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend, t = backend_of(layout), layout.tensor
-    for part in shape.every_part:
-        if not isinstance(part, backend.trains_parts):
-            yield part.title
-            break
-    else:
-        lacking = any(not (kind.heads and kind.ffn_hidden) for kind, _ in shape.kinds)
-        if lacking and not backend.omits_blocks:
-            yield "layers without attention or without an MLP"
+    if shape.pattern or shape.parts:
+        yield from _missing_parts(shape, backend)
     if shape.lora is not None:
         if not backend.trains_adapters:
             yield "LoRA"
@@ -184,3 +178,14 @@ def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str
         pieces = layout.pipeline * layout.virtual_pipeline
         if layout.virtual_pipeline > 1 and shape.layers % pieces and not backend.uneven_pieces:
             yield f"a pipeline of {pieces} pieces, which do not divide {shape.layers} layers"
+
+
+def _missing_parts(shape: Shape, backend: Backend) -> Iterator[str]:
+    """Yield the first part of layers that ``backend`` does not have, if any."""
+    for part in shape.every_part:
+        if not isinstance(part, backend.trains_parts):
+            yield part.title
+            return
+    lacking = any(not (kind.heads and kind.ffn_hidden) for kind, _ in shape.kinds)
+    if lacking and not backend.omits_blocks:
+        yield "layers without attention or without an MLP"

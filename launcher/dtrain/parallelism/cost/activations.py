@@ -52,10 +52,13 @@ def mean_activations(shape: Shape, layout: Layout, assumed: Assumptions, stage: 
 def largest_layer(
     shape: Shape, layout: Layout, assumed: Assumptions, recompute: Recompute | None = None
 ) -> float:
-    """Return `layer_activations` of the kind of layer that keeps the most."""
+    """Return `layer_activations` of the kind of layer that keeps the most, for each token of the
+    model's sequence."""
+    if not shape.pattern:
+        return layer_activations(shape, layout, assumed, recompute)
     return max(
         layer_activations(kind, layout, assumed, recompute) * kind.seq_len / shape.seq_len
-        for kind, _ in shape.kinds or ((shape, shape.layers),)
+        for kind, _ in shape.kinds
     )
 
 
