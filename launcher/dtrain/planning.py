@@ -68,7 +68,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         _efficiency(request, cluster, probe),
         batch,
         precision=precision,
-        framework=_framework(request, spec),
+        framework=_framework(request, spec, shape),
         backend=backend or "runtime",
         backend_required=backend is not None,
         fixed=request.fixed,
@@ -108,7 +108,9 @@ def _of_a_training(request: PlanRequest, key: str) -> float | None:
     return value
 
 
-def _framework(request: PlanRequest, spec: ClusterFile | None) -> Literal["torch", "tensorflow"]:
+def _framework(
+    request: PlanRequest, spec: ClusterFile | None, shape: Shape
+) -> Literal["torch", "tensorflow"]:
     framework = request.framework or (spec.job.framework if spec else "torch")
     if framework == "torch":
         return "torch"
@@ -122,6 +124,11 @@ def _framework(request: PlanRequest, spec: ClusterFile | None) -> Literal["torch
         raise UsageError(
             f"`{for_torch[0]}` applies only to torch layouts",
             hint="leave it out, or use `framework='torch'`",
+        )
+    if shape.every_part or shape.pattern:
+        raise UsageError(
+            "`framework='tensorflow'`: dtrain plans it only for stacks of attention and MLPs",
+            hint="use `framework='torch'`, or choose another model",
         )
     return "tensorflow"
 
@@ -202,7 +209,7 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
         from dtrain.parallelism.model.models import model
 
         shape = model(request.model or "")
-    return replace(shape, seq_len=seq_len or shape.seq_len, vocab=request.vocab or shape.vocab)
+    return shape.with_lengths(seq_len or shape.seq_len, request.vocab or shape.vocab)
 
 
 def _lora(request: PlanRequest, shape: Shape) -> Lora | None:
@@ -217,6 +224,11 @@ def _lora(request: PlanRequest, shape: Shape) -> Lora | None:
                     hint="add `lora_rank`, such as 16",
                 )
         return None
+    if shape.every_part or shape.pattern:
+        raise UsageError(
+            f"`lora_rank={rank}`: dtrain plans adapters only for stacks of attention and MLPs",
+            hint="leave it out, or choose another model",
+        )
     if not 1 <= rank <= shape.hidden:
         raise UsageError(
             f"`lora_rank={rank}` is not a rank", hint=f"at least 1, at most {shape.hidden}"

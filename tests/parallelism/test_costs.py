@@ -27,7 +27,8 @@ from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import BackendName, Layout, Sharding
 
-MODELS = ("gpt-3-175b", "llama-3-70b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
+EQUAL = ("gpt-3-175b", "llama-3-70b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2")
+MODELS = (*EQUAL, "nemotron-3-nano", "qwen3-next", "t5-3b", "flux-1-dev", "falcon-h1-7b")
 ASSUMED = Assumptions()
 Split = tuple[Shape, Layout, Assumptions]
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -104,8 +105,8 @@ def test_more_work_takes_longer_and_more_saved_needs_more(
     nothing = candidate(shape, replace(layout, recompute="none"), assumed)
     everything = candidate(shape, replace(layout, recompute="full"), assumed)
     assert everything.time.total > nothing.time.total
-    # A stage of one or two layers holds a whole layer's activations while it recomputes.
-    if shape.layers > 2 * layout.pipeline:
+    # A stage of one or two layers (of a kind) holds a whole layer's activations as it recomputes.
+    if min([count for _, count in shape.kinds] or [shape.layers]) > 2 * layout.pipeline:
         assert everything.memory.total <= nothing.memory.total + 1e-9
 
 
@@ -138,7 +139,7 @@ def test_every_layer_is_on_one_stage(name: str) -> None:
     for stages in range(1, shape.layers + 1):
         counts = stage_layers(shape, Layout(backend="megatron", pipeline=stages))
         assert len(counts) == stages and sum(counts) == shape.layers and min(counts) >= 1
-        if shape.layers % stages == 0:
+        if shape.layers % stages == 0 and not shape.pattern:
             assert len(set(counts)) == 1
 
 

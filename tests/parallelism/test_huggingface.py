@@ -326,8 +326,8 @@ def test_an_unknown_type_is_read_by_its_keys() -> None:
 
 
 def test_layers_without_experts_are_counted_in_each_format() -> None:
-    assert read(QWEN3_MOE | {"decoder_sparse_step": 2}).dense_layers == 24
-    assert read(QWEN3_MOE | {"mlp_only_layers": [0, 5]}).dense_layers == 2
+    assert read(QWEN3_MOE | {"decoder_sparse_step": 2}).moe_layers == 24
+    assert read(QWEN3_MOE | {"mlp_only_layers": [0, 5]}).moe_layers == 46
     by_layer = {"moe_layer_freq": [0, 0, *[1] * 59], "first_k_dense_replace": None}
     assert read(DEEPSEEK_V3 | by_layer).dense_layers == 2
 
@@ -354,13 +354,26 @@ def test_the_language_model_of_a_nested_file_may_inherit() -> None:
         ({**LLAMA, "intermediate_size": None}, ["intermediate_size", "is missing"]),
         ({**MIXTRAL, "num_experts_per_tok": None}, ["num_experts_per_tok", "is missing"]),
         ({**MIXTRAL, "num_experts_per_tok": 9}, ["9 experts per token", "8"]),
-        ({"model_type": "deberta-v2", "hidden_size": 768}, ["deberta-v2 is an encoder", "equal"]),
-        ({"model_type": "t5"}, ["an encoder with a decoder"]),
+        (
+            {"model_type": "deberta-v2", "hidden_size": 768},
+            ["deberta-v2 is an encoder", "no shape"],
+        ),
+        ({"model_type": "bart"}, ["an encoder with a decoder"]),
+        ({"model_type": "t5"}, ["num_heads", "is missing"]),
         ({"model_type": "mamba"}, ["a state-space model"]),
         ({"model_type": "x", "is_encoder_decoder": True}, ["an encoder with a decoder"]),
         (
+            {**LLAMA, "model_type": "hybrid", "layer_types": ["conv"] * 32},
+            ["layers of type conv"],
+        ),
+        (
             {**LLAMA, "model_type": "hybrid", "layer_types": ["linear_attention"] * 32},
-            ["layers of type linear_attention"],
+            ["linear_num_key_heads is missing"],
+        ),
+        ({**LLAMA, "layer_types": ["mamba"] * 31}, ["31 types of layers", "32 layers"]),
+        (
+            {**LLAMA, "model_type": "nemotron_h", "hybrid_override_pattern": "M?" * 16},
+            ["a layer of type '?'"],
         ),
     ],
 )

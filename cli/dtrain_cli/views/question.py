@@ -27,12 +27,19 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
         else ""
     )
     name = f"{clean(shape.name)}, " if shape.name else ""
-    model = (
-        f"{name}{explain.large(shape.parameters)} parameters{active}: {shape.layers} layers of "
-        f"hidden size {shape.hidden:,}, {shape.heads} heads ({shape.kv_heads} for keys and "
-        f"values), MLP {shape.ffn_hidden:,}{' (gated)' if shape.gated else ''}{experts}, "
-        f"vocabulary {shape.vocab:,}, sequences of {shape.seq_len:,} tokens"
+    attention = (
+        f", {shape.heads} heads ({shape.kv_heads} for keys and values)" if shape.heads else ""
     )
+    mlp = f", MLP {shape.ffn_hidden:,}{' (gated)' if shape.gated else ''}"
+    outputs = "outputs" if shape.input_parameters else "vocabulary"
+    model = (
+        f"{name}{explain.large(shape.parameters)} parameters{active}: {shape.layers} layers"
+        f"{explain.kinds(shape)} of hidden size {shape.hidden:,}{attention}"
+        f"{mlp if shape.ffn_hidden else ''}{experts}, {outputs} {shape.vocab:,}, sequences of "
+        f"{shape.seq_len:,} tokens"
+    )
+    if shape.target_len:
+        model += f" with {shape.target_len:,} targets"
     if (lora := shape.lora) is not None:
         where = "all matrices" if lora.adapts_mlp else "attention"
         model += (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Precision
+from dtrain.parallelism.model.parts import Modulation, Part, Twin
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
@@ -52,6 +53,10 @@ class Backend:
     """Whether the first and the last pipeline stage can share the vocabulary matrix."""
     uneven_pieces: bool = True
     """Whether an interleaved pipeline can have pieces of different sizes."""
+    trains_parts: tuple[type[Part], ...] = (Part,)
+    """Parts of layers that it has, beside attention and the MLP."""
+    omits_blocks: bool = True
+    """Whether layers can lack attention or the MLP."""
     trains_adapters: bool = True
     """Whether it trains adapters of a frozen model (LoRA)."""
     frozen_bits: tuple[int, ...] = (16,)
@@ -84,6 +89,8 @@ BACKENDS: dict[BackendName, Backend] = {
             splits_any_layer=False,
             ties_across_stages=False,
             uneven_pieces=False,
+            trains_parts=(),
+            omits_blocks=False,
             trains_adapters=False,
             shards_stages=False,
         ),
@@ -98,6 +105,7 @@ BACKENDS: dict[BackendName, Backend] = {
             sends_tokens_once=False,
             precisions=("bf16", "fp16", "fp8", "tf32", "fp32"),
             copies_keys=False,
+            trains_parts=(Modulation, Twin),
             frozen_bits=(16, 4),
             keeps_stages=True,
         ),
@@ -140,6 +148,8 @@ def most_pieces(shape: Shape, layout: Layout) -> int:
 def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend, t = backend_of(layout), layout.tensor
+    if shape.pattern or shape.parts:
+        yield from _missing_parts(shape, backend)
     if shape.lora is not None:
         if not backend.trains_adapters:
             yield "LoRA"
@@ -168,3 +178,14 @@ def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str
         pieces = layout.pipeline * layout.virtual_pipeline
         if layout.virtual_pipeline > 1 and shape.layers % pieces and not backend.uneven_pieces:
             yield f"a pipeline of {pieces} pieces, which do not divide {shape.layers} layers"
+
+
+def _missing_parts(shape: Shape, backend: Backend) -> Iterator[str]:
+    """Yield the first part of layers that ``backend`` does not have, if any."""
+    for part in shape.every_part:
+        if not isinstance(part, backend.trains_parts):
+            yield part.title
+            return
+    lacking = any(not (kind.heads and kind.ffn_hidden) for kind, _ in shape.kinds)
+    if lacking and not backend.omits_blocks:
+        yield "layers without attention or without an MLP"

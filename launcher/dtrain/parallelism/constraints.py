@@ -87,11 +87,15 @@ def check(
         return UsageError(f"{text} {reason}", hint=_use(name, would, derived))
 
     gpus = divisors(cluster.gpus)
-    if "tensor" in known and (shape.heads % known["tensor"] or shape.ffn_hidden % known["tensor"]):
+    units = shape.tensor_units
+    if "tensor" in known and any(unit % known["tensor"] for unit in units):
+        others = [str(unit) for unit in units if unit not in (shape.heads, shape.ffn_hidden)]
+        also = f", and the {' and '.join(others)} of other layers" if others else ""
         raise refuse(
             "tensor",
-            f"does not divide the model's {shape.heads} heads and its MLP of {shape.ffn_hidden}",
-            (t for t in gpus if not shape.heads % t and not shape.ffn_hidden % t),
+            f"does not divide the model's {shape.heads} heads and its MLP of {shape.ffn_hidden}"
+            f"{also}",
+            (t for t in gpus if not any(unit % t for unit in units)),
         )
     if "pipeline" in known and known["pipeline"] > shape.layers:
         raise refuse(

@@ -161,7 +161,7 @@ class _Choices:
         shape, gpus = self.shape, self.cluster.gpus
         within_host = min(self.cluster.gpus_per_host, gpus)
         for tensor in self.of("tensor", divisors(within_host)):
-            if gpus % tensor or shape.heads % tensor or shape.ffn_hidden % tensor:
+            if gpus % tensor or any(unit % tensor for unit in shape.tensor_units):
                 continue
             for pipeline in self.of("pipeline", divisors(gpus // tensor)):
                 if gpus % (tensor * pipeline) or pipeline > shape.layers:

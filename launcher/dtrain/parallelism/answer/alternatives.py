@@ -63,8 +63,7 @@ def textbook(answer: Answer) -> str:
         )
         for tensor in range(1, inside + 1)
         if inside % tensor == 0
-        and shape.heads % tensor == 0
-        and shape.ffn_hidden % tensor == 0
+        and not any(unit % tensor for unit in shape.tensor_units)
         and inside // tensor <= shape.layers
     ]
     least = min(candidates, key=lambda one: one.memory.total, default=None)

@@ -15,6 +15,7 @@ from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Answer, Question
 
 SCHEMA = 1
@@ -80,8 +81,26 @@ def model(question: Question) -> dict[str, Any]:
         "parameters": shape.parameters,
         "active_parameters": shape.active_parameters,
         "trained_parameters": shape.trained_parameters,
-        **{key: value for key, value in asdict(shape).items() if key != "name"},
+        **_sizes(shape),
     }
+
+
+_RARE = ("parts", "pattern", "attended", "input_parameters", "target_len")
+"""Fields of a shape that few models have."""
+
+
+def _sizes(shape: Shape) -> dict[str, Any]:
+    """Return the fields of a shape. Of a pattern, the kinds of layers and the number of each."""
+    absent = {"name", *(name for name in _RARE if not getattr(shape, name))}
+    found = {key: value for key, value in asdict(shape).items() if key not in absent}
+    if shape.parts:
+        found["parts"] = [{"part": type(part).__name__, **asdict(part)} for part in shape.parts]
+    if shape.pattern:
+        kinds = [{**_sizes(kind), "layers": count} for kind, count in shape.kinds]
+        places = {kind: place for place, (kind, _) in enumerate(shape.kinds)}
+        found["pattern"] = [places[kind] for kind in shape.pattern]
+        found["kinds"] = kinds
+    return found
 
 
 def cluster(question: Question) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -51,6 +52,27 @@ def headline(candidate: Candidate) -> str:
     """Describe a layout in two or three sentences."""
     shape, layout, cluster = candidate.shape, candidate.layout, candidate.cluster
     return " ".join([_split(shape, layout, cluster), _steps(layout), *_savings(candidate)])
+
+
+def kinds(shape: Shape) -> str:
+    """Return what the layers have, if they are not all attention and an MLP; else nothing."""
+    if not (shape.pattern or shape.parts):
+        return ""
+    counted = Counter[str]()
+    for kind, count in shape.kinds or ((shape, shape.layers),):
+        counted[_kind(kind)] += count
+    if len(counted) == 1:
+        return f" ({next(iter(counted))})"
+    return f" ({', '.join(f'{count} {words}' for words, count in counted.items())})"
+
+
+def _kind(layer: Shape) -> str:
+    """Return what one layer has: ``Mamba-2 + experts``."""
+    words = ["attention"] if layer.heads else []
+    words += [part.short for part in layer.parts if part.short]
+    if layer.ffn_hidden:
+        words.append("experts" if layer.experts else "MLP")
+    return " + ".join(words)
 
 
 def _split(shape: Shape, layout: Layout, cluster: GpuCluster) -> str:

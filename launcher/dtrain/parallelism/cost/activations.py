@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
+from dtrain.parallelism.cost.stages import kinds_of_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute
 
@@ -33,6 +34,32 @@ def layer_activations(
         shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops, narrow
     )
     return terms * BYTES[assumed.precision] / 2
+
+
+def mean_activations(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> float:
+    """Return `layer_activations` of the mean layer of a stage, for each token of the model's
+    sequence."""
+    if not shape.pattern:
+        return layer_activations(shape, layout, assumed)
+    kinds = kinds_of_stages(shape, layout)[stage]
+    every = sum(
+        count * layer_activations(kind, layout, assumed) * kind.seq_len / shape.seq_len
+        for kind, count in kinds.items()
+    )
+    return every / sum(kinds.values())
+
+
+def largest_layer(
+    shape: Shape, layout: Layout, assumed: Assumptions, recompute: Recompute | None = None
+) -> float:
+    """Return `layer_activations` of the kind of layer that keeps the most, for each token of the
+    model's sequence."""
+    if not shape.pattern:
+        return layer_activations(shape, layout, assumed, recompute)
+    return max(
+        layer_activations(kind, layout, assumed, recompute) * kind.seq_len / shape.seq_len
+        for kind, _ in shape.kinds
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -81,11 +108,12 @@ def _terms(
         # rest.
         yield 2 * h / split
         yield 2 * (queries + grouped + values + width) / t
+        yield from (part.kept(h, t, split) for part in shape.parts)
         return
     # Inputs of both norms (one yielded above) and their outputs, the products' inputs. Megatron-LM
     # keeps a rank's part of these and gathers them again (RAR, section 4.2.2); PyTorch's DTensor
     # and nanotron keep what the product read.
-    norms = 1 if shape.parallel else 2
+    norms = 1 if shape.parallel else bool(shape.heads) + bool(shape.ffn_hidden)
     outputs = 0 if drops else narrow * norms * h
     yield 2 * (norms - 1) * h / split + outputs / (1 if torch else split)
     if shape.dropout:
@@ -112,3 +140,4 @@ def _terms(
         # The inner tensors of the adapters: four in attention, one for each matrix of the MLP.
         inner = 4 + (shape.matrices if shape.lora.adapts_mlp else 0)
         yield 2 * inner * shape.lora.rank
+    yield from (part.kept(h, t, split) for part in shape.parts)

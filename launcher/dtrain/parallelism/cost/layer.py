@@ -27,6 +27,13 @@ SEPARATE_ROTATION = 8.0
 """The same for the rotation of queries and keys: 10 passes instead of 2."""
 EXPONENTIALS = 3.9e12
 """Exponentials of a GPU in a second (H100, arXiv 2407.08608). Newer GPUs have hardly more."""
+SCAN = 0.19
+"""FLOP/s of a scan in chunks as a share of FlashAttention-2's. At 2,048 tokens, Mamba-2's kernel is
+as fast as causal FlashAttention-2 of the same width (arXiv 2405.21060, section 9.3, figure 10, with
+64 states), which computes 2·2048 FLOPs for each element; the scan 2·256 + 4·64."""
+SCAN_BACKWARD = 3.0
+"""Time of a part's backward pass, relative to its forward pass: twice the FLOPs, and the forward
+pass again, whose inner tensors the fused kernels do not keep."""
 UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
@@ -68,7 +75,12 @@ class Kernels:
         """Yield the forward pass's products with weights."""
         shape, t = self.shape, self.layout.tensor
         n, h = self.tokens, shape.hidden
-        yield from self._projections()
+        if shape.heads:
+            yield from self._projections()
+        for part in shape.parts:
+            yield from (Product(n * rows, k, out) for rows, k, out in part.products(h, t))
+        if not shape.ffn_hidden:
+            return
         widths = 2 if shape.gated else 1
         if not moe:
             dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
@@ -190,7 +202,8 @@ class Kernels:
         """FLOP of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
         shape = self.shape
         width = shape.heads * (shape.head_size + (shape.value_head_size or shape.head_size))
-        return 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
+        every = 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
+        return every * shape.attended_share
 
     def attention_forward(self) -> float:
         """Seconds of attention. Flash attention runs at its share of the peak and skips the half of
@@ -229,8 +242,10 @@ class Kernels:
         the sequence), and passes over elements that it splits.
         """
         shape, layout = self.shape, self.layout
-        # Two norms and two sums with the residual stream; or one of each, with three inputs.
-        whole = (6.0 if shape.parallel else 10.0) + (4.0 if shape.dropout else 0.0)
+        # Norms and sums with the residual stream: three and two passes, one more for two outputs.
+        whole = 5.0 * shape.sums + (1.0 if shape.parallel else 0.0)
+        if shape.dropout:
+            whole += 4.0 if shape.parallel else 2.0 * shape.sums
         if shape.experts:
             # Copies of tokens are written in the order of experts, and later added to each other.
             whole += 2.0 * (1 + shape.experts_per_token)
@@ -257,7 +272,9 @@ class Kernels:
 
     def launches(self) -> float:
         """Approximate number of kernel launches for one layer and micro-batch, over all passes."""
-        forward = 24.0 if self.assumed.flash_attention else 32.0
+        blocks = bool(self.shape.heads) + bool(self.shape.ffn_hidden)
+        forward = (12.0 if self.assumed.flash_attention else 16.0) * blocks
+        forward += sum(part.kernels for part in self.shape.parts)
         if self.shape.experts:
             # Routing, permutation and quantization: fitted to Qwen3-30B with micro-batches of 1.
             forward += 300
@@ -273,17 +290,40 @@ class Kernels:
             + self.adapters(moe=moe)
             + self.attention_forward()
             + self.stream_forward()
+            + self.parts_forward
         )
+
+    @cached_property
+    def parts_forward(self) -> float:
+        """Seconds of the layer's parts beside their products: their scans and their attention, and
+        the kernels that read and write what these need."""
+        shape, layout, efficiency = self.shape, self.layout, self.efficiency
+        seconds = 0.0
+        for part in shape.parts:
+            speed = self._peak(self._wide) * efficiency.attention
+            if not part.attends:
+                speed *= efficiency.flash2 * SCAN
+            elif self.assumed.flash2 or backend_of(layout).flash2:
+                speed *= efficiency.flash2
+            seconds += self.tokens * part.kernel_flop / layout.tensor / speed
+            seconds += self._stream(part.split_passes(shape.hidden) / layout.tensor)
+        return seconds
 
     def backward(self, *, moe: bool) -> float:
         """Two products for each forward product, or one if its matrix is frozen; attention runs at
         a lower share of the peak."""
+        shape = self.shape
         attention = self.attention_forward()
         attention *= 2.5 / 0.85 if self.assumed.flash_attention else 2.0
         weights = self._products_backward * self.weights_forward(moe=moe)
         weights += self.expert_reads(moe=moe)
-        weights += self.accumulation(sum(one.weights for one in self.products(moe=moe)))
-        return weights + 2 * self.adapters(moe=moe) + attention + 2 * self.stream_forward()
+        held = sum(one.weights for one in self.products(moe=moe))
+        if shape.parts:
+            idle = sum(part.idle_parameters(shape.hidden) for part in shape.parts)
+            held += idle / self.layout.tensor
+        weights += self.accumulation(held)
+        streams = 2 * self.stream_forward() + SCAN_BACKWARD * self.parts_forward
+        return weights + 2 * self.adapters(moe=moe) + attention + streams
 
     @property
     def _products_backward(self) -> float:
@@ -307,7 +347,7 @@ class Kernels:
         """Seconds of torchtitan's policy, which keeps the outputs of attention and of every second
         product: keys, attention's output and the MLP's second input are computed again."""
         shape, t, n, h = self.shape, self.layout.tensor, self.tokens, self.shape.hidden
-        if moe or shape.kv_rank:
+        if moe or shape.kv_rank or not (shape.heads and shape.ffn_hidden):
             weights = 0.5 * self.weights_forward(moe=moe) + self.expert_reads(moe=moe)
         else:
             keys = max(shape.kv_heads / t, 1) * shape.head_size
@@ -340,11 +380,19 @@ class Kernels:
         return self._products_backward * self._head_product + summed + 2 * self._head_stream
 
     @property
+    def _predicted(self) -> float:
+        """Tokens of the output layer in one micro-batch."""
+        if not self.shape.target_len:
+            return self.tokens
+        return self.shape.target_len * self.layout.micro_batch / self.layout.context
+
+    @property
     def _head_product(self) -> float:
-        product = Product(self.tokens, self.shape.hidden, self.shape.vocab / self.layout.tensor)
+        vocab = self.shape.vocab / self.layout.tensor
+        product = Product(self._predicted, self.shape.hidden, vocab)
         return self.product_seconds(product, wide=True)
 
     @property
     def _head_stream(self) -> float:
-        stream = 4.0 * self.tokens * self.shape.vocab / self.layout.tensor * 3
+        stream = 4.0 * self._predicted * self.shape.vocab / self.layout.tensor * 3
         return stream / (self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
-from dtrain.parallelism.cost.activations import layer_activations
+from dtrain.parallelism.cost.activations import largest_layer, mean_activations
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
@@ -97,14 +97,15 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     tokens = shape.seq_len * layout.micro_batch / layout.context
     last = stage == p - 1
     held = in_flight(layout, stage)
-    kept = layers * layer_activations(shape, layout, assumed)
+    kept = layers * mean_activations(shape, layout, assumed, stage)
     if assumed.habits.keeps_outputs and not last:
         kept += BYTES[assumed.precision] * shape.hidden
     activations = kept * tokens * held
     # Logits, and their gradient in 32 bits (Megatron-LM's cross-entropy works in place on a copy;
     # PyTorch's kernels keep three copies).
     loss = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
-    logits = loss * tokens * shape.vocab / t if last else 0.0
+    predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
+    logits = loss * predicted * shape.vocab / t if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = (
@@ -114,13 +115,13 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     if assumed.by_torch(layout):
         phase = highest_sharded_phase(
             shape, layout, assumed,
-            layers=layers, first=stage == 0, last=last, held=held,
+            layers=layers, stage=stage, held=held,
         )  # fmt: skip
         gradients, activations, logits = phase.gradients, phase.activations, phase.logits
         gathered, temporary = phase.gathered, phase.temporary
     elif layout.recompute == "full":
         # The layer in its backward pass holds all of its activations, and gradients of some.
-        again = layer_activations(shape, layout, assumed, "none")
+        again = largest_layer(shape, layout, assumed, "none")
         again += _activation_gradients(shape, layout, assumed)
         temporary = max(temporary, again * tokens)
 

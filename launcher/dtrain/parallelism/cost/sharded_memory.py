@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import keeps_stage
-from dtrain.parallelism.cost.activations import layer_activations
+from dtrain.parallelism.cost.activations import largest_layer, mean_activations
+from dtrain.parallelism.cost.stages import kinds_of_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -29,15 +30,15 @@ class Phase(NamedTuple):
 
 def highest_phase(
     shape: Shape, layout: Layout, assumed: Assumptions,
-    *, layers: int, first: bool, last: bool, held: float,
+    *, layers: int, stage: int, held: float,
 ) -> Phase:  # fmt: skip
     """Return the highest phase of a stage of ``layers``.
 
     ``held`` is the number of micro-batches in flight; all but one hold all of their activations.
     """
-    kept = layer_activations(shape, layout, assumed)
+    kept = mean_activations(shape, layout, assumed, stage)
     waiting = (held - 1) * layers * kept * _tokens(shape, layout)
-    phases = _phases(shape, layout, assumed, layers, first, last)
+    phases = _phases(shape, layout, assumed, layers, stage)
     highest = max(phases, key=sum)
     return highest._replace(activations=highest.activations + waiting)
 
@@ -47,14 +48,22 @@ def _tokens(shape: Shape, layout: Layout) -> float:
 
 
 def _phases(
-    shape: Shape, layout: Layout, assumed: Assumptions, layers: int, first: bool, last: bool
+    shape: Shape, layout: Layout, assumed: Assumptions, layers: int, stage: int
 ) -> Iterator[Phase]:
+    first, last = stage == 0, stage == layout.pipeline - 1
     t, h = layout.tensor, shape.hidden / layout.tensor
     split = shape.hidden / (t if layout.sequence_parallel else 1)
     tokens = _tokens(shape, layout)
-    layer = (shape.layer_parameters() - _idle_experts(shape, layout)) / t
+    layer, experts = _layer(shape, layout)
+    largest = layer
+    if shape.pattern:
+        # Each kind of layer counts with its number in the stage; the largest one makes the peaks.
+        kinds = kinds_of_stages(shape, layout)[stage]
+        each = {kind: _layer(kind, layout) for kind in kinds}
+        largest = max(whole for whole, _ in each.values())
+        layer = sum(count * each[kind][0] for kind, count in kinds.items()) / layers
+        experts = sum(count * each[kind][1] for kind, count in kinds.items()) / layers
     # A rank keeps its share of a layer's gradients; fewer ranks share the experts' gradients.
-    experts = shape.experts * shape.expert_parameters / layout.expert / t
     shards = layout.shards
     expert_replicas = max(1, layout.copies // layout.expert)
     shard = (layer - experts) / shards + experts / min(shards, expert_replicas)
@@ -79,9 +88,10 @@ def _phases(
         gathered = 0.0
         accumulated = reduced * (layers * layer * trained + root * trained_root)
 
-    kept = layer_activations(shape, layout, assumed) * tokens
+    kept = mean_activations(shape, layout, assumed, stage) * tokens
     ends = 4 * split * tokens if last else 0.0
-    logits = tokens * shape.vocab / t if last else 0.0
+    predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
+    logits = predicted * shape.vocab / t if last else 0.0
 
     # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient.
     loss = 2 if assumed.fused_loss else 12
@@ -89,22 +99,22 @@ def _phases(
     # The output layer's backward pass, with its gradient and the logits in 16 bits.
     yield Phase(
         accumulated, layers * kept + ends + 2 * split * tokens, 2 * logits,
-        resident + 2 * head * trained_root + gathered * layer,
+        resident + 2 * head * trained_root + gathered * largest,
     )  # fmt: skip
 
     whole = kept
-    if layout.recompute != "none":
-        whole = layer_activations(shape, layout, assumed, "none") * tokens
+    if layout.recompute != "none" or shape.pattern:
+        whole = largest_layer(shape, layout, assumed, "none") * tokens
     width = shape.ffn_hidden / t
     # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
     inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
     inside += 2 * width * h if shape.lora is None or shape.frozen_matrix_bytes else 0.0
     recomputed = 2 * split * tokens if layout.recompute == "full" else 0.0
-    end_of_layer = 10 * split * tokens + 2 * layer * trained
+    end_of_layer = 10 * split * tokens + 2 * largest * trained
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
         below = (layers - 1 - done) * kept
-        ahead = gathered * layer if done < layers - 1 else 0.0
+        ahead = gathered * largest if done < layers - 1 else 0.0
         working = max(inside if not recomputed else inside - recomputed + kept, end_of_layer)
         yield Phase(
             accumulated or done * 4 * shard * trained,
@@ -112,9 +122,9 @@ def _phases(
             0.0,
             resident
             + 2 * head * trained_root
-            + gathered * layer
+            + gathered * largest
             + ahead
-            + (reduced * layer * trained if done else 0.0),
+            + (reduced * largest * trained if done else 0.0),
             working,
         )
     # The gradients of embedding and output layer are scattered last.
@@ -122,12 +132,18 @@ def _phases(
     tied = (6 if shape.tied else 4) * trained_root
     yield Phase(rest, 0.0, 0.0, resident + reduced * trained_root * root)
     yield Phase(
-        rest, 0.0, 0.0, resident + reduced * layer * trained, tied * head + 2 * split * tokens
+        rest, 0.0, 0.0, resident + reduced * largest * trained, tied * head + 2 * split * tokens
     )  # fmt: skip
     # The optimizer's update works on copies of all shards (foreach), or of more than these, or on
     # two of one shard.
     copies = every if assumed.habits.foreach else min(every, 8 * max(shard, root / shards))
     yield Phase(every, 0.0, 0.0, 0.0, max(copies, every * assumed.habits.step_copies / 4))
+
+
+def _layer(shape: Shape, layout: Layout) -> tuple[float, float]:
+    """Parameters of one layer on one tensor and expert rank, and of its experts alone."""
+    layer = (shape.layer_parameters() - _idle_experts(shape, layout)) / layout.tensor
+    return layer, shape.experts * shape.expert_parameters / layout.expert / layout.tensor
 
 
 def _idle_experts(shape: Shape, layout: Layout) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.model.flop import attention_flop, products_flop
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
@@ -35,26 +36,21 @@ def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
     if shape.lora is None:
         return 3.0 * forward
     trained = 2.0 * _active_adapters(shape)
-    return 2.0 * forward + _attention(shape, causal=causal) + trained
+    return 2.0 * forward + attention_flop(shape, causal=causal) + trained
 
 
 def _forward_per_token(shape: Shape, *, causal: bool) -> float:
+    if shape.every_part or shape.pattern:
+        return products_flop(shape) + attention_flop(shape, causal=causal)
     products = shape.active_parameters - shape.embedding_parameters + _active_adapters(shape)
     if shape.tied:
         products += shape.head_parameters
-    return 2.0 * products + _attention(shape, causal=causal)
+    return 2.0 * products + attention_flop(shape, causal=causal)
 
 
 def _active_adapters(shape: Shape) -> int:
     moe = shape.moe_layers * shape.adapter_parameters(moe=True, active=True)
     return moe + (shape.layers - shape.moe_layers) * shape.adapter_parameters(moe=False)
-
-
-def _attention(shape: Shape, *, causal: bool) -> float:
-    """FLOPs of one token's attention in the forward pass."""
-    width = shape.head_size + (shape.value_head_size or shape.head_size)
-    every = 2.0 * shape.layers * shape.seq_len * shape.heads * width
-    return every / 2 if causal and shape.causal else every
 
 
 def speed(
@@ -69,7 +65,7 @@ def speed(
     if layout.recompute == "selective" and assumed.by_torch(layout):
         recomputed = again / 2
     elif layout.recompute == "selective" and not assumed.flash_attention:
-        recomputed = _attention(shape, causal=False)
+        recomputed = attention_flop(shape, causal=False)
     return Speed(
         tokens_per_s_per_gpu=tokens,
         model_tflops_per_gpu=tokens * flop / 1e12,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 
 from dtrain.parallelism.backends import backend_of
+from dtrain.parallelism.model.flop import attention_flop
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -15,14 +17,75 @@ def stage_layers(shape: Shape, layout: Layout) -> tuple[int, ...]:
     Stages are equal if their number divides the layers, as in frameworks. Otherwise the last
     stage, which also has the output layer, gets fewer, and so does the first, which has the
     embedding: the slowest stage determines the speed. `dtrain.runtime` gives a stage at most one
-    more layer than another.
+    more layer than another. Layers of a pattern are cut where the stages' FLOPs are most alike.
     """
     stages = layout.pipeline
     if backend_of(layout).runtime_memory:
         return _alike(shape.layers, stages)
+    if shape.pattern:
+        return tuple(sum(kinds.values()) for kinds in kinds_of_stages(shape, layout))
     ends = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
     layer = (shape.active_parameters - ends) / shape.layers
     return _spread(shape.layers, stages, shape.head_parameters / layer)
+
+
+def kinds_of_stages(shape: Shape, layout: Layout) -> tuple[dict[Shape, int], ...]:
+    """Return the number of layers of each kind, for each stage of a model with a pattern."""
+    alike = backend_of(layout).runtime_memory
+    return _kinds_of_stages(shape, layout.pipeline, layout.virtual_pipeline, alike)
+
+
+@lru_cache(maxsize=4096)
+def _kinds_of_stages(
+    shape: Shape, stages: int, pieces: int, alike: bool
+) -> tuple[dict[Shape, int], ...]:
+    """Stage i has every piece whose number leaves the remainder i, as in Megatron-LM. ``alike``:
+    pieces have equal numbers of layers, or one more."""
+    found: tuple[Counter[Shape], ...] = tuple(Counter() for _ in range(stages))
+    start, pieces = 0, min(stages * pieces, shape.layers)
+    counts = _alike(shape.layers, pieces) if alike else _cut(shape, pieces)
+    for piece, count in enumerate(counts):
+        found[piece % stages].update(shape.pattern[start : start + count])
+        start += count
+    return found
+
+
+def _cut(shape: Shape, pieces: int) -> tuple[int, ...]:
+    """Return the layers of each piece of a pipeline: those whose largest has the least FLOPs; equal
+    numbers of layers if that is within 5 %. Earlier pieces, which hold more micro-batches, get
+    fewer layers."""
+    weights = [
+        (kind.layer_flop + attention_flop(kind, causal=True)) * kind.seq_len
+        for kind in shape.pattern
+    ]
+    head = 2.0 * shape.head_parameters * (shape.target_len or shape.seq_len)
+    least, most = max(sum(weights) / pieces, *weights), sum(weights)
+    for _ in range(30):
+        limit = (least + most) / 2
+        fits = _filled(weights, head, pieces, limit) is not None
+        least, most = (least, limit) if fits else (limit, most)
+    each = len(weights) // pieces
+    if len(weights) % pieces == 0:
+        starts = range(0, len(weights), each)
+        largest = max(sum(weights[start : start + each]) for start in starts)
+        if largest <= 1.05 * most:
+            return (each,) * pieces
+    counts = _filled(weights, head, pieces, most)
+    return counts or (*(each for _ in range(pieces - 1)), len(weights) - each * (pieces - 1))
+
+
+def _filled(weights: list[float], head: float, pieces: int, limit: float) -> tuple[int, ...] | None:
+    """Return the layers of ``pieces`` pieces of at most ``limit``, filled from the last one, which
+    also has ``head`` if there is room; None if they do not suffice."""
+    counts: list[int] = []
+    count, total = 0, min(head, limit - weights[-1])
+    for left, weight in zip(range(len(weights), 0, -1), reversed(weights), strict=True):
+        if count and (total + weight > limit or left < pieces - len(counts)):
+            counts.append(count)
+            count, total = 0, 0.0
+        count, total = count + 1, total + weight
+    counts.append(count)
+    return tuple(reversed(counts)) if len(counts) == pieces else None
 
 
 @lru_cache(maxsize=4096)
@@ -53,15 +116,21 @@ def parameters_of_stage(
     shape: Shape, layout: Layout, layers: int, stage: int
 ) -> tuple[float, float]:
     """Parameters on one GPU of a stage of ``layers``: all but the experts', and the experts'."""
-    moe = _moe_layers(shape, layout, layers, stage)
-    every = shape.experts * shape.expert_parameters
-    dense = moe * (shape.layer_parameters(moe=True) - every)
-    dense += (layers - moe) * shape.layer_parameters(moe=False)
+    if shape.pattern:
+        kinds = kinds_of_stages(shape, layout)[stage].items()
+        routed = float(sum(count * kind.experts * kind.expert_parameters for kind, count in kinds))
+        dense = float(sum(count * kind.layer_parameters() for kind, count in kinds) - routed)
+    else:
+        moe = _moe_layers(shape, layout, layers, stage)
+        every = shape.experts * shape.expert_parameters
+        dense = moe * (shape.layer_parameters(moe=True) - every)
+        dense += (layers - moe) * shape.layer_parameters(moe=False)
+        routed = moe * every
     if stage == 0:
         dense += shape.embedding_parameters
     if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
         dense += shape.head_parameters
-    return dense / layout.tensor, moe * every / layout.expert / layout.tensor
+    return dense / layout.tensor, routed / layout.expert / layout.tensor
 
 
 def _moe_layers(shape: Shape, layout: Layout, layers: int, stage: int) -> float:

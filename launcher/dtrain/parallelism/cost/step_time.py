@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, replace
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -14,6 +15,7 @@ from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
 from dtrain.parallelism.cost.stages import (
     adapters_of_stage,
+    kinds_of_stages,
     parameters_of_stage,
     stage_layers,
 )
@@ -78,10 +80,21 @@ class _Layer:
     expert: float
     head: float
     """Of the output layer and the loss, which only the last stage has."""
+    launches: float
+    """Kernels that the host starts."""
 
     @property
     def total(self) -> float:
         return self.compute + self.recompute + self.tensor + self.context + self.expert
+
+    @staticmethod
+    def sum(layers: Iterable[tuple[_Layer, int]]) -> _Layer:
+        """Return what several layers take, each as often as its number says."""
+        sums = [0.0] * 7
+        for layer, count in layers:
+            for place, value in enumerate(astuple(layer)):
+                sums[place] += count * value
+        return _Layer(*sums)
 
 
 def step_time(
@@ -89,24 +102,23 @@ def step_time(
 ) -> StepTime:
     """Return the time of one step of ``layout.global_batch`` sequences."""
     kernels = Kernels(efficiency, cluster, shape, layout, assumed)
-    layer = _layer_of(kernels)
-    head = layer.head
+    head = _layer_of(kernels).head
     m, p = layout.grad_accumulation, layout.pipeline
 
     counts = stage_layers(shape, layout)
-    each = layer.total
-    stages = [count * each for count in counts]
+    work = _work_of_stages(kernels, counts)
+    stages = [count * each.total for count, each in work]
     stages[-1] += head
     slowest = stages.index(max(stages))
+    layers, layer = work[slowest]
     # If kernels are shorter than their launches, the host is the bottleneck.
-    host = (counts[slowest] * kernels.launches() + LAUNCHES) * efficiency.launch
+    host = (layers * layer.launches + LAUNCHES) * efficiency.launch
     waiting = max(0.0, host - stages[slowest])
     # All stages wait for the slowest one, and at both ends of the step for all other stages:
     # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
     others = sum([max(stage, host) for stage in stages]) - max(stages[slowest], host)
     bubble = BUBBLE.get(layout.schedule, 1.0) * others / layout.virtual_pipeline
 
-    layers = counts[slowest]
     data, optimizer = _between_steps(kernels, max(counts), m * max(stages[slowest], host))
     return StepTime(
         compute=m * (layers * layer.compute + (head if slowest == p - 1 else 0.0)),
@@ -127,10 +139,31 @@ def least_time(
     shape: Shape, layout: Layout, cluster: GpuCluster, efficiency: Efficiency, assumed: Assumptions
 ) -> float:
     """Return a lower limit of the time of a step: its layers in the pipeline, and nothing else."""
-    layer = _layer_of(Kernels(efficiency, cluster, shape, layout, assumed))
-    most = max(stage_layers(shape, layout))
+    kernels = Kernels(efficiency, cluster, shape, layout, assumed)
+    counts = stage_layers(shape, layout)
+    if shape.pattern:
+        stages = [layer.total for _, layer in _work_of_stages(kernels, counts)]
+        others = BUBBLE.get(layout.schedule, 1.0) * (sum(stages) - max(stages))
+        return layout.grad_accumulation * max(stages) + others / layout.virtual_pipeline
+    layer = _layer_of(kernels)
+    most = max(counts)
     idle = BUBBLE.get(layout.schedule, 1.0) * (shape.layers - most) / layout.virtual_pipeline
     return layer.total * (layout.grad_accumulation * most + idle)
+
+
+def _work_of_stages(kernels: Kernels, counts: tuple[int, ...]) -> list[tuple[int, _Layer]]:
+    """Return each stage's number of layers and one of these; of different layers, 1 and their sum.
+
+    ``counts`` are the layers of the stages.
+    """
+    if not kernels.shape.pattern:
+        layer = _layer_of(kernels)
+        return [(count, layer) for count in counts]
+    stages = kinds_of_stages(kernels.shape, kernels.layout)
+    each = {
+        kind: _layer_of(replace(kernels, shape=kind)) for kind in {k for one in stages for k in one}
+    }
+    return [(1, _Layer.sum((each[kind], count) for kind, count in one.items())) for one in stages]
 
 
 def _layer_of(kernels: Kernels) -> _Layer:
@@ -195,6 +228,7 @@ def _layer(
         context=_context(kernels),
         expert=exchange,
         head=kernels.head_forward() + kernels.head_backward(),
+        launches=kernels.launches(),
     )
 
 
@@ -217,7 +251,8 @@ def _activation(kernels: Kernels) -> float:
 
 
 def _tensor(kernels: Kernels) -> float:
-    """Four all-reduces a layer, or as many gathers and scatters when the sequence is split.
+    """Two all-reduces for each sum of a layer with the residual stream, or as many gathers and
+    scatters when the sequence is split.
 
     The backward pass of a split sequence gathers its inputs once more (RAR, arXiv 2205.05198,
     section 4.2.2), which overlaps with computation. Recomputation repeats the forward's.
@@ -226,9 +261,7 @@ def _tensor(kernels: Kernels) -> float:
     if layout.tensor == 1:
         return 0.0
     group = Group(kernels.cluster, kernels.efficiency, layout.tensor, 1)
-    passes = 4 + (2 if layout.recompute == "full" else 0)
-    if kernels.shape.parallel:
-        passes //= 2
+    passes = kernels.shape.sums * (3 if layout.recompute == "full" else 2)
     size = _activation(kernels)
     each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
     exposed = backend_of(layout).exposed_tensor
@@ -240,16 +273,24 @@ def _tensor(kernels: Kernels) -> float:
 
 
 def _context(kernels: Kernels) -> float:
-    """Keys and values pass around the ring, once forward and twice backward; half is hidden."""
+    """Keys and values pass around the ring, once forward and twice backward; half is hidden. Ranks
+    exchange their tokens for heads before and after a scan, which is not hidden."""
     shape, layout = kernels.shape, kernels.layout
-    if layout.context == 1:
+    if layout.context == 1 or not (shape.heads or shape.parts):
         return 0.0
     group = Group(kernels.cluster, kernels.efficiency, layout.context, layout.tensor)
+    size = BYTES[kernels.assumed.precision] * kernels.tokens / layout.tensor
+    times = 3 if layout.recompute == "full" else 2
+    exchanges = sum(
+        times * group.exchange(size * part.exchanged, 1) for part in shape.parts if part.exchanged
+    )
+    if not shape.heads:
+        return exchanges
     values = shape.value_head_size or shape.head_size
     width = max(shape.kv_heads / layout.tensor, 1) * (shape.head_size + values)
     size = BYTES[kernels.assumed.precision] * kernels.tokens * layout.context * width
     passes = 3 + (layout.recompute == "full")
-    return 0.5 * passes * group.all_gather(size)
+    return exchanges + 0.5 * passes * group.all_gather(size)
 
 
 def _expert(kernels: Kernels) -> float:
@@ -295,8 +336,9 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     """
     shape, layout, efficiency = kernels.shape, kernels.layout, kernels.efficiency
     ranks = layout.copies
+    stages = range(layout.pipeline) if shape.pattern else (0, layout.pipeline - 1)
     dense, experts = max(
-        (parameters_of_stage(shape, layout, layers, stage) for stage in (0, layout.pipeline - 1)),
+        (parameters_of_stage(shape, layout, layers, stage) for stage in stages),
         key=sum,
     )
     shards = layout.shards

@@ -7,6 +7,9 @@ from typing import Any
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
+from dtrain.parallelism.model.config_file import ConfigFile
+from dtrain.parallelism.model.diffusion import diffusion_shape, is_diffusion
+from dtrain.parallelism.model.hybrids import ATTENTIONS, MIXERS, arranged, other_shape
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 
@@ -49,6 +52,7 @@ _CHOSEN = (
     "moe_k",
     "ffn_config.moe_top_k",
 )
+_SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 _DROPOUT = (
     "resid_pdrop",
     "hidden_dropout",
@@ -88,6 +92,7 @@ _KINDS: Mapping[str, _Kind] = {
     "phi": _Kind(gated=False, parallel=True),
     "persimmon": _Kind(gated=False),
     "nemotron": _Kind(gated=False),
+    "nemotron_h": _Kind(gated=False),
     "starcoder2": _Kind(gated=False, tied=True),
     "gemma": _Kind(tied=True, defaults={"head_dim": 256}),
     "gemma2": _Kind(tied=True, defaults={"head_dim": 256}),
@@ -115,15 +120,10 @@ _FOUR_TIMES = {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "falcon", "gptj", "cod
 _OTHER_THINGS = {
     "deberta-v2": "an encoder",
     "vit": "an encoder of images",
-    "t5": "an encoder with a decoder",
-    "mt5": "an encoder with a decoder",
     "bart": "an encoder with a decoder",
     "whisper": "an encoder with a decoder",
     "mamba": "a state-space model",
-    "mamba2": "a state-space model",
     "jamba": "a mixture of attention and state-space layers",
-    "nemotron_h": "a mixture of attention and state-space layers",
-    "qwen3_next": "a mixture of attention and linear attention",
     "minimax": "a mixture of attention and linear attention",
     "lfm2": "a mixture of attention and convolutions",
     "rwkv": "a recurrent model",
@@ -133,9 +133,6 @@ _OTHER_THINGS = {
     "doge": "a mixture of experts of another kind",
     "longcat_flash": "a mixture of experts of another kind",
 }
-
-_ATTENTIONS = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
-"""Layer types with queries, keys and values, over any range of tokens."""
 
 _PLAIN_ACTIVATIONS = {"relu", "relu2", "squared_relu", "xielu"}
 """Activations that files use for MLPs of two matrices."""
@@ -151,14 +148,21 @@ def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> S
     have a dense MLP are taken to be the first, whichever they are.
 
     Raises:
-        UsageError: the text is not JSON, does not describe a stack of equal transformer layers, or
-            lacks a size; names the key.
+        UsageError: the text is not JSON, describes a model that dtrain has no shape for, or lacks a
+            size; names the key.
     """
     values = json_file.parse(text, where, "give the config.json of a Hugging Face model")
     if not isinstance(values, dict):
         raise UsageError(
             f"{where}: must hold a JSON object", hint="give the config.json of a model"
         )
+    return shape_from_values(values, where, seq_len=seq_len)
+
+
+def shape_from_values(values: dict[str, Any], where: str, *, seq_len: int | None = None) -> Shape:
+    """Return `shape_from_config` of a file that is read already."""
+    if is_diffusion(values):
+        return diffusion_shape(ConfigFile(values, where, ""), seq_len)
     return _Config(_language_model(values), where, str(values.get("_name_or_path") or "")).shape(
         seq_len
     )
@@ -176,23 +180,26 @@ def _language_model(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Config:
-    """The values of a file, each found by the first of several names."""
-
-    values: Mapping[str, Any]
-    where: str
-    name: str
-
-    @property
-    def model_type(self) -> str:
-        return str(self.values.get("model_type") or "")
+class _Config(ConfigFile):
+    """A file of a decoder or an encoder."""
 
     @property
     def kind(self) -> _Kind:
         return _KINDS.get(self.model_type, _Kind())
 
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self.kind.defaults or {}
+
     def shape(self, seq_len: int | None) -> Shape:
+        other = other_shape(self, seq_len)
+        if other is not None:
+            return other
         self._refuse_other_things()
+        return arranged(self, self._usual_shape(seq_len))
+
+    def _usual_shape(self, seq_len: int | None) -> Shape:
+        """The shape with attention in each layer, and a dense MLP in the first ``dense_layers``."""
         layers, hidden = self.needed(_LAYERS), self.needed(_HIDDEN)
         heads = self.needed(_HEADS)
         head_size = self.head_size(hidden, heads)
@@ -242,12 +249,12 @@ class _Config:
             thing = "an encoder with a decoder"
         listed = self.get(("layer_types",))
         if thing is None and isinstance(listed, list):
-            odd = [kind for kind in map(str, listed) if kind not in _ATTENTIONS]
+            odd = [kind for kind in map(str, listed) if kind not in ATTENTIONS | MIXERS]
             thing = f"a model with layers of type {odd[0]}" if odd else None
         if thing:
             raise UsageError(
-                f"{self.where}: {self.model_type or 'this model'} is {thing}; dtrain plans "
-                f"stacks of equal transformer layers",
+                f"{self.where}: {self.model_type or 'this model'} is {thing}, for which dtrain "
+                f"has no shape",
                 hint="plan for a similar size: `model_size`, or `layers`, `hidden`, `heads`",
             )
 
@@ -312,51 +319,9 @@ class _Config:
 
     def shared_experts(self, ffn: int) -> int:
         """Return the number of shared experts, in units of the usual width, rounded."""
-        width = self.count(("shared_expert_intermediate_size",))
+        width = self.count(_SHARED)
         if width:
             return max(1, round(width / ffn))
         if self.model_type.startswith("llama4"):
             return 1
         return self.count(("n_shared_experts", "num_shared_experts", "num_shared_expert"))
-
-    def get(self, names: tuple[str, ...], default: Any = None) -> Any:
-        """Return the value of the first of ``names`` in the file; a dot enters an inner object."""
-        for name in names:
-            outer, _, inner = name.partition(".")
-            value = self.values.get(outer)
-            if inner:
-                value = value.get(inner) if isinstance(value, dict) else None
-            if value is not None:
-                return value
-        for name in names:
-            if self.kind.defaults and name in self.kind.defaults:
-                return self.kind.defaults[name]
-        return default
-
-    def count(self, names: tuple[str, ...]) -> int:
-        """Return a whole number, 0 if the file has none."""
-        value = self.get(names, 0)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        # Some files give a value for each layer.
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
-            given = next(name for name in names if self.get((name,)) is not None)
-            self.refuse(f"{given} must be a whole number, not {value!r}")
-            return 0
-        return value
-
-    def needed(self, names: tuple[str, ...]) -> int:
-        value = self.count(names)
-        if value < 1:
-            others = [name for name in names[1:] if "." not in name]
-            also = f" (or {', '.join(others)})" if others else ""
-            self.refuse(f"{names[0]}{also} is missing")
-        return value
-
-    def refuse(self, message: str) -> None:
-        raise UsageError(
-            f"{self.where}: {message}",
-            hint="fix the file, or give the sizes as `layers`, `hidden`, `heads`, `ffn_hidden`",
-        )

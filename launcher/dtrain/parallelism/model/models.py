@@ -1,34 +1,50 @@
 """Shapes of well-known models, with their published numbers of parameters.
 
-The figures are in ``models.json``. ``seq_len`` is the length in most of the pretraining, which
-for recent models is far below their longest context.
+The figures are in ``models.json``: the sizes of a `Shape`, or as ``config`` the keys of a
+``config.json``. ``seq_len`` is the length in most of the pretraining, which for recent models is
+far below their longest context.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.names import find, index
 from dtrain.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Model:
     """A published model."""
 
-    shape: Shape
+    name: str
     parameters: int
     """Parameters as published; exact if ``source`` is the weights."""
     active: int
     """Active parameters for one token as published; 0 for dense models, or if not published."""
     source: str
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...]
+    sizes: Mapping[str, Any]
+    """The sizes of its shape, or a ``config`` that describes it better: its layers differ."""
 
-    @property
-    def name(self) -> str:
-        return self.shape.name
+    @cached_property
+    def shape(self) -> Shape:
+        sizes = dict(self.sizes)
+        if "config" in sizes:
+            from dtrain.parallelism.model.huggingface import shape_from_values
+
+            return replace(shape_from_values(sizes["config"], self.name), name=self.name)
+        return Shape(
+            name=self.name,
+            kv_heads=sizes.pop("kv_heads", sizes["heads"]),
+            head_size=sizes.pop("head_size", sizes["hidden"] // sizes["heads"]),
+            **sizes,
+        )
 
 
 @cache
@@ -37,17 +53,17 @@ def models() -> tuple[Model, ...]:
     import json  # takes 7 ms, needed only for plans by model name
 
     entries = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))
-    found = []
-    for entry in entries:
-        parameters, active = entry.pop("parameters"), entry.pop("active", 0)
-        source, aliases = entry.pop("source"), tuple(entry.pop("aliases", ()))
-        shape = Shape(
-            kv_heads=entry.pop("kv_heads", entry["heads"]),
-            head_size=entry.pop("head_size", entry["hidden"] // entry["heads"]),
-            **entry,
+    return tuple(
+        Model(
+            entry.pop("name"),
+            entry.pop("parameters"),
+            entry.pop("active", 0),
+            entry.pop("source"),
+            tuple(entry.pop("aliases", ())),
+            entry,
         )
-        found.append(Model(shape, parameters, active, source, aliases))
-    return tuple(found)
+        for entry in entries
+    )
 
 
 def model(name: str) -> Shape:
@@ -57,10 +73,11 @@ def model(name: str) -> Shape:
     Raises:
         UsageError: no model has this name; suggests the nearest.
     """
-    return find(
+    found = find(
         name.rpartition("/")[2],
-        index((known.name, known.aliases, known.shape) for known in models()),
+        index((known.name, known.aliases, known) for known in models()),
         [known.name for known in models()],
         what="model",
         otherwise="Give its Hugging Face file with `model_config`, or a size with `model_size`",
     )
+    return found.shape

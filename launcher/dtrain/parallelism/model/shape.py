@@ -1,17 +1,20 @@
-"""The shape of a transformer language model, and its number of parameters."""
+"""The shape of a model, a sequence of layers, and its number of parameters."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections import Counter
+from dataclasses import fields, replace
 from functools import cached_property
 
 from dtrain.parallelism.model.adapters import NF4, Lora
+from dtrain.parallelism.model.parts import Part
 from dtrain.records import dataclass
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A stack of equal transformer layers: a decoder, or an encoder.
+    """A stack of layers. A layer has attention if ``heads`` is above 0, an MLP or experts if
+    ``ffn_hidden`` is, and ``parts``. All layers are equal unless there is a ``pattern``.
 
     All sizes are numbers of elements. ``ffn_hidden`` is the inner width of one MLP: the dense
     one, or each expert.
@@ -60,6 +63,18 @@ class Shape:
     parallel: bool = False
     """Whether attention and MLP read the same norm, and one sum adds both to the residual stream,
     as in PaLM (arXiv 2204.02311, section 2): half of the norms and of tensor-parallel traffic."""
+    parts: tuple[Part, ...] = ()
+    """What each layer has beside attention and the MLP."""
+    pattern: tuple[Shape, ...] = ()
+    """Each layer in order, if they differ: a shape of one layer. The sizes of this shape are then
+    those of its layers with attention, or with experts."""
+    attended: int = 0
+    """Keys that a token attends to at most; 0 if to all (DeepSeek-V3.2's sparse attention)."""
+    input_parameters: int = 0
+    """Parameters before the first layer, if they are not a table of ``vocab`` rows: embeddings of
+    patches, time steps and classes."""
+    target_len: int = 0
+    """Tokens of a sequence that the output layer predicts, if not ``seq_len`` (T5's decoder)."""
     name: str = ""
     lora: Lora | None = None
     """The adapters, if only they are trained."""
@@ -71,6 +86,59 @@ class Shape:
     def _hash(self) -> int:
         # A search looks up costs of the same shape thousands of times.
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Shape, int], ...]:
+        """The kinds of layers of the ``pattern``, and the number of layers of each."""
+        return tuple(Counter(self.pattern).items())
+
+    @cached_property
+    def tensor_units(self) -> tuple[int, ...]:
+        """Numbers that the number of tensor ranks must divide."""
+        units = (self.heads, self.ffn_hidden, *(unit for part in self.parts for unit in part.units))
+        inner = (unit for kind, _ in self.kinds for unit in kind.tensor_units)
+        return tuple({unit: None for unit in (*units, *inner) if unit})
+
+    @cached_property
+    def every_part(self) -> tuple[Part, ...]:
+        """The parts of all kinds of layers."""
+        return (*self.parts, *(part for kind, _ in self.kinds for part in kind.parts))
+
+    @property
+    def attended_share(self) -> float:
+        """Scores of sparse attention as a share of all scores under a causal mask: each token has
+        ``attended`` of them, and the first tokens as many as there are before them."""
+        if not self.attended or self.attended >= self.seq_len:
+            return 1.0
+        share = self.attended / self.seq_len
+        return share * (2 - share)
+
+    @property
+    def sums(self) -> int:
+        """Sums of one layer with the residual stream, each with a norm: of attention, of the MLP,
+        and of parts."""
+        blocks = bool(self.heads) + bool(self.ffn_hidden)
+        own = sum(part.own_sum for part in self.parts)
+        return (1 if self.parallel else blocks) + own
+
+    def with_lengths(self, seq_len: int, vocab: int) -> Shape:
+        """Return the shape for sequences of ``seq_len`` tokens of ``vocab`` words. Sequences of
+        other lengths in the same model become longer or shorter by the same factor."""
+        same = {kind: kind for kind in self.pattern}
+        if seq_len != self.seq_len:
+            ratio = seq_len / self.seq_len
+            same = {kind: kind._scaled(ratio) for kind in self.pattern}
+            self = self._scaled(ratio)
+        pattern = tuple(same[kind] for kind in self.pattern)
+        return replace(self, seq_len=seq_len, vocab=vocab, pattern=pattern)
+
+    def _scaled(self, ratio: float) -> Shape:
+        return replace(
+            self,
+            seq_len=max(1, round(self.seq_len * ratio)),
+            target_len=self.target_len and max(1, round(self.target_len * ratio)),
+            parts=tuple(part.scaled(ratio) for part in self.parts),
+        )
 
     @cached_property
     def attention_parameters(self) -> int:
@@ -108,6 +176,8 @@ class Shape:
     @cached_property
     def moe_layers(self) -> int:
         """Number of layers with experts."""
+        if self.pattern:
+            return sum(count for kind, count in self.kinds if kind.experts)
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
@@ -117,8 +187,13 @@ class Shape:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of one layer's two norms, with biases if the MLP is not gated (LayerNorm)."""
-        return 2 * self.hidden * (1 if self.gated else 2)
+        """Parameters of one layer's norms, of attention and the MLP, with biases if the MLP is not
+        gated (LayerNorm)."""
+        return (bool(self.heads) + bool(self.ffn_hidden)) * self._norm
+
+    @property
+    def _norm(self) -> int:
+        return self.hidden * (1 if self.gated else 2)
 
     @property
     def bias_parameters(self) -> int:
@@ -155,7 +230,8 @@ class Shape:
 
     @property
     def _outside_mlp(self) -> int:
-        return self.attention_parameters + self.norm_parameters + self.bias_parameters
+        own = sum(part.parameters(self.hidden) for part in self.parts)
+        return self.attention_parameters + self.norm_parameters + self.bias_parameters + own
 
     def adapter_parameters(self, *, moe: bool, active: bool = False) -> int:
         """Parameters of one layer's adapters; with ``active``, those that one token uses."""
@@ -206,6 +282,8 @@ class Shape:
     @cached_property
     def embedding_parameters(self) -> int:
         """Parameters of the input embedding, with learned positions if there are any."""
+        if self.input_parameters:
+            return self.input_parameters
         return (self.vocab + (self.seq_len if self.learned_positions else 0)) * self.hidden
 
     @cached_property
@@ -217,16 +295,36 @@ class Shape:
     def parameters(self) -> int:
         """All parameters; a tied matrix counts once."""
         moe = self.moe_layers
+        layers = moe * self.layer_parameters(moe=True)
+        layers += (self.layers - moe) * self.layer_parameters(moe=False)
+        if self.pattern:
+            layers = sum(count * kind.layer_parameters() for kind, count in self.kinds)
         return (
-            moe * self.layer_parameters(moe=True)
-            + (self.layers - moe) * self.layer_parameters(moe=False)
+            layers
             + self.embedding_parameters
             + (0 if self.tied else self.head_parameters)
-            + self.norm_parameters // 2
+            + self._norm
         )
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that one token uses."""
-        idle = self.experts - self.experts_per_token
-        return self.parameters - self.moe_layers * idle * self.expert_parameters
+        """Parameters that one token uses, of experts."""
+        if self.pattern:
+            return self.parameters - sum(count * kind._idle_experts for kind, count in self.kinds)
+        return self.parameters - self.moe_layers * self._idle_experts
+
+    @property
+    def _idle_experts(self) -> int:
+        """Parameters of the experts of one layer that a token does not use."""
+        return (self.experts - self.experts_per_token) * self.expert_parameters
+
+    @cached_property
+    def layer_flop(self) -> float:
+        """FLOPs of one token in the forward pass of one layer, in products with weights and in
+        parts, without attention's scores."""
+        own = sum(part.parameters(self.hidden) for part in self.parts)
+        flop = 2.0 * (self.layer_parameters() - self._idle_experts - own)
+        for part in self.parts:
+            flop += part.model_flop
+            flop += sum(2.0 * rows * k * n for rows, k, n in part.products(self.hidden, 1))
+        return flop

@@ -1,0 +1,428 @@
+"""What a layer can have beside attention and an MLP: state spaces, linear attention, a decoder's
+attention to an encoder, and what diffusion transformers add.
+
+A `Part` says what it costs for each token; the modules of ``cost`` add this to the costs of the
+layer's attention and MLP. Sizes are numbers of elements, FLOPs are of one forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from dtrain.records import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a layer. The defaults are those of a part that does nothing."""
+
+    title: ClassVar[str] = ""
+    """Words for the part, as in "does not support …"."""
+    short: ClassVar[str] = ""
+    """A word for the part in the description of a layer; empty if it needs none."""
+    kernels: ClassVar[int] = 4
+    """Kernels of a forward pass."""
+    attends: ClassVar[bool] = False
+    """Whether these FLOPs are flash attention's; otherwise, those of a scan in chunks."""
+
+    def parameters(self, hidden: int) -> int:
+        """Parameters, with a norm of the part's input if it has one."""
+        raise NotImplementedError
+
+    def idle_parameters(self, hidden: int) -> int:
+        """Of these, the parameters that are in no product with each token."""
+        del hidden
+        return 0
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        """Yield the products with weights on one of ``tensor`` ranks: rows for each token of the
+        layer, and the matrix's two sizes."""
+        del hidden, tensor
+        yield from ()
+
+    @property
+    def model_flop(self) -> float:
+        """FLOPs of a token beside those with weights, as a step of the recurrence needs them."""
+        return 0.0
+
+    @property
+    def kernel_flop(self) -> float:
+        """FLOPs of a token beside those with weights, as a GPU's kernel computes them."""
+        return self.model_flop
+
+    def split_passes(self, hidden: int) -> float:
+        """Elements of a token that kernels beside the products read and write, which tensor
+        parallelism splits."""
+        del hidden
+        return 0.0
+
+    @property
+    def exchanged(self) -> float:
+        """Elements of a token that context ranks exchange, so that each has some heads of the whole
+        sequence: the inputs and the output of a scan (Megatron-Core's ``mamba_context_parallel``).
+        """
+        return 0.0
+
+    @property
+    def own_sum(self) -> bool:
+        """Whether the part has a norm and a sum with the residual stream of its own, and tensor
+        parallelism's traffic for them."""
+        return True
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """Bytes of a token that the forward pass keeps for the backward pass, for activations of
+        16 bits; ``split`` ranks share the sequence between the layer's products."""
+        raise NotImplementedError
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """Numbers that the number of tensor ranks must divide."""
+        return ()
+
+    def scaled(self, ratio: float) -> Part:
+        """Return the part for sequences that are ``ratio`` times as long."""
+        return self
+
+
+@dataclass(frozen=True)
+class Mamba2(Part):
+    """A state-space mixer (Mamba-2, arXiv 2405.21060).
+
+    One product gives gate, values, keys, queries and time steps: 2·d + 2·groups·state + heads, with
+    d = heads · head_size. A convolution over ``conv`` tokens follows, the scan, a gated norm, and a
+    product back (the paper's section 7.1 and figure 6; parameters as in ``mamba_ssm``'s
+    ``Mamba2``).
+    """
+
+    title: ClassVar[str] = "state-space layers (Mamba-2)"
+    short: ClassVar[str] = "Mamba-2"
+    kernels: ClassVar[int] = 16
+
+    heads: int
+    head_size: int
+    state: int
+    groups: int = 1
+    conv: int = 4
+    chunk: int = 256
+    """Tokens that the scan's kernel computes as one block; 256 in ``mamba_ssm``, 128 in files of
+    Nemotron-H."""
+    gated_norm: bool = True
+    beside: bool = False
+    """Whether it reads attention's norm, and one sum adds both to the residual stream
+    (Falcon-H1)."""
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def projected(self) -> int:
+        """Outputs of the first product for each token."""
+        return 2 * self.inner + 2 * self.groups * self.state + self.heads
+
+    def parameters(self, hidden: int) -> int:
+        convolved = self.inner + 2 * self.groups * self.state
+        own = (self.conv + 1) * convolved + 3 * self.heads + self.gated_norm * self.inner
+        norm = 0 if self.beside else hidden
+        return hidden * (self.projected + self.inner) + own + norm
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 1.0, hidden, self.projected / tensor
+        yield 1.0, self.inner / tensor, hidden
+
+    @property
+    def model_flop(self) -> float:
+        """7·d·state, as Megatron-LM counts the recurrence (``num_floating_point_operations``)."""
+        return 7.0 * self.inner * self.state
+
+    @property
+    def kernel_flop(self) -> float:
+        """FLOPs of the blocks of section 6: scores of a chunk's tokens and their product with the
+        values, 2·chunk·(groups·state + d); states of chunks, and outputs of states, 4·state·d."""
+        scores = self.groups * self.state + self.inner
+        return 2.0 * self.chunk * scores + 4.0 * self.state * self.inner
+
+    def split_passes(self, hidden: int) -> float:
+        """The convolution and the scan read and write what the product gave and the inner tensors,
+        the norm reads output and gate."""
+        return 2.0 * self.projected + 5.0 * self.inner
+
+    @property
+    def exchanged(self) -> float:
+        return float(self.projected + self.inner)
+
+    @property
+    def own_sum(self) -> bool:
+        return not self.beside
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """The inputs of norm and first product; of the fused convolution and scan
+        (``mamba_split_conv1d_scan_combined``), which computes the rest again, its input and its
+        output before the norm; and the input of the last product."""
+        around = 0 if self.beside else 4 * hidden / split
+        return around + 2 * (self.projected + 2 * self.inner) / tensor
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        return (self.heads, self.groups) if self.groups > 1 else (self.heads,)
+
+
+@dataclass(frozen=True)
+class DeltaNet(Part):
+    """Linear attention with the gated delta rule (Gated DeltaNet, arXiv 2412.06464), as in
+    Qwen3-Next: a product gives queries, keys, values and an output gate, another one two gates for
+    each head; a convolution, the scan, a gated norm of each head, and a product back."""
+
+    title: ClassVar[str] = "linear attention (Gated DeltaNet)"
+    short: ClassVar[str] = "DeltaNet"
+    kernels: ClassVar[int] = 24
+
+    key_heads: int
+    key_size: int
+    heads: int
+    """Heads of values; several may share a key head."""
+    value_size: int
+    conv: int = 4
+    chunk: int = 64
+    """Tokens of a block of flash-linear-attention's kernel."""
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.value_size
+
+    @property
+    def projected(self) -> int:
+        return 2 * self.keys + 2 * self.values + 2 * self.heads
+
+    def parameters(self, hidden: int) -> int:
+        convolved = self.conv * (2 * self.keys + self.values)
+        own = convolved + 2 * self.heads + self.value_size
+        return hidden * (self.projected + self.values) + own + hidden
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 1.0, hidden, self.projected / tensor
+        yield 1.0, self.values / tensor, hidden
+
+    @property
+    def model_flop(self) -> float:
+        """7 for each element of a head's state: its decay, its product with the key, the outer
+        product that corrects it, and its product with the query (equation 10)."""
+        return 7.0 * self.heads * self.key_size * self.value_size
+
+    @property
+    def kernel_flop(self) -> float:
+        """FLOPs of the blocks of section 3.3 for each head: K·Kᵀ, its inverse (chunk²), and the
+        inverse times keys and values, the chunk's scores and their product with the values; and
+        three products with the state."""
+        k, v, chunk = self.key_size, self.value_size, self.chunk
+        each = chunk * (6.0 * k + 4.0 * v) + chunk**2 + 6.0 * k * v
+        return self.heads * each
+
+    def split_passes(self, hidden: int) -> float:
+        spread = self.heads * self.key_size
+        return 3.0 * self.projected + 6.0 * spread + 6.0 * self.values
+
+    @property
+    def exchanged(self) -> float:
+        return float(self.projected + self.values)
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """The inputs of norm and first products; the convolution's input; the kernel's queries and
+        keys of each value head, values, gates (4 and 2 bytes) and inverses (flash-linear-attention,
+        ``ChunkGatedDeltaRuleFunction``); its output, the output gate, and the last product's
+        input."""
+        convolved = 2 * self.keys + self.values
+        spread = 2 * self.heads * self.key_size + self.values
+        inner = 2 * (convolved + spread + 3 * self.values + self.heads * self.chunk)
+        return 4 * hidden / split + (inner + 10 * self.heads) / tensor
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        return (self.key_heads, self.heads)
+
+
+@dataclass(frozen=True)
+class CrossAttention(Part):
+    """A decoder's attention to an encoder's output (arXiv 1706.03762, section 3.2.3; T5, arXiv
+    1910.10683): queries from the decoder, keys and values from the encoder."""
+
+    title: ClassVar[str] = "a decoder's attention to an encoder"
+    short: ClassVar[str] = "cross attention"
+    kernels: ClassVar[int] = 10
+    attends: ClassVar[bool] = True
+
+    heads: int
+    head_size: int
+    source: int
+    """Tokens of the encoder's sequence."""
+    target: int
+    """Tokens of the decoder's sequence."""
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_size
+
+    def parameters(self, hidden: int) -> int:
+        return 4 * hidden * self.width + hidden
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 1.0, hidden, self.width / tensor
+        yield self.source / self.target, hidden, 2 * self.width / tensor
+        yield 1.0, self.width / tensor, hidden
+
+    @property
+    def model_flop(self) -> float:
+        """Scores with all tokens of the encoder, and their product with the values."""
+        return 4.0 * self.source * self.width
+
+    def split_passes(self, hidden: int) -> float:
+        return 2.0 * self.width
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """The inputs of norm and first product, queries and output, and keys and values of the
+        encoder's tokens. All layers share the encoder's output itself."""
+        rows = self.source / self.target
+        return 4 * hidden / split + 2 * self.width * (2 + 2 * rows) / tensor
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        return (self.heads,)
+
+    def scaled(self, ratio: float) -> CrossAttention:
+        source, target = round(self.source * ratio), max(1, round(self.target * ratio))
+        return replace(self, source=source, target=target)
+
+
+@dataclass(frozen=True)
+class Indexer(Part):
+    """What chooses the keys of sparse attention: scores of all tokens before a token, from few and
+    small heads (DeepSeek-V3.2, arXiv 2512.02556, section 2.1, equation 1).
+
+    Queries come from attention's latent of ``query_rank`` elements, one key and the heads' weights
+    from the hidden state. Every tensor rank computes it whole.
+    """
+
+    title: ClassVar[str] = "sparse attention with an indexer (DeepSeek-V3.2)"
+    short: ClassVar[str] = "indexer"
+    kernels: ClassVar[int] = 12
+    attends: ClassVar[bool] = True
+
+    heads: int
+    size: int
+    query_rank: int
+    length: int
+    """Tokens of the sequence."""
+
+    def parameters(self, hidden: int) -> int:
+        queries = self.query_rank * self.heads * self.size
+        return queries + hidden * (self.size + self.heads) + 2 * self.size
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 1.0, self.query_rank, self.heads * self.size
+        yield 1.0, hidden, self.size + self.heads
+
+    @property
+    def model_flop(self) -> float:
+        """Scores with the tokens before each token, half of the sequence on average."""
+        return 1.0 * self.length * self.heads * self.size
+
+    @property
+    def own_sum(self) -> bool:
+        return False
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """Queries, the key and the weights. A fused kernel keeps no scores."""
+        return 2.0 * (self.heads * self.size + self.size + self.heads)
+
+    def scaled(self, ratio: float) -> Indexer:
+        return replace(self, length=max(1, round(self.length * ratio)))
+
+
+@dataclass(frozen=True)
+class OutputGate(Part):
+    """A gate of attention's output, from the same input as the queries (Qwen3-Next)."""
+
+    title: ClassVar[str] = "gates of attention's output"
+    kernels: ClassVar[int] = 2
+
+    width: int
+
+    def parameters(self, hidden: int) -> int:
+        return hidden * self.width
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 1.0, hidden, self.width / tensor
+
+    def split_passes(self, hidden: int) -> float:
+        return 3.0 * self.width
+
+    @property
+    def own_sum(self) -> bool:
+        return False
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """The gate, and attention's gated output."""
+        return 4 * self.width / tensor
+
+
+@dataclass(frozen=True)
+class Modulation(Part):
+    """Adaptive norms of a diffusion transformer (adaLN-Zero, DiT, arXiv 2212.09748, section 3.2):
+    ``vectors`` shifts, scales and gates of the layer, from one vector for each sequence."""
+
+    title: ClassVar[str] = "adaptive norms (diffusion transformers)"
+    short: ClassVar[str] = "adaLN"
+    kernels: ClassVar[int] = 8
+
+    vectors: int = 6
+
+    def parameters(self, hidden: int) -> int:
+        return self.vectors * hidden * (hidden + 1)
+
+    def idle_parameters(self, hidden: int) -> int:
+        """All: the product has one row for each sequence, which is not counted."""
+        return self.parameters(hidden)
+
+    def split_passes(self, hidden: int) -> float:
+        return 4.0 * hidden
+
+    @property
+    def own_sum(self) -> bool:
+        return False
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """For the gradients of a scale and a gate: the norm's output before it, and the output of
+        attention or MLP; one of each for three vectors."""
+        return 2 * (2 * self.vectors / 3) * hidden / split
+
+
+@dataclass(frozen=True)
+class Twin(Part):
+    """The matrices of a second stream of tokens, which attention joins with the first (MM-DiT,
+    arXiv 2403.03206, figure 2): each token uses one of the two sets."""
+
+    title: ClassVar[str] = "two streams of tokens (MM-DiT)"
+    short: ClassVar[str] = "two streams"
+    kernels: ClassVar[int] = 20
+
+    count: int
+    """Parameters of the second set."""
+
+    def parameters(self, hidden: int) -> int:
+        return self.count
+
+    def idle_parameters(self, hidden: int) -> int:
+        return self.count
+
+    @property
+    def own_sum(self) -> bool:
+        return False
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        return 0.0

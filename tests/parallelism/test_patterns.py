@@ -1,0 +1,246 @@
+"""Models whose layers differ: their files, their layers in stages, and who can train them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import BACKENDS, refusals
+from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.constraints import check_sizes
+from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.stages import kinds_of_stages, parameters_of_stage, stage_layers
+from dtrain.parallelism.model.flop import attention_flop
+from dtrain.parallelism.model.huggingface import shape_from_config
+from dtrain.parallelism.model.models import model, models
+from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Mamba2, OutputGate
+from dtrain.parallelism.model.shape import Shape
+from dtrain.plan_request import PlanRequest
+from dtrain.planning import pose
+from dtrain.runtime.layout import BackendName, Layout
+
+LAYERED = [known.name for known in models() if known.shape.pattern]
+NEW = [known.name for known in models() if known.shape.every_part]
+
+MAVERICK = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": 48,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "vocab_size": 202048,
+        "num_local_experts": 128, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+    },
+}  # fmt: skip
+JAMBA_LIKE = {
+    "model_type": "granitemoehybrid", "num_hidden_layers": 4, "hidden_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32,
+    "shared_intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "vocab_size": 100, "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    "mamba_n_heads": 8, "mamba_d_head": "auto", "mamba_d_state": 16, "mamba_n_groups": 1,
+    "mamba_expand": 2, "full_attention_interval": 4, "moe_latent_size": 0,
+}  # fmt: skip
+SMALL: tuple[dict[str, Any], ...] = (
+    JAMBA_LIKE,
+    {**JAMBA_LIKE, "model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"},
+    {
+        **JAMBA_LIKE, "model_type": "qwen3_next", "layer_types": None, "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16, "linear_num_value_heads": 4, "linear_value_head_dim": 16,
+    },
+    {
+        "model_type": "t5", "d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "num_layers": 2,
+        "num_decoder_layers": 3, "vocab_size": 100, "dropout_rate": 0.0,
+    },
+    {
+        "_class_name": "FluxTransformer2DModel", "num_layers": 2, "num_single_layers": 3,
+        "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4,
+        "joint_attention_dim": 8, "pooled_projection_dim": 8, "guidance_embeds": True,
+    },
+    {"ssm_cfg": {"layer": "Mamba2"}, "d_model": 64, "n_layer": 2, "vocab_size": 100},
+)  # fmt: skip
+
+
+def read(config: dict[str, Any]) -> Shape:
+    return shape_from_config(json.dumps(config), "config.json")
+
+
+def candidate(shape: Shape, layout: Layout, chosen: str = "h100-80gb") -> Candidate:
+    kind = gpu(chosen)
+    cluster = GpuCluster(kind, layout.world_size, min(8, layout.world_size), 400.0)
+    return Candidate(shape, layout, cluster, of_family(kind.family), Assumptions())
+
+
+def test_layers_are_where_the_file_has_them() -> None:
+    shape = model("nemotron-h-8b")
+    words = {Mamba2: "M"}
+    found = "".join(
+        words[type(one.parts[0])] if one.parts else "*" if one.heads else "-"
+        for one in shape.pattern
+    )
+    assert found == "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+    shape = model("qwen3-next")
+    every = [tuple(type(part) for part in one.parts) for one in shape.pattern]
+    assert every == [(DeltaNet,), (DeltaNet,), (DeltaNet,), (OutputGate,)] * 12
+    assert all(one.experts == 512 for one in shape.pattern)
+    shape = model("t5-11b")
+    assert [bool(one.parts) for one in shape.pattern] == [False] * 24 + [True] * 24
+
+
+def test_experts_are_in_every_second_layer_of_llama_4_maverick() -> None:
+    shape = read(MAVERICK)
+    assert [one.experts for one in shape.pattern] == [0, 128] * 24
+    assert {one.ffn_hidden for one in shape.pattern if not one.experts} == {16384}
+    known = model("llama-4-maverick")
+    assert shape.parameters == known.parameters
+    assert shape.active_parameters == known.active_parameters
+    # A stage of one layer has the experts of its own layer.
+    layout = Layout(backend="megatron", pipeline=48)
+    with_experts = [bool(parameters_of_stage(shape, layout, 1, stage)[1]) for stage in range(48)]
+    assert with_experts == [False, True] * 24
+    # Its layers all have attention and an MLP, which dtrain.runtime trains.
+    assert not [*refusals(shape, Layout(backend="runtime", data=8), "bf16")]
+
+
+def test_longer_sequences_lengthen_the_decoders_too() -> None:
+    shape = model("t5-11b").with_lengths(1024, 32128)
+    assert {one.seq_len for one in shape.pattern} == {1024, 228}
+    assert shape.target_len == 228
+    cross = [part for part in shape.every_part if isinstance(part, CrossAttention)]
+    assert [(part.source, part.target) for part in cross] == [(1024, 228)]
+
+
+@pytest.mark.parametrize("name", LAYERED)
+@pytest.mark.parametrize(("pipeline", "pieces"), [(1, 1), (2, 1), (4, 3), (8, 2)])
+def test_stages_share_the_layers_out(name: str, pipeline: int, pieces: int) -> None:
+    shape = model(name)
+    if pipeline * pieces > shape.layers:
+        pieces = 1
+    layout = Layout(backend="megatron", pipeline=pipeline, virtual_pipeline=pieces)
+    stages = kinds_of_stages(shape, layout)
+    for kind, count in shape.kinds:
+        assert sum(stage.get(kind, 0) for stage in stages) == count
+    assert stage_layers(shape, layout) == tuple(sum(stage.values()) for stage in stages)
+    every = [parameters_of_stage(shape, layout, 0, stage) for stage in range(pipeline)]
+    whole = sum(map(sum, every))
+    ends = shape.head_parameters if shape.tied and pipeline > 1 else 0
+    assert whole == pytest.approx(shape.parameters + ends, rel=1e-4)  # the last norm
+
+
+def test_stages_of_an_encoder_and_a_decoder_take_equally_long() -> None:
+    # A decoder's layer has more parameters, but fewer tokens.
+    shape = model("t5-11b")
+    counts = stage_layers(shape, Layout(backend="megatron", pipeline=4))
+    assert counts[0] < counts[-1]
+    times = [
+        sum(count * kind.layer_flop * kind.seq_len for kind, count in stage.items())
+        for stage in kinds_of_stages(shape, Layout(backend="megatron", pipeline=4))
+    ]
+    assert max(times) < 1.2 * min(times)
+
+
+def test_a_long_sequence_costs_state_space_layers_less_than_attention() -> None:
+    hybrid, dense = model("nemotron-h-8b"), model("llama-3-8b")
+    layout = Layout(backend="megatron", data=8, recompute="full", sharding="optimizer")
+
+    def growth(shape: Shape) -> float:
+        times = [
+            candidate(shape.with_lengths(length, shape.vocab), layout).time.total
+            for length in (4096, 65536)
+        ]
+        return times[1] / times[0] / 16
+
+    assert growth(hybrid) < 1.3 < growth(dense)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_each_new_model_has_a_plan_for_megatron_only(name: str) -> None:
+    layout = Layout(backend="runtime", data=64)
+    assert next(refusals(model(name), layout, "bf16"))
+    gpus = 64 if model(name).parameters < 1e11 else 1024
+    request = PlanRequest(model=name, gpus=gpus, gpu="h100-80gb")
+    answer = pose(request).answer()
+    assert answer.fits
+    assert answer.best.layout.backend == "megatron"
+    assert "because the backend runtime does not support" in answer.question.notes[-1]
+    needed = answer.best.memory.allocated * 2**30 * answer.best.layout.world_size
+    assert needed > 16 * model(name).parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "backends"),
+    [
+        ("nemotron-h-8b", {"megatron"}),
+        ("qwen3-next", {"megatron"}),
+        ("t5-3b", {"megatron"}),
+        ("flux-12b", {"megatron", "torchtitan"}),
+    ],
+)
+def test_backends_train_the_parts_that_they_have(name: str, backends: set[BackendName]) -> None:
+    able = {
+        backend
+        for backend in BACKENDS
+        if not [*refusals(model(name), Layout(backend=backend, data=8), "bf16")]
+    }
+    assert able == backends
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (PlanRequest(model="t5-3b", gpus=8, lora_rank=8), "adapters only for stacks"),
+        (PlanRequest(model="dit-xl-2", gpus=8, framework="tensorflow"), "only for stacks"),
+        (PlanRequest(model="qwen3-next", gpus=8, backend="runtime"), "linear attention"),
+    ],
+)
+def test_what_no_plan_can_do_is_refused(request_: PlanRequest, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        pose(request_).answer()
+    assert caught.value.hint
+
+
+def test_sparse_attention_computes_the_chosen_keys_only() -> None:
+    sparse, whole = model("deepseek-v3.2"), model("deepseek-v3")
+    assert sum(not one.experts for one in sparse.pattern[:3]) == 3
+    added = sparse.parameters - whole.parameters
+    assert added == 61 * (1536 * 64 * 128 + 7168 * (128 + 64) + 2 * 128)
+    for length in (1024, 2048, 4096, 65536):
+        few, many = (attention_flop(one.with_lengths(length, 129280), causal=True)
+                     for one in (sparse, whole))  # fmt: skip
+        keys = sum(min(place, 2048) for place in range(length)) / length
+        assert few == pytest.approx(keys / (length / 2) * many, rel=1e-3)
+    assert [part.length for part in sparse.with_lengths(65536, 129280).every_part] == [65536] * 2
+
+
+def test_experts_on_a_latent_are_refused() -> None:
+    with pytest.raises(UsageError, match="moe_latent_size"):
+        read({**SMALL[1], "moe_latent_size": 16})
+
+
+def test_tensor_ranks_divide_groups_and_heads_of_all_layers() -> None:
+    shape = model("nemotron-h-8b")
+    assert set(shape.tensor_units) == {32, 21504, 128, 8}
+    request = PlanRequest(model="nemotron-h-8b", gpus=32, gpus_per_host=32, fixed={"tensor": 16})
+    with pytest.raises(UsageError, match="of other layers"):
+        pose(replace(request, gpu="h100-80gb")).answer()
+
+
+@pytest.mark.parametrize("place", range(len(SMALL)))
+def test_hostile_files_of_each_format(place: int) -> None:
+    hostile = (None, True, 0, -1, 1e30, 10**8, 0.5, "", "x", [], {}, ["mamba", {}], "M" * 5000)
+    chance = random.Random(place)
+    read(SMALL[place])
+    for _ in range(300):
+        config = copy.deepcopy(SMALL[place])
+        config[chance.choice([*config])] = chance.choice(hostile)
+        try:
+            check_sizes(shape := read(config), 8)
+            assert shape.parameters > 0
+        except UsageError as error:
+            assert error.hint
