@@ -334,6 +334,22 @@ def test_a_job_uses_equal_parts_of_racks(gpus: int, joined: int) -> None:
     assert GpuCluster(gpu("gb200"), gpus, 4, 200.0).joined == joined
 
 
+def test_racks_send_through_the_nics_of_all_their_hosts() -> None:
+    """128 GB200s in two racks: a ring of one rank in each host has one host's 200 GB/s, and a ring
+    through every second GPU of a rack shares its 3,200 GB/s with one other, so NVLink limits it."""
+    chosen = gpu("gb200")
+    efficiency = of_family(chosen.family)
+    racks, host = GpuCluster(chosen, 128, 4, 200.0), GpuCluster(chosen, 4, 4, 200.0)
+    far = Group(racks, efficiency, 2, 64).bandwidth(1e12)
+    assert far == pytest.approx(200e9 / 4 * efficiency.network, rel=1e-3)
+    near = Group(host, efficiency, 4, 1).bandwidth(1e12)
+    assert Group(racks, efficiency, 64, 2).bandwidth(1e12) == pytest.approx(near)
+    # A slower network between racks limits all of a rack's hosts together.
+    slow = replace(racks, rack_hosts=16, between_racks=10.0)
+    limited = Group(slow, efficiency, 64, 2).bandwidth(1e12)
+    assert limited == pytest.approx(160e9 / 2 * efficiency.network, rel=1e-2)
+
+
 def test_a_host_receives_a_token_once() -> None:
     """With 8 copies, 8 hosts of 8: 7 · (1 - (7/8)⁸) hosts, where 7 hosts would be all copies."""
     chosen = gpu("h100-80gb")
