@@ -95,9 +95,10 @@ def _errors(errors: Sequence[float]) -> dict[str, float | int | None]:
 
 def outcome_of(run: PublishedRun) -> Outcome | Skipped:
     """The planner's estimate of a run, or why it has none."""
-    candidate = run.candidate(of_family(run.cluster.gpu.family))
+    efficiency = of_family(run.cluster.gpu.family)
+    candidate = run.candidate(efficiency)
     try:
-        seconds, memory, fits = candidate.time.total, candidate.memory, candidate.fits
+        seconds, memory, fits = candidate.time.total, candidate.memory, run.fits(efficiency)
     except (ArithmeticError, LookupError, TypeError, ValueError, UsageError) as error:
         return Skipped(run.name, f"the planner has no estimate: {type(error).__name__}")
     peak = {

@@ -190,7 +190,7 @@ def practice_of(row: Row) -> Practice:
         for text in searched:
             for pattern, how in table:
                 if re.search(pattern, text, re.IGNORECASE):
-                    if how is _DEEPSPEED and table is SOFTWARE and _new(row):
+                    if how is _DEEPSPEED and _new(row):
                         return _ZERO
                     return _NEMO_ON_A100 if how is _NEMO and not _new(row) else how
     sharding = row.get("sharding", "")
@@ -204,10 +204,15 @@ def practice_of(row: Row) -> Practice:
 
 
 def _new(row: Row) -> bool:
-    """Whether a run is from 2023 or later."""
+    """Whether a run is from 2023 or later, by its attention, its GPU or its model."""
     flash = re.match("y", row.get("flash_attention", ""), re.IGNORECASE)
     newer = r"H[128]\d\d|H20\b|B[123]00|MI[23]\d\d|Gaudi"
-    return flash is not None or re.search(newer, row.get("gpu_type", ""), re.IGNORECASE) is not None
+    models = r"llama|vicuna|mi[sx]tral|qwen|baichuan|internlm|deepseek|gemma|\bphi-|\byi-|olmo|grok"
+    return (
+        flash is not None
+        or re.search(newer, row.get("gpu_type", ""), re.IGNORECASE) is not None
+        or re.search(models, row.get("model_name", ""), re.IGNORECASE) is not None
+    )
 
 
 @cache
