@@ -40,6 +40,7 @@ class Practice:
     fuses_gradients: bool = True
     overlaps_reduction: bool = True
     overlaps_sends: bool = True
+    gathers_late: bool = False
     flash2: bool = False
     triton_attention: bool = False
     idle: float = 0.0
@@ -138,13 +139,15 @@ PRACTICES = (
     # Its configuration compiles the model (use_torch_compile) and reduces in bf16 (bfSixteen).
     (r"fms-fsdp", Practice("full", fp32_gradients=False, backend="torchtitan")),
     # Its models' loss_fn is fused_crossentropy (flash-attn's kernel), unless a file changes it.
-    # Their attn_impl was triton until FlashAttention-2.
+    # Their attn_impl was triton until FlashAttention-2. Composer's default is BACKWARD_POST
+    # (``composer/utils/parallelism.py``), and the benchmarks do not change it.
     (
         r"llm-foundry|MosaicML",
         Practice(
             "full",
             triton_attention=True,
             fused_loss=True,
+            gathers_late=True,
             backend="torchtitan",
             habits=MemoryHabits(foreach=False),
         ),
