@@ -23,6 +23,7 @@ from dtrain.parallelism.cost.memory import (
     stage_memory,
 )
 from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
+from dtrain.parallelism.cost.step_time import step_time
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import BackendName, Layout, Sharding
@@ -333,6 +334,36 @@ def test_flat_copies_leave_gaps_in_the_allocator() -> None:
 @pytest.mark.parametrize(("gpus", "joined"), [(64, 64), (72, 72), (256, 64), (288, 72), (6, 4)])
 def test_a_job_uses_equal_parts_of_racks(gpus: int, joined: int) -> None:
     assert GpuCluster(gpu("gb200"), gpus, 4, 200.0).joined == joined
+
+
+def test_racks_send_through_the_nics_of_all_their_hosts() -> None:
+    """128 GB200s in two racks: a ring of one rank in each host has one host's 200 GB/s, and a ring
+    through every second GPU of a rack shares its 3,200 GB/s with one other, so NVLink limits it."""
+    chosen = gpu("gb200")
+    efficiency = of_family(chosen.family)
+    racks, host = GpuCluster(chosen, 128, 4, 200.0), GpuCluster(chosen, 4, 4, 200.0)
+    far = Group(racks, efficiency, 2, 64).bandwidth(1e12)
+    assert far == pytest.approx(200e9 / 4 * efficiency.network, rel=1e-3)
+    near = Group(host, efficiency, 4, 1).bandwidth(1e12)
+    assert Group(racks, efficiency, 64, 2).bandwidth(1e12) == pytest.approx(near)
+    # A slower network between racks limits all of a rack's hosts together.
+    slow = replace(racks, rack_hosts=16, between_racks=10.0)
+    limited = Group(slow, efficiency, 64, 2).bandwidth(1e12)
+    assert limited == pytest.approx(160e9 / 2 * efficiency.network, rel=1e-2)
+
+
+def test_late_gathers_of_the_backward_pass_are_exposed() -> None:
+    """8 ranks gather 8 billion parameters of 2 bytes in 16 micro-batches, once more backward."""
+    chosen = gpu("h100-80gb")
+    cluster, efficiency = GpuCluster(chosen, 8, 8, 400.0), of_family(chosen.family)
+    shape = model("llama-3-8b")
+    layout = Layout(backend="torchtitan", data=8, sharding="full", grad_accumulation=16)
+    plain, late = (
+        step_time(shape, layout, cluster, efficiency, Assumptions(gathers_late=late)).data
+        for late in (False, True)
+    )
+    seconds = 16 * 2 * shape.parameters * 7 / 8 / (450e9 * efficiency.link)
+    assert late - plain == pytest.approx((1 - efficiency.exposed_data) * seconds, rel=0.1)
 
 
 def test_a_host_receives_a_token_once() -> None:

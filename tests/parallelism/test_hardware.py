@@ -218,6 +218,10 @@ def test_products_are_as_fast_as_measured(name: str, share: float, fitted: str) 
     assert of_family(gpu(name).family).gemm == of_family(gpu(fitted).family).gemm
 
 
+def test_a_gb300_is_as_much_faster_as_its_power_limit_is_higher() -> None:
+    assert gpu("gb300").sustained == pytest.approx(1400 / 1200, abs=0.01)
+
+
 def test_several_kinds_of_gpus_are_as_slow_and_as_small_as_the_least() -> None:
     kinds = [gpu("h100"), gpu("a100-40gb"), gpu("v100-16gb")]
     slow = slowest(kinds)

@@ -107,6 +107,8 @@ def test_a_source_s_software_decides_what_is_blank(
         ({"gpu_type": "TPU v4"}, "megatron", "full", True),
         ({"notes": "DeepSpeed 0.5.8"}, "megatron", "none", False),
         ({"notes": "DeepSpeed", "gpu_type": "8xH100-80GB"}, "torchtitan", "full", True),
+        ({"notes": "DeepSpeed", "model_name": "LLaMA-7B"}, "torchtitan", "full", True),
+        ({"source": "A blog on DeepSpeed", "model_name": "Qwen-7B"}, "torchtitan", "full", True),
         ({"notes": "OpenRLHF", "flash_attention": "yes"}, "torchtitan", "full", True),
         ({"flash_attention": "no", "precision": "fp16"}, "megatron", "none", False),
         ({"flash_attention": "no", "precision": "fp16", "sharding": "zero1"}, "megatron",
@@ -148,6 +150,30 @@ def test_blank_cells_are_what_a_run_needs_to_fit() -> None:
     assert run(**large, recompute="none").layout.recompute == "none"
     # Whether it did fit is what the planner is tested on.
     assert run(**large, notes="OOM").layout.recompute == "full"
+
+
+def test_a_run_without_a_split_has_the_one_that_it_needs_to_fit() -> None:
+    """13 billion parameters with sharded states need 2 tensor ranks on 80 GB GPUs."""
+    blank = {"tp": "", "pp": "", "layers": "40", "hidden": "5120", "heads": "40"}
+    found = run(**blank, notes="Megatron-LM")
+    assert (found.layout.tensor, found.layout.data, found.layout.recompute) == (2, 32, "none")
+    assert run(**blank, sharding="fsdp").layout.tensor == 1
+    assert run(**{**blank, "tp": "1"}, notes="Megatron-LM").layout.tensor == 1
+
+
+def test_a_run_whose_recomputation_is_not_given_fits_if_one_kind_does() -> None:
+    """Megatron-LM can recompute some layers only, so an estimate of 10 % too much is no refusal."""
+    efficiency = of_family("ampere")
+    large = {"micro_batch": "4", "tp": "1", "pp": "1", "global_batch": "256"}
+    found = run(**large)
+    assert found.layout.recompute == "none"
+    assert not found.candidate(efficiency).fits
+    assert found.fits(efficiency)
+    assert not run(**large, recompute="none").fits(efficiency)
+
+
+def test_a_run_that_never_fits_saves_the_most() -> None:
+    assert run(tp="1", pp="1", seq_len="131072").layout.recompute == "full"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,9 @@ class Assumptions:
     overlaps_sends: bool = True
     """Whether an interleaved pipeline computes one piece while it sends another's activations, if
     the backend can."""
+    gathers_late: bool = False
+    """Whether FSDP gathers a layer's parameters for the backward pass only after the gradients of
+    the layer before are computed: PyTorch's ``BackwardPrefetch.BACKWARD_POST``."""
     idle: float = 0.0
     """Seconds that each layer and micro-batch take longer than their kernels."""
     reduces_to_all: bool = False

@@ -94,6 +94,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
         overlaps_sends=practice.overlaps_sends,
+        gathers_late=practice.gathers_late,
         idle=practice.idle,
         reduces_to_all=practice.reduces_to_all,
         hides_tensor=practice.hides_tensor,
@@ -113,17 +114,30 @@ def _unknown(row: Row) -> bool:
     return row.get("flash_attention", "").casefold() in _BLANK
 
 
-def choices(row: Row, layout: Layout) -> Iterator[Layout]:
+def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
     """Layouts that differ in what the row does not say, starting with the software's default and
-    then in the order in which people save memory: sharded optimizer states, then recomputation."""
+    then in the order in which people save memory: sharded optimizer states, tensor parallelism in a
+    host if the row gives no split at all, then recomputation."""
     blank = row.get("sharding", "").casefold() in _BLANK
     states: tuple[Sharding, ...] = (layout.sharding,)
     if blank and layout.sharding == "none":
         states += ("optimizer",)
     recomputes = (layout.recompute,) if _recompute(row) else _RECOMPUTES
+    split = [layout]
+    if not any(row.get(column) for column in ("tp", "pp", "cp", "ep")):
+        split += _wider(row, layout, practice)
     for recompute in recomputes:
-        for sharding in states:
-            yield replace(layout, sharding=sharding, recompute=recompute)
+        for one in split:
+            for sharding in states:
+                yield replace(one, sharding=sharding, recompute=recompute)
+
+
+def _wider(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
+    """The same on more tensor ranks, up to a host's GPUs. Sharded parameters need none."""
+    for tensor in (2, 4, 8):
+        if layout.shards_parameters or layout.data % tensor:
+            return
+        yield layout_of({**row, "tp": str(tensor)}, practice)[0]
 
 
 def _noted(text: str, *patterns: str) -> int | None:

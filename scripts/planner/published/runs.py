@@ -19,7 +19,8 @@ The columns:
 - ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
   16 bits with fp16, with MosaicML's PURE and in NeMo.
 - ``recompute``: full, uniform, block or just yes mean full. Blank means none, or what the run needs
-  to fit its GPUs; the same holds for ``sharding``.
+  to fit its GPUs; the same holds for ``sharding``, and for ``tp`` if no column gives a split. Then
+  the planner's answer to "does it fit" is yes if one of these layouts fits.
 - ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
   for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
   reference is the rate of one NIC.
@@ -73,10 +74,19 @@ class PublishedRun:
     counter: Counter
     fitted: bool | None
     """Whether it ran without running out of memory; None if the GPU's memory is unknown."""
+    possible: tuple[Layout, ...] = ()
+    """All layouts that the row's cells allow."""
 
     def candidate(self, efficiency: Efficiency) -> Candidate:
         """The planner's estimate."""
         return Candidate(self.shape, self.layout, self.cluster, efficiency, self.assumed)
+
+    def fits(self, efficiency: Efficiency) -> bool:
+        """Whether the planner says that the run fits: one of the layouts that its row allows."""
+        return any(
+            Candidate(self.shape, layout, self.cluster, efficiency, self.assumed).fits
+            for layout in (self.layout, *self.possible)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,8 @@ def run_of(row: Row) -> PublishedRun:
     cluster = cluster_of(row, gpu, layout)
     publisher, table = origin(source)
     failed = re.match(r"\W*(oom\b|out of memory)", notes, re.IGNORECASE) is not None
-    layout = _fitting(choices(row, layout), shape, assumed, cluster)
+    possible = tuple(choices(row, layout, practice))
+    layout = _fitting(possible, shape, assumed, cluster)
     seconds = None if failed else seconds_of(row, practice, shape, layout, assumed, cluster)
     no_batch = seconds is not None and not known_batch and not has_rate(row)
     if no_batch:
@@ -153,14 +164,16 @@ def run_of(row: Row) -> PublishedRun:
         memory=None if moved else peak,
         counter=counter,
         fitted=None if unsaid or moved else not failed,
+        possible=possible,
     )
 
 
 def _fitting(
     layouts: Iterable[Layout], shape: Shape, assumed: Assumptions, cluster: GpuCluster
 ) -> Layout:
-    """The first layout that fits the GPU's memory; the first if none does. People choose what fits.
-    Whether the run itself did is not used: that tests the planner."""
-    every = list(layouts)
+    """The first layout that fits the GPU's memory; the one with the least memory if none does.
+    People choose what fits. Whether the run itself did is not used: that tests the planner."""
+    every = [(memory(shape, one, assumed).total, one) for one in layouts]
     limit = cluster.gpu.memory * (1 + TOO_LARGE)
-    return next((one for one in every if memory(shape, one, assumed).total <= limit), every[0])
+    least = min(every, key=lambda pair: pair[0])
+    return next((one for gib, one in every if gib <= limit), least[1])

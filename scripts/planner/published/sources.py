@@ -40,6 +40,7 @@ class Practice:
     fuses_gradients: bool = True
     overlaps_reduction: bool = True
     overlaps_sends: bool = True
+    gathers_late: bool = False
     flash2: bool = False
     triton_attention: bool = False
     idle: float = 0.0
@@ -138,13 +139,15 @@ PRACTICES = (
     # Its configuration compiles the model (use_torch_compile) and reduces in bf16 (bfSixteen).
     (r"fms-fsdp", Practice("full", fp32_gradients=False, backend="torchtitan")),
     # Its models' loss_fn is fused_crossentropy (flash-attn's kernel), unless a file changes it.
-    # Their attn_impl was triton until FlashAttention-2.
+    # Their attn_impl was triton until FlashAttention-2. Composer's default is BACKWARD_POST
+    # (``composer/utils/parallelism.py``), and the benchmarks do not change it.
     (
         r"llm-foundry|MosaicML",
         Practice(
             "full",
             triton_attention=True,
             fused_loss=True,
+            gathers_late=True,
             backend="torchtitan",
             habits=MemoryHabits(foreach=False),
         ),
@@ -190,7 +193,7 @@ def practice_of(row: Row) -> Practice:
         for text in searched:
             for pattern, how in table:
                 if re.search(pattern, text, re.IGNORECASE):
-                    if how is _DEEPSPEED and table is SOFTWARE and _new(row):
+                    if how is _DEEPSPEED and _new(row):
                         return _ZERO
                     return _NEMO_ON_A100 if how is _NEMO and not _new(row) else how
     sharding = row.get("sharding", "")
@@ -204,10 +207,15 @@ def practice_of(row: Row) -> Practice:
 
 
 def _new(row: Row) -> bool:
-    """Whether a run is from 2023 or later."""
+    """Whether a run is from 2023 or later, by its attention, its GPU or its model."""
     flash = re.match("y", row.get("flash_attention", ""), re.IGNORECASE)
     newer = r"H[128]\d\d|H20\b|B[123]00|MI[23]\d\d|Gaudi"
-    return flash is not None or re.search(newer, row.get("gpu_type", ""), re.IGNORECASE) is not None
+    models = r"llama|vicuna|mi[sx]tral|qwen|baichuan|internlm|deepseek|gemma|\bphi-|\byi-|olmo|grok"
+    return (
+        flash is not None
+        or re.search(newer, row.get("gpu_type", ""), re.IGNORECASE) is not None
+        or re.search(models, row.get("model_name", ""), re.IGNORECASE) is not None
+    )
 
 
 @cache

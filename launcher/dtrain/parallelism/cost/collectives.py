@@ -32,14 +32,16 @@ class Group:
     def bandwidth(self, size: float) -> float:
         """Return the bytes/s of a ring through each member, for messages of ``size`` bytes.
 
-        Across hosts, all groups in one host share its NICs.
+        Across hosts, all groups in one host share its NICs. If the link joins several hosts, the
+        channels of a ring leave them through the NICs of all of them (NCCL treats such hosts as one
+        node: ``NCCL_MNNVL_ENABLE``).
         """
         efficiency = self.efficiency
         link = self.cluster.gpu.link * 1e9 * efficiency.link * size / (size + efficiency.link_half)
         if self.within_host:
             return link
-        side_by_side = min(self.stride, self.cluster.gpus_per_host)
-        wire = self._wire * 1e9 / side_by_side
+        side_by_side = min(self.stride, self.cluster.joined)
+        wire = self._wire_of_joined * 1e9 / side_by_side
         network = wire * efficiency.network * size / (size + efficiency.network_half / side_by_side)
         return min(link, network)
 
@@ -60,6 +62,15 @@ class Group:
             return cluster.network
         leaving = min(max(1.0, self.stride / cluster.gpus_per_host), cluster.rack_hosts)
         return min(cluster.network, cluster.between_racks * cluster.rack_hosts / leaving)
+
+    @property
+    def _wire_of_joined(self) -> float:
+        """GB/s of all hosts that one link joins, together."""
+        cluster = self.cluster
+        every = self._wire * max(1.0, cluster.joined / cluster.gpus_per_host)
+        if self._crosses_racks:
+            every = min(every, max(self._wire, cluster.between_racks * cluster.rack_hosts))
+        return every
 
     def all_gather(self, size: float) -> float:
         """Return the seconds of an all-gather of ``size`` bytes in total.

@@ -374,14 +374,19 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
         traffic += _gathers(kernels, frozen, layers)
     if not kernels.assumed.overlaps_reduction:
         return traffic, optimizer
-    return max(traffic - efficiency.overlap * busy, efficiency.exposed_data * traffic), optimizer
+    late = 0.0
+    if kernels.assumed.gathers_late and layout.shards_parameters and not keeps_stage(layout):
+        late = _gathers(kernels, dense, layers) / 2
+        traffic -= late
+    hidden = max(traffic - efficiency.overlap * busy, efficiency.exposed_data * traffic)
+    return late + hidden, optimizer
 
 
-def _gathers(kernels: Kernels, frozen: float, layers: int) -> float:
-    """Seconds to gather ``frozen`` parameters for all passes of a step; they have no gradients."""
+def _gathers(kernels: Kernels, count: float, layers: int) -> float:
+    """Seconds to gather ``count`` parameters for the forward and backward passes of a step."""
     layout = kernels.layout
     group = Group(kernels.cluster, kernels.efficiency, layout.shards, layout.tensor)
-    size = (kernels.shape.frozen_matrix_bytes or 2) * frozen / (layers + 1)
+    size = (kernels.shape.frozen_matrix_bytes or 2) * count / (layers + 1)
     times = 1 if keeps_stage(layout) else 2 * layout.grad_accumulation
     return times * (layers + 1) * group.all_gather(size)
 
