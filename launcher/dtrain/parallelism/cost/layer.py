@@ -188,9 +188,12 @@ class Kernels:
 
     def attention_flop(self) -> float:
         """FLOP of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
-        shape = self.shape
+        shape, packed = self.shape, self.assumed.document
         width = shape.heads * (shape.head_size + (shape.value_head_size or shape.head_size))
-        return 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
+        seen = shape.seq_len
+        if packed and self.assumed.flash_attention:
+            seen = min(seen, packed)
+        return 2.0 * self.tokens * seen * width / self.layout.tensor
 
     def attention_forward(self) -> float:
         """Seconds of attention. Flash attention runs at its share of the peak and skips the half of
