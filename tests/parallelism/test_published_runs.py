@@ -355,6 +355,20 @@ def test_the_peak_of_the_notes_is_more_exact_than_the_column() -> None:
 
 
 @pytest.mark.parametrize(
+    ("notes", "counter"),
+    [
+        ("peak of torch.cuda.max_memory_allocated()", "allocated"),
+        ("max_memory_reserved in GiB", "reserved"),
+        ("GiB reserved by the allocator", "reserved"),
+        ("nvidia-smi", "total"),
+        ("unallocated", "total"),
+    ],
+)
+def test_the_counter_of_a_peak(notes: str, counter: str) -> None:
+    assert run(reported_peak_mem_gb="40", notes=notes).counter == counter
+
+
+@pytest.mark.parametrize(
     ("notes", "gpu", "fitted"),
     [
         ("OOM; selective AC", "A100-80GB", False),
