@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.cost.step_time import OVERLAPPED
 from planner.published.hardware import gpu_of, network_gbps
+from planner.published.layouts import SQUAD
 from planner.published.rows import UnusableError, rows
 from planner.published.runs import PublishedRun, Skipped, read, run_of
 from planner.published.sources import origin
@@ -353,6 +355,20 @@ def test_the_peak_of_the_notes_is_more_exact_than_the_column() -> None:
 
 
 @pytest.mark.parametrize(
+    ("notes", "counter"),
+    [
+        ("peak of torch.cuda.max_memory_allocated()", "allocated"),
+        ("max_memory_reserved in GiB", "reserved"),
+        ("GiB reserved by the allocator", "reserved"),
+        ("nvidia-smi", "total"),
+        ("unallocated", "total"),
+    ],
+)
+def test_the_counter_of_a_peak(notes: str, counter: str) -> None:
+    assert run(reported_peak_mem_gb="40", notes=notes).counter == counter
+
+
+@pytest.mark.parametrize(
     ("notes", "gpu", "fitted"),
     [
         ("OOM; selective AC", "A100-80GB", False),
@@ -391,6 +407,22 @@ def test_tokens_are_exchanged_beside_computation_in_dualpipe() -> None:
     times = [one.candidate(efficiency).time for one in (shown, hidden)]
     assert times[1].expert == pytest.approx(OVERLAPPED * times[0].expert)
     assert run(**mixture, source="DeepSeek-V3 (arXiv 2412.19437)").assumed.hides_exchange
+
+
+def test_fine_tuning_on_packed_examples_has_little_attention() -> None:
+    tuned = {"model_name": "Llama-3-8B SFT", "gpu_type": "H100-80GB", "seq_len": "4096"}
+    cells = {**tuned, "layers": "32", "hidden": "4096", "heads": "32", "tp": "1", "pp": "1"}
+    bridge = run(**cells, source="NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md")
+    nemo = run(**cells, source="NVIDIA/NeMo docs/performance_summary.md")
+    assert (bridge.assumed.document, nemo.assumed.document) == (0, SQUAD)
+    assert run(**cells, source="A blog", notes="packed SQuAD").assumed.document == SQUAD
+    assert run(source="NVIDIA/NeMo docs", gpu_type="H100-80GB").assumed.document == 0
+    efficiency = of_family("hopper")
+    whole, packed = (
+        Kernels(efficiency, one.cluster, one.shape, one.layout, one.assumed).attention_forward()
+        for one in (bridge, nemo)
+    )
+    assert packed == pytest.approx(whole * SQUAD / 4096)
 
 
 def test_parallel_blocks_of_the_model_or_of_the_notes() -> None:

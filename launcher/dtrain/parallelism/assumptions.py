@@ -58,6 +58,9 @@ class Assumptions:
     flash_attention: bool = True
     flash2: bool = False
     """Whether flash attention is FlashAttention-2 although the backend has a newer one."""
+    document: int = 0
+    """Tokens of each document, if several are packed into a sequence and flash attention does not
+    look from one into another; 0: a sequence is one document."""
     triton_attention: bool = False
     """Whether flash attention is an early version in Triton."""
     fused_loss: bool = False

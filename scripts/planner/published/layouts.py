@@ -89,6 +89,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         separate_kernels=practice.separate_kernels and not compiled,
         flash_attention=flash,
         flash2=practice.flash2,
+        document=_document(row, practice),
         triton_attention=practice.triton_attention,
         fused_loss=practice.fused_loss,
         fuses_gradients=practice.fuses_gradients,
@@ -105,6 +106,19 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),
     )
+
+
+SQUAD = 200
+"""Approximate tokens of an example of SQuAD: a paragraph of 120 words, a question and an answer."""
+
+
+def _document(row: Row, practice: Practice) -> int:
+    """Tokens of a packed example, or 0. NeMo's fine-tuning is measured on SQuAD, packed to the
+    sequence length (NeMo's performance summary; ``SquadDataModule`` in dgxc-benchmarking)."""
+    text = " ".join(row.get(column, "") for column in ("source", "model_name", "notes"))
+    tuned = re.search(r"fine.?tun|\bSFT\b|\bLoRA\b", text, re.IGNORECASE) is not None
+    squad = practice.tunes_on_squad or re.search(r"squad", text, re.IGNORECASE) is not None
+    return SQUAD if tuned and squad else 0
 
 
 _BLANK = ("", "-", "?", "n/a", "unknown", "not stated")

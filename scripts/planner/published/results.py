@@ -74,9 +74,9 @@ def memory_of(row: Row, practice: Practice) -> tuple[float | None, Counter]:
     counter: Counter = practice.counter
     if exact := re.search(r"\ballocated ([\d.]+) mib\b", notes):
         return float(exact[1]) / 1024, "allocated"
-    if re.search(r"\breserved", notes):
+    if re.search(r"(\b|_)reserved", notes):
         counter = "reserved"
-    elif re.search(r"\ballocated", notes):
+    elif re.search(r"(\b|_)allocated", notes):
         counter = "allocated"
     elif re.search(r"nvidia-smi|driver", notes):
         counter = "total"

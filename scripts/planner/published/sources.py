@@ -47,6 +47,8 @@ class Practice:
     reduces_to_all: bool = False
     hides_tensor: bool = False
     hides_exchange: bool = False
+    tunes_on_squad: bool = False
+    """Whether its fine-tuning is measured on the short examples of SQuAD."""
     habits: MemoryHabits = _MEGATRON
     backend: BackendName = "megatron"
     """The planner's backend with the most similar memory rules, overlap and kernels."""
@@ -71,6 +73,7 @@ _DEEPSPEED = replace(
 _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
 grad_reduce_in_fp32 to False."""
+_NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True)
 _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
 """NeMo's tables of GPT-3 on A100s are from before it had flash attention, in 2023."""
 _XLA = Practice("full")
@@ -111,7 +114,9 @@ PRACTICES = (
             habits=MemoryHabits(gradient_bytes=2, step_copies=14, fullest="last"),
         ),
     ),
-    (r"NVIDIA[-/ ]NeMo|dgxc|MLPerf", _NEMO),
+    # Megatron-Bridge and AutoModel measure fine-tuning on whole sequences of mock data.
+    (r"NVIDIA/NeMo\b|dgxc", _NEMO_ON_SQUAD),
+    (r"NVIDIA[-/ ]NeMo|MLPerf", _NEMO),
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
@@ -195,7 +200,8 @@ def practice_of(row: Row) -> Practice:
                 if re.search(pattern, text, re.IGNORECASE):
                     if how is _DEEPSPEED and _new(row):
                         return _ZERO
-                    return _NEMO_ON_A100 if how is _NEMO and not _new(row) else how
+                    early = how in (_NEMO, _NEMO_ON_SQUAD) and not _new(row)
+                    return _NEMO_ON_A100 if early else how
     sharding = row.get("sharding", "")
     if re.search(r"fsdp|hsdp|zero.?3|full|hybrid", sharding, re.IGNORECASE):
         return _FSDP

@@ -200,9 +200,12 @@ class Kernels:
 
     def attention_flop(self) -> float:
         """FLOP of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
-        shape = self.shape
+        shape, packed = self.shape, self.assumed.document
         width = shape.heads * (shape.head_size + (shape.value_head_size or shape.head_size))
-        every = 2.0 * self.tokens * shape.seq_len * width / self.layout.tensor
+        seen = shape.seq_len
+        if packed and self.assumed.flash_attention:
+            seen = min(seen, packed)
+        every = 2.0 * self.tokens * seen * width / self.layout.tensor
         return every * shape.attended_share
 
     def attention_forward(self) -> float:
