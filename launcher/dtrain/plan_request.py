@@ -125,3 +125,15 @@ def _check_digits(request: PlanRequest) -> None:
                 f"`{name}`: a number of {len(str(abs(value)))} digits is too long",
                 hint=f"at most {LARGEST:,}",
             )
+
+
+def of_a_training(request: PlanRequest, key: str) -> float | None:
+    """Return a value of the request that only a training on a number of tokens needs."""
+    value: float | None = getattr(request, key)
+    if value is None:
+        return None
+    if not 0 < value < LARGEST:
+        raise UsageError(f"`{key}={value:g}` is not possible", hint="a number above 0")
+    if request.tokens is None:
+        raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")
+    return value

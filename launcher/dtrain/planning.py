@@ -27,7 +27,7 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, usual_batch
 from dtrain.parallelism.reliability import Reliability
-from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check
+from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check, of_a_training
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName
 
@@ -75,7 +75,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         kept=of_file if backend in (None, "runtime") else {},
         tokens=None if request.tokens is None else parse_count(request.tokens, "tokens"),
         reliability=_reliability(request),
-        price_per_gpu_hour=_of_a_training(request, "price_per_gpu_hour"),
+        price_per_gpu_hour=of_a_training(request, "price_per_gpu_hour"),
         cluster_source=where.source,
         batch_source=batch_source,
         notes=(*where.overruled, *([note] if note else [])),
@@ -90,22 +90,10 @@ def _reliability(request: PlanRequest) -> Reliability:
         "restart": ("restart_minutes", 60.0),
         "storage": ("storage_gbs", 1.0),
     }
-    values = {name: (_of_a_training(request, key), unit) for name, (key, unit) in given.items()}
+    values = {name: (of_a_training(request, key), unit) for name, (key, unit) in given.items()}
     return Reliability(
         **{name: value * unit for name, (value, unit) in values.items() if value is not None}
     )
-
-
-def _of_a_training(request: PlanRequest, key: str) -> float | None:
-    """Return a value of the request that only a training on a number of tokens needs."""
-    value: float | None = getattr(request, key)
-    if value is None:
-        return None
-    if not 0 < value < LARGEST:
-        raise UsageError(f"`{key}={value:g}` is not possible", hint="a number above 0")
-    if request.tokens is None:
-        raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")
-    return value
 
 
 def _framework(

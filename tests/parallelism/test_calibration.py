@@ -14,7 +14,8 @@ from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import AMPERE
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.collectives import Group
-from dtrain.parallelism.cost.layer import Kernels, Product
+from dtrain.parallelism.cost.layer import Kernels
+from dtrain.parallelism.cost.products import Product
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import Layout
 

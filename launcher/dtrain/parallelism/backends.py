@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Precision
-from dtrain.parallelism.model.parts import Modulation, Part, Twin
+from dtrain.parallelism.model.parts import LayerPart, Modulation, Twin
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
@@ -53,7 +53,7 @@ class Backend:
     """Whether the first and the last pipeline stage can share the vocabulary matrix."""
     uneven_pieces: bool = True
     """Whether an interleaved pipeline can have pieces of different sizes."""
-    trains_parts: tuple[type[Part], ...] = (Part,)
+    trains_parts: tuple[type[LayerPart], ...] = (LayerPart,)
     """Parts of layers that it has, beside attention and the MLP."""
     omits_blocks: bool = True
     """Whether layers can lack attention or the MLP."""

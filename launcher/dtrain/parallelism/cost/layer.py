@@ -9,6 +9,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cost.products import Product, products, tokens, up_projections
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
@@ -38,24 +39,6 @@ UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """``count`` consecutive matrix products of (m × k) with (k × n)."""
-
-    m: float
-    k: float
-    n: float
-    count: int = 1
-
-    @property
-    def flop(self) -> float:
-        return 2.0 * self.m * self.k * self.n * self.count
-
-    @property
-    def weights(self) -> float:
-        return self.k * self.n * self.count
-
-
 @dataclass(frozen=True)
 class Kernels:
     """Computes seconds of one layer and micro-batch on one GPU, by pass and part."""
@@ -68,34 +51,7 @@ class Kernels:
 
     @property
     def tokens(self) -> float:
-        """Tokens of one micro-batch on one GPU: s·b, divided by the context ranks."""
-        return self.shape.seq_len * self.layout.micro_batch / self.layout.context
-
-    def products(self, *, moe: bool) -> Iterator[Product]:
-        """Yield the forward pass's products with weights."""
-        shape, t = self.shape, self.layout.tensor
-        n, h = self.tokens, shape.hidden
-        if shape.heads:
-            yield from self._projections()
-        for part in shape.parts:
-            yield from (Product(n * rows, k, out) for rows, k, out in part.products(h, t))
-        if not shape.ffn_hidden:
-            return
-        widths = 2 if shape.gated else 1
-        if not moe:
-            dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
-            yield Product(n, h, widths * dense / t)
-            yield Product(n, dense / t, h)
-            return
-        experts = shape.experts // self.layout.expert
-        routed = n * shape.experts_per_token * self.layout.expert / shape.experts
-        f = shape.ffn_hidden / t
-        yield Product(routed, h, widths * f, experts)
-        yield Product(routed, f, h, experts)
-        yield Product(n, h, shape.experts)
-        if shape.shared_experts:
-            yield Product(n, h, widths * f * shape.shared_experts)
-            yield Product(n, f * shape.shared_experts, h)
+        return tokens(self.shape, self.layout)
 
     def adapters(self, *, moe: bool) -> float:
         """Seconds of the adapters in the forward pass: thin products, and a sum with the output of
@@ -115,30 +71,6 @@ class Kernels:
                 held -= every * (1 - 1 / self.layout.expert)
             seconds += (shape.frozen_matrix_bytes + 2) * held / bandwidth
         return seconds
-
-    def _projections(self) -> Iterator[Product]:
-        """Yield attention's products: to queries, keys and values, and back from the heads."""
-        shape, t, n, h = self.shape, self.layout.tensor, self.tokens, self.shape.hidden
-        queries = shape.heads * shape.head_size
-        values = shape.heads * (shape.value_head_size or shape.head_size)
-        if shape.kv_rank:
-            # Every tensor rank computes whole latents; only products of latents are split.
-            yield Product(n, h, shape.query_rank + shape.kv_rank + shape.rope_head_size)
-            yield from self._up_projections()
-        else:
-            # If there are fewer key heads than tensor ranks, they are copied, not split.
-            keys = max(shape.kv_heads / t, 1) * shape.head_size
-            yield Product(n, h, queries / t + 2 * keys)
-        yield Product(n, values / t, h)
-
-    def _up_projections(self) -> Iterator[Product]:
-        """Yield MLA's products of latents, to queries, and to keys and values."""
-        shape, t, n = self.shape, self.layout.tensor, self.tokens
-        queries = shape.heads * shape.head_size
-        yield Product(n, shape.query_rank or shape.hidden, queries / t)
-        unrotated = queries - shape.heads * shape.rope_head_size
-        values = shape.heads * (shape.value_head_size or shape.head_size)
-        yield Product(n, shape.kv_rank, (unrotated + values) / t)
 
     def _peak(self, precision: Precision) -> float:
         """FLOP/s of products, at the clock that the GPU's power limit allows."""
@@ -164,6 +96,9 @@ class Kernels:
             product.m * product.k + product.k * product.n + product.m * product.n
         )
         return product.count * max(busy, moved / (gpu.bandwidth * 1e9 * efficiency.stream))
+
+    def _products(self, *, moe: bool) -> Iterator[Product]:
+        return products(self.shape, self.layout, moe=moe)
 
     def weights_forward(self, *, moe: bool) -> float:
         return self._moe_weights if moe else self._dense_weights
@@ -192,11 +127,11 @@ class Kernels:
 
     @cached_property
     def _moe_weights(self) -> float:
-        return sum(self.product_seconds(product) for product in self.products(moe=True))
+        return sum(self.product_seconds(product) for product in self._products(moe=True))
 
     @cached_property
     def _dense_weights(self) -> float:
-        return sum(self.product_seconds(product) for product in self.products(moe=False))
+        return sum(self.product_seconds(product) for product in self._products(moe=False))
 
     def attention_flop(self) -> float:
         """FLOP of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
@@ -320,7 +255,7 @@ class Kernels:
         attention *= 2.5 / 0.85 if self.assumed.flash_attention else 2.0
         weights = self._products_backward * self.weights_forward(moe=moe)
         weights += self.expert_reads(moe=moe)
-        held = sum(one.weights for one in self.products(moe=moe))
+        held = sum(one.weights for one in self._products(moe=moe))
         if shape.parts:
             idle = sum(part.idle_parameters(shape.hidden) for part in shape.parts)
             held += idle / self.layout.tensor
@@ -371,7 +306,8 @@ class Kernels:
         inner = (3.0 if shape.gated else 2.0) * shape.ffn_hidden * shape.experts_per_token * moe
         seconds = self._stream(norms + inner / layout.tensor)
         if shape.kv_rank:
-            seconds += sum(self.product_seconds(product) for product in self._up_projections())
+            again = up_projections(shape, layout)
+            seconds += sum(self.product_seconds(product) for product in again)
         return seconds
 
     def head_forward(self) -> float:

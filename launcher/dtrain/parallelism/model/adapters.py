@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dtrain.records import dataclass
+
+if TYPE_CHECKING:
+    from dtrain.parallelism.model.shape import Shape
 
 Targets = Literal["all", "attention"]
 
@@ -35,3 +38,30 @@ class Lora:
         """Kernels that adapters add to a layer's forward pass: two products, a scale and a sum for
         each of two (fused) matrices of attention and two of the MLP."""
         return 16 if self.adapts_mlp else 8
+
+    def parameters(self, shape: Shape, *, moe: bool, active: bool) -> int:
+        """Parameters of one layer's adapters; with ``active``, those that one token uses."""
+        h, queries, keys = (
+            shape.hidden,
+            shape.heads * shape.head_size,
+            shape.kv_heads * shape.head_size,
+        )
+        values = shape.heads * (shape.value_head_size or shape.head_size)
+        sides = [(h, queries), (h, keys), (h, keys), (values, h)]
+        if shape.kv_rank:
+            down = shape.kv_rank + shape.rope_head_size
+            unrotated = queries - shape.heads * shape.rope_head_size
+            sides = [(h, down), (shape.kv_rank, unrotated + values), (values, h)]
+            sides += (
+                [(h, shape.query_rank), (shape.query_rank, queries)]
+                if shape.query_rank
+                else [(h, queries)]
+            )
+        adapters = self.rank * sum(map(sum, sides))
+        if moe:
+            copies = (shape.experts_per_token if active else shape.experts) + shape.shared_experts
+            return adapters + copies * shape.expert_adapter_parameters
+        if self.adapts_mlp:
+            dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
+            adapters += self.rank * shape.matrices * (h + dense)
+        return adapters

@@ -1,8 +1,8 @@
 """What a layer can have beside attention and an MLP: state spaces, linear attention, a decoder's
 attention to an encoder, and what diffusion transformers add.
 
-A `Part` says what it costs for each token; the modules of ``cost`` add this to the costs of the
-layer's attention and MLP. Sizes are numbers of elements, FLOPs are of one forward pass.
+A `LayerPart` says what it costs for each token; the modules of ``cost`` add this to the costs of
+the layer's attention and MLP. Sizes are numbers of elements, FLOPs are of one forward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dtrain.records import dataclass
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerPart:
     """A part of a layer. The defaults are those of a part that does nothing."""
 
     title: ClassVar[str] = ""
@@ -81,13 +81,13 @@ class Part:
         """Numbers that the number of tensor ranks must divide."""
         return ()
 
-    def scaled(self, ratio: float) -> Part:
+    def scaled(self, ratio: float) -> LayerPart:
         """Return the part for sequences that are ``ratio`` times as long."""
         return self
 
 
 @dataclass(frozen=True)
-class Mamba2(Part):
+class Mamba2(LayerPart):
     """A state-space mixer (Mamba-2, arXiv 2405.21060).
 
     One product gives gate, values, keys, queries and time steps: 2·d + 2·groups·state + heads, with
@@ -170,7 +170,7 @@ class Mamba2(Part):
 
 
 @dataclass(frozen=True)
-class DeltaNet(Part):
+class DeltaNet(LayerPart):
     """Linear attention with the gated delta rule (Gated DeltaNet, arXiv 2412.06464), as in
     Qwen3-Next: a product gives queries, keys, values and an output gate, another one two gates for
     each head; a convolution, the scan, a gated norm of each head, and a product back."""
@@ -248,7 +248,7 @@ class DeltaNet(Part):
 
 
 @dataclass(frozen=True)
-class CrossAttention(Part):
+class CrossAttention(LayerPart):
     """A decoder's attention to an encoder's output (arXiv 1706.03762, section 3.2.3; T5, arXiv
     1910.10683): queries from the decoder, keys and values from the encoder."""
 
@@ -300,7 +300,7 @@ class CrossAttention(Part):
 
 
 @dataclass(frozen=True)
-class Indexer(Part):
+class Indexer(LayerPart):
     """What chooses the keys of sparse attention: scores of all tokens before a token, from few and
     small heads (DeepSeek-V3.2, arXiv 2512.02556, section 2.1, equation 1).
 
@@ -345,7 +345,7 @@ class Indexer(Part):
 
 
 @dataclass(frozen=True)
-class OutputGate(Part):
+class OutputGate(LayerPart):
     """A gate of attention's output, from the same input as the queries (Qwen3-Next)."""
 
     title: ClassVar[str] = "gates of attention's output"
@@ -372,7 +372,7 @@ class OutputGate(Part):
 
 
 @dataclass(frozen=True)
-class Modulation(Part):
+class Modulation(LayerPart):
     """Adaptive norms of a diffusion transformer (adaLN-Zero, DiT, arXiv 2212.09748, section 3.2):
     ``vectors`` shifts, scales and gates of the layer, from one vector for each sequence."""
 
@@ -403,7 +403,7 @@ class Modulation(Part):
 
 
 @dataclass(frozen=True)
-class Twin(Part):
+class Twin(LayerPart):
     """The matrices of a second stream of tokens, which attention joins with the first (MM-DiT,
     arXiv 2403.03206, figure 2): each token uses one of the two sets."""
 

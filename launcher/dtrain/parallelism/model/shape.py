@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from functools import cached_property
 
 from dtrain.parallelism.model.adapters import NF4, Lora
-from dtrain.parallelism.model.parts import Part
+from dtrain.parallelism.model.parts import LayerPart
 from dtrain.records import dataclass
 
 
@@ -63,7 +63,7 @@ class Shape:
     parallel: bool = False
     """Whether attention and MLP read the same norm, and one sum adds both to the residual stream,
     as in PaLM (arXiv 2204.02311, section 2): half of the norms and of tensor-parallel traffic."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[LayerPart, ...] = ()
     """What each layer has beside attention and the MLP."""
     pattern: tuple[Shape, ...] = ()
     """Each layer in order, if they differ: a shape of one layer. The sizes of this shape are then
@@ -100,7 +100,7 @@ class Shape:
         return tuple({unit: None for unit in (*units, *inner) if unit})
 
     @cached_property
-    def every_part(self) -> tuple[Part, ...]:
+    def every_part(self) -> tuple[LayerPart, ...]:
         """The parts of all kinds of layers."""
         return (*self.parts, *(part for kind, _ in self.kinds for part in kind.parts))
 
@@ -235,29 +235,7 @@ class Shape:
 
     def adapter_parameters(self, *, moe: bool, active: bool = False) -> int:
         """Parameters of one layer's adapters; with ``active``, those that one token uses."""
-        lora, h = self.lora, self.hidden
-        if lora is None:
-            return 0
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        values = self.heads * (self.value_head_size or self.head_size)
-        sides = [(h, queries), (h, keys), (h, keys), (values, h)]
-        if self.kv_rank:
-            down = self.kv_rank + self.rope_head_size
-            unrotated = queries - self.heads * self.rope_head_size
-            sides = [(h, down), (self.kv_rank, unrotated + values), (values, h)]
-            sides += (
-                [(h, self.query_rank), (self.query_rank, queries)]
-                if self.query_rank
-                else [(h, queries)]
-            )
-        adapters = lora.rank * sum(map(sum, sides))
-        if moe:
-            copies = (self.experts_per_token if active else self.experts) + self.shared_experts
-            return adapters + copies * self.expert_adapter_parameters
-        if lora.adapts_mlp:
-            dense = (self.dense_ffn_hidden if self.experts else 0) or self.ffn_hidden
-            adapters += lora.rank * self.matrices * (h + dense)
-        return adapters
+        return 0 if self.lora is None else self.lora.parameters(self, moe=moe, active=active)
 
     @property
     def expert_adapter_parameters(self) -> int:
