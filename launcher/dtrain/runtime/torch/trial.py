@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from dtrain.runtime import torch as parallel
 from dtrain.runtime.torch.trial_model import Decoder, Sizes, cross_entropy, small_weights

@@ -48,8 +48,8 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_size))
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        heads = (part.transpose(1, 2) for part in (_rotated(q), _rotated(k), v))
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        q, k, v = (part.transpose(1, 2) for part in (_rotated(q), _rotated(k), v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
