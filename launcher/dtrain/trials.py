@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from dtrain.session.callbacks import Line, OnLine
 
 PROGRAM = "dtrain.runtime.torch.trial"
-KEPT = ("env", "setup", "workdir", "sync", "binding", "rendezvous", "grace")
+KEPT = ("env", "setup", "workdir", "sync", "binding", "grace")
 """Keys of the job that a trial has, too: it runs in the same environment."""
 _MODEL = (
     "hidden", "heads", "kv_heads", "head_size", "ffn_hidden", "vocab", "gated", "tied", "experts",
     "experts_per_token",
 )  # fmt: skip
+SECONDS = 2.0
+"""Of the measured steps of one case; there are at least five."""
 SILENCE = 300
 """Seconds without output after which a trial counts as hanging."""
 _OUT_OF_MEMORY = ("cuda-out-of-memory", "host-out-of-memory", "memory-limit", "cpu-out-of-memory")
@@ -136,7 +138,7 @@ def _cause(report: Report) -> str:
 
 def _measured(line: TrialLine) -> Measured:
     case = Case(line.layers, line.micro_batches)
-    return Measured(case, line.seconds, line.allocated, line.resident)
+    return Measured(case, line.seconds, line.fastest, line.allocated, line.resident)
 
 
 def _request(
@@ -148,14 +150,19 @@ def _request(
     shape = asdict(candidate.shape)
     order = {
         "model": {name: shape[name] for name in _MODEL},
+        "seconds": SECONDS,
         "cases": [[case.layers, case.micro_batches] for case in wanted],
     }
     steps = wanted[-1].micro_batches
     layout, training, strategy = keys_of(
         answer.question, replace(candidate.layout, grad_accumulation=steps)
     )
+    own = file.spec().job.rendezvous
+    first, last = own.ports
     job: dict[str, Any] = {
         "framework": "torch",
+        # Without torchrun, so that each line has its rank.
+        "rendezvous": {"ports": f"{first}-{last}", **({"port": own.port} if own.port else {})},
         "module": PROGRAM,
         "args": [json.dumps(order)],
         "strategy": strategy,

@@ -11,9 +11,10 @@ cluster: &all
   hosts: [a, "b"]
   gpus: 0
   slots: 2
-  env: {FLAG: on, NUMBER: 010, ZERO: 1.10, EMPTY: "", TEXT: "1", YES: 'true'}
   ssh: {user: "ops", port: 2222}
   network: {gbps: 1e2}
+  overrides:
+    a: {env: {FLAG: on, NUMBER: 010, ZERO: 1.10, EMPTY: "", TEXT: "1", YES: 'true'}}
 notify: {command: [mail]}
 job:
   framework: torch

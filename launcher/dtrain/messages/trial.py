@@ -19,6 +19,7 @@ class TrialLine:
     layers: Annotated[int, Range(1, 1 << 20)]
     micro_batches: Annotated[int, Range(1, 1 << 40)]
     seconds: Annotated[float, Range(1e-9, 1e6)]
+    fastest: Annotated[float, Range(1e-9, 1e6)]
     allocated: _Bytes | None = None
     resident: _Bytes | None = None
 

@@ -46,7 +46,9 @@ class Measured:
 
     case: Case
     seconds: float
-    """Of one step."""
+    """Of a step: the median."""
+    fastest: float
+    """Seconds of the fastest step, which says how steady the machine is."""
     allocated: float | None = None
     """Most bytes of PyTorch's allocator on one GPU; None on CPUs."""
     resident: float | None = None

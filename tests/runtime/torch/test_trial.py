@@ -20,7 +20,7 @@ SIZES = {
 
 
 def measured(layout: Layout, cases: list[list[int]], **sizes: Any) -> list[TrialLine]:
-    order = {"model": {**SIZES, **sizes}, "cases": cases}
+    order = {"model": {**SIZES, **sizes}, "cases": cases, "seconds": 0.01}
     training = {"global_batch": layout.global_batch, "seq_len": 32, "precision": "fp32"}
     said = run(
         layout.world_size,
@@ -49,5 +49,5 @@ def test_each_case_is_measured(layout: Layout, sizes: dict[str, Any]) -> None:
     cases = [[2, 2], [4, 2], [2, 4], [4, 4]] if layout.pipeline > 1 else [[1, 1], [2, 2]]
     found = measured(layout, cases, **sizes)
     assert [[one.layers, one.micro_batches] for one in found] == cases
-    assert all(0 < one.seconds < 60 and one.allocated is None for one in found)
+    assert all(0 < one.fastest <= one.seconds < 60 and one.allocated is None for one in found)
     assert all(one.resident for one in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from math import isclose
 from typing import Any
 
 from dtrain.parallelism.answer.explain import (
@@ -187,7 +188,7 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         f"+{seconds(value)} {TIME_PARTS[name]}"
         for name, value in _largest(more, 2)
         # A trial measures the whole step, not its parts.
-        if value > 0.001 * best.time.total and rival.slowdown == best.slowdown
+        if value > 0.001 * best.time.total and isclose(rival.slowdown, best.slowdown)
     )
     pace = f"{percent(slower)} slower" if slower > 0 else "as fast"
     return (

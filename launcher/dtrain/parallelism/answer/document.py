@@ -141,6 +141,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
                     **asdict(one.case),
                     "predicted_s": trial.small(one.case).time.total,
                     "measured_s": one.seconds,
+                    "fastest_s": one.fastest,
                     "allocated_gib": None if one.allocated is None else one.allocated / GIB,
                     "resident_gib": None if one.resident is None else one.resident / GIB,
                 }

@@ -8,11 +8,13 @@ rank prints a line for each, as soon as it is measured.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtrain.runtime import progress
 from dtrain.runtime import torch as parallel
 from dtrain.runtime.torch.trial_model import Decoder, Sizes, cross_entropy, small_weights
 
@@ -27,11 +30,11 @@ MARK = "dtrain-trial: "
 """Before the JSON object of each line."""
 WARM_UP = 2
 """Steps that are not measured: the first ones make the optimizer's states and fill caches."""
-STEPS = 5
-"""Fewest steps that are measured; their median counts."""
-SECONDS = 2.0
-"""Steps are repeated for this long, up to `MOST`."""
-MOST = 25
+LEAST, MOST = 5, 100
+"""Steps that are measured; their median counts."""
+
+_numbers = count(1)
+"""Of all steps, for the launcher."""
 
 
 def train(run: parallel.ParallelRun, order: dict[str, Any]) -> None:
@@ -39,13 +42,14 @@ def train(run: parallel.ParallelRun, order: dict[str, Any]) -> None:
     sizes, whole = Sizes(**order["model"]), run.layout
     for layers, micro_batches in order["cases"]:
         run.layout = replace(whole, grad_accumulation=micro_batches)
-        found = _measured(run, replace(sizes, layers=layers))
+        found = _measured(run, replace(sizes, layers=layers), order["seconds"])
         line = {"layers": layers, "micro_batches": micro_batches, **found}
         run.print(MARK + json.dumps(line))
 
 
-def _measured(run: parallel.ParallelRun, sizes: Sizes) -> dict[str, Any]:
-    """The seconds of a step, and the most memory that any rank used."""
+def _measured(run: parallel.ParallelRun, sizes: Sizes, limit: float) -> dict[str, Any]:
+    """The seconds of a step, from steps of about ``limit`` seconds together, and the most memory
+    that any rank used."""
     _forget_memory(run)
     with torch.device("meta"):
         decoder = Decoder(sizes)
@@ -59,6 +63,8 @@ def _measured(run: parallel.ParallelRun, sizes: Sizes) -> dict[str, Any]:
     inputs, targets = torch.randint(sizes.vocab, (2, *shape), device=run.device)
 
     def step() -> float:
+        # The launcher stops a job that reports nothing for minutes.
+        progress(next(_numbers))
         _settle(run)
         begun = time.perf_counter()
         model.gradients(inputs, targets)
@@ -69,9 +75,14 @@ def _measured(run: parallel.ParallelRun, sizes: Sizes) -> dict[str, Any]:
 
     for _ in range(WARM_UP):
         once = step()
-    count = int(_most(run, min(MOST, max(STEPS, SECONDS / max(once, 1e-6)))))
-    seconds = median(step() for _ in range(count))
-    return {"seconds": _most(run, seconds), "steps": count, **_memory(run)}
+    number = int(_most(run, min(MOST, max(LEAST, limit / max(once, 1e-6)))))
+    every = [step() for _ in range(number)]
+    return {
+        "seconds": _most(run, median(every)),
+        "fastest": _most(run, min(every)),
+        "steps": number,
+        **_memory(run),
+    }
 
 
 def _settle(run: parallel.ParallelRun) -> None:
@@ -88,6 +99,8 @@ def _most(run: parallel.ParallelRun, value: float) -> float:
 
 
 def _forget_memory(run: parallel.ParallelRun) -> None:
+    """Free the model before, and measure from here."""
+    gc.collect()  # hooks and schedules refer to each other
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
