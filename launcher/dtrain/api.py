@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dtrain.failures.cause import Report
     from dtrain.parallelism.question import Answer
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
-    from dtrain.plan_request import PlanRequest, QueueGpus
+    from dtrain.plan_request import PlanRequest
     from dtrain.runs.progress import Progress
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import OnLine, OnState
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dtrain.session.gather_order import Depth
     from dtrain.session.observer import Observer
     from dtrain.session.status import RunStatus
-    from dtrain.spec.model import ClusterFile
     from dtrain.transport.questions import Ask
 
 
@@ -441,49 +440,55 @@ def examine(
 
 @overload
 def plan(
-    request: PlanRequest, *, strategies: Literal[False] = False, ask: Ask | None = None
+    request: PlanRequest,
+    *,
+    strategies: Literal[False] = False,
+    ask: Ask | None = None,
+    on_notice: Callable[[str], None] | None = None,
+    signals: bool = False,
 ) -> Answer: ...
 
 
 @overload
 def plan(
-    request: PlanRequest, *, strategies: Literal[True], ask: Ask | None = None
+    request: PlanRequest,
+    *,
+    strategies: Literal[True],
+    ask: Ask | None = None,
+    on_notice: Callable[[str], None] | None = None,
+    signals: bool = False,
 ) -> Answer | TensorFlowPlan: ...
 
 
 def plan(
-    request: PlanRequest, *, strategies: bool = False, ask: Ask | None = None
+    request: PlanRequest,
+    *,
+    strategies: bool = False,
+    ask: Ask | None = None,
+    on_notice: Callable[[str], None] | None = None,
+    signals: bool = False,
 ) -> Answer | TensorFlowPlan:
     """How to split a model over a cluster: ``answer.best`` is the layout, if ``answer.fits``.
 
     - ``strategies``: whether to accept a job for TensorFlow, which has strategies, not layouts.
     - ``ask`` asks a person for passphrases, if a host or Slurm must be asked.
+    - ``on_notice`` gets a line before each trial; ``signals`` is as for `launch`, while one runs.
 
     Raises UsageError and SpecError for invalid input, and DtrainError if ``request.probe`` fails.
     """
-    from dtrain import planning
+    from dtrain import probing, trials
 
-    def ask_engine(spec: ClusterFile) -> QueueGpus:
-        from dtrain.engines.inspection import queue_gpus
-
-        return queue_gpus(spec, request.file, ask)
-
-    probe = None
-    if request.probe:
-        from dtrain import probing
-        from dtrain.checks.probe import probe as slowest
-
-        file = probing.measurable(request)
-        probe = slowest(examine(file, bandwidth=True, compute=True, ask=ask))
-    question = planning.pose(request, ask_engine, probe)
-    if probe is not None:
-        question = probing.stored(question, probe)
-    if request.calibrate_runs:
-        from dtrain.runs.calibration import learned
-
-        question = learned(question, request.calibrate_runs)
+    trained = trials.trainable(request) if request.trials else None
+    question = probing.posed(request, examine, ask)
     if question.framework == "torch":
-        return question.answer()
+        answer = question.answer()
+        if trained is None:
+            return answer
+
+        def run(job: Request, on_line: OnLine) -> Report:
+            return launch(job, on_line=on_line, signals=signals, ask=ask)
+
+        return trials.tried(answer, request.trials, trained, run, on_notice or (lambda _: None))
     if not strategies:
         raise UsageError(
             "for TensorFlow, the planner chooses a strategy, not a layout",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from dtrain.parallelism.cost.speed import flop_per_token
-from dtrain.parallelism.question import Answer
+from dtrain.parallelism.question import Answer, Question
 from dtrain.runtime.layout import Layout
 
 
@@ -16,7 +16,7 @@ def written(answer: Answer, text: str | None, *, file: str) -> str:
     """
     from dtrain.spec.edit import new_file, write_layout
 
-    layout, training, strategy = _keys(answer)
+    layout, training, strategy = keys_of(answer.question, answer.best.layout)
     expected = _expected(answer)
     if text is not None:
         return write_layout(text, layout, training, strategy=strategy, expected=expected, file=file)
@@ -49,12 +49,12 @@ def _expected(answer: Answer) -> dict[str, object]:
     return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
-def _keys(answer: Answer) -> tuple[dict[str, object], dict[str, object], str]:
+def keys_of(question: Question, layout: Layout) -> tuple[dict[str, object], dict[str, object], str]:
     """Return the layout and training keys for a cluster file, and the strategy."""
     # Import here: only written plans need it.
     from dtrain.spec.layouts import strategy_of
 
-    layout, question, plain = answer.best.layout, answer.question, asdict(Layout())
+    plain = asdict(Layout())
     always: tuple[str, ...] = (
         "tensor",
         "pipeline",

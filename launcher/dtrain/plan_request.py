@@ -65,6 +65,8 @@ class PlanRequest:
     calibrate: Path | None = None
     probe: bool = False
     """Whether to measure the devices and links of ``file`` first, and plan with that."""
+    trials: int = 0
+    """The best layouts to train for a few steps on the machines of ``file``."""
     calibrate_runs: Sequence[str] = ()
     """Runs of this machine, by name, from which its speed is learned."""
     failure_rate: float | None = None

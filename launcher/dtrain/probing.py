@@ -1,17 +1,51 @@
-"""Plans with measurements of the cluster's own machines: ``dtrain plan FILE --probe``."""
+"""The planner's question, with what is known of the machines: from an engine, from measurements
+(``dtrain plan FILE --probe``), and from earlier runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from dtrain import planning
 from dtrain.diagnostics import UsageError
 from dtrain.loading import load
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.question import Question
-from dtrain.plan_request import PlanRequest
-from dtrain.runs.probes import store
-from dtrain.runs.record import Request
+from dtrain.plan_request import PlanRequest, QueueGpus
+
+if TYPE_CHECKING:
+    from dtrain.checks import Evidence
+    from dtrain.runs.record import Request
+    from dtrain.spec.model import ClusterFile
+    from dtrain.transport.questions import Ask
+
+
+def posed(request: PlanRequest, examine: Callable[..., Evidence], ask: Ask | None) -> Question:
+    """Return the question of a request. ``examine`` is that of `dtrain.api`; ``ask`` asks a person.
+
+    Raises as `dtrain.api.plan`.
+    """
+
+    def ask_engine(spec: ClusterFile) -> QueueGpus:
+        from dtrain.engines.inspection import queue_gpus
+
+        return queue_gpus(spec, request.file, ask)
+
+    probe = None
+    if request.probe:
+        from dtrain.checks.probe import probe as slowest
+
+        probe = slowest(examine(measurable(request), bandwidth=True, compute=True, ask=ask))
+    question = planning.pose(request, ask_engine, probe)
+    if probe is not None:
+        question = stored(question, probe)
+    if request.calibrate_runs:
+        from dtrain.runs.calibration import learned
+
+        question = learned(question, request.calibrate_runs)
+    return question
 
 
 def measurable(request: PlanRequest) -> Request:
@@ -43,6 +77,8 @@ def measurable(request: PlanRequest) -> Request:
 
 def stored(question: Question, probe: Probe) -> Question:
     """Store the measurements. Return the question with the name of their file."""
+    from dtrain.runs.probes import store
+
     gpu = question.cluster.gpu
     name = f"{gpu.name}-x{question.cluster.gpus}"
     path = store(name, probe.calibration(gpu, of_family(gpu.family)))

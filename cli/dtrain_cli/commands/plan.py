@@ -136,6 +136,13 @@ def plan(
         bool,
         typer.Option("--probe", help="Measure FILE's GPUs (or CPUs) first, for about a minute."),
     ] = False,
+    trials: Annotated[
+        int,
+        typer.Option(
+            help="Train the N best layouts for a few steps on FILE's hosts, and rank them by that.",
+            metavar="N",
+        ),
+    ] = 0,
     calibrate_run: Annotated[
         list[str] | None,
         typer.Option(
@@ -231,7 +238,9 @@ def plan(
         for target in filter(None, (output, html)):
             writable(target)
     with errors_name_options():
-        answer = api.plan(request, strategies=True, ask=prompt.asker())
+        answer = api.plan(
+            request, strategies=True, ask=prompt.asker(), on_notice=_notice, signals=True
+        )
     if isinstance(answer, Answer):
         write(_layouts(answer, top, json=json, file=file, output=output, html=html))
         return
@@ -290,6 +299,12 @@ def _layouts(
     from dtrain_cli.views import layouts
 
     return layouts.as_text(answer, stdout_paper(), count=top, notes=notes, written=done)
+
+
+def _notice(text: str) -> None:
+    from dtrain_cli.commands.check import notice
+
+    notice(text)
 
 
 def _strategies(found: TensorFlowPlan, *, json: bool) -> str:

@@ -13,6 +13,7 @@ from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cost.candidate import CLOSE, Candidate
 from dtrain.parallelism.question import Answer, Question
 from dtrain_cli.options import as_options
+from dtrain_cli.views import trials
 from dtrain_cli.views.paper import Paper
 from dtrain_cli.views.question import described, training_time
 
@@ -34,6 +35,7 @@ def as_text(
         _result(answer, paper),
         _memory(answer.best, paper),
         _time(answer.best, paper),
+        _trials(answer, paper),
         _table(answer.shortlist(count), paper),
         _others(answer, paper),
         [paper.entry("Written", clean(text)) for text in written],
@@ -149,6 +151,18 @@ def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[Renderable
             break
     yield table
     yield paper.paragraph(_legend(titles, columns), "dim", head="  ")
+
+
+def _trials(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
+    if not answer.trials:
+        return
+    yield paper.line(("Trials", "bold"))
+    if rows := trials.rows(answer):
+        align = "l" + "r" * (len(trials.TITLES) - 1)
+        yield paper.table(align, rows, titles=[*trials.TITLES], styles=["bold"], indent=2)
+        yield paper.paragraph(f"{trials.EXPLANATION}.", "dim", head="  ")
+    for sentence in trials.sentences(answer):
+        yield paper.paragraph(sentence, head="  - ")
 
 
 def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:

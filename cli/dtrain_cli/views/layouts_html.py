@@ -16,6 +16,7 @@ from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
 from dtrain.records import dataclass
 from dtrain_cli.options import as_options
+from dtrain_cli.views import trials
 from dtrain_cli.views.html import rendered
 from dtrain_cli.views.question import described, training_time
 
@@ -45,6 +46,12 @@ def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
         memory=_memory_chart(shown or (best,), best.limit),
         time=_time_chart(shown or (best,)),
         compared=_compared(shown),
+        trials={
+            "head": trials.TITLES,
+            "rows": trials.rows(answer),
+            "texts": [*trials.sentences(answer)],
+            "caption": f"{trials.EXPLANATION[0].upper()}{trials.EXPLANATION[1:]}.",
+        },
         remedies=[*map(as_options, alternatives.remedies(answer))],
         others=[*_others(answer)],
         rejected=_rejected(answer),

@@ -19,6 +19,7 @@ from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.reliability import FailureCost, Reliability, cost
 from dtrain.parallelism.search import Plan, candidates, fastest, search
+from dtrain.parallelism.trial import Trial, common
 from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES, BackendName, Layout
 
@@ -172,6 +173,8 @@ class Question:
 class Answer:
     question: Question
     plan: Plan
+    trials: tuple[Trial, ...] = ()
+    """Layouts of which small steps were trained."""
 
     @property
     def fits(self) -> bool:
@@ -181,10 +184,16 @@ class Answer:
     def best(self) -> Candidate:
         """The fastest layout that fits; if none fits, the one that needs the least memory.
 
-        The latter keeps the optimizer on the GPU, unless offload is fixed.
+        With trials, it is the fastest of those that trained. The latter keeps the optimizer on the
+        GPU, unless offload is fixed.
         """
-        if self.plan.best:
-            return self.plan.best
+        tried = [one.corrected for one in self.trials if one.ok and one.fits]
+        if tried:
+            return min(tried, key=lambda one: one.time.total)
+        left = (one for one in self.plan.ranked() if not self._ruled_out(one))
+        found = next(left, None) if self.trials else self.plan.best
+        if found := found or self.plan.best:
+            return found
         examples = [group.example for group in self.plan.rejected]
         if "offload" not in self.question.fixed:
             examples = [
@@ -196,7 +205,23 @@ class Answer:
         """Return the best layouts that differ in more than micro-batches; ``best`` is first."""
         if not self.fits:
             return (self.best,) if self.question.fixed else ()
-        return distinct(self.plan.ranked(), count)
+        if not self.trials:
+            return distinct(self.plan.ranked(), count)
+        every = distinct(self.plan.ranked(), count + len(self.trials))
+        left = [self.corrected(one) for one in every if not self._ruled_out(one)]
+        left.sort(key=lambda one: (one.layout != self.best.layout, one.time.total))
+        return tuple(left[:count])
+
+    def corrected(self, candidate: Candidate) -> Candidate:
+        """A layout with the time that follows from the trials: its own, or what they have in
+        common."""
+        for trial in self.trials:
+            if trial.ok and trial.planned.layout == candidate.layout:
+                return trial.corrected
+        return replace(candidate, slowdown=common(self.trials)) if self.trials else candidate
+
+    def _ruled_out(self, candidate: Candidate) -> bool:
+        return any(one.planned.layout == candidate.layout and not one.fits for one in self.trials)
 
     def training(self, candidate: Candidate) -> TrainingCost | None:
         """Return the training on all tokens; None if the number of tokens is unknown."""

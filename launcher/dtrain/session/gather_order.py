@@ -98,10 +98,16 @@ def gather_order(
                 "framework": job.framework,
                 "import": thorough,
                 "packages": thorough,
-                "module": job.module if job.sync is None else None,
+                # What comes with the launch is not on the host yet.
+                "module": None if job.sync or _shipped(job.module) else job.module,
             },
         },
     }
+
+
+def _shipped(module: str | None) -> bool:
+    """Whether each launch sends ``module`` to the hosts: a part of `dtrain.runtime`."""
+    return module is not None and module.startswith("dtrain.runtime.")
 
 
 def peers(hosts: Sequence[_Host], place: int, depth: Depth) -> list[_Host]:

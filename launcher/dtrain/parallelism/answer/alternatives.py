@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from math import isclose
 from typing import Any
 
 from dtrain.parallelism.answer.explain import (
@@ -103,6 +104,7 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
         if _kind(candidate.layout) in seen:
             continue
         seen.add(_kind(candidate.layout))
+        candidate = answer.corrected(candidate)
         found.append(Rival(name, candidate, _verdict(candidate, best)))
     # Fitting layouts first, each group ordered by distance from the best.
     return tuple(
@@ -185,7 +187,8 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
     spent = ", ".join(
         f"+{seconds(value)} {TIME_PARTS[name]}"
         for name, value in _largest(more, 2)
-        if value > 0.001 * best.time.total
+        # A trial measures the whole step, not its parts.
+        if value > 0.001 * best.time.total and isclose(rival.slowdown, best.slowdown)
     )
     pace = f"{percent(slower)} slower" if slower > 0 else "as fast"
     return (
@@ -207,6 +210,7 @@ def cost_of_constraints(answer: Answer) -> str:
     other = replace(question, fixed={}).fastest()
     if other is None:
         return ""
+    other = answer.corrected(other)
     if not answer.fits:
         return (
             f"Without the constraints, {brief(other)} fits: {gib(other.memory.total)}, "

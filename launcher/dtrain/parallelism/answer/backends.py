@@ -32,6 +32,8 @@ def gain(answer: Answer) -> str:
     if not found:
         return ""
     total, name, best = min(found, key=lambda one: one[0])
+    # What a trial has corrected may be true of all software.
+    total *= answer.best.slowdown
     what = f"`backend={name!r}` ({BACKENDS[name].title})"
     if not answer.fits:
         return f"{what} fits: {brief(best)}, {seconds(total)} a step"

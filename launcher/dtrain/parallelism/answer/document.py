@@ -3,7 +3,8 @@
 Memory is in GiB, time in seconds, bandwidth in Gb/s, and shares (``mfu``, ``hfu``) go from 0
 to 1. ``memory_gib`` and ``time_s`` hold their parts and the ``total``, which is the sum of the
 parts. ``time_interval_s`` contains the step time with a probability of 80 %. ``limit`` is the share
-of the GPU's memory that a layout may use; it is not a part.
+of the GPU's memory that a layout may use; it is not a part. With trials, the times of ``layouts``
+are the estimates times their ``slowdown``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Answer, Question
+from dtrain.parallelism.trial import GIB, Trial
 
 SCHEMA = 1
 
@@ -57,6 +59,8 @@ def document(answer: Answer, count: int, notes: Sequence[str] = ()) -> dict[str,
                 for one in question.probe.measurements(where.gpu, where.network)
             ],
         }
+    if answer.trials:
+        found["trials"] = [_trial(one) for one in answer.trials]
     if question.calibration:
         found["calibration"] = [_rounded(asdict(one)) for one in question.calibration]
     if training := answer.training(answer.best) if answer.fits else None:
@@ -135,12 +139,43 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
         "mfu_causal": _short(speed.mfu_causal),
         "hfu": _short(speed.hfu),
     }
+    if answer.trials:
+        found["slowdown"] = _short(candidate.slowdown)
+        found["trained"] = any(one.ok and one.corrected == candidate for one in answer.trials)
     if training := answer.training(candidate):
         found |= {
             "training_days": _short(training.days),
             "training_gpu_hours": _short(training.gpu_hours),
         }
     return found
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    """Return a layout with what its trial measured. ``cases`` are the small steps."""
+    return {
+        **split(trial.planned),
+        "cases": [
+            _rounded(
+                {
+                    **asdict(one.case),
+                    "predicted_s": trial.small(one.case).time.total,
+                    "measured_s": one.seconds,
+                    "fastest_s": one.fastest,
+                    "allocated_gib": None if one.allocated is None else one.allocated / GIB,
+                    "resident_gib": None if one.resident is None else one.resident / GIB,
+                }
+            )
+            for one in trial.measured
+        ],
+        "predicted_s": _short(trial.planned.time.total),
+        "slowdown": _short(trial.slowdown) if trial.ok else None,
+        "corrected_s": _short(trial.corrected.time.total) if trial.ok else None,
+        "memory_gib": None if trial.memory is None else _short(trial.memory),
+        "fits": trial.fits,
+        "failure": trial.failure or None,
+        "hint": trial.hint or None,
+        "run": trial.run or None,
+    }
 
 
 def split(candidate: Candidate) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class Candidate:
     cluster: GpuCluster
     efficiency: Efficiency
     assumed: Assumptions
+    slowdown: float = 1.0
+    """Factor of the estimated time, from a trial of the layout."""
 
     @cached_property
     def memory(self) -> Memory:
@@ -51,7 +53,8 @@ class Candidate:
 
     @cached_property
     def time(self) -> StepTime:
-        return step_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
+        found = step_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
+        return found if self.slowdown == 1 else found.times(self.slowdown)
 
     @cached_property
     def least_time(self) -> float:

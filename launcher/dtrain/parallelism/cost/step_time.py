@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -67,6 +67,10 @@ class StepTime:
             self.compute + self.recompute + self.tensor + self.context + self.expert
             + self.pipeline + self.bubble + self.data + self.optimizer + self.host + self.other
         )  # fmt: skip
+
+    def times(self, factor: float) -> StepTime:
+        """Each part takes ``factor`` times as long."""
+        return StepTime(*(getattr(self, part.name) * factor for part in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

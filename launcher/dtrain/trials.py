@@ -1,0 +1,177 @@
+"""Trains the best layouts of a plan for a few steps: ``dtrain plan FILE --trials N``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.loading import load
+from dtrain.messages.trial import TrialLine, trial_line
+from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.question import Answer
+from dtrain.parallelism.trial import MOST_TRIALS, Case, MeasuredCase, Trial, cases, unsupported
+from dtrain.plan_file import keys_of
+from dtrain.plan_request import PlanRequest
+
+if TYPE_CHECKING:
+    from dtrain.failures.cause import Report
+    from dtrain.runs.record import Request
+    from dtrain.session.callbacks import Line, OnLine
+
+PROGRAM = "dtrain.runtime.torch.trial"
+KEPT = ("env", "setup", "workdir", "sync", "binding", "grace")
+"""Keys of the job that a trial has, too: it runs in the same environment."""
+_MODEL = (
+    "hidden", "heads", "kv_heads", "head_size", "ffn_hidden", "vocab", "gated", "tied", "experts",
+    "experts_per_token",
+)  # fmt: skip
+SECONDS = 2.0
+"""Of the measured steps of one case; there are at least five."""
+SILENCE = 300
+"""Seconds without output after which a trial counts as hanging."""
+_OUT_OF_MEMORY = ("cuda-out-of-memory", "host-out-of-memory", "memory-limit", "cpu-out-of-memory")
+"""Entries of ``signatures.yaml``."""
+
+LaunchTrial = Callable[["Request", "OnLine"], "Report"]
+"""Launches a request, and passes each line of output on."""
+
+
+def trainable(request: PlanRequest) -> Request:
+    """Return the cluster file of a request with trials. Raises UsageError."""
+    if not 1 <= request.trials <= MOST_TRIALS:
+        raise UsageError(
+            f"`trials={request.trials}` is not a number of layouts",
+            hint=f"1 to {MOST_TRIALS}, such as 3",
+        )
+    if request.file is None:
+        raise UsageError("`trials` trains on machines, but no file names them", hint="add FILE")
+    found = load(request.file)
+    file = found.spec()
+    if file.cluster.allocated:
+        raise UsageError(
+            "`trials` needs hosts by name, but an engine chooses them",
+            hint="use `calibrate_run` with a run on them, or a copy of the file with cluster.hosts",
+        )
+    if file.job.framework != "torch":
+        raise UsageError(
+            f"`trials` trains with torch, but job.framework is {file.job.framework}",
+            hint="leave it out",
+        )
+    if file.job.container is not None:
+        raise UsageError(
+            "`trials` does not train in containers",
+            hint="use `calibrate_run` with a run in them, or a copy of the file without "
+            "job.container",
+        )
+    return found
+
+
+def tried(
+    answer: Answer, count: int, file: Request, launch: LaunchTrial, notice: Callable[[str], None]
+) -> Answer:
+    """Train the best ``count`` layouts, one after the other. Return the answer with the results.
+
+    Raises UsageError if they cannot be trained, and KeyboardInterrupt if the user stops a trial.
+    """
+    question = answer.question
+    chosen = answer.shortlist(count) if answer.fits else ()
+    if not chosen:
+        raise UsageError("`trials` trains layouts that fit, and there is none", hint="leave it out")
+    if reason := unsupported(question.shape, chosen[0].layout):
+        raise UsageError(f"no trials of this plan: {reason}", hint="leave `trials` out")
+    ranks = sum(host.workers for host in file.spec().cluster.hosts)
+    if question.cluster.gpus != ranks:
+        raise UsageError(
+            f"`trials` trains on the hosts of {file.file}, which run {ranks} ranks, but the plan "
+            f"is for {question.cluster.gpus} GPUs",
+            hint="leave out `gpus` and `gpus_per_host`, or `trials`",
+        )
+    found = []
+    for number, candidate in enumerate(chosen, 1):
+        notice(f"trial {number} of {len(chosen)}: {_brief(candidate)}")
+        found.append(_trial(answer, candidate, file, launch))
+    return replace(answer, trials=tuple(found))
+
+
+def _brief(candidate: Candidate) -> str:
+    from dtrain.parallelism.answer.explain import brief
+
+    return brief(candidate)
+
+
+def _trial(answer: Answer, candidate: Candidate, file: Request, launch: LaunchTrial) -> Trial:
+    wanted = cases(candidate.shape, candidate.layout)
+    lines: dict[Case, MeasuredCase] = {}
+
+    def on_line(line: Line) -> None:
+        found = trial_line(line.text) if line.rank == 0 and line.stream == "stdout" else None
+        if found is not None:
+            lines[Case(found.layers, found.micro_batches)] = _measured(found)
+
+    report = launch(_request(answer, candidate, file, wanted), on_line)
+    if report.exit_code is ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    measured = tuple(lines[case] for case in wanted if case in lines)
+    if report.ok and len(measured) == len(wanted):
+        return Trial(candidate, measured, run=report.run)
+    first = report.failures[0] if report.failures else None
+    known = first.explanation if first is not None else None
+    return Trial(
+        candidate,
+        measured,
+        failure=_cause(report) if not report.ok else "its first rank printed no measurement",
+        hint=report.hint,
+        out_of_memory=known is not None and known.id in _OUT_OF_MEMORY,
+        run=report.run,
+    )
+
+
+def _cause(report: Report) -> str:
+    """Why a trial failed, in one line."""
+    first = report.failures[0] if report.failures else None
+    message = first.message if first is not None else ""
+    return f"{report.reason}: {message}" if message else report.reason
+
+
+def _measured(line: TrialLine) -> MeasuredCase:
+    case = Case(line.layers, line.micro_batches)
+    return MeasuredCase(case, line.seconds, line.fastest, line.allocated, line.resident)
+
+
+def _request(
+    answer: Answer, candidate: Candidate, file: Request, wanted: tuple[Case, ...]
+) -> Request:
+    """The cluster file of the trial."""
+    from dtrain.spec.other_job import with_job
+
+    shape = asdict(candidate.shape)
+    order = {
+        "model": {name: shape[name] for name in _MODEL},
+        "seconds": SECONDS,
+        "cases": [[case.layers, case.micro_batches] for case in wanted],
+    }
+    steps = wanted[-1].micro_batches
+    layout, training, strategy = keys_of(
+        answer.question, replace(candidate.layout, grad_accumulation=steps)
+    )
+    own = file.spec().job.rendezvous
+    first, last = own.ports
+    job: dict[str, Any] = {
+        "framework": "torch",
+        # Without torchrun, so that each line has its rank.
+        "rendezvous": {"ports": f"{first}-{last}", **({"port": own.port} if own.port else {})},
+        "module": PROGRAM,
+        "args": [json.dumps(order)],
+        "strategy": strategy,
+        "layout": layout,
+        "training": training,
+        "watchdog": {"silence": SILENCE},
+        # Nobody waits for a trial whose launcher is gone.
+        "on_disconnect": "stop",
+        "lease": 30,
+    }
+    name = f"{file.spec().name}-trial"
+    return replace(file, text=with_job(file.text, job, keep=KEPT, name=name), args=(), env=None)
