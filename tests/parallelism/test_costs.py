@@ -285,6 +285,32 @@ def test_deepspeed_keeps_the_output_of_a_stage() -> None:
     assert kept / plain == pytest.approx((layers + 1) / layers)
 
 
+def test_gathered_logits_are_whole_on_every_rank() -> None:
+    shape = model("llama-2-7b")
+    layout = Layout(backend="megatron", tensor=4, pipeline=2, grad_accumulation=8)
+    habits = MemoryHabits(unfused=True)
+    split = stage_memory(shape, layout, Assumptions(habits=habits), 1)
+    assumed = Assumptions(habits=replace(habits, gathers_logits=True))
+    whole = stage_memory(shape, layout, assumed, 1)
+    # In 32 bits, three copies; in 16, those of two micro-batches.
+    assert whole.logits / split.logits == pytest.approx(4 * (12 + 4) / 12)
+    cached = 8 * shape.seq_len * shape.vocab / 2**30
+    ratio = split.fragmentation / split.allocated
+    assert whole.fragmentation == pytest.approx(ratio * whole.allocated + cached)
+    # Only the last stage has logits.
+    first = stage_memory(shape, layout, assumed, 0)
+    assert first == stage_memory(shape, layout, Assumptions(habits=habits), 0)
+
+
+def test_stages_of_equally_many_modules() -> None:
+    shape = model("llama-2-7b")
+    layout = Layout(backend="megatron", pipeline=4)
+    # 32 layers, the embedding, the last norm and the output layer.
+    assert stage_layers(shape, layout, "inner") == (8, 9, 9, 6)
+    assert sum(stage_layers(shape, replace(layout, pipeline=16), "inner")) == 32
+    assert sum(stage_layers(shape, replace(layout, pipeline=32), "inner")) == 32
+
+
 def test_a_recomputed_layer_also_holds_gradients_of_its_largest_activations() -> None:
     shape = model("gpt-3-175b")
     for split in (False, True):

@@ -31,22 +31,32 @@ class MemoryHabits:
     InternEvo also keeps the cast (``hybrid_zero_optim.py``), and PyTorch's Adam then needs two
     temporaries of one flat tensor: 2 + 4 + 8. A flat copy is one block, so the allocator cannot
     place it where activations were."""
+    frees_gradients: bool = False
+    """Whether a step frees the gradients, so that the next one allocates them again, in blocks
+    where activations were. The allocator's unused share then is as high as with flat copies: 6 to
+    20 % in a simulation of three steps with LLaMA's tensors."""
     foreach: bool = True
     """Whether Adam updates all tensors at once, with temporaries of all of them: PyTorch's default.
     Composer's ``DecoupledAdamW`` updates one after the other."""
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, as
     DeepSpeed's engine does. Megatron-LM frees it after the send."""
+    gathers_logits: bool = False
+    """Whether every tensor rank has the logits of the whole vocabulary for the loss, and the last
+    stage keeps those of two micro-batches. In Megatron-LM, a rank has only its part of them."""
     unfused: bool = False
     """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
     context: float = CONTEXT
     """GiB of CUDA's context and kernels. Before PyTorch 1.13 loaded kernels on first use, 1.3 to
     1.8."""
-    fullest: Literal["", "first", "last"] = ""
+    fullest: Literal["", "first", "last", "inner"] = ""
     """The stage of a pipeline that has as many layers as any, although it has the embedding or the
     output layer. nanotron's ``build_model`` fills stages in order until each has more than its
     share, InternEvo's ``partition_uniform`` gives the last ones one more. With Megatron-LM, users
-    give these stages fewer layers."""
+    give these stages fewer layers. "inner": all stages have equally many modules, of which the
+    embedding, the last norm and the output layer are three, and the first stages have one more if
+    they do not divide (``pipe_partition_uniform`` in Aleph-Alpha/scaling). Step times assume the
+    usual stages."""
     buckets: float = 0.0
     """GiB of buffers in which gradients are reduced, if those are not views of the gradients:
     DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes."""

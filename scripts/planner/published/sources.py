@@ -120,9 +120,11 @@ PRACTICES = (
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
-    # Its library (Aleph-Alpha/scaling) consists of PyTorch's modules. Gradients stay in 16 bits
-    # and are summed over all ranks after the last backward pass. Copies of them in 32 bits come
-    # after the activations are gone. Sequence parallelism is off by default.
+    # Its library (Aleph-Alpha/scaling, released a year after the paper) consists of PyTorch's
+    # modules. Gradients stay in 16 bits and are summed over all ranks after the last backward
+    # pass. Copies of them in 32 bits come after the activations are gone. Sequence parallelism is
+    # off by default. ``TransformerLMHead`` gathers the logits, and two buffers keep them
+    # (``PipelineScheduleTrain``).
     (
         r"Aleph.?Alpha|Efficient Parallelization Layouts|2311\.05610",
         Practice(
@@ -132,7 +134,14 @@ PRACTICES = (
             fuses_gradients=False,
             overlaps_reduction=False,
             reduces_to_all=True,
-            habits=MemoryHabits(gradient_bytes=2, unfused=True),
+            habits=MemoryHabits(
+                gradient_bytes=2,
+                frees_gradients=True,
+                keeps_outputs=True,
+                gathers_logits=True,
+                unfused=True,
+                fullest="inner",
+            ),
         ),
     ),
     # Its configurations of that time have a fused norm.

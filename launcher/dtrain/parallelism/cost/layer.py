@@ -333,5 +333,6 @@ class Kernels:
 
     @property
     def _head_stream(self) -> float:
-        stream = 4.0 * self._predicted * self.shape.vocab / self.layout.tensor * 3
+        among = 1 if self.assumed.habits.gathers_logits else self.layout.tensor
+        stream = 4.0 * self._predicted * self.shape.vocab / among * 3
         return stream / (self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream)

@@ -27,6 +27,13 @@ FRAGMENTATION = 0.03
 FRAGMENTATION_BY_TORCH = 0.07
 """Memory that the allocator reserves but does not use, as a share of the used memory: 0 to 0.09 in
 published runs, highest with shards or flat copies of many sizes."""
+SPLIT_BLOCK = 4.0
+GATHER_BUFFERS = 4.0
+"""Bytes for each logit that the allocator has cached while whole logits are kept in two buffers
+(see `MemoryHabits.gathers_logits`). It splits a block of 32-bit logits for 16-bit ones that are
+kept, so the next 32-bit ones need a new block. PyTorch's all-gather into a list needs the list and
+a flat copy, 2 bytes each, whose blocks are too small for 32-bit logits. A simulation of the
+allocator with LLaMA's tensors gave 4 to 5 bytes on one rank, and 6 to 9 on several."""
 _GIB = 2.0**30
 
 
@@ -104,8 +111,11 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     # Logits, and their gradient in 32 bits (Megatron-LM's cross-entropy works in place on a copy;
     # PyTorch's kernels keep three copies).
     loss = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
+    if assumed.habits.gathers_logits:
+        loss += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
+    among = 1 if assumed.habits.gathers_logits else t
     predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
-    logits = loss * predicted * shape.vocab / t if last else 0.0
+    logits = loss * predicted * shape.vocab / among if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = (
@@ -125,9 +135,13 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         again += _activation_gradients(shape, layout, assumed)
         temporary = max(temporary, again * tokens)
 
-    many_sizes = assumed.by_torch(layout) or assumed.habits.step_copies
+    habits = assumed.habits
+    many_sizes = assumed.by_torch(layout) or habits.step_copies or habits.frees_gradients
     fragmentation = FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary
+    cached = 0.0
+    if habits.gathers_logits and last:
+        cached = (SPLIT_BLOCK + (GATHER_BUFFERS if t > 1 else 0.0)) * tokens * shape.vocab
     several = layout.world_size > 1
     return Memory(
         parameters=parameters / _GIB,
@@ -139,7 +153,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         temporary=temporary / _GIB,
         communication=COMMUNICATION + assumed.habits.buckets if several else 0.0,
         context=assumed.habits.context,
-        fragmentation=fragmentation * used / _GIB,
+        fragmentation=(fragmentation * used + cached) / _GIB,
     )
 
 
@@ -151,7 +165,7 @@ def _layers(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> i
         return min(int((shape.layers + head) / p) + 1, shape.layers - p + 1)
     if fullest == "last" and stage == p - 1:
         return -(-shape.layers // p)
-    return stage_layers(shape, layout)[stage]
+    return stage_layers(shape, layout, fullest)[stage]
 
 
 def _activation_gradients(shape: Shape, layout: Layout, assumed: Assumptions) -> float:

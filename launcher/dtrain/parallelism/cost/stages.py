@@ -11,15 +11,23 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
 
-def stage_layers(shape: Shape, layout: Layout) -> tuple[int, ...]:
+def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, ...]:
     """Return the number of layers of each pipeline stage, at least one each, first stage first.
 
     Stages are equal if their number divides the layers, as in frameworks. Otherwise the last
     stage, which also has the output layer, gets fewer, and so does the first, which has the
     embedding: the slowest stage determines the speed. `dtrain.runtime` gives a stage at most one
     more layer than another. Layers of a pattern are cut where the stages' FLOPs are most alike.
+    ``fullest``: as in `MemoryHabits`, of which "inner" counts the embedding, the last norm and the
+    output layer as layers.
     """
     stages = layout.pipeline
+    if fullest == "inner" and stages > 1 and shape.layers + 3 >= 2 * stages:
+        each, left = divmod(shape.layers + 3, stages)
+        counts = [each + (stage < left) for stage in range(stages)]
+        counts[0] -= 1
+        counts[-1] -= 2
+        return tuple(counts)
     if backend_of(layout).runtime_memory:
         return _alike(shape.layers, stages)
     if shape.pattern:
