@@ -1,103 +1,79 @@
 #!/usr/bin/env python3
-"""Compares what `dtrain plan --trials` says with whole runs of the same layouts.
+"""Compares what `dtrain plan --trials` says with steps of the whole model.
 
-    scripts/planner/check_trials.py CLUSTER.yaml --probe --layers 12 --hidden 256 --heads 8
-        --vocab 2048 --seq-len 128 --global-batch 64 --trials 6 --fixed micro_batch=4
+    torchrun --nproc-per-node 2 scripts/planner/check_trials.py --hardware cpu-x2-hardware.json
+        --calibrate cpu-x2.json --layers 16 --hidden 128 --heads 4 --vocab 2048 --seq-len 128
+        --global-batch 16 --count 6 --fixed micro_batch=2
 
-Plans, and trains each of the best layouts twice: for a few small steps, as the option does, and
-right after that the whole model with ``scripts/recipes/train_gpt.py``, through `dtrain launch`. It
-prints the estimate, the corrected estimate and the measured time of a step for each layout, and how
-well both rank the layouts. The cluster file's job gives the environment of both. Of each kind of
-step the fastest counts, because other programs may use the machine.
+Trains the best layouts, each with the small models of its trial and with the whole model, all in
+one job. One step of each follows another, for several rounds, so that other programs on the machine
+slow all of them alike; of each, the median counts. Prints the estimate, the corrected estimate and
+the measured time of a whole step for each layout, and how well both rank the layouts. The two files
+are those of `dtrain plan --probe` on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from dtrain import api, trials
-from dtrain.loading import load
+import torch
+import torch.distributed as dist
+
 from dtrain.parallelism.answer.explain import brief
 from dtrain.parallelism.cost.candidate import Candidate
-from dtrain.parallelism.question import Answer
-from dtrain.parallelism.trial import Trial
+from dtrain.parallelism.trial import Case, Measured, Trial, cases
 from dtrain.plan_file import keys_of
 from dtrain.plan_request import PlanRequest
-from dtrain.probing import posed
-from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder
-from dtrain.runs.measured import points
-from dtrain.spec.other_job import with_job
+from dtrain.planning import pose
+from dtrain.runtime import torch as parallel
+from dtrain.runtime.torch.trial import step_of
+from dtrain.runtime.torch.trial_model import Sizes
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "train_gpt.py"
-STEPS = 40
-trials.SECONDS = 4.0
+WARM_UP, ROUNDS = 2, 15
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "experts", "experts_per_token")
+Steps = dict[Case, Callable[[], float]]
 
 
-def whole(answer: Answer, candidate: Candidate, file: Path) -> float:
-    """Seconds of a step of the whole model."""
-    shape, request = candidate.shape, load(file)
-    layout, training, strategy = keys_of(answer.question, candidate.layout)
-    sizes = {
-        "steps": STEPS, "width": shape.hidden, "layers": shape.layers, "heads": shape.heads,
-        "kv-heads": shape.kv_heads, "mlp-width": shape.ffn_hidden, "vocabulary": shape.vocab,
-        "experts": shape.experts, "active": shape.experts_per_token or 2,
-    }  # fmt: skip
-    job = {
-        "framework": "torch",
-        "script": str(RECIPE),
-        "args": [word for name, value in sizes.items() for word in (f"--{name}", str(value))],
-        "strategy": strategy,
-        "layout": layout,
-        "training": training,
-    }
-    text = with_job(request.text, job, keep=trials.KEPT, name="whole")
-    report = api.launch(replace(request, text=text))
-    if not report.ok:
-        sys.exit(f"{brief(candidate)}: {report.reason}\n{report.hint}")
-    found = points(JournalReader(RunFolder.find(report.run).journal).read())
-    return min(one.step_time for one in found if one.step_time is not None)
+def steps_of(candidate: Candidate, strategy: str, device: torch.device) -> Steps:
+    """The steps of a layout's trial, and that of the whole model, which comes last."""
+    shape, layout = candidate.shape, candidate.layout
+    values = {name: value for name, value in asdict(shape).items() if name in _NAMES}
+    training = parallel.Training(layout.global_batch, candidate.assumed.precision, shape.seq_len)
+    run = parallel.ParallelRun(strategy, layout, training, device, owns=False)
+    found: Steps = {}
+    for case in (*cases(shape, layout), Case(shape.layers, layout.grad_accumulation)):
+        if case not in found:
+            run.layout = replace(layout, grad_accumulation=case.micro_batches)
+            found[case] = step_of(run, Sizes(**{**values, "layers": case.layers}))
+    return found
 
 
-def compared(request: PlanRequest) -> list[tuple[Trial, float]]:
-    """Each of the best layouts' trial, and the seconds of a step of the whole model."""
-    file = request.file
-    assert file is not None
-    answer = posed(request, api.examine, None).answer()
-    rows = []
-    for candidate in answer.shortlist(request.trials):
-        one = replace(answer, plan=replace(answer.plan, fitting=(candidate,)))
-        (trial,) = trials.tried(one, 1, load(file), _launch, lambda _: None).trials
-        if not trial.ok:
-            sys.exit(f"{brief(candidate)}: {trial.failure}\n{trial.hint}")
-        quiet = tuple(replace(one, seconds=one.fastest) for one in trial.measured)
-        trial = replace(trial, measured=quiet)
-        rows.append((trial, whole(answer, candidate, file)))
-        _show(*rows[-1])
-    return rows
+_NAMES = {one.name for one in fields(Sizes)}
 
 
-def _launch(job: Any, on_line: Callable[..., object]) -> Any:
-    return api.launch(job, on_line=on_line)
+def medians(every: list[Steps]) -> list[dict[Case, float]]:
+    """The seconds of each step, on the slowest rank."""
+    times: list[dict[Case, list[float]]] = [{case: [] for case in steps} for steps in every]
+    for number in range(WARM_UP + ROUNDS):
+        for steps, kept in zip(every, times, strict=True):
+            for case, step in steps.items():
+                seconds = step()
+                if number >= WARM_UP:
+                    kept[case].append(seconds)
+    return [{case: _slowest(median(kept[case])) for case in kept} for kept in times]
 
 
-def _show(trial: Trial, measured: float) -> None:
-    before, after = trial.planned.time.total, trial.corrected.time.total
-    layout = trial.planned.layout
-    print(
-        f"{brief(trial.planned):40} {layout.micro_batch}x{layout.grad_accumulation:<4}"
-        f" estimate {before:7.3f} s ({before / measured - 1:+6.1%})"
-        f"  corrected {after:7.3f} s ({after / measured - 1:+6.1%})  measured {measured:7.3f} s",
-        flush=True,
-    )
+def _slowest(value: float) -> float:
+    found = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
 
 
 def summary(name: str, rows: list[tuple[float, float]]) -> str:
@@ -116,31 +92,56 @@ def summary(name: str, rows: list[tuple[float, float]]) -> str:
     )
 
 
-def main() -> None:
+def parsed() -> tuple[PlanRequest, int]:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--probe", action="store_true")
-    parser.add_argument("--trials", type=int, default=6)
+    parser.add_argument("--count", type=int, default=6, help="layouts to compare")
     parser.add_argument("--fixed", action="append", default=[], metavar="NAME=VALUE")
     for name in (*SIZES, "vocab", "seq_len", "global_batch"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--precision", default="fp32")
     for name in ("hardware", "calibrate"):
-        parser.add_argument(f"--{name}", type=Path)
-    for name in ("gpus", "gpus_per_host"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    parser.add_argument("--gpu")
+        parser.add_argument(f"--{name}", type=Path, required=True)
     given = vars(parser.parse_args())
+    count: int = given.pop("count")
     sizes = {name: value for name in SIZES if (value := given.pop(name)) is not None}
     fixed: dict[str, Any] = {}
     for pair in given.pop("fixed"):
         key, _, value = pair.partition("=")
         fixed[key] = int(value) if value.isdigit() else value
-    rows = compared(PlanRequest(**given, sizes=sizes, fixed=fixed))
-    planned = [(trial.planned.time.total, measured) for trial, measured in rows]
-    corrected = [(trial.corrected.time.total, measured) for trial, measured in rows]
-    print(summary("estimate", planned))
-    print(summary("corrected", corrected))
+    ranks = dist.get_world_size()
+    request = PlanRequest(
+        **given, sizes=sizes, fixed=fixed, gpu="cpu", gpus=ranks, gpus_per_host=ranks
+    )
+    return request, count
+
+
+def main() -> None:
+    with parallel.init(device="cpu") as run:
+        request, count = parsed()
+        question = pose(request)
+        chosen = question.answer().shortlist(count)
+        every = [
+            steps_of(candidate, keys_of(question, candidate.layout)[2], run.device)
+            for candidate in chosen
+        ]
+        planned, corrected = [], []
+        for candidate, times in zip(chosen, medians(every), strict=True):
+            layout = candidate.layout
+            whole = times[Case(candidate.shape.layers, layout.grad_accumulation)]
+            small = [
+                Measured(one, times[one], times[one]) for one in cases(candidate.shape, layout)
+            ]
+            trial = Trial(candidate, tuple(small))
+            before, after = candidate.time.total, trial.corrected.time.total
+            planned.append((before, whole))
+            corrected.append((after, whole))
+            run.print(
+                f"{brief(candidate):28} {layout.micro_batch}x{layout.grad_accumulation:<4}"
+                f" estimate {before:7.3f} s ({before / whole - 1:+6.1%})"
+                f"  corrected {after:7.3f} s ({after / whole - 1:+6.1%})  measured {whole:7.3f} s"
+            )
+        run.print(summary("estimate", planned))
+        run.print(summary("corrected", corrected))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -51,12 +52,26 @@ def _measured(run: parallel.ParallelRun, sizes: TrialSizes, limit: float) -> dic
     """The seconds of a step, from steps of about ``limit`` seconds together, and the most memory
     that any rank used."""
     _forget_memory(run)
+    step = step_of(run, sizes)
+    for _ in range(WARM_UP):
+        once = step()
+    number = int(_most(run, min(MOST, max(LEAST, limit / max(once, 1e-6)))))
+    every = [step() for _ in range(number)]
+    return {
+        "seconds": _most(run, median(every)),
+        "fastest": _most(run, min(every)),
+        "steps": number,
+        **_memory(run),
+    }
+
+
+def step_of(run: parallel.ParallelRun, sizes: Sizes) -> Callable[[], float]:
+    """Build a model in the run's layout. Each call trains it for a step and returns the seconds."""
     with torch.device("meta"):
         decoder = Decoder(sizes)
         if sizes.tied:
             decoder.head.weight = decoder.embedding.weight
     model = run.parallelize(decoder, loss=cross_entropy, init=small_weights)
-    del decoder
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     here = run.layout.global_batch // run.data_size
     shape = (here, run.training.seq_len or 1)
@@ -73,16 +88,7 @@ def _measured(run: parallel.ParallelRun, sizes: TrialSizes, limit: float) -> dic
         _settle(run)
         return time.perf_counter() - begun
 
-    for _ in range(WARM_UP):
-        once = step()
-    number = int(_most(run, min(MOST, max(LEAST, limit / max(once, 1e-6)))))
-    every = [step() for _ in range(number)]
-    return {
-        "seconds": _most(run, median(every)),
-        "fastest": _most(run, min(every)),
-        "steps": number,
-        **_memory(run),
-    }
+    return step
 
 
 def _settle(run: parallel.ParallelRun) -> None:
