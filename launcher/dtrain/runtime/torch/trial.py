@@ -65,7 +65,7 @@ def _measured(run: parallel.ParallelRun, sizes: TrialSizes, limit: float) -> dic
     }
 
 
-def step_of(run: parallel.ParallelRun, sizes: Sizes) -> Callable[[], float]:
+def step_of(run: parallel.ParallelRun, sizes: TrialSizes) -> Callable[[], float]:
     """Build a model in the run's layout. Each call trains it for a step and returns the seconds."""
     with torch.device("meta"):
         decoder = Decoder(sizes)
