@@ -173,5 +173,5 @@ def _request(
         "on_disconnect": "stop",
         "lease": 30,
     }
-    name = f"{file.spec().name}-trial"
+    name = f"{file.spec().name[:58]}-trial"  # a name has at most 64 characters
     return replace(file, text=with_job(file.text, job, keep=KEPT, name=name), args=(), env=None)

@@ -44,3 +44,14 @@ def test_hosts_and_environment_stay() -> None:
     assert after.job.script is None
     assert after.job.restart.max == 0
     assert after.notify is None
+
+
+def test_empty_sections_unusual_numbers_and_emoji_stay_valid() -> None:
+    text = (
+        "cluster: {hosts: [a], gpus: 1, ssh: {port: +22}, overrides: }\n"
+        "job:\n  framework: torch\n  script: t.py\n  env:\n  setup: ['echo 😀']\n"
+    )
+    new = with_job(text, {"framework": "torch", "script": "x.py"}, keep=("env", "setup"), name="n")
+    file = parse(new, "new.yaml")
+    assert file.job.setup == ("echo 😀",)
+    assert file.cluster.hosts[0].ssh.port == 22

@@ -193,7 +193,7 @@ class Answer:
         left = (one for one in self.plan.ranked() if not self._ruled_out(one))
         found = next(left, None) if self.trials else self.plan.best
         if found := found or self.plan.best:
-            return found
+            return self.corrected(found)
         examples = [group.example for group in self.plan.rejected]
         if "offload" not in self.question.fixed:
             examples = [

@@ -10,27 +10,34 @@ from typing import Any
 from dtrain.spec.source import Mapping as MappingNode
 from dtrain.spec.source import Node, Scalar, Sequence, compose
 
-_NOT_TEXT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?|true|false|null|~|")
-"""Plain scalars that mean the same in JSON. A schema reads all others as text, in quotes or not."""
+_NOT_TEXT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|true|false|null|~|")
+"""Plain scalars that are no text. A schema reads all others as text, in quotes or not."""
 
 
 def with_job(text: str, job: Mapping[str, Any], *, keep: Collection[str], name: str) -> str:
     """Return a file with the ``cluster`` of ``text``, a valid cluster file, and the ``job``.
 
-    ``keep`` are keys of the job of ``text`` that stay. The result is JSON, which is YAML.
+    ``keep`` are keys of the job of ``text`` that stay. The result is YAML in JSON's style.
     """
     root, _ = compose(text.encode(errors="surrogateescape"), name)
     cluster, old = _entry(root, "cluster"), _entry(root, "job")
-    kept = [f"{json.dumps(key)}: {_json(_entry(old, key))}" for key in keep if _has(old, key)]
+    kept = [f"{_quoted(key)}: {_json(_entry(old, key))}" for key in keep if _has(old, key)]
     keys = [*kept, *(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in job.items())]
     return (
-        f'{{"name": {json.dumps(name)},\n"cluster": {_json(cluster)},\n'
+        f'{{"name": {_quoted(name)},\n"cluster": {_json(cluster)},\n'
         f'"job": {{{", ".join(keys)}}}}}\n'
     )
 
 
 def _has(node: Node, key: str) -> bool:
-    return isinstance(node, MappingNode) and any(one.key.text == key for one in node.entries)
+    """Whether ``node`` has a value for ``key``: a section may be empty."""
+    return isinstance(node, MappingNode) and any(
+        one.key.text == key and not _is_empty(one.value) for one in node.entries
+    )
+
+
+def _is_empty(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.empty
 
 
 def _entry(node: Node, key: str) -> Node:
@@ -40,11 +47,21 @@ def _entry(node: Node, key: str) -> Node:
 
 def _json(node: Node) -> str:
     if isinstance(node, MappingNode):
-        pairs = (f"{json.dumps(one.key.text)}: {_json(one.value)}" for one in node.entries)
+        pairs = (
+            f"{_quoted(one.key.text)}: {_json(one.value)}"
+            for one in node.entries
+            if not _is_empty(one.value)
+        )
         return f"{{{', '.join(pairs)}}}"
     if isinstance(node, Sequence):
         return f"[{', '.join(map(_json, node.items))}]"
     assert isinstance(node, Scalar)  # noqa: S101 - the file is valid
     if node.plain and _NOT_TEXT.fullmatch(node.text):
         return node.text or "null"
-    return json.dumps(node.text)
+    return _quoted(node.text)
+
+
+def _quoted(text: str) -> str:
+    """``text`` in double quotes. JSON's pairs of surrogates are two characters in YAML."""
+    escaped = (char if ord(char) > 0xFFFF else json.dumps(char)[1:-1] for char in text)
+    return f'"{"".join(escaped)}"'

@@ -59,5 +59,5 @@ def _set(contents: tuple[bytes, bytes] | None) -> bool:
         map_ = struct.pack("=12QIi", *numbers, 0, 0, -1)
         size = ctypes.c_ulong(len(map_))
         return bool(libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.c_char_p(map_), size, 0) == 0)
-    except (ImportError, OSError, AttributeError, IndexError, ValueError):
+    except (ImportError, OSError, AttributeError, IndexError, ValueError, struct.error):
         return False

@@ -71,6 +71,7 @@ def spawn(
                         os.close(fd)
             for to, fd in aside.items():
                 os.dup2(fd, to)
+                os.close(fd)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             os.chdir(workdir)
             if main is None:

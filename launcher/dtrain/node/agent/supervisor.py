@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -361,5 +362,6 @@ def supervise(request: SupervisorRequest) -> NoReturn:
     except BaseException:  # noqa: BLE001 - the relay reports what the log says
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the log's disk is full
+            sys.stderr.flush()
         os._exit(status)  # daemon threads and all
