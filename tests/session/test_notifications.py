@@ -12,9 +12,10 @@ from dtrain.failures.cause import Report
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session import notifications
-from dtrain.session.notifications import Notifications, NotifyError, run, url_fault
+from dtrain.session.notifications import Notifications, NotifyError, run
 from dtrain.session.observer import NullObserver
 from dtrain.session.recorder import Recorder
+from dtrain.session.secrets import url_fault
 from dtrain.session.webhook import post
 from support.launching import until
 from support.limits import HANG

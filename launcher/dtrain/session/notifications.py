@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,15 +157,3 @@ def document(event: NotifyEvent, name: str, attempt: int, report: Report) -> dic
         "text": f"{report.run} {event}: {report.reason}",
         **report.as_json(),
     }
-
-
-def url_fault(url: str) -> str:
-    """Why ``url`` is not the URL of a webhook, without the URL; empty if it is one."""
-    parts = None
-    with contextlib.suppress(ValueError):
-        parts = urllib.parse.urlsplit(url)
-    if parts is None or not parts.hostname or parts.scheme not in ("http", "https"):
-        return "the URL must start with https:// or http:// and a host"
-    if any(not 32 < ord(char) < 127 for char in url):
-        return "the URL must have no spaces and only ASCII characters"
-    return ""

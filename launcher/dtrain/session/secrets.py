@@ -3,10 +3,11 @@ launching environment has the values."""
 
 from __future__ import annotations
 
+import contextlib
+import urllib.parse
 from collections.abc import Mapping
 
 from dtrain.diagnostics import UsageError
-from dtrain.session.notifications import url_fault
 from dtrain.spec.additions import check_text
 from dtrain.spec.model import ClusterFile
 
@@ -41,3 +42,15 @@ def secret_names(spec: ClusterFile) -> tuple[str, ...]:
     """The names of all secrets of a cluster file."""
     webhook = spec.notify.webhook if spec.notify is not None else None
     return (*spec.job.secrets, *((webhook,) if webhook is not None else ()))
+
+
+def url_fault(url: str) -> str:
+    """Why ``url`` is not the URL of a webhook, without the URL; empty if it is one."""
+    parts = None
+    with contextlib.suppress(ValueError):
+        parts = urllib.parse.urlsplit(url)
+    if parts is None or not parts.hostname or parts.scheme not in ("http", "https"):
+        return "the URL must start with https:// or http:// and a host"
+    if any(not 32 < ord(char) < 127 for char in url):
+        return "the URL must have no spaces and only ASCII characters"
+    return ""

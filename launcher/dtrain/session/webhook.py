@@ -6,7 +6,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from dtrain.session.notifications import LIMIT, MARGIN, NotifyError, url_fault
+from dtrain.session.notifications import LIMIT, MARGIN, NotifyError
+from dtrain.session.secrets import url_fault
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
