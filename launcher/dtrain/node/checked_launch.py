@@ -2,7 +2,8 @@
 
 The facts program runs in a child and answers the launcher. After `RELEASE`, or at the end of the
 stream, the child ends, with all that it has started and the ports that it holds. Then this process
-is the relay.
+is the relay. Everything is imported before the fork: afterwards each import would copy pages that
+the two processes share.
 
 Shipped to nodes: Python 3.8, standard library only.
 """
@@ -10,11 +11,12 @@ Shipped to nodes: Python 3.8, standard library only.
 from __future__ import annotations
 
 import contextlib
-import json  # noqa: F401 - both programs need it, and after the fork each would import its own
 import os
-import socket  # noqa: F401 - as above
 import threading
 
+from dtrain.node.agent.relay import main as relay
+from dtrain.node.agent.supervisor import supervise  # noqa: F401 - runs in a copy of this process
+from dtrain.node.facts.main import main as check
 from dtrain.node.facts.wire import RELEASE
 
 TYPE_CHECKING = False
@@ -32,8 +34,6 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     child = os.fork()
     if child == 0:
         os.close(writing)
-        from dtrain.node.facts.main import main as check
-
         check(os.fdopen(reading, "rb"), importer)
         os._exit(0)
     os.close(reading)
@@ -47,10 +47,6 @@ def main(stream: BinaryIO, importer: Importer) -> None:
             os._exit(1)  # a bug: the launcher sees the end of the output
 
     threading.Thread(target=watch, daemon=True).start()
-    # Meanwhile the child gathers facts. The supervisor will run in a copy of this process.
-    from dtrain.node.agent.relay import main as relay
-    from dtrain.node.agent.supervisor import supervise  # noqa: F401
-
     released = False
     for line in iter(stream.readline, b""):
         released = line == RELEASE

@@ -11,6 +11,7 @@ Shipped to nodes: Python 3.8, standard library only.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import marshal
 import sys
@@ -79,6 +80,10 @@ def pack_code(modules: dict[str, str], code: dict[str, CodeType]) -> bytes:
 
 def start(stream: BinaryIO, main: str, modules: dict[str, str], compiled: bytes) -> None:
     """Call ``main(stream, importer)`` of the module ``main``."""
+    gc.disable()  # imports leave nothing to collect
     importer = Importer(modules, compiled)
     sys.meta_path.insert(0, importer)
-    importlib.import_module(main).main(stream, importer)
+    program = importlib.import_module(main)
+    gc.freeze()  # or each collection in a forked process would copy all pages
+    gc.enable()
+    program.main(stream, importer)

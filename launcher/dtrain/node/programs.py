@@ -19,12 +19,7 @@ from dtrain.quoting import path, sh, words
 PROGRAMS = {
     # The relay starts the supervisor with modules that were sent along.
     "agent": ("dtrain.node.agent.relay", "dtrain.node.agent.supervisor"),
-    "launch": (
-        "dtrain.node.checked_launch",
-        "dtrain.node.facts.main",
-        "dtrain.node.agent.relay",
-        "dtrain.node.agent.supervisor",
-    ),
+    "launch": ("dtrain.node.checked_launch",),
     "relay": ("dtrain.node.agent.relay",),
     "facts": ("dtrain.node.facts.main",),
     "command": ("dtrain.node.command",),
