@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
-from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+from dtrain.messages.decode import Length, Range, decode, decode_named
 from dtrain.records import dataclass
 
 Name = Annotated[str, Length(1024)]
@@ -341,7 +341,7 @@ _EVENTS: dict[str, type[Event]] = {
         Ended,
     )
 }
-_MESSAGES: dict[str, type[AgentMessage]] = {
+_MESSAGES: dict[str, Callable[..., AgentMessage]] = {
     "hello": Hello,
     "prepared": Prepared,
     "refused": Refused,
@@ -358,7 +358,7 @@ _MESSAGES: dict[str, type[AgentMessage]] = {
 }
 
 
-_NAMES: dict[type[AgentMessage], str] = {kind: name for name, kind in _MESSAGES.items()}
+_NAMES = {kind: name for name, kind in _MESSAGES.items()}
 
 
 def name_of(message: AgentMessage) -> str:
@@ -368,18 +368,12 @@ def name_of(message: AgentMessage) -> str:
 
 def read_message(body: Mapping[str, Any]) -> AgentMessage:
     """A relay's message. Raises ProtocolError."""
-    kind = body.get("type")
-    if kind == "event":
+    if body.get("type") == "event":
         offset = decode(Offset, body.get("offset"), "event.offset")
         return Happened(offset, read_event(body.get("event")))
-    if not isinstance(kind, str) or kind not in _MESSAGES:
-        raise ProtocolError(f"unknown message {excerpt(kind)}")
-    return cast(AgentMessage, decode(_MESSAGES[kind], body, kind))
+    return decode_named(_MESSAGES, body, "message")
 
 
 def read_event(body: Any) -> Event:
     """An event of a supervisor. Raises ProtocolError."""
-    kind = body.get("event") if isinstance(body, dict) else None
-    if not isinstance(kind, str) or kind not in _EVENTS:
-        raise ProtocolError(f"unknown event {excerpt(kind)}")
-    return decode(_EVENTS[kind], body, kind)
+    return decode_named(_EVENTS, body, "event", "event")

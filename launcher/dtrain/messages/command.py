@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from dtrain.messages.agent import Bye
-from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+from dtrain.messages.decode import Length, Range, decode_named
 from dtrain.records import dataclass
 
 
@@ -21,12 +21,9 @@ class CommandExited:
 
 CommandMessage = CommandExited | Bye
 
-_MESSAGES: dict[str, type[CommandMessage]] = {"exited": CommandExited, "bye": Bye}
+_MESSAGES: dict[str, Callable[..., CommandMessage]] = {"exited": CommandExited, "bye": Bye}
 
 
 def read_message(body: Mapping[str, Any]) -> CommandMessage:
     """Raises ProtocolError."""
-    kind = body.get("type")
-    if not isinstance(kind, str) or kind not in _MESSAGES:
-        raise ProtocolError(f"unknown message {excerpt(kind)}")
-    return cast(CommandMessage, decode(_MESSAGES[kind], body, kind))
+    return decode_named(_MESSAGES, body, "message")

@@ -104,6 +104,19 @@ def decode(kind: Callable[..., _T], value: Any, where: str) -> _T:
     return cast(_T, _reader(kind)(value, where))
 
 
+def decode_named(
+    kinds: Mapping[str, Callable[..., _T]], body: Any, what: str, key: str = "type"
+) -> _T:
+    """Convert ``body`` to the kind that it names at ``key``. Errors call it a ``what``.
+
+    Raises ProtocolError.
+    """
+    name = body.get(key) if isinstance(body, dict) else None
+    if not isinstance(name, str) or name not in kinds:
+        raise ProtocolError(f"unknown {what} {excerpt(name)}")
+    return decode(kinds[name], body, name)
+
+
 def excerpt(value: Any) -> str:
     """The start of a value for an error message, on one line."""
     # Only the start: a hostile value may be large.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from dtrain.messages.agent import Bye, Event, Name, Status, read_event
-from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
+from dtrain.messages.decode import Length, Range, decode, decode_named
 from dtrain.records import dataclass
 
 JobId = Annotated[str, re.compile(r"[0-9]{1,10}")]
@@ -111,7 +111,7 @@ SlurmMessage = (
     | Bye
 )
 
-_MESSAGES: dict[str, type[SlurmMessage]] = {
+_MESSAGES: dict[str, Callable[..., SlurmMessage]] = {
     "submitted": Submitted,
     "refused": SubmitRefused,
     "job": JobDescribed,
@@ -130,10 +130,7 @@ _MESSAGES: dict[str, type[SlurmMessage]] = {
 
 def read_message(body: Mapping[str, Any]) -> SlurmMessage:
     """Raises ProtocolError."""
-    kind = body.get("type")
-    if kind == "event":
+    if body.get("type") == "event":
         host = decode(Name, body.get("host"), "event.host")
         return MachineEvent(host, read_event(body.get("event")))
-    if not isinstance(kind, str) or kind not in _MESSAGES:
-        raise ProtocolError(f"unknown message {excerpt(kind)}")
-    return cast(SlurmMessage, decode(_MESSAGES[kind], body, kind))
+    return decode_named(_MESSAGES, body, "message")

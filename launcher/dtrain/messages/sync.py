@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, cast
+from collections.abc import Callable
+from typing import Annotated
 
-from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse_object
+from dtrain.messages.decode import Length, ProtocolError, Range, decode_named, parse_object
 from dtrain.records import dataclass
 
 _Number = Annotated[int, Range(0, (1 << 32) - 1)]
@@ -34,7 +35,7 @@ class SyncRefused:
 
 
 _Answer = Want | Done | SyncRefused
-_ANSWERS: dict[str, type[_Answer]] = {"want": Want, "done": Done, "refused": SyncRefused}
+_ANSWERS: dict[str, Callable[..., _Answer]] = {"want": Want, "done": Done, "refused": SyncRefused}
 
 
 def max_answer(files: int) -> int:
@@ -44,11 +45,8 @@ def max_answer(files: int) -> int:
 
 def read_answer(data: bytes, files: int) -> _Answer:
     """An answer about a tree with ``files`` files. Raises ProtocolError."""
-    body: dict[str, Any] = parse_object(data)
-    kind = body.get("type")
-    if not isinstance(kind, str) or kind not in _ANSWERS:
-        raise ProtocolError(f"unknown answer {excerpt(kind)}")
-    answer: _Answer = cast(_Answer, decode(_ANSWERS[kind], body, kind))
+    body = parse_object(data)
+    answer = decode_named(_ANSWERS, body, "answer")
     match answer:
         case Want(indices):
             named: tuple[int, ...] = indices
@@ -59,5 +57,5 @@ def read_answer(data: bytes, files: int) -> _Answer:
         case _:
             named = ()
     if any(index >= files for index in named):
-        raise ProtocolError(f"{kind}: there is no file {max(named)}; the tree has {files}")
+        raise ProtocolError(f"{body['type']}: there is no file {max(named)}; the tree has {files}")
     return answer

@@ -11,7 +11,7 @@ from typing import Any
 from dtrain.environ.reserved import RESERVED, refusal
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
-from dtrain.spec.machines import devices_sound, overrides
+from dtrain.spec.machines import devices_sound, machines, overrides
 from dtrain.spec.notify_keys import check_notify
 from dtrain.spec.placeholders import check_placeholders
 from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
@@ -188,9 +188,10 @@ def _check_single_host(
             f"remove roles, or use 'strategy: {strategy.instead}'",
         )
     elif hosts and job.get("framework") == "tensorflow" and devices_sound(cluster):
-        settings = [cluster, *overrides(cluster).get(hosts[0].name, [])]
+        (host,) = machines(cluster, hosts)
+        settings = [cluster, *overrides(cluster).get(host.name, [])]
         slots = [own for own in settings if "slots" in own]
-        if slots and not _last(settings, "gpus") and _workers(settings) > 1:
+        if slots and not host.gpus and host.workers > 1:
             problems.add(
                 f"the strategy {name} {strategy.summary}, so it has one worker",
                 slots[-1].key_place("slots"),
@@ -267,12 +268,6 @@ def _check_elastic(cluster: Section, job: Section, problems: Problems) -> None:
             elastic.place("min_hosts"),
             "set it to the fewest hosts on which the job should continue",
         )
-
-
-def _workers(settings: list[Section]) -> int:
-    gpus = _last(settings, "gpus")
-    count = len(gpus) if isinstance(gpus, tuple) else gpus
-    return int(count or _last(settings, "slots") or 1)
 
 
 def _variables(cluster: Section, job: Section) -> Iterator[tuple[str, TextSpan]]:

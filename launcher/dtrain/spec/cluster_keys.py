@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from dtrain.hostlist import MAX_HOSTS
 from dtrain.spec import value_rules as rules
 from dtrain.spec.hosts import HostList, Overrides
 from dtrain.spec.kubernetes_keys import KUBERNETES
+from dtrain.spec.model import HostKeys
 from dtrain.spec.scalars import Choice, Duration, Integer, Number, Text
 from dtrain.spec.schema import Field, SectionType
 from dtrain.spec.slurm_keys import SLURM
@@ -43,7 +46,7 @@ SSH = SectionType(
             example="./known_hosts",
         ),
         "host_keys": Field(
-            Choice(("strict", "accept-new")),
+            Choice(get_args(HostKeys)),
             "What to do with a host whose key is unknown: strict refuses the host; accept-new "
             "records the key on the first connection. A changed key is always refused.",
             default="strict",
@@ -166,7 +169,7 @@ CLUSTER = SectionType(
             example="h100",
         ),
         "tpu": Field(
-            Text(rules.topology, f"^{rules.TOPOLOGY}$"),
+            rules.TOPOLOGY,
             "Topology of the TPU slice that the hosts form: its chips along each axis. For the "
             "strategy tpu, whose script runs on the first host.",
             otherwise="no TPUs",

@@ -8,13 +8,12 @@ from dtrain.spec import value_rules as rules
 from dtrain.spec.cluster_keys import CLUSTER
 from dtrain.spec.job_keys import JOB
 from dtrain.spec.notify_keys import NOTIFY
-from dtrain.spec.scalars import Text
 from dtrain.spec.schema import Field, SectionType
 
 CLUSTER_FILE = SectionType(
     {
         "name": Field(
-            Text(rules.name, f"^{rules.NAME}$"),
+            rules.NAME,
             "Name of the job, in logs and folder names.",
             otherwise="the file's name",
             example="gpt-100b",

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from dtrain.hostlist import MAX_HOSTS
 from dtrain.spec import value_rules as rules
 from dtrain.spec.layout_keys import EXPECTED, LAYOUT, TRAINING
-from dtrain.spec.model import LAUNCH_ROLES, EngineName
+from dtrain.spec.model import LAUNCH_ROLES, EngineName, Framework, RendezvousBackend
 from dtrain.spec.placeholders import NAMES
 from dtrain.spec.ports import PortRange
 from dtrain.spec.scalars import Choice, Duration, Integer, Text
@@ -27,7 +27,7 @@ class _Strategy(Text):
 JOB = SectionType(
     {
         "framework": Field(
-            Choice(("torch", "tensorflow", "jax", "none")),
+            Choice(get_args(Framework)),
             "The framework of the program: torch, tensorflow, jax, or none for any other.",
             required=True,
             example="torch",
@@ -166,7 +166,7 @@ JOB = SectionType(
         ),
         "secrets": Field(
             ListOf(
-                Text(rules.variable, f"^{rules.VARIABLE}$"),
+                rules.VARIABLE,
                 unique=True,
                 advice="write a list of variable names: [WANDB_API_KEY]",
             ),
@@ -195,7 +195,7 @@ JOB = SectionType(
             SectionType(
                 {
                     "backend": Field(
-                        Choice(("direct", "static", "c10d")),
+                        Choice(get_args(RendezvousBackend)),
                         "How torch workers find each other. direct: dtrain sets the complete "
                         "environment of each rank. static and c10d: torchrun runs on every host.",
                         default="direct",

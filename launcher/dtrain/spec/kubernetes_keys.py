@@ -8,6 +8,7 @@ from dtrain.spec import value_rules as rules
 from dtrain.spec.problems import Problems
 from dtrain.spec.scalars import Check, Choice, Flag, Integer, Text
 from dtrain.spec.schema import Field, ListOf, MapOf, Section, SectionType
+from dtrain.spec.value_rules import matching
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -24,15 +25,11 @@ OWN_FOLDERS = ("/dtrain", "/etc/dtrain", "/dev/shm")  # noqa: S108 (inside the c
 """Folders of the container that dtrain mounts itself."""
 
 
-def _matches(pattern: str | re.Pattern[str], wrong: str) -> Check:
-    return lambda text: "" if re.fullmatch(pattern, text) else wrong
-
-
-_object_name = _matches(
+_object_name = matching(
     _SUBDOMAIN, "must be the name of an object: lower-case letters, digits, '-' and '.'"
 )
-_qualified = _matches(_QUALIFIED, "must be a name such as gpu-type or topology.example.com/rack")
-_resource = _matches(_QUALIFIED, "must be the name of a resource, such as memory or rdma/hca")
+_qualified = matching(_QUALIFIED, "must be a name such as gpu-type or topology.example.com/rack")
+_resource = matching(_QUALIFIED, "must be the name of a resource, such as memory or rdma/hca")
 
 
 def _toleration(text: str) -> str:
@@ -73,7 +70,7 @@ KUBERNETES = SectionType(
             example="prod",
         ),
         "namespace": Field(
-            Text(_matches(_LABEL, "must be the name of a namespace")),
+            Text(matching(_LABEL, "must be the name of a namespace")),
             "Namespace of the job.",
             otherwise="that of the context, else default",
             example="ml",
@@ -113,7 +110,7 @@ KUBERNETES = SectionType(
         ),
         "resources": Field(
             MapOf(
-                Text(_matches(_QUANTITY, "must be a quantity, such as 16, 500m or 256Gi")),
+                Text(matching(_QUANTITY, "must be a quantity, such as 16, 500m or 256Gi")),
                 _resource,
                 what="resources as NAME: QUANTITY",
             ),
@@ -122,7 +119,7 @@ KUBERNETES = SectionType(
             example="{cpu: 32, memory: 256Gi, rdma/hca: 1}",
         ),
         "shm": Field(
-            Text(_matches(_QUANTITY, "must be a size, such as 64Gi")),
+            Text(matching(_QUANTITY, "must be a size, such as 64Gi")),
             "Size limit of /dev/shm, which uses the memory of the pod.",
             otherwise="no limit of its own",
             example="64Gi",
@@ -171,7 +168,7 @@ KUBERNETES = SectionType(
         ),
         "node_selector": Field(
             MapOf(
-                Text(_matches(_VALUE, "must be the value of a label"), empty=True),
+                Text(matching(_VALUE, "must be the value of a label"), empty=True),
                 _qualified,
                 what="labels as NAME: VALUE",
             ),

@@ -39,7 +39,7 @@ NOTIFY = SectionType(
             SectionType(
                 {
                     "secret": Field(
-                        Text(rules.variable, f"^{rules.VARIABLE}$"),
+                        rules.VARIABLE,
                         "Variable of your own environment that has the URL. The URL never appears "
                         "in dtrain's messages and records.",
                         required=True,

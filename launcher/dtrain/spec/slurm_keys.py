@@ -8,8 +8,12 @@ from dtrain.spec import value_rules as rules
 from dtrain.spec.scalars import Duration, Integer, Text
 from dtrain.spec.schema import Field, ListOf, SectionType
 
-_NAMES = r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*"
-_CONSTRAINT = r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:@+()\[\]&|*!-]*"
+_NAMES = rules.pattern_text(
+    r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*", "must be one name, or several with commas"
+)
+_constraint = rules.matching(
+    r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:@+()\[\]&|*!-]*", "must be features such as a100 or a100&nvme"
+)
 
 OWN_OPTIONS = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "cluster.nodes and cluster.gpus"),
@@ -30,14 +34,6 @@ OWN_OPTIONS = {
 """Options of sbatch that ``options`` may not repeat, and the keys that set them."""
 
 
-def _names(text: str) -> str:
-    return "" if re.fullmatch(_NAMES, text) else "must be one name, or several with commas"
-
-
-def _constraint(text: str) -> str:
-    return "" if re.fullmatch(_CONSTRAINT, text) else "must be features such as a100 or a100&nvme"
-
-
 def _option(text: str) -> str:
     name, _, _ = text.removeprefix("--").partition("=")
     if not re.fullmatch(r"--[a-z][a-z-]*", f"--{name}") or not text.startswith("--"):
@@ -53,19 +49,19 @@ def _option(text: str) -> str:
 SLURM = SectionType(
     {
         "partition": Field(
-            Text(_names, f"^{_NAMES}$"),
+            _NAMES,
             "Partition, or several with commas.",
             otherwise="the cluster's default partition",
             example="gpu",
         ),
         "account": Field(
-            Text(_names, f"^{_NAMES}$"),
+            _NAMES,
             "Account that the job is charged to.",
             otherwise="your default account",
             example="ml",
         ),
         "qos": Field(
-            Text(_names, f"^{_NAMES}$"),
+            _NAMES,
             "Quality of service.",
             otherwise="the account's default",
             example="high",
@@ -77,7 +73,7 @@ SLURM = SectionType(
             example="a100&nvme",
         ),
         "reservation": Field(
-            Text(_names, f"^{_NAMES}$"),
+            _NAMES,
             "Reservation to run in.",
             otherwise="none",
             example="maintenance",
@@ -89,7 +85,7 @@ SLURM = SectionType(
             example="2d",
         ),
         "gpu_type": Field(
-            Text(_names, f"^{_NAMES}$"),
+            _NAMES,
             "Type of the GPUs, as `sinfo -o %G` shows it.",
             otherwise="any",
             example="a100",

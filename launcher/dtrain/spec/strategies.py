@@ -17,18 +17,18 @@ class Strategy:
     processes: Literal["device", "host", "role"]
     """Whether each GPU (or slot), each host or each task of ``job.roles`` gets a process."""
     summary: str
-    single_host: bool = False
-    """Whether it works within one process on one host."""
     instead: str = ""
-    """The strategy to use for several hosts, if this one runs on a single host."""
+    """The strategy to use for several hosts, if this one works within one process on one host."""
+
+    @property
+    def single_host(self) -> bool:
+        return bool(self.instead)
 
 
 _TORCH = {
     "none": Strategy("device", "leaves everything to the script"),
     "auto": Strategy("device", "lets dtrain choose"),
-    "data_parallel": Strategy(
-        "host", "copies the model to every GPU of one process", single_host=True, instead="ddp"
-    ),
+    "data_parallel": Strategy("host", "copies the model to every GPU of one process", "ddp"),
     "ddp": Strategy("device", "copies the model to every GPU and averages gradients"),
     "fsdp": Strategy("device", "shards parameters, gradients and optimizer over all GPUs"),
     "hsdp": Strategy("device", "shards within groups of GPUs and copies between groups"),
@@ -40,23 +40,14 @@ _TORCH = {
 _TENSORFLOW = {
     "none": Strategy("host", "leaves everything to the script"),
     "auto": Strategy("host", "lets dtrain choose"),
-    "one_device": Strategy(
-        "host",
-        "trains on one device",
-        single_host=True,
-        instead="multi_worker_mirrored",
-    ),
+    "one_device": Strategy("host", "trains on one device", "multi_worker_mirrored"),
     "mirrored": Strategy(
-        "host",
-        "copies the model to every GPU of one host",
-        single_host=True,
-        instead="multi_worker_mirrored",
+        "host", "copies the model to every GPU of one host", "multi_worker_mirrored"
     ),
     "central_storage": Strategy(
         "host",
         "keeps variables on one device and computes on all GPUs of one host",
-        single_host=True,
-        instead="parameter_server",
+        "parameter_server",
     ),
     "multi_worker_mirrored": Strategy("host", "copies the model to every GPU of every host"),
     "parameter_server": Strategy("role", "keeps variables on parameter servers (job.roles)"),

@@ -6,38 +6,36 @@ A rule returns what is wrong with a text as the end of a sentence, or an empty t
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from dtrain.spec.hosts import host_name_fault
+from dtrain.spec.model import TransportName
 from dtrain.spec.ports import MAX_PORT
-from dtrain.spec.scalars import Choice, Integer, Text
+from dtrain.spec.scalars import Check, Choice, Integer, Text
 from dtrain.spec.schema import ListOf, MapOf, OneOf
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-INTERFACE = r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,14}"
-TOPOLOGY = r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}"
-MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+_MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 
-def name(text: str) -> str:
-    if re.fullmatch(NAME, text):
-        return ""
-    return (
-        "must be letters, digits, '.', '_' or '-', start with a letter or digit, "
-        "and have at most 64 characters"
-    )
+def matching(pattern: str, wrong: str) -> Check:
+    """The rule of a text that matches ``pattern`` as a whole."""
+    return lambda text: "" if re.fullmatch(pattern, text) else wrong
 
 
-def variable(text: str) -> str:
-    if re.fullmatch(VARIABLE, text):
-        return ""
-    return "is not a variable name: it must be letters, digits and '_', not starting with a digit"
+def pattern_text(pattern: str, wrong: str) -> Text:
+    """The type of a text that matches ``pattern`` as a whole."""
+    return Text(matching(pattern, wrong), f"^{pattern}$")
 
 
-def interface(text: str) -> str:
-    if re.fullmatch(INTERFACE, text):
-        return ""
-    return "must be one network interface, such as ib0 (as `ip link` shows it)"
+variable = matching(
+    _VARIABLE,
+    "is not a variable name: it must be letters, digits and '_', not starting with a digit",
+)
+interface = matching(
+    r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,14}",
+    "must be one network interface, such as ib0 (as `ip link` shows it)",
+)
 
 
 def address(text: str) -> str:
@@ -57,17 +55,11 @@ def script(text: str) -> str:
 
 
 def module(text: str) -> str:
-    if re.fullmatch(MODULE, text) and not text.endswith(".py"):
+    if re.fullmatch(_MODULE, text) and not text.endswith(".py"):
         return ""
     if "/" in text or text.endswith(".py"):
         return "must be a module name, such as my.train; use job.script for a file"
     return "must be a module name, such as my.train"
-
-
-def topology(text: str) -> str:
-    if re.fullmatch(TOPOLOGY, text):
-        return ""
-    return "must be the chips of a slice along two or three axes, such as 4x4 or 2x2x4"
 
 
 def run_dir(text: str) -> str:
@@ -97,6 +89,16 @@ def mount(text: str) -> str:
     return "cannot hold commas, quotes or line breaks" if re.search(r'[,"\n\r]', text) else ""
 
 
+NAME = pattern_text(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    "must be letters, digits, '.', '_' or '-', start with a letter or digit, "
+    "and have at most 64 characters",
+)
+TOPOLOGY = pattern_text(
+    r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}",
+    "must be the chips of a slice along two or three axes, such as 4x4 or 2x2x4",
+)
+VARIABLE = Text(variable, f"^{_VARIABLE}$")
 PORT = Integer(1, MAX_PORT)
 GPUS = OneOf(
     Integer(0, 1024, also=" or a list of GPU indices"),
@@ -104,6 +106,6 @@ GPUS = OneOf(
 )
 SLOTS = Integer(1, 1024)
 ENV: MapOf[str] = MapOf(
-    Text(empty=True), variable, f"^{VARIABLE}$", what="environment variables as NAME: value"
+    Text(empty=True), variable, f"^{_VARIABLE}$", what="environment variables as NAME: value"
 )
-TRANSPORT = Choice(("ssh", "local"))
+TRANSPORT = Choice(get_args(TransportName))

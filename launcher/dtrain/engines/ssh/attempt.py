@@ -106,9 +106,7 @@ class Attempt:
     ) -> Report:
         """Follow a run that was started ``age`` seconds ago. For each host, ``offsets`` has the
         bytes of each stream that have arrived, and ``reported`` the events."""
-        awaited, services = _workers(self._context.plan)
-        grace = self._context.plan.job.grace
-        self._state = machine.attached(list(self._links), awaited, services, grace=grace)
+        self._state = machine.attached(self._state)
         self._hang.start()
         self._running_from = time.monotonic() - age
         return self._follow(

@@ -54,8 +54,6 @@ class _Run:
     tree: Tree | None
     secrets: Mapping[str, str]
     """Those that this process knows. Without all of ``job.secrets``, the job cannot restart."""
-    begun: float
-    """Seconds since the epoch."""
 
 
 class SshEngine:
@@ -92,8 +90,7 @@ class SshEngine:
         """
         tree = files_to_send(self._request, self._spec)
         with new_run(self._request, self._observer, self._control) as (record, folder):
-            recorder = Recorder(folder, self._observer)
-            run = _Run(record, folder, recorder, tree, secret_values, record.started)
+            run = _Run(record, folder, Recorder(folder, self._observer), tree, secret_values)
             for notice in tree.notices if tree is not None else ():
                 run.recorder.notice(notice)
             return self._run_attempts(run, lambda: self._start(run))
@@ -104,8 +101,7 @@ class SshEngine:
         ``secrets`` are needed only for restarts.
         """
         with earlier_run(record, folder, self._observer, self._control) as folder:
-            recorder = Recorder(folder, self._observer)
-            run = _Run(record, folder, recorder, None, secrets, record.started)
+            run = _Run(record, folder, Recorder(folder, self._observer), None, secrets)
             plan = record.plan()
             self._known = set(plan.host_names)
             self._cleanups.start(run.record, run.record.leftovers)
@@ -191,8 +187,7 @@ class SshEngine:
 
         Hosts must be reachable within ``job.restart.node_timeout``. Returns whether all are clean.
         """
-        recorder = Recorder(folder, self._observer)
-        run = _Run(record, folder, recorder, None, {}, record.started)
+        run = _Run(record, folder, Recorder(folder, self._observer), None, {})
         self._cleanups.start(run.record, run.record.leftovers)
         until = time.monotonic() + self._spec.job.restart.node_timeout
         notified = False
@@ -323,7 +318,7 @@ def _record_findings(recorder: Recorder, findings: Sequence[Finding]) -> None:
 
 def _complete(run: _Run, report: Report) -> Report:
     """The report with what no attempt knows."""
-    seconds = max(0.0, time.time() - run.begun)
+    seconds = max(0.0, time.time() - run.record.started)
     return replace(report, seconds=seconds, logs=str(run.folder.path))
 
 

@@ -228,12 +228,10 @@ def begin(
     )
 
 
-def attached(
-    hosts: list[str], awaited: list[WorkerId], services: list[WorkerId], *, grace: float
-) -> AttemptState:
-    """The state of a run that was started before. Its hosts report what has happened since."""
-    state = begin(hosts, awaited, services, grace=grace)
-    running = dict.fromkeys(hosts, HostCondition.RUNNING)
+def attached(state: AttemptState) -> AttemptState:
+    """``state``, of `begin`, for a run that was started before. Its hosts report what has happened
+    since."""
+    running = dict.fromkeys(state.hosts, HostCondition.RUNNING)
     return replace(state, phase=AttemptPhase.RUNNING, hosts=running, started=True)
 
 
@@ -304,18 +302,17 @@ def _interrupted_early(state: AttemptState, event: Interrupted) -> _Step:
 
 def _worker_exited(state: AttemptState, event: WorkerExited) -> _Step:
     if event.failed:
-        grace = min(state.grace, FAILURE_GRACE)
-        return _stop(replace(state, outcome=AttemptOutcome.WORKER_FAILED), grace)
+        return _stop_soon(state, AttemptOutcome.WORKER_FAILED)
     awaited = _without(state.awaited, event.worker)
     services = _without(state.services, event.worker)
     state = replace(state, awaited=awaited, services=services)
     if awaited:
         return state, []
-    state = replace(state, outcome=AttemptOutcome.DONE)
     if services:
-        return _stop(state, min(state.grace, FAILURE_GRACE))
+        return _stop_soon(state, AttemptOutcome.DONE)
     # Each host ends by itself once its processes have; the alarm catches a host that does not.
-    return replace(state, phase=AttemptPhase.STOPPING), [SetAlarm(CLEANING)]
+    done = replace(state, phase=AttemptPhase.STOPPING, outcome=AttemptOutcome.DONE)
+    return done, [SetAlarm(CLEANING)]
 
 
 def _host_ended(state: AttemptState, event: HostEnded) -> _Step:
@@ -331,8 +328,7 @@ def _without_host(state: AttemptState, host: str) -> _Step:
     # something outside this launcher stopped the job there.
     if state.has_finished(host):
         return state, []
-    state = replace(state, outcome=AttemptOutcome.HOST_FAILED)
-    return _stop(state, min(state.grace, FAILURE_GRACE))
+    return _stop_soon(state, AttemptOutcome.HOST_FAILED)
 
 
 def _broken_early(state: AttemptState, event: LauncherFailed) -> _Step:
@@ -340,9 +336,7 @@ def _broken_early(state: AttemptState, event: LauncherFailed) -> _Step:
 
 
 def _broken(state: AttemptState, event: LauncherFailed) -> _Step:
-    return _stop(
-        replace(state, outcome=AttemptOutcome.HOST_FAILED), min(state.grace, FAILURE_GRACE)
-    )
+    return _stop_soon(state, AttemptOutcome.HOST_FAILED)
 
 
 def _hung(state: AttemptState, event: Hung) -> _Step:
@@ -352,6 +346,11 @@ def _hung(state: AttemptState, event: Hung) -> _Step:
 
 def _interrupted(state: AttemptState, event: Interrupted) -> _Step:
     return _stop(replace(state, outcome=AttemptOutcome.INTERRUPTED), state.grace)
+
+
+def _stop_soon(state: AttemptState, outcome: AttemptOutcome) -> _Step:
+    """Stop workers that can only wait. The whole grace period is for a stop by the user."""
+    return _stop(replace(state, outcome=outcome), min(state.grace, FAILURE_GRACE))
 
 
 def _stop(state: AttemptState, grace: float) -> _Step:
