@@ -21,7 +21,7 @@ from rich.text import Text
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.failures.catalogue import End, explain, signatures
-from dtrain.failures.cause import Failure, Report, grouped
+from dtrain.failures.cause import Failure, Report, messages
 from dtrain.failures.kernel import understand
 from dtrain.failures.stacks import stack
 from dtrain.failures.traceback import last_words, shorten
@@ -188,7 +188,7 @@ def partly_folded(text: str) -> None:
 
 
 def problems(text: str) -> None:
-    grouped([NodeError("gpu01", "reading", text, hint=text)] * 4, [])
+    messages([NodeError("gpu01", "reading", text, hint=text)] * 4, [])
 
 
 def reported(text: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtrain.failures.cause import Failure, in_order_of_blame
+from dtrain.diagnostics import NodeError
+from dtrain.failures.cause import Failure, hints, in_order_of_blame, messages
 from dtrain.failures.kernel import KernelMessage
+from dtrain.spec.model import Host
 
 
 def failure(rank: int, time: float, **what: object) -> Failure:
@@ -129,3 +131,22 @@ def test_a_weak_hint_of_the_kernels_comes_after_what_the_process_said() -> None:
     said = "RuntimeError: CUDA error: device-side assert triggered"
     assert "a check inside a CUDA kernel" in failure(0, 0.0, message=said, kernel=weak).hint
     assert failure(0, 0.0, kernel=weak).hint.startswith("it faulted")
+
+
+def test_hosts_with_different_messages_share_a_hint() -> None:
+    hosts = [Host(name, f"10.0.0.{place}") for place, name in enumerate(("a", "b", "c"), 1)]
+    problems = [
+        NodeError(host.name, "connecting", f"unknown key {place}", hint=f"run `ssh {host.address}`")
+        for place, host in enumerate(hosts)
+    ]
+    assert messages(problems, hosts) == [
+        "a: connecting: unknown key 0",
+        "b: connecting: unknown key 1",
+        "c: connecting: unknown key 2",
+    ]
+    assert hints(problems, hosts) == ["run `ssh 10.0.0.1` (shown for a; same on the others)"]
+
+
+def test_a_hint_without_a_host_is_given_once() -> None:
+    problems = [NodeError(host, "connecting", host * 2, hint="check the VPN") for host in "ab"]
+    assert hints([*problems, NodeError("c", "reading", "lost")], []) == ["check the VPN"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -206,33 +206,56 @@ def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     return (first, *ordered)
 
 
-def grouped(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[tuple[str, str]]:
-    """Message and hint of each kind of problem, see `of_one_kind`. The entry lists all hosts and
-    shows the text of the first one."""
+def messages(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[str]:
+    """The message of each kind of problem, see `of_one_kind`. It lists all hosts and shows the text
+    of the first one."""
     entries = []
     for same in of_one_kind(problems, hosts):
         first, message = same[0], same[0].message
         if len(same) > 1 and isinstance(first, NodeError):
-            named = dict.fromkeys(one.host for one in same if isinstance(one, NodeError))
+            named = _hosts_of(same)
             rest = message.removeprefix(first.host)
             message = f"{hostlist.fold(named)}{rest}{shown_for(first.host, named)}"
-        entries.append((message, first.hint))
+        entries.append(message)
+    return entries
+
+
+def hints(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[str]:
+    """The hints of `messages`. Of hints that differ only in the host, the list has the first."""
+    entries = []
+    kinds = [same[0] for same in of_one_kind(problems, hosts)]
+    for same in _alike(kinds, hosts, lambda problem: problem.hint):
+        first, hint = same[0], same[0].hint
+        if isinstance(first, NodeError) and any(one.hint != hint for one in same):
+            hint += shown_for(first.host, _hosts_of(same))
+        if hint:
+            entries.append(hint)
     return entries
 
 
 def of_one_kind(problems: Sequence[_Problem], hosts: Sequence[Host]) -> list[list[_Problem]]:
     """The problems of each kind, in the order of ``hosts``. Two problems are of one kind if they
     differ only in the host's name and address."""
+    return _alike(problems, hosts, lambda problem: f"{problem.message}\0{problem.hint}")
+
+
+def _alike(
+    problems: Sequence[_Problem], hosts: Sequence[Host], text_of: Callable[[_Problem], str]
+) -> list[list[_Problem]]:
     order = {host.name: place for place, host in enumerate(hosts)}
     kinds: dict[str, list[_Problem]] = {}
     for problem in sorted(problems, key=lambda p: order.get(getattr(p, "host", ""), len(order))):
-        text = f"{problem.message}\0{problem.hint}"
+        text = text_of(problem)
         if isinstance(problem, NodeError) and problem.host in order:
             host = hosts[order[problem.host]]
             for own in sorted({host.name, host.address}, key=len, reverse=True):
                 text = re.sub(rf"(?<![\w.-]){re.escape(own)}(?![\w-])", "\0", text)
         kinds.setdefault(text, []).append(problem)
     return list(kinds.values())
+
+
+def _hosts_of(problems: Sequence[DtrainError]) -> dict[str, None]:
+    return dict.fromkeys(one.host for one in problems if isinstance(one, NodeError))
 
 
 def shown_for(host: str, hosts: Collection[str]) -> str:
