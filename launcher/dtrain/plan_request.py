@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.model.sizes import parse_count
 from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES
 
@@ -139,3 +140,18 @@ def of_a_training(request: PlanRequest, key: str) -> float | None:
     if request.tokens is None:
         raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")
     return value
+
+
+def tokens_of(request: PlanRequest, step: int) -> int | None:
+    """Return the tokens of the whole training, of which one step takes ``step``."""
+    if request.tokens is None:
+        return None
+    tokens = parse_count(request.tokens, "tokens")
+    if tokens > LARGEST:
+        raise UsageError(f"`tokens` {request.tokens!r} is too many", hint=f"at most {LARGEST:,}")
+    if tokens < step:
+        raise UsageError(
+            f"`tokens` {request.tokens!r} is less than one step, which has {step:,} tokens",
+            hint="give more tokens, or a smaller `global_batch` or `seq_len`",
+        )
+    return tokens

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, UsageError
-from dtrain.parallelism.backends import BACKENDS
+from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.cluster.hardware import (
     FORMAT,
     PRECISIONS,
@@ -27,7 +27,7 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, usual_batch
 from dtrain.parallelism.reliability import Reliability
-from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check, of_a_training
+from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check, of_a_training, tokens_of
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName
 
@@ -73,12 +73,12 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         backend_required=backend is not None,
         fixed=request.fixed,
         kept=of_file if backend in (None, "runtime") else {},
-        tokens=None if request.tokens is None else parse_count(request.tokens, "tokens"),
+        tokens=tokens_of(request, batch * shape.seq_len),
         reliability=_reliability(request),
         price_per_gpu_hour=of_a_training(request, "price_per_gpu_hour"),
         cluster_source=where.source,
         batch_source=batch_source,
-        notes=(*where.overruled, *([note] if note else [])),
+        notes=(*where.overruled, *filter(None, (note, without_backend(cluster.gpu)))),
         hardware=table,
         probe=probe,
     )

@@ -40,7 +40,10 @@ LaunchTrial = Callable[["Request", "OnLine"], "Report"]
 
 
 def trainable(request: PlanRequest) -> Request:
-    """Return the cluster file of a request with trials. Raises UsageError."""
+    """Return the cluster file of a request with trials.
+
+    Raises UsageError, and SpecError if the file of a trial would be invalid.
+    """
     if not 1 <= request.trials <= MOST_TRIALS:
         raise UsageError(
             f"`trials={request.trials}` is not a number of layouts",
@@ -55,17 +58,23 @@ def trainable(request: PlanRequest) -> Request:
             "`trials` needs hosts by name, but an engine chooses them",
             hint="use `calibrate_run` with a run on them, or a copy of the file with cluster.hosts",
         )
-    if file.job.framework != "torch":
-        raise UsageError(
-            f"`trials` trains with torch, but job.framework is {file.job.framework}",
-            hint="leave it out",
-        )
+    for where, framework in (
+        ("job.framework", file.job.framework),
+        ("`framework`", request.framework or "torch"),
+    ):
+        if framework != "torch":
+            raise UsageError(
+                f"`trials` trains with torch, but {where} is {framework}",
+                hint="leave `trials` out",
+            )
     if file.job.container is not None:
         raise UsageError(
             "`trials` does not train in containers",
             hint="use `calibrate_run` with a run in them, or a copy of the file without "
             "job.container",
         )
+    # Its errors must come before a probe, which takes a minute.
+    _request(found, {}, []).spec()
     return found
 
 
@@ -111,7 +120,18 @@ def _trial(answer: Answer, candidate: Candidate, file: Request, launch: LaunchTr
         if found is not None:
             lines[Case(found.layers, found.micro_batches)] = _measured(found)
 
-    report = launch(_request(answer, candidate, file, wanted), on_line)
+    shape = asdict(candidate.shape)
+    order = {
+        "model": {name: shape[name] for name in _MODEL},
+        "seconds": SECONDS,
+        "cases": [[case.layers, case.micro_batches] for case in wanted],
+    }
+    steps = wanted[-1].micro_batches
+    layout, training, strategy = keys_of(
+        answer.question, replace(candidate.layout, grad_accumulation=steps)
+    )
+    keys = {"strategy": strategy, "layout": layout, "training": training}
+    report = launch(_request(file, keys, [json.dumps(order)]), on_line)
     if report.exit_code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     measured = tuple(lines[case] for case in wanted if case in lines)
@@ -141,22 +161,10 @@ def _measured(line: TrialLine) -> MeasuredCase:
     return MeasuredCase(case, line.seconds, line.fastest, line.allocated, line.resident)
 
 
-def _request(
-    answer: Answer, candidate: Candidate, file: Request, wanted: tuple[Case, ...]
-) -> Request:
-    """The cluster file of the trial."""
+def _request(file: Request, keys: dict[str, Any], args: list[str]) -> Request:
+    """The cluster file of a trial, whose job has these ``keys`` and ``args``."""
     from dtrain.spec.other_job import with_job
 
-    shape = asdict(candidate.shape)
-    order = {
-        "model": {name: shape[name] for name in _MODEL},
-        "seconds": SECONDS,
-        "cases": [[case.layers, case.micro_batches] for case in wanted],
-    }
-    steps = wanted[-1].micro_batches
-    layout, training, strategy = keys_of(
-        answer.question, replace(candidate.layout, grad_accumulation=steps)
-    )
     own = file.spec().job.rendezvous
     first, last = own.ports
     job: dict[str, Any] = {
@@ -164,10 +172,8 @@ def _request(
         # Without torchrun, so that each line has its rank.
         "rendezvous": {"ports": f"{first}-{last}", **({"port": own.port} if own.port else {})},
         "module": PROGRAM,
-        "args": [json.dumps(order)],
-        "strategy": strategy,
-        "layout": layout,
-        "training": training,
+        "args": args,
+        **keys,
         "watchdog": {"silence": SILENCE},
         # Nobody waits for a trial whose launcher is gone.
         "on_disconnect": "stop",

@@ -113,6 +113,7 @@ def test_ctrl_c_ends_the_trial_and_the_plan(scene: Scene) -> None:
         ({"trials": 17}, "`trials=17` is not a number of layouts"),
         ({"trials": -1}, "`trials=-1` is not a number of layouts"),
         ({"gpus": 4, "gpus_per_host": 2}, "which run 2 ranks, but the plan is for 4 GPUs"),
+        ({"framework": "tensorflow"}, "trains with torch, but `framework` is tensorflow"),
         ({"backend": "megatron"}, "this plan is for `backend='megatron'`"),
         ({"lora_rank": 4, "backend": "megatron"}, "no trials of this plan"),
     ],
@@ -121,6 +122,15 @@ def test_refused(changed: dict[str, Any], message: str, scene: Scene) -> None:
     file = scene.cluster_file("train.py", hosts=2, slots=1)
     with pytest.raises(dtrain.UsageError, match=message):
         dtrain.plan(request(scene, file, **changed))
+
+
+def test_errors_of_the_trials_file_come_before_a_probe(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = scene.cluster_file("train.py", hosts=2, slots=1)
+    monkeypatch.setattr(trials, "KEPT", (*trials.KEPT, "script"))
+    with pytest.raises(dtrain.SpecError, match="module"):
+        trials.trainable(request(scene, file))
 
 
 def test_only_where_a_launch_by_name_is_possible(scene: Scene) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from dtrain.parallelism.backends import BACKENDS, refusals
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.constraints import check_sizes
+from dtrain.parallelism.cost import step_time
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.stages import kinds_of_stages, parameters_of_stage, stage_layers
 from dtrain.parallelism.model.flop import attention_flop
@@ -244,3 +245,9 @@ def test_hostile_files_of_each_format(place: int) -> None:
             assert shape.parameters > 0
         except UsageError as error:
             assert error.hint
+
+
+def test_the_parts_of_a_layers_time_are_its_fields() -> None:
+    layer = step_time._Layer(*map(float, range(7)))
+    assert layer.parts == astuple(layer)
+    assert step_time._Layer.sum([(layer, 2), (layer, 1)]).parts == tuple(3.0 * n for n in range(7))

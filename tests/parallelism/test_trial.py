@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain import PlanRequest
+from dtrain import PlanRequest, trials
+from dtrain.diagnostics import UsageError
+from dtrain.failures.cause import Report
 from dtrain.parallelism.answer.document import document
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.models import model
@@ -23,7 +25,10 @@ from dtrain.parallelism.trial import (
     unsupported,
 )
 from dtrain.planning import pose
+from dtrain.runs.record import Request
 from dtrain.runtime.layout import Layout
+from dtrain_cli.sheet import stdout_paper
+from dtrain_cli.views import layouts
 
 WHOLE = Case(80, 64)
 
@@ -158,6 +163,29 @@ def test_a_layout_without_memory_is_left_out(answer: Answer) -> None:
     # If no trial succeeds, the next layout is the best.
     found = replace(answer, trials=(lost, replace(large, out_of_memory=True)))
     assert found.best.layout not in (first.layout, second.layout)
+
+
+def test_trials_may_rule_out_all_layouts(question: Question) -> None:
+    sizes = {"tensor": 2, "pipeline": 1, "context": 1, "data": 8, "micro_batch": 1}
+    pinned = replace(question, fixed={**sizes, "sharding": "full", "recompute": "full"})
+    answer = pinned.answer()
+    assert answer.fits
+    lost = [Trial(one, failure="rank 0", out_of_memory=True) for one in answer.plan.fitting]
+    found = replace(answer, trials=tuple(lost))
+    assert not found.fits
+    assert found.best.layout in [one.layout for one in answer.plan.fitting]
+    shown = layouts.as_text(found, stdout_paper(), count=4)
+    assert "The trials rule out all layouts that fit on 16" in " ".join(shown.split())
+    written = document(found, 4)
+    assert [one["fits"] for one in written["layouts"]] == [False]
+    with pytest.raises(UsageError, match="trains layouts that fit"):
+        trials.tried(found, 1, Request("a.yaml", ".", ""), never, print)
+    # Other layouts may be left.
+    assert replace(question.answer(), trials=tuple(lost)).fits
+
+
+def never(*_: object) -> Report:
+    raise AssertionError("it launches nothing")
 
 
 def test_memory_is_extended_to_the_whole_model(answer: Answer) -> None:

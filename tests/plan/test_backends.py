@@ -132,3 +132,9 @@ def test_published_layouts_with_uneven_pieces_are_planned() -> None:
         many = {**fixed, "virtual_pipeline": 32}
         with pytest.raises(UsageError, match="pieces"):
             replace(question, fixed=many).answer()
+
+
+def test_no_backend_runs_on_tpus() -> None:
+    question = pose(PlanRequest(model="llama-2-7b", gpus=256, gpu="tpu-v5e"))
+    assert "no backend of dtrain runs on tpu-v5e" in question.notes[-1]
+    assert gain(question.answer()) == ""

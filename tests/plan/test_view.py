@@ -138,3 +138,17 @@ def test_assumptions_about_the_cluster_are_shown(shown: Shown) -> None:
 def test_a_gpu_without_bf16_uses_another_precision(shown: Shown) -> None:
     text = shown("--model-size", "1B", "--gpus", "8", "--gpu", "v100-32gb")
     assert "v100-32gb does not support bf16: planned for fp16" in text
+
+
+def test_one_gpu_that_is_too_small(shown: Shown) -> None:
+    text = shown("--model", "llama-3-8b", "--gpus", "1", "--gpu", "rtx-4090")
+    assert "To fine-tune only adapters, with --lora-rank 16 and --base-bits 4, one GPU" in text
+    text = shown("--model", "gpt2-xl", "--gpus", "1", "--gpu", "rtx-3090")
+    assert "2 x rtx-3090 (1 host of 2) would suffice" in text
+    assert "The optimizer on the GPU (one GPU" in text
+    assert "DDP" not in text
+
+
+def test_a_short_training_takes_minutes(shown: Shown) -> None:
+    text = shown("--model", "gpt2", "--gpus", "1", "--gpu", "h100", "--tokens", "10M")
+    assert re.search(r"10\.0M tokens take \d+ s on 1 GPU: 153 steps, 0\.\d+ GPU-hours", text)

@@ -58,7 +58,9 @@ def _result(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
             yield paper.paragraph(taken)
         return
     gpus = f"{question.cluster.gpus:,} × {question.cluster.gpu.name}"
-    if question.pinned:
+    if best.fits:
+        text = f"The trials rule out all layouts that fit on {gpus} by the estimates."
+    elif question.pinned:
         text = f"This layout does not fit on {gpus}: {explain.brief(best)}."
     elif question.fixed:
         text = f"No layout with these options fits on {gpus}. Nearest: {explain.brief(best)}."

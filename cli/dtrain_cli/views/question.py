@@ -108,11 +108,16 @@ def training_time(answer: Answer) -> str:
     if not training:
         return ""
     return (
-        f"{explain.large(training.tokens)} tokens take {explain.amount(training.days)} days on "
-        f"{explain.count(answer.question.cluster.gpus, 'GPU')}: {training.steps:,} steps, "
-        f"{training.gpu_hours:,.0f} GPU-hours, if nothing fails. {_failures(training)}"
-        f"{_energy(answer, training)}"
+        f"{explain.large(training.tokens)} tokens take {_days(training.days)} on "
+        f"{explain.count(answer.question.cluster.gpus, 'GPU')}: "
+        f"{explain.count(training.steps, 'step')}, {explain.amount(training.gpu_hours)} GPU-hours, "
+        f"if nothing fails. {_failures(training)}{_energy(answer, training)}"
     )
+
+
+def _days(days: float) -> str:
+    """``182 days``, ``4 h 30 min``."""
+    return f"{explain.amount(days)} days" if days >= 1 else names.duration(days * 86400)
 
 
 def _energy(answer: Answer, training: TrainingCost) -> str:
@@ -132,13 +137,16 @@ def _failures(training: TrainingCost) -> str:
     often = f"a failure every {names.duration(found.seconds_between_failures)} ({rate}{source})"
     if not math.isfinite(found.days):
         return f"With {often}, it never ends: it fails before it saves a checkpoint."
-    least, most = map(explain.amount, (found.days_at_least, found.days_at_most))
+    least, most = map(_days, (found.days_at_least, found.days_at_most))
+    if most.endswith(" days"):
+        least = least.removesuffix(" days")
+        most = most.removesuffix(" days")
     spread = f" ({least} to {most} with other published rates)" if least != most else ""
     price = "" if training.price is None else f" at a price of {training.price:,.0f}"
     return (
-        f"With failures, expect {explain.amount(found.days)} days{spread} and "
-        f"{found.gpu_hours:,.0f} GPU-hours{price}, a goodput of {found.goodput * 100:.1f} %: "
-        f"{often}, "
+        f"With failures, expect {_days(found.days)}{spread} and "
+        f"{explain.amount(found.gpu_hours)} GPU-hours{price}, a goodput of "
+        f"{found.goodput * 100:.1f} %: {often}, "
         f"{names.duration(found.restart_s)} until it trains again, and a checkpoint of "
         f"{found.checkpoint_gb:,.0f} GB, saved in {names.duration(found.save_s)}, every "
         f"{names.duration(found.interval_s)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtrain.parallelism.cluster.hardware import PRECISIONS, Precision
+from dtrain.parallelism.cluster.hardware import PRECISIONS, Gpu, Precision
 from dtrain.parallelism.model.parts import LayerPart, Modulation, Twin
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
@@ -111,6 +111,16 @@ BACKENDS: dict[BackendName, Backend] = {
         ),
     )
 }
+
+
+def without_backend(gpu: Gpu) -> str:
+    """Return a note if no backend runs on the device, else ''."""
+    if gpu.family != "tpu":
+        return ""
+    return (
+        f"no backend of dtrain runs on {gpu.name}: the plan is an estimate for other software with "
+        "such layouts, such as MaxText"
+    )
 
 
 def backend_of(layout: Layout) -> Backend:

@@ -178,19 +178,21 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        return bool(self.plan.fitting)
+        """Whether a layout fits that no trial rules out."""
+        return any(not self.ruled_out(one) for one in self.plan.fitting)
 
     @cached_property
     def best(self) -> Candidate:
         """The fastest layout that fits; if none fits, the one that needs the least memory.
 
-        With trials, it is the fastest of those that trained. The latter keeps the optimizer on the
-        GPU, unless offload is fixed.
+        With trials, it is the fastest of those that trained; if they rule out all, the fastest by
+        the estimates. The one with the least memory keeps the optimizer on the GPU, unless offload
+        is fixed.
         """
         tried = [one.corrected for one in self.trials if one.ok and one.fits]
         if tried:
             return min(tried, key=lambda one: one.time.total)
-        left = (one for one in self.plan.ranked() if not self._ruled_out(one))
+        left = (one for one in self.plan.ranked() if not self.ruled_out(one))
         found = next(left, None) if self.trials else self.plan.best
         if found := found or self.plan.best:
             return self.corrected(found)
@@ -208,7 +210,7 @@ class Answer:
         if not self.trials:
             return distinct(self.plan.ranked(), count)
         every = distinct(self.plan.ranked(), count + len(self.trials))
-        left = [self.corrected(one) for one in every if not self._ruled_out(one)]
+        left = [self.corrected(one) for one in every if not self.ruled_out(one)]
         left.sort(key=lambda one: (one.layout != self.best.layout, one.time.total))
         return tuple(left[:count])
 
@@ -220,7 +222,8 @@ class Answer:
                 return trial.corrected
         return replace(candidate, slowdown=common(self.trials)) if self.trials else candidate
 
-    def _ruled_out(self, candidate: Candidate) -> bool:
+    def ruled_out(self, candidate: Candidate) -> bool:
+        """Whether a trial shows that a layout does not fit."""
         return any(one.planned.layout == candidate.layout and not one.fits for one in self.trials)
 
     def training(self, candidate: Candidate) -> TrainingCost | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from math import isclose
-from typing import Any
+from typing import Any, Literal
 
 from dtrain.parallelism.answer.explain import (
     MEMORY_PARTS,
@@ -19,9 +19,10 @@ from dtrain.parallelism.answer.explain import (
 )
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
 from dtrain.records import dataclass
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import BackendName, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +132,16 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
     cluster, fixed = question.cluster, question.fixed
     alone = {"tensor": 1, "pipeline": 1, "context": 1}
     inside = cluster.gpus_per_host
-    kinds: list[tuple[str, dict[str, Any]]] = [
-        ("Plain DDP", {**alone, "sharding": "none"}),
-        ("ZeRO-1 alone", {**alone, "sharding": "optimizer"}),
-        ("FSDP alone", {**alone, "sharding": "full"}),
-        ("HSDP alone", {**alone, "sharding": "hybrid"}),
-    ]
+    kinds: list[tuple[str, dict[str, Any]]] = []
+    if cluster.gpus == 1 and layout.offload:
+        kinds.append(("The optimizer on the GPU", alone))
     if cluster.gpus > 1:
+        kinds += [
+            ("Plain DDP", {**alone, "sharding": "none"}),
+            ("ZeRO-1 alone", {**alone, "sharding": "optimizer"}),
+            ("FSDP alone", {**alone, "sharding": "full"}),
+            ("HSDP alone", {**alone, "sharding": "hybrid"}),
+        ]
         deepest = {"tensor": 1, "context": 1, "pipeline": _deepest(question)}
         kinds.append(("A pipeline without tensor", deepest))
     if inside > 1:
@@ -208,7 +212,7 @@ def cost_of_constraints(answer: Answer) -> str:
     if not question.fixed:
         return ""
     other = replace(question, fixed={}).fastest()
-    if other is None:
+    if other is None or answer.ruled_out(other):
         return ""
     other = answer.corrected(other)
     if not answer.fits:
@@ -241,7 +245,7 @@ def remedies(answer: Answer) -> tuple[str, ...]:
         for field, value in (("recompute", "full"), ("sharding", "full"), ("micro_batch", 1)):
             if fixed.get(field, value) != value:
                 found.append(_if_changed(question, field, value))
-        found.append(_in_fewer_bits(question))
+        found += [_in_fewer_bits(question), _only_adapters(question)]
         if fixed and not fixed.get("offload"):
             found.append(_if_changed(question, "offload", True))
         elif not fixed:
@@ -277,9 +281,30 @@ def _in_fewer_bits(question: Question) -> str:
     )
 
 
+def _only_adapters(question: Question) -> str:
+    """Find a layout that fits if only adapters of the frozen model are trained."""
+    shape = question.shape
+    if shape.lora is not None or shape.every_part or shape.pattern:
+        return ""
+    softwares: tuple[tuple[Literal[16, 4], BackendName], ...] = (16, "megatron"), (4, "torchtitan")
+    for bits, backend in softwares:
+        frozen = replace(shape, lora=Lora(16, "all", bits))
+        one = replace(question, shape=frozen, backend=backend).fastest()
+        if one is not None:
+            wanted = ["`lora_rank=16`", *(["`base_bits=4`"] if bits == 4 else [])]
+            if question.backend_required and question.backend != backend:
+                wanted.append(f"`backend={backend!r}`")
+            return (
+                f"To fine-tune only adapters, with {' and '.join(wanted)}, {brief(one)} fits: "
+                f"{gib(one.memory.total)}, {seconds(one.time.total)} a step."
+            )
+    return ""
+
+
 def _offload_too_little(answer: Answer) -> str:
-    least = min((group.example for group in answer.plan.rejected), key=lambda o: o.memory.total)
-    if not least.layout.offload:
+    examples = (group.example for group in answer.plan.rejected)
+    least = min(examples, key=lambda one: one.memory.total, default=None)
+    if least is None or not least.layout.offload:
         return ""
     return (
         f"Offload is not enough: without the optimizer, {brief(least)} still needs "
@@ -288,12 +313,15 @@ def _offload_too_little(answer: Answer) -> str:
 
 
 def _more_gpus(question: Question) -> str:
-    """Find the fewest GPUs of this kind on which the model fits, among counts that divide well."""
+    """Find the fewest GPUs of this kind on which the model fits, among counts that divide well.
+
+    A single host may get more GPUs, up to the usual number.
+    """
     cluster = question.cluster
-    usual = question.hardware.machine(cluster.gpu.machine)
-    per_host = max(cluster.gpus_per_host, usual.gpus_per_host)
-    if cluster.gpus % per_host:
-        per_host = cluster.gpus_per_host
+    per_host = cluster.gpus_per_host
+    usual = question.hardware.machine(cluster.gpu.machine).gpus_per_host
+    if cluster.hosts == 1 and usual % per_host == 0:
+        per_host = usual
     for gpus in _counts(cluster.gpus, per_host):
         wider = replace(cluster, gpus=gpus, gpus_per_host=min(per_host, gpus))
         one = _leanest(question, wider)
@@ -307,10 +335,10 @@ def _more_gpus(question: Question) -> str:
 
 
 def _counts(gpus: int, per_host: int) -> Iterator[int]:
-    """Yield larger numbers of GPUs in whole hosts, 1, 1.5, 2, 3, 4, 6 … times, up to `MAX_GPUS`."""
+    """Yield larger numbers of GPUs: shares of one host, then whole hosts, 1.5, 2, 3, 4, 6 … times
+    ``gpus``, up to `MAX_GPUS`."""
     unit = max(per_host, gpus)
-    if unit > gpus:
-        yield unit
+    yield from (size for size in range(gpus + 1, unit + 1) if unit % size == 0)
     for power in range(1, 12):
         half = 3 * unit * 2**power // 4
         if unit * 2**power > MAX_GPUS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtrain.parallelism.answer.explain import brief, percent, seconds
-from dtrain.parallelism.backends import BACKENDS
+from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.question import Answer
 
 WORTH = 0.02
@@ -19,6 +19,8 @@ def gain(answer: Answer) -> str:
     the best layout of another backend usually is. If nothing fits, it searches micro-batches of 1.
     """
     question = answer.question
+    if without_backend(question.cluster.gpu):
+        return ""
     likely: list[dict[str, object]] = [{"micro_batch": 1}]
     if answer.fits:
         size = answer.best.layout.micro_batch

@@ -129,7 +129,7 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
     speed = candidate.speed
     found = {
         **split(candidate),
-        "fits": candidate.fits,
+        "fits": candidate.fits and not answer.ruled_out(candidate),
         "memory_gib": memory(candidate),
         "time_s": _parts(candidate.time),
         "time_interval_s": [_short(seconds) for seconds in candidate.interval],

@@ -137,9 +137,11 @@ def _savings(candidate: Candidate) -> Iterator[str]:
     layout = candidate.layout
     cheap = "cheap operations"
     if candidate.assumed.recomputes_modules(candidate.shape, layout):
-        cheap = "norms"
-        cheap += ", the experts' activation" if candidate.shape.experts else ""
-        cheap += ", MLA's up projections" if candidate.shape.kv_rank else ""
+        cheap = _listed(
+            "norms",
+            *(["the experts' activation"] if candidate.shape.experts else []),
+            *(["MLA's up projections"] if candidate.shape.kv_rank else []),
+        )
     yield {
         "none": "Nothing is recomputed.",
         "selective": f"Recompute only {cheap} in the backward pass (selective recompute).",
@@ -226,6 +228,12 @@ def large(count: float) -> str:
 def both(value: float) -> str:
     """``236 GB (220 GiB)``: vendors use GB, tools use GiB."""
     return f"{value * 2**30 / 1e9:,.0f} GB ({value:,.0f} GiB)"
+
+
+def _listed(*names: str) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def count(number: int, noun: str) -> str:

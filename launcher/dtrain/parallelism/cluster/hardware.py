@@ -64,7 +64,8 @@ class Gpu:
         """
         if precision in self.flops:
             return self.flops[precision]
-        able = " or ".join(self.flops)
+        *others, last = self.flops
+        able = f"{', '.join(others)} or {last}" if others else last
         raise UsageError(
             f"{self.name} does not support {precision}", hint=f"use `precision` {able}"
         )

@@ -230,7 +230,8 @@ def shape_from_sizes(
     if hidden % heads:
         raise UsageError(
             f"`heads={heads}` does not divide `hidden={hidden}`",
-            hint=f"use `heads={_divisor(hidden, heads)}`",
+            hint=f"use `hidden={max(1, round(hidden / heads)) * heads}`, or "
+            f"`heads={_divisor(hidden, heads)}`",
         )
     kv_heads = heads if kv_heads is None else kv_heads
     if heads % kv_heads:
