@@ -103,6 +103,9 @@ class Assumptions:
     """Whether tokens are exchanged between experts while another micro-batch computes: DualPipe
     (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), Megatron-Core's
     ``--overlap-moe-expert-parallel-comm``."""
+    sends_copies: bool = False
+    """Whether a token goes to each of its experts separately, even if a host has several of them:
+    Megatron-Core's all-to-all dispatcher. DeepEP and HybridEP send it to a host once."""
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod
