@@ -78,6 +78,10 @@ class Assumptions:
     kernel does. PyTorch's own kernel uses 32-bit copies."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
+    narrow_states: bool = False
+    """Whether parameters, gradients and Adam's moments have 16 bits, without a copy in 32: what
+    fine-tuning with ``--precision bf16-true`` (Lightning), torchtune's ``dtype: bf16`` and a model
+    that Hugging Face's Trainer loads in 16 bits without autocast do."""
     separate_kernels: bool = False
     """Whether each operation of RMS norms and rotations is a kernel, as in PyTorch before 2.9
     without ``torch.compile``."""
