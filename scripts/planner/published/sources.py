@@ -47,6 +47,7 @@ class Practice:
     reduces_to_all: bool = False
     hides_tensor: bool = False
     hides_exchange: bool = False
+    sends_copies: bool = False
     tunes_on_squad: bool = False
     """Whether its fine-tuning is measured on the short examples of SQuAD."""
     habits: MemoryHabits = _MEGATRON
@@ -76,8 +77,9 @@ grad_reduce_in_fp32 to False."""
 _NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True)
 _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
 """NeMo's tables of GPT-3 on A100s are from before it had flash attention, in 2023."""
-_XLA = Practice("full")
-"""JAX: the compiler fuses operations and overlaps traffic, much as Megatron-LM's kernels do."""
+_XLA = Practice("full", fp32_gradients=False, fused_loss=True, habits=MemoryHabits(foreach=False))
+"""JAX: the compiler fuses operations, those of the loss and of Adam too, and overlaps traffic, much
+as Megatron-LM's kernels do. Gradients are those of the 16-bit copies that it gathers."""
 PRACTICES = (
     # Vendors measure it, too.
     (r"MaxText|Paxml", _XLA),
@@ -176,8 +178,13 @@ PRACTICES = (
 )
 _RECENT = Practice()
 """Megatron-LM since 2023: distributed optimizer, flash attention, sequence parallel."""
+_UNKNOWN = Practice(habits=MemoryHabits(unfused=True))
+"""Software that no text names: like Megatron-LM, but few have its fused kernels, which keep less
+for the backward pass."""
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
+_MODULES = replace(_FSDP, sharding="none")
+"""PyTorch's modules without sharding: fine-tuning with Hugging Face's models."""
 _ZERO = replace(_FSDP, sequence_parallel=False, fp32_gradients=False)
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits."""
 _SHARDING_SOFTWARE = (
@@ -190,7 +197,8 @@ SOFTWARE = (
     (r"\bNeMo\b|Megatron[- ]Bridge", _NEMO),
     (_SHARDING_SOFTWARE, _FSDP),
     (r"MaxText|Levanter|\bJAX\b|\bAlpa\b|\bXLA\b|\bTPU", _XLA),
-    (r"Megatron|\bm-?core\b|ms-swift|\bveScale\b", _RECENT),
+    (r"Megatron|\bm-?core\b|\bveScale\b", _RECENT),
+    (r"ms-swift|\bPEFT\b|LLaMA[- ]?Factory|unsloth|Hugging ?Face", _MODULES),
 )
 """The software that a row may name in any of its texts, if its source is not in `PRACTICES`."""
 
@@ -199,7 +207,8 @@ def practice_of(row: Row) -> Practice:
     """The defaults of the software that trained a row's model.
 
     Its source decides, or else the first text that names software, or else its age: sharded
-    parameters are FSDP's; fp16 without flash attention is from before 2023.
+    parameters are FSDP's; fp16 without flash attention is from before 2023; states that all have
+    16 bits are those of PyTorch's modules.
     """
     source = row.get("source", "")
     texts = (source, f"{row.get('id', '')} {row.get('notes', '')}", row.get("gpu_type", ""))
@@ -218,7 +227,7 @@ def practice_of(row: Row) -> Practice:
         r"fp16|float16|half", row.get("precision", ""), re.IGNORECASE
     ):
         return _DEEPSPEED if re.match("zero", sharding, re.IGNORECASE) else _EARLY
-    return _RECENT
+    return _MODULES if re.search(r"16-true", row.get("precision", "")) else _UNKNOWN
 
 
 def _new(row: Row) -> bool:
