@@ -104,8 +104,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         hides_tensor=practice.hides_tensor,
         hides_exchange=practice.hides_exchange
         or re.search(r"dualpipe|a2a[- ]?overlap|overlap[-_ ]moe", text, re.IGNORECASE) is not None,
-        sends_copies=practice.sends_copies
-        or re.search(r"all-?to-?all dispatcher", text, re.IGNORECASE) is not None,
+        sends_copies=re.search(r"all-?to-?all dispatcher", text, re.IGNORECASE) is not None,
         habits=practice.habits,
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"
