@@ -144,9 +144,9 @@ def test_the_error_on_runs_that_no_fit_has_seen_is_limited() -> None:
         every.add(outcome)
         publishers.setdefault(run.publisher, Score()).add(outcome)
     assert len(every.time) == 506
-    assert sum(map(abs, every.time)) / len(every.time) < 0.13
-    assert abs(sum(every.time)) / len(every.time) < 0.03
-    assert sum(map(abs, every.memory)) / len(every.memory) < 0.3
+    assert sum(map(abs, every.time)) / len(every.time) < 0.12
+    assert abs(sum(every.time)) / len(every.time) < 0.04
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.17
     assert every.fit["false_oom"] / (every.fit["true_fit"] + every.fit["false_oom"]) < 0.04
     for name, score in publishers.items():
         if score.time:

@@ -117,7 +117,7 @@ def _narrow_states(row: Row) -> bool:
     return re.search(r"16-true", row.get("precision", ""), re.IGNORECASE) is not None
 
 
-def lora_of(row: Row) -> Lora | None:
+def lora_of(row: Row, practice: Practice, precision: Precision) -> Lora | None:
     """The adapters of a run with LoRA. Its notes may give their rank, that they are on the MLP, and
     that the frozen matrices have 4 bits."""
     notes = row.get("notes", "")
@@ -128,8 +128,9 @@ def lora_of(row: Row) -> Lora | None:
     if rank := _noted(notes, r"LoRA rank (\d+)"):
         mlp = re.search(r"LoRA rank \d+ on (all (matrices|layers)|the MLP)", notes, re.IGNORECASE)
         found = Lora(rank, "all" if mlp else "attention")
-    narrow = re.search(r"frozen matrices in 4 bits", notes, re.IGNORECASE) is not None
-    return replace(found, base_bits=4) if narrow else found
+    if re.search(r"frozen matrices in 4 bits", notes, re.IGNORECASE):
+        return replace(found, base_bits=4)
+    return replace(found, base_bits=8) if practice.fp8_frozen and precision == "fp8" else found
 
 
 SQUAD = 200

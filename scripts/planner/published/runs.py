@@ -133,7 +133,7 @@ def run_of(row: Row) -> PublishedRun:
     layout, known_batch = layout_of(row, practice)
     assumed = assumptions_of(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
-    shape = replace(shape, lora=lora_of(row))
+    shape = replace(shape, lora=lora_of(row, practice, assumed.precision))
     if layout.pipeline > shape.layers:
         raise UnusableError("the pipeline has more stages than the model has layers")
     layout = scheduled(row, layout, shape)

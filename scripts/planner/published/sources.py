@@ -47,6 +47,8 @@ class Practice:
     reduces_to_all: bool = False
     hides_tensor: bool = False
     hides_exchange: bool = False
+    fp8_frozen: bool = False
+    """Whether LoRA with fp8 keeps the frozen matrices in fp8."""
     tunes_on_squad: bool = False
     """Whether its fine-tuning is measured on the short examples of SQuAD."""
     habits: MemoryHabits = _MEGATRON
@@ -73,6 +75,8 @@ _DEEPSPEED = replace(
 _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
 grad_reduce_in_fp32 to False."""
+_MLPERF = replace(_NEMO, fp8_frozen=True)
+"""NVIDIA's submissions, which others take over, set NeMo's ``fp8_params`` if they use fp8."""
 _NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True)
 _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
 """NeMo's tables of GPT-3 on A100s are from before it had flash attention, in 2023."""
@@ -117,7 +121,8 @@ PRACTICES = (
     ),
     # Megatron-Bridge and AutoModel measure fine-tuning on whole sequences of mock data.
     (r"NVIDIA/NeMo\b|dgxc", _NEMO_ON_SQUAD),
-    (r"NVIDIA[-/ ]NeMo|MLPerf", _NEMO),
+    (r"MLPerf", _MLPERF),
+    (r"NVIDIA[-/ ]NeMo", _NEMO),
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
@@ -217,7 +222,7 @@ def practice_of(row: Row) -> Practice:
                 if re.search(pattern, text, re.IGNORECASE):
                     if how is _DEEPSPEED and _new(row):
                         return _ZERO
-                    early = how in (_NEMO, _NEMO_ON_SQUAD) and not _new(row)
+                    early = how in (_NEMO, _NEMO_ON_SQUAD, _MLPERF) and not _new(row)
                     return _NEMO_ON_A100 if early else how
     sharding = row.get("sharding", "")
     if re.search(r"fsdp|hsdp|zero.?3|full|hybrid", sharding, re.IGNORECASE):

@@ -118,9 +118,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     logits = loss * predicted * shape.vocab / among if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
-    temporary = (
-        6.0 * widest if shape.lora is None else 2.0 * widest * bool(shape.frozen_matrix_bytes)
-    )
+    temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
     gathered = 0.0
     if assumed.by_torch(layout):
         phase = highest_sharded_phase(

@@ -111,7 +111,7 @@ def _phases(
     # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
     inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
-    inside += 2 * width * h if shape.lora is None or shape.frozen_matrix_bytes else 0.0
+    inside += 2 * width * h if shape.lora is None or shape.lora.expands else 0.0
     recomputed = 2 * split * tokens if layout.recompute == "full" else 0.0
     end_of_layer = 10 * split * tokens + 2 * largest * trained
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:

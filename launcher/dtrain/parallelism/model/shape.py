@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from functools import cached_property
 
-from dtrain.parallelism.model.adapters import NF4, Lora
+from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.parts import LayerPart
 from dtrain.records import dataclass
 
@@ -260,7 +260,7 @@ class Shape:
     @property
     def frozen_matrix_bytes(self) -> float:
         """Bytes of a frozen parameter of a layer that is stored in fewer bits; 0 if none is."""
-        return NF4 if self.lora is not None and self.lora.base_bits == 4 else 0.0
+        return 0.0 if self.lora is None else self.lora.matrix_bytes
 
     @cached_property
     def embedding_parameters(self) -> int:
