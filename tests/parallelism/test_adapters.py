@@ -68,6 +68,15 @@ def test_frozen_matrices_of_four_bits_take_a_quarter() -> None:
     assert need.parameters == pytest.approx((68.5e9 * 0.516 + 2.1e9 * 2) / 2**30, rel=0.03)
 
 
+def test_frozen_matrices_in_fp8_take_half() -> None:
+    """MLPerf Training 5.0, Llama 2 70B with LoRA on a B200: 168.8 GiB, with NeMo's fp8_params."""
+    layout = Layout(backend="megatron", data=8, sharding="optimizer")
+    shape = adapted("llama-2-70b", Lora(16, "attention", base_bits=8)).with_lengths(8192, 32000)
+    need = memory(shape, layout, replace(ASSUMED, precision="fp8"))
+    assert need.parameters == pytest.approx((68.5e9 + 0.5e9 * 2) / 2**30, rel=0.02)
+    assert need.allocated == pytest.approx(168.8, rel=0.03)
+
+
 def test_a_step_is_faster_than_with_all_weights_and_slower_than_its_forward_pass() -> None:
     layout = Layout(
         backend="megatron", tensor=8, sequence_parallel=True, data=8, sharding="optimizer"

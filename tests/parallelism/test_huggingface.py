@@ -242,6 +242,7 @@ GPT_OSS = {
     "num_hidden_layers": 36,
     "num_key_value_heads": 8,
     "num_local_experts": 128,
+    "sliding_window": 128,
     "vocab_size": 201088,
 }
 COHERE = {

@@ -219,6 +219,20 @@ def test_sparse_attention_computes_the_chosen_keys_only() -> None:
     assert [part.length for part in sparse.with_lengths(65536, 129280).every_part] == [65536] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "window", "every"), [("gemma-3-12b", 1024, 6), ("gpt-oss-120b", 128, 2)]
+)
+def test_a_sliding_window_shortens_attention_in_the_layers_that_have_it(
+    name: str, window: int, every: int
+) -> None:
+    for length in (512, 8192, 32768):
+        known = model(name).with_lengths(length, 1000)
+        whole = attention_flop(replace(known, attended=0), causal=True)
+        seen = sum(min(place, window) for place in range(length)) / length / (length / 2)
+        mean = (1 + (every - 1) * seen) / every
+        assert attention_flop(known, causal=True) / whole == pytest.approx(mean, rel=5e-3)
+
+
 def test_experts_on_a_latent_are_refused() -> None:
     with pytest.raises(UsageError, match="moe_latent_size"):
         read({**SMALL[1], "moe_latent_size": 16})

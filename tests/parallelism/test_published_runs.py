@@ -15,6 +15,7 @@ from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.cost.step_time import OVERLAPPED
+from dtrain.parallelism.model.adapters import Lora
 from planner.published.hardware import gpu_of, network_gbps
 from planner.published.layouts import SQUAD
 from planner.published.rows import UnusableError, rows
@@ -152,6 +153,46 @@ def test_blank_cells_are_what_a_run_needs_to_fit() -> None:
     assert run(**large, recompute="none").layout.recompute == "none"
     # Whether it did fit is what the planner is tested on.
     assert run(**large, notes="OOM").layout.recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("notes", "lora"),
+    [
+        ("", Lora(16, "attention")),
+        ("LoRA rank 8 on queries and values", Lora(8, "attention")),
+        ("LoRA rank 64 on all matrices", Lora(64)),
+        ("LoRA rank 16 on all linear layers of attention", Lora(16, "attention")),
+        ("LoRA rank 8 on the MLP; frozen matrices in 4 bits (nf4)", Lora(8, base_bits=4)),
+    ],
+)
+def test_adapters(notes: str, lora: Lora) -> None:
+    assert run(id="x-lora", notes=notes).shape.lora == lora
+    assert run(notes=notes).shape.lora is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "backend"),
+    [
+        ({"precision": "bf16-true"}, "torchtitan"),
+        ({"precision": "bf16-true", "notes": "Megatron-LM"}, "megatron"),
+        ({"source": "modelscope/ms-swift docs/a.md"}, "torchtitan"),
+        ({}, "megatron"),
+    ],
+)
+def test_states_of_16_bits_are_those_of_modules(cells: dict[str, str], backend: str) -> None:
+    found = run(**cells, n_gpus="1", tp="1", pp="1")
+    assert (found.layout.backend, found.layout.world_size) == (backend, 1)
+    assert found.assumed.narrow_states is ("precision" in cells)
+    assert found.assumed.unfused(found.layout) is ("Megatron" not in cells.get("notes", ""))
+
+
+def test_tokens_go_to_a_host_once_or_to_each_expert() -> None:
+    moe = {"moe_experts": "16", "moe_topk": "8", "ffn_hidden": "1024", "tp": "1", "pp": "1"}
+    times = [
+        run(**moe, ep="16", notes=f"Megatron-LM; {dispatcher}").candidate(of_family("ampere")).time
+        for dispatcher in ("DeepEP", "all-to-all dispatcher")
+    ]
+    assert times[1].expert > 1.5 * times[0].expert > 0
 
 
 def test_a_run_without_a_split_has_the_one_that_it_needs_to_fit() -> None:

@@ -78,6 +78,10 @@ class Assumptions:
     kernel does. PyTorch's own kernel uses 32-bit copies."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
+    narrow_states: bool = False
+    """Whether parameters, gradients and Adam's moments have 16 bits, without a copy in 32: what
+    fine-tuning with ``--precision bf16-true`` (Lightning), torchtune's ``dtype: bf16`` and a model
+    that Hugging Face's Trainer loads in 16 bits without autocast do."""
     separate_kernels: bool = False
     """Whether each operation of RMS norms and rotations is a kernel, as in PyTorch before 2.9
     without ``torch.compile``."""
@@ -103,6 +107,9 @@ class Assumptions:
     """Whether tokens are exchanged between experts while another micro-batch computes: DualPipe
     (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), Megatron-Core's
     ``--overlap-moe-expert-parallel-comm``."""
+    sends_copies: bool = False
+    """Whether a token goes to each of its experts separately, even if a host has several of them:
+    Megatron-Core's all-to-all dispatcher. DeepEP and HybridEP send it to a host once."""
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod

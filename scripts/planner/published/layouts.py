@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
+from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
 from planner.published.rows import Row, UnusableError, count
-from planner.published.sources import Practice
+from planner.published.sources import LORA, Practice
 
 
 def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
@@ -86,12 +87,14 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
+        narrow_states=_narrow_states(row),
         separate_kernels=practice.separate_kernels and not compiled,
         flash_attention=flash,
         flash2=practice.flash2,
         document=_document(row, practice),
         triton_attention=practice.triton_attention,
-        fused_loss=practice.fused_loss,
+        fused_loss=practice.fused_loss
+        or re.search(r"(chunked|fused) cross[- ]entropy", text, re.IGNORECASE) is not None,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
         overlaps_sends=practice.overlaps_sends,
@@ -101,11 +104,33 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         hides_tensor=practice.hides_tensor,
         hides_exchange=practice.hides_exchange
         or re.search(r"dualpipe|a2a[- ]?overlap|overlap[-_ ]moe", text, re.IGNORECASE) is not None,
+        sends_copies=re.search(r"all-?to-?all dispatcher", text, re.IGNORECASE) is not None,
         habits=practice.habits,
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),
     )
+
+
+def _narrow_states(row: Row) -> bool:
+    """Whether all states have 16 bits: the precision is ``bf16-true``, as Lightning calls it."""
+    return re.search(r"16-true", row.get("precision", ""), re.IGNORECASE) is not None
+
+
+def lora_of(row: Row, practice: Practice, precision: Precision) -> Lora | None:
+    """The adapters of a run with LoRA. Its notes may give their rank, that they are on the MLP, and
+    that the frozen matrices have 4 bits."""
+    notes = row.get("notes", "")
+    text = f"{row.get('source', '')} {row.get('id', '')}"
+    if not re.search(r"\blora\b", text, re.IGNORECASE):
+        return None
+    found = LORA
+    if rank := _noted(notes, r"LoRA rank (\d+)"):
+        mlp = re.search(r"LoRA rank \d+ on (all (matrices|layers)|the MLP)", notes, re.IGNORECASE)
+        found = Lora(rank, "all" if mlp else "attention")
+    if re.search(r"frozen matrices in 4 bits", notes, re.IGNORECASE):
+        return replace(found, base_bits=4)
+    return replace(found, base_bits=8) if practice.fp8_frozen and precision == "fp8" else found
 
 
 SQUAD = 200
@@ -146,6 +171,14 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
                 yield replace(one, sharding=sharding, recompute=recompute)
 
 
+def between(row: Row, layout: Layout) -> tuple[Layout, ...]:
+    """Full recomputation, if the cell says that experts are recomputed: such a run keeps more than
+    that, and less than selective recomputation does."""
+    if layout.recompute == "selective" and re.search(r"\bmoe\b", row.get("recompute", "")):
+        return (replace(layout, recompute="full"),)
+    return ()
+
+
 def _wider(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
     """The same on more tensor ranks, up to a host's GPUs. Sharded parameters need none."""
     for tensor in (2, 4, 8):
@@ -177,6 +210,8 @@ def _sharding(row: Row, practice: Practice) -> Sharding:
         for pattern, sharding in _SHARDINGS:
             if re.search(pattern, text):
                 return sharding
+    if count(row, "n_gpus") == 1:
+        return "none"
     return practice.sharding
 
 

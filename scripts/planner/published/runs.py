@@ -17,8 +17,11 @@ The columns:
   SHARD_GRAD_OP ``gradients``; ZeRO-3 and FSDP ``full``; HSDP ``hybrid``. Blank is the default of
   the source's software.
 - ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
-  16 bits with fp16, with MosaicML's PURE and in NeMo.
-- ``recompute``: full, uniform, block or just yes mean full. Blank means none, or what the run needs
+  16 bits with fp16, with MosaicML's PURE and in NeMo. ``bf16-true`` means that all states have 16.
+- LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
+  ``frozen matrices in 4 bits`` say which.
+- ``recompute``: full, uniform, block or just yes mean full. If selective recomputation includes
+  ``moe``, the run fits if full recomputation does. Blank means none, or what the run needs
   to fit its GPUs; the same holds for ``sharding``, and for ``tp`` if no column gives a split. Then
   the planner's answer to "does it fit" is yes if one of these layouts fits.
 - ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
@@ -43,11 +46,18 @@ from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 from planner.published.hardware import cluster_of, gpu_of
-from planner.published.layouts import assumptions_of, choices, layout_of, scheduled
+from planner.published.layouts import (
+    assumptions_of,
+    between,
+    choices,
+    layout_of,
+    lora_of,
+    scheduled,
+)
 from planner.published.results import has_rate, memory_of, seconds_of
 from planner.published.rows import Row, UnusableError, rows
 from planner.published.shapes import shape_of
-from planner.published.sources import LORA, Counter, origin, practice_of
+from planner.published.sources import Counter, origin, practice_of
 
 TOO_LARGE = 0.2
 """Share by which a run's estimate may exceed its GPU's memory before its blank cells are read
@@ -123,8 +133,7 @@ def run_of(row: Row) -> PublishedRun:
     layout, known_batch = layout_of(row, practice)
     assumed = assumptions_of(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
-    if re.search(r"\blora\b", f"{source} {row.get('id', '')}", re.IGNORECASE):
-        shape = replace(shape, lora=LORA)
+    shape = replace(shape, lora=lora_of(row, practice, assumed.precision))
     if layout.pipeline > shape.layers:
         raise UnusableError("the pipeline has more stages than the model has layers")
     layout = scheduled(row, layout, shape)
@@ -164,7 +173,7 @@ def run_of(row: Row) -> PublishedRun:
         memory=None if moved else peak,
         counter=counter,
         fitted=None if unsaid or moved else not failed,
-        possible=possible,
+        possible=possible + between(row, layout),
     )
 
 

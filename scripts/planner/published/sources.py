@@ -47,6 +47,8 @@ class Practice:
     reduces_to_all: bool = False
     hides_tensor: bool = False
     hides_exchange: bool = False
+    fp8_frozen: bool = False
+    """Whether LoRA with fp8 keeps the frozen matrices in fp8."""
     tunes_on_squad: bool = False
     """Whether its fine-tuning is measured on the short examples of SQuAD."""
     habits: MemoryHabits = _MEGATRON
@@ -73,11 +75,14 @@ _DEEPSPEED = replace(
 _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
 grad_reduce_in_fp32 to False."""
+_MLPERF = replace(_NEMO, fp8_frozen=True)
+"""NVIDIA's submissions, which others take over, set NeMo's ``fp8_params`` if they use fp8."""
 _NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True)
 _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
 """NeMo's tables of GPT-3 on A100s are from before it had flash attention, in 2023."""
-_XLA = Practice("full")
-"""JAX: the compiler fuses operations and overlaps traffic, much as Megatron-LM's kernels do."""
+_XLA = Practice("full", fp32_gradients=False, fused_loss=True, habits=MemoryHabits(foreach=False))
+"""JAX: the compiler fuses operations, those of the loss and of Adam too, and overlaps traffic, much
+as Megatron-LM's kernels do. Gradients are those of the 16-bit copies that it gathers."""
 PRACTICES = (
     # Vendors measure it, too.
     (r"MaxText|Paxml", _XLA),
@@ -116,7 +121,8 @@ PRACTICES = (
     ),
     # Megatron-Bridge and AutoModel measure fine-tuning on whole sequences of mock data.
     (r"NVIDIA/NeMo\b|dgxc", _NEMO_ON_SQUAD),
-    (r"NVIDIA[-/ ]NeMo|MLPerf", _NEMO),
+    (r"MLPerf", _MLPERF),
+    (r"NVIDIA[-/ ]NeMo", _NEMO),
     # The benchmarks of its README, and of the library that follows it.
     (r"NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
@@ -176,8 +182,13 @@ PRACTICES = (
 )
 _RECENT = Practice()
 """Megatron-LM since 2023: distributed optimizer, flash attention, sequence parallel."""
+_UNKNOWN = Practice(habits=MemoryHabits(unfused=True))
+"""Software that no text names: like Megatron-LM, but few have its fused kernels, which keep less
+for the backward pass."""
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
+_MODULES = replace(_FSDP, sharding="none")
+"""PyTorch's modules without sharding: fine-tuning with Hugging Face's models."""
 _ZERO = replace(_FSDP, sequence_parallel=False, fp32_gradients=False)
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits."""
 _SHARDING_SOFTWARE = (
@@ -190,7 +201,8 @@ SOFTWARE = (
     (r"\bNeMo\b|Megatron[- ]Bridge", _NEMO),
     (_SHARDING_SOFTWARE, _FSDP),
     (r"MaxText|Levanter|\bJAX\b|\bAlpa\b|\bXLA\b|\bTPU", _XLA),
-    (r"Megatron|\bm-?core\b|ms-swift|\bveScale\b", _RECENT),
+    (r"Megatron|\bm-?core\b|\bveScale\b", _RECENT),
+    (r"ms-swift|\bPEFT\b|LLaMA[- ]?Factory|unsloth|Hugging ?Face", _MODULES),
 )
 """The software that a row may name in any of its texts, if its source is not in `PRACTICES`."""
 
@@ -199,7 +211,8 @@ def practice_of(row: Row) -> Practice:
     """The defaults of the software that trained a row's model.
 
     Its source decides, or else the first text that names software, or else its age: sharded
-    parameters are FSDP's; fp16 without flash attention is from before 2023.
+    parameters are FSDP's; fp16 without flash attention is from before 2023; states that all have
+    16 bits are those of PyTorch's modules.
     """
     source = row.get("source", "")
     texts = (source, f"{row.get('id', '')} {row.get('notes', '')}", row.get("gpu_type", ""))
@@ -209,7 +222,7 @@ def practice_of(row: Row) -> Practice:
                 if re.search(pattern, text, re.IGNORECASE):
                     if how is _DEEPSPEED and _new(row):
                         return _ZERO
-                    early = how in (_NEMO, _NEMO_ON_SQUAD) and not _new(row)
+                    early = how in (_NEMO, _NEMO_ON_SQUAD, _MLPERF) and not _new(row)
                     return _NEMO_ON_A100 if early else how
     sharding = row.get("sharding", "")
     if re.search(r"fsdp|hsdp|zero.?3|full|hybrid", sharding, re.IGNORECASE):
@@ -218,7 +231,7 @@ def practice_of(row: Row) -> Practice:
         r"fp16|float16|half", row.get("precision", ""), re.IGNORECASE
     ):
         return _DEEPSPEED if re.match("zero", sharding, re.IGNORECASE) else _EARLY
-    return _RECENT
+    return _MODULES if re.search(r"16-true", row.get("precision", "")) else _UNKNOWN
 
 
 def _new(row: Row) -> bool:

@@ -89,7 +89,7 @@ def model(question: Question) -> dict[str, Any]:
     }
 
 
-_RARE = ("parts", "pattern", "attended", "input_parameters", "target_len")
+_RARE = ("parts", "pattern", "attended", "attends_to_all", "input_parameters", "target_len")
 """Fields of a shape that few models have."""
 
 

@@ -120,6 +120,10 @@ sustained 48 % of their peak in plain matrix products, and so count as GPUs of 0
 OLDER = replace(AMPERE, flash2=0.5)
 """Volta and Turing have no FlashAttention-2, which is twice as fast as PyTorch's kernel that takes
 its place there (arXiv 2307.08691)."""
+TPU = replace(HOPPER, gemm=Efficiency().gemm, attention=Efficiency().attention, flash2=1.0)
+"""Not fitted. The compiler overlaps traffic as on Hopper, but Hopper's shares of the peak include
+the H100's power limit. In plain matrix products a v6e sustains 90 % of its peak and a TPU7x 83 %
+(AI-Hypercomputer/tpu-recipes, ``microbenchmarks``), an H100 80 %."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 
@@ -130,7 +134,9 @@ def of_family(family: str) -> Efficiency:
     nearest = AMPERE
     if family in ("volta", "turing"):
         nearest = OLDER
-    elif family in ("ada", "cdna", "tpu"):
+    elif family in ("ada", "cdna"):
         nearest = HOPPER
+    elif family == "tpu":
+        nearest = TPU
     unknown = Efficiency()
     return replace(nearest, interval_low=unknown.interval_low, interval_high=unknown.interval_high)

@@ -11,6 +11,9 @@ from dtrain.parallelism.cost.stages import kinds_of_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute
 
+SEPARATE_NORM = 6.0
+"""Bytes of an element that an RMS norm keeps if each of its operations is a kernel: its input in 32
+bits and the normalized one in 16 (``LlamaRMSNorm`` in Hugging Face's transformers)."""
 NARROW = {"fp8": 1.0, "nvfp4": 0.5}
 """Bytes of an element that Transformer Engine keeps of a product's input: it saves the quantized
 one (``saved_inputmat`` in ``module/linear.py``). torchao's float8 keeps the 16-bit one."""
@@ -33,6 +36,8 @@ def layer_activations(
     terms = _saved(
         shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops, narrow
     )
+    if assumed.separate_kernels and torch and shape.gated and recompute == "none":
+        terms += SEPARATE_NORM * shape.sums * shape.hidden / split
     return terms * BYTES[assumed.precision] / 2
 
 

@@ -64,7 +64,7 @@ class Kernels:
         sides = shape.adapter_parameters(moe=moe, active=True) / lora.rank / t
         bandwidth = self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream
         seconds = 3 * BYTES[self.assumed.precision] * n * sides / bandwidth
-        if shape.frozen_matrix_bytes:
+        if lora.expands:
             held = shape.layer_parameters(moe=moe) / t
             if moe:
                 every = shape.experts * shape.expert_parameters / t

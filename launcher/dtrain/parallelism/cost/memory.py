@@ -118,9 +118,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     logits = loss * predicted * shape.vocab / among if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
-    temporary = (
-        6.0 * widest if shape.lora is None else 2.0 * widest * bool(shape.frozen_matrix_bytes)
-    )
+    temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
     gathered = 0.0
     if assumed.by_torch(layout):
         phase = highest_sharded_phase(
@@ -136,7 +134,10 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         temporary = max(temporary, again * tokens)
 
     habits = assumed.habits
-    many_sizes = assumed.by_torch(layout) or habits.step_copies or habits.frees_gradients
+    # States of 16 bits that stay in place are not copied between shards, sums and products.
+    copied = layout.shards_parameters or not assumed.narrow_states
+    flat = habits.step_copies or habits.frees_gradients
+    many_sizes = flat or (copied and assumed.by_torch(layout))
     fragmentation = FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary
     cached = 0.0
@@ -214,7 +215,8 @@ class _States:
     Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 if it is
     accumulated so) and a copy and two moments in 32: 18 bytes in total with bf16; 20 with fp16,
     whose gradients the optimizer copies to 32 bits (Megatron-LM, ``dist_optimizer.md``); 16 under
-    full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054).
+    full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054). 8 if all of them
+    have 16 bits.
     """
 
     layout: Layout
@@ -226,6 +228,8 @@ class _States:
     @staticmethod
     def of(layout: Layout, assumed: Assumptions) -> _States:
         copies = assumed.habits.step_copies
+        if assumed.narrow_states:
+            return _States(layout, 2, 2, 4, copies)
         if layout.shards_parameters:
             return _States(layout, 4, 4, 8, 0)  # `sharded_memory` has the phase of the step
         if assumed.precision in ("tf32", "fp32"):

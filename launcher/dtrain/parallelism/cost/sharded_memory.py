@@ -75,14 +75,16 @@ def _phases(
     if shape.lora is not None:
         trained = shape.adapter_parameters(moe=bool(shape.experts)) / shape.layer_parameters()
         trained_root, gathered = 0.0, shape.frozen_matrix_bytes or 2.0
-        if not layout.shards_parameters:
-            # Frozen parameters are used where they are, in 16 bits.
-            root = gathered = 0.0
-    reduced = 4.0 if assumed.fp32_gradients else 2.0
-    every = 4 * (layers * shard * trained + root * trained_root / shards)
+    own = 2.0 if assumed.narrow_states else 4.0
+    reduced = own if assumed.fp32_gradients else 2.0
+    in_place = not layout.shards_parameters and (shape.lora is not None or assumed.narrow_states)
+    if in_place:
+        # Parameters of 16 bits are used where they are, and so are their gradients.
+        gathered = reduced = 0.0
+    every = own * (layers * shard * trained + root * trained_root / shards)
     accumulated = every if layout.grad_accumulation > 1 else 0.0
 
-    resident = 2 * root
+    resident = 0.0 if in_place else 2 * root
     if keeps_stage(layout):
         resident += gathered * layers * layer
         gathered = 0.0
@@ -109,7 +111,7 @@ def _phases(
     # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
     inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
-    inside += 2 * width * h if shape.lora is None or shape.frozen_matrix_bytes else 0.0
+    inside += 2 * width * h if shape.lora is None or shape.lora.expands else 0.0
     recomputed = 2 * split * tokens if layout.recompute == "full" else 0.0
     end_of_layer = 10 * split * tokens + 2 * largest * trained
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
@@ -117,7 +119,7 @@ def _phases(
         ahead = gathered * largest if done < layers - 1 else 0.0
         working = max(inside if not recomputed else inside - recomputed + kept, end_of_layer)
         yield Phase(
-            accumulated or done * 4 * shard * trained,
+            accumulated or done * own * shard * trained,
             below,
             0.0,
             resident
@@ -128,7 +130,7 @@ def _phases(
             working,
         )
     # The gradients of embedding and output layer are scattered last.
-    rest = accumulated or 4 * layers * shard * trained
+    rest = accumulated or own * layers * shard * trained
     tied = (6 if shape.tied else 4) * trained_root
     yield Phase(rest, 0.0, 0.0, resident + reduced * trained_root * root)
     yield Phase(

@@ -313,7 +313,7 @@ def _expert(kernels: Kernels) -> float:
     size, copies = _activation(kernels), shape.experts_per_token
     if layout.sequence_parallel:
         size /= layout.tensor
-    if not backend_of(layout).sends_tokens_once:
+    if kernels.assumed.sends_copies or not backend_of(layout).sends_tokens_once:
         size, copies = size * copies, 1
     passes = 6 if layout.recompute == "full" else 4
     return passes * group.exchange(size, copies)

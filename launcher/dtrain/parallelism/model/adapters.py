@@ -26,8 +26,19 @@ class Lora:
     rank: int
     targets: Targets = "all"
     """``attention``: queries, keys, values and output; ``all``: those and the MLP's matrices."""
-    base_bits: Literal[16, 4] = 16
-    """Bits of a frozen matrix of a layer; embeddings, norms and output layer keep 16."""
+    base_bits: Literal[16, 8, 4] = 16
+    """Bits of a frozen matrix of a layer; embeddings, norms and output layer keep 16. With 8, it is
+    in fp8, as products with fp8 read it (Transformer Engine's ``fp8_model_init``)."""
+
+    @property
+    def matrix_bytes(self) -> float:
+        """Bytes of a frozen matrix's parameter, if fewer than 2; else 0."""
+        return {16: 0.0, 8: 1.0, 4: NF4}[self.base_bits]
+
+    @property
+    def expands(self) -> bool:
+        """Whether a product needs a copy of its frozen matrix in 16 bits."""
+        return self.base_bits == 4
 
     @property
     def adapts_mlp(self) -> bool:

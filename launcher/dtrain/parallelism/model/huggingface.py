@@ -73,6 +73,8 @@ class _Kind:
     dropout: bool = False
     causal: bool = True
     parallel: bool = False
+    window_pattern: int = 0
+    """The last of so many layers has no sliding window, and the others have; 0 if none has."""
     defaults: Mapping[str, Any] | None = None
     """Defaults of keys that files of this type often omit."""
 
@@ -95,10 +97,13 @@ _KINDS: Mapping[str, _Kind] = {
     "nemotron_h": _Kind(gated=False),
     "starcoder2": _Kind(gated=False, tied=True),
     "gemma": _Kind(tied=True, defaults={"head_dim": 256}),
-    "gemma2": _Kind(tied=True, defaults={"head_dim": 256}),
-    "gemma3": _Kind(tied=True),
+    "gemma2": _Kind(
+        tied=True, window_pattern=2, defaults={"head_dim": 256, "sliding_window": 4096}
+    ),
+    "gemma3": _Kind(tied=True, window_pattern=6),
     "gemma3_text": _Kind(
         tied=True,
+        window_pattern=6,
         defaults={
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
@@ -109,6 +114,7 @@ _KINDS: Mapping[str, _Kind] = {
     "cohere": _Kind(tied=True, parallel=True),
     "cohere2": _Kind(tied=True, parallel=True),
     "bitnet": _Kind(),
+    "gpt_oss": _Kind(window_pattern=2),
     "bert": _BERT,
     "roberta": _BERT,
 }
@@ -240,6 +246,8 @@ class _Config(ConfigFile):
             query_rank=self.count(("q_lora_rank",)) if latent else 0,
             rope_head_size=self.count(("qk_rope_head_dim",)) if latent else 0,
             value_head_size=self.count(("v_head_dim",)) if latent else 0,
+            attended=self.window,
+            attends_to_all=self.unwindowed(layers) if self.window else 0.0,
             name=self.name.rpartition("/")[2] or self.model_type,
         )
 
@@ -257,6 +265,19 @@ class _Config(ConfigFile):
                 f"has no shape",
                 hint="plan for a similar size: `model_size`, or `layers`, `hidden`, `heads`",
             )
+
+    @property
+    def window(self) -> int:
+        """Tokens of a sliding window, of the types whose layers differ in having one."""
+        return self.count(("sliding_window",)) if self.kind.window_pattern else 0
+
+    def unwindowed(self, layers: int) -> float:
+        """Return the share of the layers that attend to the whole sequence."""
+        listed = self.get(("layer_types",))
+        if isinstance(listed, list) and listed:
+            return round(listed.count("full_attention") / len(listed), 4)
+        every = self.count(("sliding_window_pattern",)) or self.kind.window_pattern
+        return round(layers // every / layers, 4)
 
     def head_size(self, hidden: int, heads: int) -> int:
         if self.count(("kv_lora_rank",)):

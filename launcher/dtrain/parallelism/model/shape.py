@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from functools import cached_property
 
-from dtrain.parallelism.model.adapters import NF4, Lora
+from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.parts import LayerPart
 from dtrain.records import dataclass
 
@@ -69,7 +69,10 @@ class Shape:
     """Each layer in order, if they differ: a shape of one layer. The sizes of this shape are then
     those of its layers with attention, or with experts."""
     attended: int = 0
-    """Keys that a token attends to at most; 0 if to all (DeepSeek-V3.2's sparse attention)."""
+    """Keys that a token attends to at most; 0 if to all (DeepSeek-V3.2's sparse attention, and
+    sliding windows)."""
+    attends_to_all: float = 0.0
+    """Share of the layers to which ``attended`` does not apply, as in Gemma 3."""
     input_parameters: int = 0
     """Parameters before the first layer, if they are not a table of ``vocab`` rows: embeddings of
     patches, time steps and classes."""
@@ -107,11 +110,13 @@ class Shape:
     @property
     def attended_share(self) -> float:
         """Scores of sparse attention as a share of all scores under a causal mask: each token has
-        ``attended`` of them, and the first tokens as many as there are before them."""
+        ``attended`` of them, and the first tokens as many as there are before them. The mean of
+        the layers."""
         if not self.attended or self.attended >= self.seq_len:
             return 1.0
         share = self.attended / self.seq_len
-        return share * (2 - share)
+        everything = self.attends_to_all
+        return everything + (1 - everything) * share * (2 - share)
 
     @property
     def sums(self) -> int:
@@ -255,7 +260,7 @@ class Shape:
     @property
     def frozen_matrix_bytes(self) -> float:
         """Bytes of a frozen parameter of a layer that is stored in fewer bits; 0 if none is."""
-        return NF4 if self.lora is not None and self.lora.base_bits == 4 else 0.0
+        return 0.0 if self.lora is None else self.lora.matrix_bytes
 
     @cached_property
     def embedding_parameters(self) -> int:
