@@ -92,8 +92,16 @@ def test_adapters_of_experts_are_spread_like_the_experts() -> None:
     shape = adapted("mixtral-8x7b", Lora(4))
     every = adapters_of_stage(shape, Layout(backend="megatron"), shape.layers)
     spread = adapters_of_stage(shape, Layout(backend="megatron", expert=8, data=8), shape.layers)
-    assert every == shape.trained_parameters
-    assert every - spread == 32 * 7 * shape.expert_adapter_parameters
+    assert sum(every) == shape.trained_parameters
+    assert spread == (every[0], every[1] / 8)
+
+
+def test_frozen_experts_that_each_rank_has_once_are_not_sharded_again() -> None:
+    shape = adapted("mixtral-8x7b", Lora(4))
+    layout = Layout(backend="megatron", expert=8, data=8, sharding="full")
+    held = memory(shape, layout, ASSUMED).parameters
+    # Every parameter is on one of the 8 GPUs, and the largest part of it in 16 bits.
+    assert 8 * held * 2**30 >= 2 * (shape.parameters - shape.trained_parameters)
 
 
 def test_the_plan_is_for_a_backend_that_trains_adapters() -> None:

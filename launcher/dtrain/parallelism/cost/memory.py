@@ -91,10 +91,9 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     expert_replicas = max(1, ranks // layout.expert)
     frozen = 0.0
     if shape.lora is not None:
-        frozen = _frozen(shape, layout, assumed, dense + experts, stage) / (
-            layout.shards if layout.shards_parameters else 1
-        )
-        dense, experts = adapters_of_stage(shape, layout, layers), 0.0
+        frozen = _frozen(shape, layout, assumed, dense, stage) / states.spread(ranks)
+        frozen += _matrix_bytes(shape, assumed) * experts / states.spread(expert_replicas)
+        dense, experts = adapters_of_stage(shape, layout, layers)
     parameters = (
         frozen + states.parameters(dense, ranks) + states.parameters(experts, expert_replicas)
     )
@@ -178,14 +177,18 @@ def _activation_gradients(shape: Shape, layout: Layout, assumed: Assumptions) ->
     return BYTES[assumed.precision] * (widest / layout.tensor + hidden)
 
 
+def _matrix_bytes(shape: Shape, assumed: Assumptions) -> float:
+    """Bytes of a frozen parameter of a layer's matrices."""
+    return shape.frozen_matrix_bytes or BYTES[assumed.precision]
+
+
 def _frozen(shape: Shape, layout: Layout, assumed: Assumptions, count: float, stage: int) -> float:
-    """Bytes of ``count`` frozen parameters on one GPU of a stage."""
+    """Bytes of ``count`` frozen parameters, all but the experts', on one GPU of a stage."""
     ends = shape.embedding_parameters if stage == 0 else 0
     if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
         ends += shape.head_parameters
     whole = ends / layout.tensor
-    usual = BYTES[assumed.precision]
-    return usual * whole + (shape.frozen_matrix_bytes or usual) * (count - whole)
+    return BYTES[assumed.precision] * whole + _matrix_bytes(shape, assumed) * (count - whole)
 
 
 def _by_runtime(
@@ -242,8 +245,12 @@ class _States:
     def _spread(self, ranks: int, sharded: bool) -> int:
         return min(self.layout.shards, ranks) if sharded else 1
 
+    def spread(self, ranks: int) -> int:
+        """How many of the ``ranks`` that have the same parameters divide them."""
+        return self._spread(ranks, self.layout.shards_parameters)
+
     def parameters(self, count: float, ranks: int) -> float:
-        return self.parameter * count / self._spread(ranks, self.layout.shards_parameters)
+        return self.parameter * count / self.spread(ranks)
 
     def gradients(self, count: float, ranks: int) -> float:
         return self.gradient * count / self._spread(ranks, reduces_each_micro_batch(self.layout))

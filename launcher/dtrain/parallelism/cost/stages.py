@@ -150,14 +150,17 @@ def _moe_layers(shape: Shape, layout: Layout, layers: int, stage: int) -> float:
     return layers - min(piece, max(0.0, shape.dense_layers - stage * piece))
 
 
-def adapters_of_stage(shape: Shape, layout: Layout, layers: int) -> float:
-    """Parameters of the adapters on one GPU of a stage of ``layers``."""
+def adapters_of_stage(shape: Shape, layout: Layout, layers: int) -> tuple[float, float]:
+    """Parameters of the adapters on one GPU of a stage of ``layers``: all but the experts', and the
+    experts'."""
     moe = layers * shape.moe_layers / shape.layers
-    count = (layers - moe) * shape.adapter_parameters(moe=False)
+    dense = (layers - moe) * shape.adapter_parameters(moe=False)
+    routed = 0.0
     if moe:
-        elsewhere = shape.experts * (1 - 1 / layout.expert) * shape.expert_adapter_parameters
-        count += moe * (shape.adapter_parameters(moe=True) - elsewhere)
-    return count / layout.tensor
+        every = shape.experts * shape.expert_adapter_parameters
+        dense += moe * (shape.adapter_parameters(moe=True) - every)
+        routed = moe * every
+    return dense / layout.tensor, routed / layout.expert / layout.tensor
 
 
 def in_flight(layout: Layout, stage: int) -> float:

@@ -359,8 +359,8 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     expert_replicas = max(1, ranks // layout.expert)
     frozen = 0.0
     if shape.lora is not None:
-        frozen = dense + experts
-        dense, experts = adapters_of_stage(shape, layout, layers), 0.0
+        frozen = dense + (experts if expert_replicas > 1 else 0.0)
+        dense, experts = adapters_of_stage(shape, layout, layers)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
     halved = layout.reduce == "bf16" or not kernels.assumed.fp32_gradients
     gradient = 2 if halved else 4
