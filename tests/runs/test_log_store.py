@@ -65,6 +65,14 @@ def test_a_name_that_several_runs_begin_with(folder):
         RunFolder.find("run")
 
 
+def test_the_name_of_a_job_means_its_latest_run(folder):
+    for name in ("long-20261125-235241-00000a", "long-20261124-235241-00000b", "long-er-1"):
+        RunFolder.create(name)
+    assert RunFolder.find("long").name == "long-20261125-235241-00000a"
+    with pytest.raises(UsageError, match="3 runs begin with 'lon'"):
+        RunFolder.find("lon")
+
+
 def test_one_process_at_a_time_is_in_charge(folder):
     claim = folder.claim()
     assert folder.in_charge() == os.getpid()

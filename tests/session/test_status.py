@@ -34,7 +34,7 @@ def test_of_several_runs_the_one_that_is_not_over(
     assert find_active("train").name == find_active(alive).name == alive
     assert find_active(old).name == old
     run("train-3", over=False)
-    with pytest.raises(UsageError, match="3 runs begin with 'train'"):
+    with pytest.raises(UsageError, match="2 active runs begin with 'train'"):
         find_active("train")
     with pytest.raises(UsageError, match="no run"):
         find_active("")

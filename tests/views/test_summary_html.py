@@ -177,7 +177,7 @@ def test_short_times_and_hints_are_readable(run: Summary) -> None:
     hint = TimelineEntry(BEGIN + 3, "warning: slow disk\n  hint: use another")
     text = as_text(replace(run, events=(hint,)), Paper(80, color=False, unicode=True))
     assert "waiting for a host" in text and " 6.0 s " in text
-    assert "+3 s  warning: slow disk\n" in text and "  hint: use another\n" in text
+    assert "+3.0 s  warning: slow disk\n" in text and "  hint: use another\n" in text
 
 
 def test_the_comparison_fits_a_terminal(run: Summary) -> None:

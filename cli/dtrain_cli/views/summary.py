@@ -132,7 +132,7 @@ def attempt_row(one: AttemptTime, began: float) -> tuple[str, str, str, str, str
     steps = f"{one.first_step:,}-{one.last_step:,}" if one.first_step is not None else ""
     return (
         str(one.number),
-        f"+{names.duration(one.begin - began)}",
+        f"+{spent(one.begin - began)}",
         spent(one.end - one.begin),
         steps,
         clean(one.why) if one.why else "not over",
@@ -185,7 +185,7 @@ def _events(run: Summary, paper: Paper) -> list[RenderableType]:
     rows = []
     for one in run.events[-EVENTS:]:
         first, *more = one.text.splitlines() or [""]
-        rows.append((f"+{names.duration(one.time - run.began)}", clean(first)))
+        rows.append((f"+{spent(one.time - run.began)}", clean(first)))
         rows += [("", f"  {clean(line)}") for line in more]
     return [paper.table("rw", rows, titles=("", "EVENTS"))] if rows else []
 

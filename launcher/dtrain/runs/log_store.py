@@ -34,6 +34,8 @@ from dtrain.runs.stored_file import RUN_NAME, open_stored
 
 _LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")
 _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")
+_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")
+"""What `dtrain.runs.record.run_name` adds to the name of the job."""
 MAX_PID = 1 << 22
 """The largest process id that Linux allows."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -97,15 +99,17 @@ class RunFolder:
 
     @classmethod
     def find(cls, name: str) -> RunFolder:
-        """The run with that name, or the only one whose name starts with it.
+        """The run with that name; else the only one whose name starts with it, or the latest one of
+        the job with that name.
 
         Raises UsageError, and StorageError if another user can change its files.
         """
         if RUN_NAME.fullmatch(name) and _trusted(_runs() / name):
             return cls(_runs() / name)
         like = [folder for folder in cls.all() if name and folder.name.startswith(name)]
-        if len(like) == 1:
-            return like[0]
+        of_job = [folder for folder in like if _STAMP.fullmatch(folder.name, len(name))]
+        if len(like) == 1 or of_job:
+            return max(of_job or like, key=lambda folder: folder.name)
         if like:
             names = ", ".join(folder.name for folder in like[-3:])
             raise UsageError(f"{len(like)} runs begin with {name!r}", hint=f"the latest: {names}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from dtrain.diagnostics import DtrainError
+from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
@@ -169,11 +169,16 @@ def active() -> list[RunStatus]:
 
 def find_active(name: str) -> RunFolder:
     """Like `RunFolder.find`, but of several runs whose names begin with ``name``, the one that is
-    not over. Raises UsageError and StorageError."""
+    not over. Raises UsageError, also if several are not over, and StorageError."""
     like = [folder for folder in RunFolder.all() if name and folder.name.startswith(name)]
     if len(like) > 1 and name not in (folder.name for folder in like):
         alive = [one.run for one in active() if one.run.startswith(name)]
-        name = alive[0] if len(alive) == 1 else name
+        if len(alive) > 1:
+            raise UsageError(
+                f"{len(alive)} active runs begin with {name!r}",
+                hint=f"name one of them: {', '.join(alive[-3:])}",
+            )
+        name = alive[0] if alive else name
     return RunFolder.find(name)
 
 

@@ -247,9 +247,10 @@ class Attempt:
                 notice(f"{why}: stopping; nothing was started")
             case AttemptPhase.RUNNING:
                 self._context.recorder.record(journal.StopRequested(why))
+                now = "Ctrl-C again" if why == "Ctrl-C" else "`dtrain stop --force`"
                 notice(
                     f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
-                    " (Ctrl-C again kills them now)"
+                    f" ({now} kills them now)"
                 )
             case AttemptPhase.STOPPING:
                 notice("killing the workers; Ctrl-C again gives up on hosts that do not answer")
