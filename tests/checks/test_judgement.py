@@ -14,7 +14,7 @@ from dtrain.checks import Evidence, Finding, HostFacts, judge
 from dtrain.checks.finding import HOSTS, error, fold, warning
 from dtrain.checks.reach import groups
 from dtrain.checks.skew import outliers
-from dtrain.diagnostics import ConnectError
+from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.session.gather_order import QUICK, peers
 from dtrain.spec.load import parse
@@ -191,6 +191,19 @@ def test_hosts_that_fail_alike_are_one_finding() -> None:
         ),
         (("gpu02",), "connecting to gpu02 (gpu02:22): no route"),
     ]
+
+
+def test_unknown_keys_are_one_finding_with_each_fingerprint() -> None:
+    failures = tuple(
+        HostKeyError(name, f"connecting to {name}", f"unknown: {key}", hint=f"run `ssh {name}`")
+        for name, key in (("gpu01", "SHA256:a"), ("gpu02", "SHA256:b"))
+    )
+    (found,) = judge(Evidence(plan_of(2), (), failures))
+    assert found.hosts == ("gpu01", "gpu02")
+    assert found.seen == (
+        "connecting to gpu01: unknown: SHA256:a; connecting to gpu02: unknown: SHA256:b"
+    )
+    assert found.remedy == "run `ssh gpu01` (shown for gpu01; same on the others)"
 
 
 def test_the_work_grows_with_the_pairs_of_hosts_and_not_faster() -> None:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, error, warning
-from dtrain.failures.cause import of_one_kind, shown_for
+from dtrain.diagnostics import HostKeyError, NodeError
+from dtrain.failures.cause import of_one_kind, shown_for, with_one_hint
 
 SLOW = 1.0
 """Round trip in seconds above which launches are slow."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    # Slurm starts dtrain's program on its machines; SSH leads to the login node alone.
-    chosen = set(evidence.plan.host_names if evidence.plan.slurm else ())
-    for same in of_one_kind(evidence.failures, [part.host for part in evidence.plan.hosts]):
-        first, hosts = same[0], [failure.host for failure in same]
-        yield error(
-            "machines" if first.host in chosen else "ssh",
-            hosts,
-            f"{first.attempted}: {first.reason}{shown_for(first.host, hosts)}",
-            "dtrain can run Python on every host",
-            first.hint.replace("\n", "; "),
-        )
+    all_hosts = [part.host for part in evidence.plan.hosts]
+    keys = [failure for failure in evidence.failures if isinstance(failure, HostKeyError)]
+    others = [failure for failure in evidence.failures if not isinstance(failure, HostKeyError)]
+    for same in of_one_kind(others, all_hosts):
+        seen = f"{_text(same[0])}{shown_for(same[0].host, same)}"
+        yield _unusable(evidence, same, seen, same[0].hint)
+    # A person compares the fingerprints of all hosts.
+    for alike in with_one_hint(keys, all_hosts):
+        remedy = f"{alike[0].hint}{shown_for(alike[0].host, alike)}"
+        yield _unusable(evidence, alike, "; ".join(map(_text, alike)), remedy)
     for host in evidence.hosts:
         if host.latency > SLOW:
             yield warning(
@@ -43,3 +43,20 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                     "the probe succeeds",
                     "try the same there by hand; a file system or a driver may hang",
                 )
+
+
+def _text(failure: NodeError) -> str:
+    return f"{failure.attempted}: {failure.reason}"
+
+
+def _unusable(evidence: Evidence, failures: Sequence[NodeError], seen: str, remedy: str) -> Finding:
+    hosts = [failure.host for failure in failures]
+    # Slurm starts dtrain's program on its machines; SSH leads to the login node alone.
+    machine = evidence.plan.slurm and hosts[0] in evidence.plan.host_names
+    return error(
+        "machines" if machine else "ssh",
+        hosts,
+        seen,
+        "dtrain can run Python on every host",
+        remedy.replace("\n", "; "),
+    )

@@ -224,7 +224,7 @@ def hints(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[str]:
     """The hints of `messages`. Of hints that differ only in the host, the list has the first."""
     entries = []
     kinds = [same[0] for same in of_one_kind(problems, hosts)]
-    for same in _alike(kinds, hosts, lambda problem: problem.hint):
+    for same in with_one_hint(kinds, hosts):
         first, hint = same[0], same[0].hint
         if isinstance(first, NodeError) and any(one.hint != hint for one in same):
             hint += shown_for(first.host, _hosts_of(same))
@@ -237,6 +237,11 @@ def of_one_kind(problems: Sequence[_Problem], hosts: Sequence[Host]) -> list[lis
     """The problems of each kind, in the order of ``hosts``. Two problems are of one kind if they
     differ only in the host's name and address."""
     return _alike(problems, hosts, lambda problem: f"{problem.message}\0{problem.hint}")
+
+
+def with_one_hint(problems: Sequence[_Problem], hosts: Sequence[Host]) -> list[list[_Problem]]:
+    """As `of_one_kind`, of problems that may differ in their messages, too."""
+    return _alike(problems, hosts, lambda problem: problem.hint)
 
 
 def _alike(
@@ -258,7 +263,7 @@ def _hosts_of(problems: Sequence[DtrainError]) -> dict[str, None]:
     return dict.fromkeys(one.host for one in problems if isinstance(one, NodeError))
 
 
-def shown_for(host: str, hosts: Collection[str]) -> str:
+def shown_for(host: str, hosts: Collection[object]) -> str:
     """An addition to the text of one host that stands for all ``hosts``."""
     return f" (shown for {host}; same on the others)" if len(hosts) > 1 else ""
 
