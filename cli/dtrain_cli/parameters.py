@@ -19,7 +19,7 @@ ClusterFilePath = Annotated[
 OpenRun = Annotated[
     str,
     typer.Argument(
-        help="A run's name, or its first characters.",
+        help="The name of a run or of its job, or its first characters.",
         metavar="RUN",
         autocompletion=completion.open_runs,
     ),

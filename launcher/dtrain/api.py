@@ -181,9 +181,9 @@ def attach(
     """Follow an earlier run until it ends, and return its report.
 
     Takes over the run if its launcher is gone. ``control.leave()`` returns early and leaves the job
-    running; the exit code in the report is then INTERRUPTED. ``run`` is the name of a run, or the
-    start of the name; if several runs begin with it, it means the one that is not over. Raises
-    UsageError if there is no such run, or if it has ended.
+    running; the exit code in the report is then INTERRUPTED. ``run`` is the name of a run or of its
+    job, or the start of the name; of several runs, it means the one that is not over. Raises
+    UsageError if there is no such run, if several are not over, or if it has ended.
     """
     from dtrain.engines import existing
     from dtrain.session.control import Control
@@ -240,7 +240,7 @@ def execute(
 ) -> list[Outcome]:
     """Run a command on all hosts of ``target``, or on ``hosts``, and wait until it has ended.
 
-    ``target`` is a spec as for `launch`, or the name of a run, or the start of the name. One word
+    ``target`` is a spec as for `launch`, or a run as for `attach`. One word
     alone in ``argv`` is a line for ``/bin/sh``. ``timeout``: seconds after which the command is
     stopped. ``control.stop()`` stops it on all hosts. ``receiver`` gets the output. Raises
     UsageError and SpecError for invalid input; a host that cannot be reached is an `Outcome` with
@@ -294,7 +294,8 @@ class LaunchedRun:
     """A run that a background process controls."""
 
     def __init__(self, name: str) -> None:
-        """``name`` is the name of a run or its start. Raises UsageError if there is no such run."""
+        """``name`` is the name of a run, or its start, or the name of a job, which means its latest
+        run. Raises UsageError if there is no such run."""
         from dtrain.runs.log_store import RunFolder
 
         self._folder = RunFolder.find(name)

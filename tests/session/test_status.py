@@ -34,7 +34,20 @@ def test_of_several_runs_the_one_that_is_not_over(
     assert find_active("train").name == find_active(alive).name == alive
     assert find_active(old).name == old
     run("train-3", over=False)
-    with pytest.raises(UsageError, match="2 active runs begin with 'train'"):
+    with pytest.raises(UsageError, match="'train' means 2 runs that are not over"):
         find_active("train")
     with pytest.raises(UsageError, match="no run"):
         find_active("")
+
+
+def test_a_run_of_another_job_with_a_longer_name_is_not_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    run("train-20261125-100000-00000a", over=True)
+    latest = run("train-20261125-110000-00000b", over=True)
+    big = run("train-big-20261125-120000-00000c", over=False)
+    assert find_active("train").name == latest
+    assert find_active("train-big").name == find_active("train-b").name == big
+    alive = run("train-20261125-090000-00000d", over=False)
+    assert find_active("train").name == alive

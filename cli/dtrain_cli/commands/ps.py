@@ -96,7 +96,7 @@ def _prune(older_than: float | None, keep: int | None, *, yes: bool, json: bool)
 def _one(run: str) -> RunStatus:
     folder = RunFolder.find(run)
     try:
-        return api.LaunchedRun(run).status(ask_hosts=True)
+        return api.LaunchedRun(folder.name).status(ask_hosts=True)
     except UsageError as error:
         hint = f"its workers' output may still be in {folder.logs}"
         raise UsageError(error.message, hint=hint) from None

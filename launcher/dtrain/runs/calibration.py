@@ -16,7 +16,7 @@ from dtrain.runs.record import Record
 
 
 def learned(question: Question, runs: Sequence[str]) -> Question:
-    """The question with the speed of the machine in these runs, by name or prefix.
+    """The question with the speed of the machine in these runs, named as for `RunFolder.find`.
 
     Raises UsageError if a run has no layout or no steps, or trained another model.
     """

@@ -106,10 +106,10 @@ class RunFolder:
         """
         if RUN_NAME.fullmatch(name) and _trusted(_runs() / name):
             return cls(_runs() / name)
-        like = [folder for folder in cls.all() if name and folder.name.startswith(name)]
-        of_job = [folder for folder in like if _STAMP.fullmatch(folder.name, len(name))]
-        if len(like) == 1 or of_job:
-            return max(of_job or like, key=lambda folder: folder.name)
+        like = cls.named(name)
+        latest = max(like, key=lambda folder: folder.name, default=None)
+        if latest is not None and (len(like) == 1 or latest.is_of(name)):
+            return latest
         if like:
             names = ", ".join(folder.name for folder in like[-3:])
             raise UsageError(f"{len(like)} runs begin with {name!r}", hint=f"the latest: {names}")
@@ -118,6 +118,17 @@ class RunFolder:
             f"no run {excerpt(name)!r} on this machine",
             hint="name a run, not a file: " * is_file + "`dtrain ps --all` lists all runs",
         )
+
+    @classmethod
+    def named(cls, name: str) -> list[RunFolder]:
+        """The runs of the job with that name, or if there are none, those whose names start with
+        it; oldest first. Raises StorageError."""
+        like = [folder for folder in cls.all() if name and folder.name.startswith(name)]
+        return [folder for folder in like if folder.is_of(name)] or like
+
+    def is_of(self, job: str) -> bool:
+        """Whether it is a run of the job with that name."""
+        return self.name.startswith(job) and bool(_STAMP.fullmatch(self.name, len(job)))
 
     @classmethod
     def all(cls) -> list[RunFolder]:

@@ -76,7 +76,7 @@ class Control:
     def kill(self, why: str = "stopped") -> None:
         """Kill the workers at once. A second call gives up on hosts that do not answer."""
         with self._lock:
-            self._asked += 1 if self.interrupted else 2
+            self._asked = max(Force.KILL, self._asked + 1)
             self._pass_on(why)
 
     def hang_up(self, why: str) -> None:

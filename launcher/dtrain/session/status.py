@@ -168,14 +168,14 @@ def active() -> list[RunStatus]:
 
 
 def find_active(name: str) -> RunFolder:
-    """Like `RunFolder.find`, but of several runs whose names begin with ``name``, the one that is
-    not over. Raises UsageError, also if several are not over, and StorageError."""
-    like = [folder for folder in RunFolder.all() if name and folder.name.startswith(name)]
-    if len(like) > 1 and name not in (folder.name for folder in like):
-        alive = [one.run for one in active() if one.run.startswith(name)]
+    """Like `RunFolder.find`, but of several runs that ``name`` may mean, the one that is not over.
+    Raises UsageError, also if several are not over, and StorageError."""
+    like = {folder.name for folder in RunFolder.named(name)}
+    if len(like) > 1 and name not in like:
+        alive = [one.run for one in active() if one.run in like]
         if len(alive) > 1:
             raise UsageError(
-                f"{len(alive)} active runs begin with {name!r}",
+                f"{name!r} means {len(alive)} runs that are not over",
                 hint=f"name one of them: {', '.join(alive[-3:])}",
             )
         name = alive[0] if alive else name

@@ -242,18 +242,18 @@ class Attempt:
     def _show_interrupt(self) -> None:
         notice, why = self._context.recorder.notice, self._ending.interrupted_by
         grace = self._state.grace
+        again = "Ctrl-C again" if why == "Ctrl-C" else "`dtrain stop --force`"
         match self._state.phase:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
                 notice(f"{why}: stopping; nothing was started")
             case AttemptPhase.RUNNING:
                 self._context.recorder.record(journal.StopRequested(why))
-                now = "Ctrl-C again" if why == "Ctrl-C" else "`dtrain stop --force`"
                 notice(
                     f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
-                    f" ({now} kills them now)"
+                    f" ({again} kills them now)"
                 )
             case AttemptPhase.STOPPING:
-                notice("killing the workers; Ctrl-C again gives up on hosts that do not answer")
+                notice(f"killing the workers; {again} gives up on hosts that do not answer")
             case AttemptPhase.KILLING:
                 notice("giving up on hosts that do not answer")
 

@@ -1,0 +1,54 @@
+"""What requests to stop a launch do, in sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dtrain.session.control import Control, Force
+
+
+class Attempt:
+    def __init__(self) -> None:
+        self.forces: list[Force] = []
+
+    def interrupt(self, why: str, force: Force) -> None:
+        self.forces.append(force)
+
+    def detach(self) -> None: ...
+
+
+def stop(control: Control) -> None:
+    control.stop()
+
+
+def kill(control: Control) -> None:
+    control.kill()
+
+
+def hang_up(control: Control) -> None:
+    control.hang_up("its terminal was closed")
+
+
+@pytest.mark.parametrize(
+    ("requests", "force"),
+    [
+        ([stop], Force.TERM),
+        ([stop, hang_up], Force.TERM),
+        ([hang_up, stop], Force.TERM),
+        ([kill], Force.KILL),
+        ([stop, kill], Force.KILL),
+        ([hang_up, kill], Force.KILL),
+        ([kill, kill], Force.GIVE_UP),
+        ([stop, stop, kill], Force.GIVE_UP),
+    ],
+)
+def test_the_last_of_several_requests(
+    requests: list[Callable[[Control], None]], force: Force
+) -> None:
+    control, attempt = Control(), Attempt()
+    control.hand_to(attempt)
+    for request in requests:
+        request(control)
+    assert attempt.forces == list(Force)[1 : force + 1]
