@@ -206,6 +206,19 @@ def test_unknown_keys_are_one_finding_with_each_fingerprint() -> None:
     assert found.remedy == "run `ssh gpu01` (shown for gpu01; same on the others)"
 
 
+def test_a_key_that_stops_all_hosts_is_shown_once() -> None:
+    failures = tuple(
+        HostKeyError(name, f"connecting to {name}", "bastion: unknown: SHA256:a", hint="run it")
+        for name in ("gpu01", "gpu02")
+    )
+    (found,) = judge(Evidence(plan_of(2), (), failures))
+    assert found.hosts == ("gpu01", "gpu02")
+    assert found.seen == (
+        "connecting to gpu01: bastion: unknown: SHA256:a (shown for gpu01; same on the others)"
+    )
+    assert found.remedy == "run it"
+
+
 def test_the_work_grows_with_the_pairs_of_hosts_and_not_faster() -> None:
     """A closed firewall, and names that lead to other hosts, between all pairs."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, error, warning
 from dtrain.diagnostics import HostKeyError, NodeError
-from dtrain.failures.cause import of_one_kind, shown_for, with_one_hint
+from dtrain.failures.cause import common_hint, of_one_kind, shown_for, with_one_hint
 
 SLOW = 1.0
 """Round trip in seconds above which launches are slow."""
@@ -15,15 +15,13 @@ SLOW = 1.0
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     all_hosts = [part.host for part in evidence.plan.hosts]
-    keys = [failure for failure in evidence.failures if isinstance(failure, HostKeyError)]
-    others = [failure for failure in evidence.failures if not isinstance(failure, HostKeyError)]
-    for same in of_one_kind(others, all_hosts):
-        seen = f"{_text(same[0])}{shown_for(same[0].host, same)}"
-        yield _unusable(evidence, same, seen, same[0].hint)
-    # A person compares the fingerprints of all hosts.
-    for alike in with_one_hint(keys, all_hosts):
-        remedy = f"{alike[0].hint}{shown_for(alike[0].host, alike)}"
-        yield _unusable(evidence, alike, "; ".join(map(_text, alike)), remedy)
+    kinds = {same[0]: same for same in of_one_kind(evidence.failures, all_hosts)}
+    keys: list[NodeError] = [first for first in kinds if isinstance(first, HostKeyError)]
+    # A person compares the fingerprints of all hosts, which differ.
+    together = with_one_hint(keys, all_hosts)
+    together += [[first] for first in kinds if not isinstance(first, HostKeyError)]
+    for firsts in together:
+        yield _unusable(evidence, [kinds[first] for first in firsts])
     for host in evidence.hosts:
         if host.latency > SLOW:
             yield warning(
@@ -45,18 +43,18 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 )
 
 
-def _text(failure: NodeError) -> str:
-    return f"{failure.attempted}: {failure.reason}"
-
-
-def _unusable(evidence: Evidence, failures: Sequence[NodeError], seen: str, remedy: str) -> Finding:
-    hosts = [failure.host for failure in failures]
+def _unusable(evidence: Evidence, kinds: Sequence[Sequence[NodeError]]) -> Finding:
+    """``kinds``: failures with one hint, by `of_one_kind`."""
+    hosts = [failure.host for same in kinds for failure in same]
     # Slurm starts dtrain's program on its machines; SSH leads to the login node alone.
     machine = evidence.plan.slurm and hosts[0] in evidence.plan.host_names
     return error(
         "machines" if machine else "ssh",
         hosts,
-        seen,
+        "; ".join(
+            f"{same[0].attempted}: {same[0].reason}{shown_for(same[0].host, same)}"
+            for same in kinds
+        ),
         "dtrain can run Python on every host",
-        remedy.replace("\n", "; "),
+        common_hint([same[0] for same in kinds]).replace("\n", "; "),
     )

@@ -225,12 +225,17 @@ def hints(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[str]:
     entries = []
     kinds = [same[0] for same in of_one_kind(problems, hosts)]
     for same in with_one_hint(kinds, hosts):
-        first, hint = same[0], same[0].hint
-        if isinstance(first, NodeError) and any(one.hint != hint for one in same):
-            hint += shown_for(first.host, _hosts_of(same))
-        if hint:
+        if hint := common_hint(same):
             entries.append(hint)
     return entries
+
+
+def common_hint(problems: Sequence[DtrainError]) -> str:
+    """The first one's hint, which stands for others that differ only in the host."""
+    first, hint = problems[0], problems[0].hint
+    if isinstance(first, NodeError) and any(one.hint != hint for one in problems):
+        hint += shown_for(first.host, _hosts_of(problems))
+    return hint
 
 
 def of_one_kind(problems: Sequence[_Problem], hosts: Sequence[Host]) -> list[list[_Problem]]:
