@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 
 import pytest
 
-from dtrain.node.agent.connections import elsewhere, end_of, may_have_closed
+from dtrain.node.agent.connections import elsewhere, end_of
 
 
 @pytest.mark.parametrize(
@@ -38,12 +37,3 @@ def test_only_web_servers_of_the_internet_are_no_worker(
     address: str, port: int, counts: bool
 ) -> None:
     assert elsewhere(ipaddress.ip_address(address).packed, port) is counts
-
-
-def test_the_kernel_remembers_a_closed_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
-        accepted, _ = server.accept()
-        client.close()
-        accepted.close()
-    assert may_have_closed()

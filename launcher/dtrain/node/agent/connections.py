@@ -2,8 +2,8 @@
 
 Scans often at first and then rarely, until it finds a connection. The kernel's tables of TCP
 connections take milliseconds to read on a large machine, so a scan reads them only if a worker has
-a socket, and now and then if the kernel remembers connections that are closed already. The rules
-avoid false alarms for jobs whose workers do connect. These count:
+a socket, and now and then for connections that are closed already. The rules avoid false alarms
+for jobs whose workers do connect. These count:
 
 *   a connection, open or just closed, at a port on which the job's processes listen;
 *   an open connection of a worker to a process on this host that is not its own child;
@@ -37,7 +37,7 @@ class Connections:
         self._ports = frozenset(ports)
         self._pause = FIRST
         self._next = 0.0
-        self._closed_due = time.monotonic() + LONGEST
+        self._table_due = time.monotonic() + LONGEST
         self.found = False
 
     def watch(self, workers: Callable[[], Collection[int]]) -> float | None:
@@ -47,19 +47,16 @@ class Connections:
             return None
         now = time.monotonic()
         if now >= self._next:
-            self.look(workers(), closed=now >= self._closed_due)
+            if now >= self._table_due or any(sockets_of(workers())):
+                self.look(workers())
             self._next = now + self._pause
             self._pause = min(self._pause * 1.5, LONGEST)
         return None if self.found else self._next - now
 
-    def look(self, workers: Collection[int], *, closed: bool = True) -> None:
-        """Scan now. ``closed``: for closed connections, too, such as those of a dead worker."""
+    def look(self, workers: Collection[int]) -> None:
         if self.found:
             return
-        if closed:
-            self._closed_due = time.monotonic() + LONGEST
-        if not (closed and may_have_closed()) and not any(sockets_of(workers)):
-            return
+        self._table_due = time.monotonic() + LONGEST
         table = list(connections())
         if any({local[1], remote[1]} & self._ports for local, remote, _, _ in table):
             self.found = True
@@ -88,16 +85,6 @@ def connections() -> Iterator[tuple[tuple[bytes, int], tuple[bytes, int], int, b
             fields = line.split()
             if len(fields) > 9 and int(fields[3], 16) in CONNECTED:
                 yield end_of(fields[1]), end_of(fields[2]), int(fields[3], 16), fields[9]
-
-
-def may_have_closed() -> bool:
-    """Whether the kernel remembers closed TCP connections: "orphan" and "tw" in its statistics."""
-    for line in (read_file("/proc/net/sockstat") or b"").splitlines():
-        if line.startswith(b"TCP: "):
-            fields = line.split()[1:]
-            counts = dict(zip(fields[::2], fields[1::2]))
-            return counts.get(b"orphan") != b"0" or counts.get(b"tw") != b"0"
-    return True
 
 
 def end_of(text: bytes) -> tuple[bytes, int]:
