@@ -42,14 +42,17 @@ PROGRAMS = {
 PRINT = """\
 #!/bin/sh
 printf '%s\\n' "$@"; printf '\\0\\n'; env -0
-served=${DTRAIN_RUN_DIR%/*}/served
+printed=${DTRAIN_RUN_DIR%/*}/printed
 case $TF_CONFIG in
-*'"type": "ps"'*) : >"$served" ;;
-*'"ps":'*) until [ -e "$served" ]; do sleep 0.1; done ;;
+*'"type": "chief"'*) until [ "$(ls "$printed" | wc -l)" -ge 5 ]; do sleep 0.1; done ;;
+*'"chief":'*)
+  mkdir -p "$printed" && : >"$printed/$DTRAIN_HOST-$$"
+  [ -z "$SLURM_STEP_ID" ] || exec sleep 3600
+  ;;
 esac
 """
-"""Prints its arguments and variables. A parameter server ends when the others do: they wait for
-it."""
+"""Prints its arguments and variables. The chief waits until the five processes that serve it have
+printed theirs. Under Slurm these run until they are ended, which is when the chief has ended."""
 
 
 def plan(slurm: Slurm, job: str, nodes: int = 2, gpus: int = 2) -> LaunchPlan:
