@@ -54,7 +54,7 @@ def test_head(tmp_path):
     code, out, err = through_head(tmp_path, ":".join(sys.path))
     assert code == 1
     assert out == b"[node0 0] some text\n"
-    assert err == "dtrain: stopped after 1 s: its output was closed\n"
+    assert err == "dtrain: stopped after 1.0 s: its output was closed\n"
 
 
 def test_head_of_json_lines(tmp_path):
@@ -90,7 +90,7 @@ def test_a_full_disk_is_reported_and_the_run_continues(tmp_path):
     assert run.returncode == 0
     assert run.stderr.decode().splitlines() == [
         "dtrain: output is no longer shown: No space left on device",
-        "dtrain: stopped after 1 s: its output was closed",
+        "dtrain: stopped after 1.0 s: its output was closed",
     ]
 
 
@@ -104,4 +104,4 @@ def test_closed_from_the_start(tmp_path):
         timeout=HANG,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stderr == b"dtrain: stopped after 1 s: its output was closed\n"
+    assert run.stderr == b"dtrain: stopped after 1.0 s: its output was closed\n"

@@ -207,7 +207,7 @@ def test_a_lost_host_is_reported_immediately_and_the_report_comes_last(workers):
         "",
         "error: node1: connecting: no route to host",
         "hint: is it on?",
-        "dtrain: failed after 3 s",
+        "dtrain: failed after 3.0 s",
     ]
 
 

@@ -93,8 +93,8 @@ def test_done_and_stopped_are_one_line():
     assert render(done, {}, color=False) == (
         "dtrain: done in 41 s: all 4 workers finished; logs in /runs/x\n"
     )
-    stopped = Report(ExitCode.INTERRUPTED, "stopped by Ctrl-C", (FIRST,), seconds=3)
-    assert render(stopped, {}, color=False) == "dtrain: stopped after 3 s: stopped by Ctrl-C\n"
+    stopped = Report(ExitCode.INTERRUPTED, "Ctrl-C", (FIRST,), seconds=3)
+    assert render(stopped, {}, color=False) == "dtrain: stopped after 3.0 s: Ctrl-C\n"
 
 
 def test_a_problem_that_is_the_reason_is_shown_once():

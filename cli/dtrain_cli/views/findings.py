@@ -65,11 +65,10 @@ def _summary(evidence: Evidence, found: Sequence[Finding], seconds: float) -> st
     count = len(evidence.plan.hosts)
     # An engine that refuses the request chooses no hosts.
     what = f"{names.count(count, 'host')} checked" if count else "request checked"
-    took = f"{seconds:.1f} s" if seconds < 60 else names.duration(seconds)
     counts = Counter(finding.severity for finding in found)
     parts = [names.count(counts[one], one.value) for one in Severity if counts[one]]
     result = ", ".join(parts) or "no problems found"
-    return f"{what} in {took}: {result}"
+    return f"{what} in {names.spent(seconds)}: {result}"
 
 
 def as_json(evidence: Evidence, found: Sequence[Finding]) -> str:

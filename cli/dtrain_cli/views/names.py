@@ -63,6 +63,11 @@ def path(text: str) -> str:
     return clean(text)
 
 
+def spent(seconds: float) -> str:
+    """How long something took: like `duration`, but with a tenth of a second if it was short."""
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
 def duration(seconds: float) -> str:
     """``41 s``, ``3 min 20 s``, ``2 h 5 min``, ``9 d 4 h``."""
     whole = max(0, int(seconds))

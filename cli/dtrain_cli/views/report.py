@@ -45,7 +45,7 @@ def render(
 
 
 def _end(report: Report, *, failed: bool, color: bool) -> str:
-    after = names.duration(report.seconds)
+    after = names.spent(report.seconds)
     logs = f"; logs in {names.path(report.logs)}" if report.logs else ""
     word = "done in" if report.exit_code == ExitCode.OK else "failed after"
     reason = "" if failed else f": {clean(report.reason)}"

@@ -70,7 +70,7 @@ def facts(run: Summary) -> list[tuple[str, str]]:
         ("State", state(run)),
         ("Began", moment(run.began)),
         ("Launcher", "" if run.attended else f"none; {attach_hint(run.record.run)}"),
-        ("Took", spent(run.until - run.began)),
+        ("Took", names.spent(run.until - run.began)),
         ("Hosts", f"{names.hosts(run.hosts)}: {names.count(run.workers, 'worker')}{gpus}"),
         ("Steps", f"{last:,}" if last is not None else ""),
         ("Loss", f"{losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""),
@@ -95,11 +95,6 @@ def last_step(run: Summary) -> int | None:
     """The last step of the last attempt that reports steps."""
     steps = (one.last_step for one in reversed(run.goodput.attempts))
     return next((step for step in steps if step is not None), None)
-
-
-def spent(seconds: float) -> str:
-    """A length of time; short ones with a tenth of a second, so that their shares make sense."""
-    return f"{seconds:.1f} s" if seconds < 10 else names.duration(seconds)
 
 
 def state(run: Summary) -> str:
@@ -132,8 +127,8 @@ def attempt_row(one: AttemptTime, began: float) -> tuple[str, str, str, str, str
     steps = f"{one.first_step:,}-{one.last_step:,}" if one.first_step is not None else ""
     return (
         str(one.number),
-        f"+{spent(one.begin - began)}",
-        spent(one.end - one.begin),
+        f"+{names.spent(one.begin - began)}",
+        names.spent(one.end - one.begin),
         steps,
         clean(one.why) if one.why else "not over",
     )
@@ -156,7 +151,7 @@ def difference_row(one: Difference) -> tuple[str, str, str, str]:
 
 
 def _goodput(run: Summary, paper: Paper) -> list[RenderableType]:
-    rows = [(title, spent(seconds), f"{of * 100:.1f} %") for title, seconds, of in spans(run)]
+    rows = [(title, names.spent(seconds), f"{of * 100:.1f} %") for title, seconds, of in spans(run)]
     return [paper.table("lrr", rows, titles=("TIME", "", "SHARE"))] if rows else []
 
 
@@ -185,7 +180,7 @@ def _events(run: Summary, paper: Paper) -> list[RenderableType]:
     rows = []
     for one in run.events[-EVENTS:]:
         first, *more = one.text.splitlines() or [""]
-        rows.append((f"+{spent(one.time - run.began)}", clean(first)))
+        rows.append((f"+{names.spent(one.time - run.began)}", clean(first)))
         rows += [("", f"  {clean(line)}") for line in more]
     return [paper.table("rw", rows, titles=("", "EVENTS"))] if rows else []
 
@@ -216,7 +211,7 @@ def _figures(run: Summary) -> list[tuple[str, _Show, float | None]]:
     """Titles and values to compare, each with how to show the value."""
     losses = [point.loss for point in run.curve if point.loss is not None]
     last, goodput = last_step(run), run.goodput.share
-    length = _shown(spent)
+    length = _shown(names.spent)
     return [
         ("wall time", length, run.goodput.wall),
         ("attempts", _shown("{:.0f}".format), float(len(run.goodput.attempts))),

@@ -18,6 +18,7 @@ from dtrain.hostlist import in_order
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.summary import Summary
+from dtrain_cli.views import names
 from dtrain_cli.views.html import rendered
 from dtrain_cli.views.summary import (
     TITLES,
@@ -27,7 +28,6 @@ from dtrain_cli.views.summary import (
     share,
     slow_ranks,
     spans,
-    spent,
     state,
 )
 
@@ -71,7 +71,7 @@ def page(run: Summary) -> str:
         ],
         ticks=_ticks(length),
         attempts=[attempt_row(one, run.began) for one in attempts],
-        events=[(f"+{spent(one.time - run.began)}", one.text) for one in run.events],
+        events=[(f"+{names.spent(one.time - run.began)}", one.text) for one in run.events],
         curves=[one for one in _curves(run, length) if one],
         heat=_heat(run, length),
         slow=slow_ranks(run)[-20:],
@@ -116,7 +116,7 @@ def _goodput(run: Summary) -> list[dict[str, Any]]:
             {
                 "title": title,
                 "color": colors[title],
-                "time": spent(seconds),
+                "time": names.spent(seconds),
                 "share": f"{of * 100:.1f} %",
                 "seconds": f"{seconds:.6g}",
                 "x": _percent(before),
@@ -134,13 +134,13 @@ def _attempt(one: AttemptTime, began: float, length: float) -> dict[str, Any]:
         begin, end = parts[0].begin, parts[-1].end
         if (end - begin) / length < 2e-4 and len(one.segments) > BUCKETS:
             continue  # too short to be seen
-        lasted = spent(end - begin)
+        lasted = names.spent(end - begin)
         segments.append(
             {
                 "x": _percent((begin - began) / length),
                 "width": _percent((end - begin) / length),
                 "color": color(what),
-                "title": f"{TITLES[what]}: {lasted} from +{spent(begin - began)}",
+                "title": f"{TITLES[what]}: {lasted} from +{names.spent(begin - began)}",
             }
         )
     ends = "done" if one.ok else "failed" if one.ok is False else "not over"
@@ -207,7 +207,7 @@ def _curve(title: str, unit: str, values: Points, length: float) -> dict[str, An
         "low": _amount(bottom),
         "description": f"{title}: from {_amount(values[0][1])} to {_amount(values[-1][1])}{unit}, "
         f"least {_amount(low)}, most {_amount(high)}",
-        "rows": [(f"+{spent(at)}", _amount(value)) for at, value in thinned[::every]],
+        "rows": [(f"+{names.spent(at)}", _amount(value)) for at, value in thinned[::every]],
         "head": ("time", f"{title.lower()}{f', {unit.strip()}' if unit else ''}"),
     }
 
@@ -279,7 +279,7 @@ def _ticks(length: float) -> list[dict[str, str]]:
         {
             "x": _percent(part / 2),
             "anchor": ("start", "middle", "end")[part],
-            "text": f"+{spent(length * part / 2)}",
+            "text": f"+{names.spent(length * part / 2)}",
         }
         for part in range(3)
     ]

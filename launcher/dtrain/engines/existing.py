@@ -24,7 +24,7 @@ from dtrain.session.control import Control
 from dtrain.session.follow import POLL, RunFollower, ending
 from dtrain.session.observer import Observer
 from dtrain.session.secrets import known_secrets
-from dtrain.session.signals import INSIST
+from dtrain.session.signals import INSIST, STOP
 
 EXIT_SECONDS = 5.0
 """Seconds that the launcher may take to exit after the run is over: its terminal may block."""
@@ -174,7 +174,7 @@ def _request_stop(
         if holder is not None and holder.pid not in asked:
             asked.add(holder.pid)
             if not stop_requests.send(folder, holder.pid, force=force):
-                _signal(holder, INSIST if force else signal.SIGTERM, folder)
+                _signal(holder, INSIST if force else STOP, folder)
         # Another process may take charge when this one exits. The next call asks it.
         follower.follow(lambda seconds: _wait(control, seconds) or folder.in_charge() != pid)
         follower.read_new()

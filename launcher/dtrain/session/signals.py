@@ -10,15 +10,17 @@ from queue import SimpleQueue
 
 from dtrain.session.control import Control
 
+STOP = signal.SIGUSR2
+"""The request of `dtrain stop`."""
 INSIST = signal.SIGUSR1
 """Requests an immediate kill. Unlike SIGINT, shells do not make background jobs ignore it."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INSIST)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, STOP, INSIST)
 _handled = 0
 
 
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
-    """Call ``act`` for Ctrl-C, SIGTERM, a closed terminal and `INSIST`. Main thread only.
+    """Call ``act`` for Ctrl-C, SIGTERM, a closed terminal, `STOP` and `INSIST`. Main thread only.
 
     ``act`` runs in a thread of its own: a signal handler may interrupt the holder of any lock.
     """
@@ -54,9 +56,9 @@ def stop_by_signal(control: Control, number: int) -> None:
     """Request the stop that a signal means."""
     if number == signal.SIGHUP:
         control.hang_up("its terminal was closed")
-    elif number == signal.SIGTERM:
-        # Two programs that each send SIGTERM do not mean a kill.
-        control.stop("SIGTERM", once=True)
+    elif number in (signal.SIGTERM, STOP):
+        # Two programs that each request a stop do not mean a kill.
+        control.stop("dtrain stop" if number == STOP else "SIGTERM", once=True)
     elif number == INSIST:
         control.kill("dtrain stop --force")
     else:

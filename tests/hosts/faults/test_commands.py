@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from threading import Event
@@ -98,7 +99,7 @@ def test_stop_of_a_stopped_launch(field: Make) -> None:
     launch = scene.start(scene.file())
     launch.send(signal.SIGSTOP)
     scene.over(scene.command("stop", scene.run.name), 0)
-    scene.over(launch, 130)
+    assert re.search(r"stopped after .*: dtrain stop;", scene.over(launch, 130).stderr)
     scene.check(whole=False)
 
 
