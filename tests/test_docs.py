@@ -460,7 +460,7 @@ def test_a_failure_is_reported_as_shown(desk: Desk) -> None:
 
 def normalized(report: str) -> str:
     """Without what differs from run to run."""
-    report = re.sub(r"failed after [\d min s]+;", "failed after N s;", report)
+    report = re.sub(r"failed after [\d. min s]+;", "failed after N s;", report)
     return re.sub(r"runs/cluster-\S+", "runs/cluster-N", report)
 
 

@@ -17,6 +17,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home folder and no agent, so that the user's own have no effect."""
     folder = tmp_path / "home"
     (folder / ".ssh").mkdir(parents=True, mode=0o700)
+    # Debian's configuration for all users sets it.
+    (folder / ".ssh" / "config").write_text("HashKnownHosts no\n")
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return folder
@@ -38,11 +40,10 @@ def notices() -> list[str]:
 
 @pytest.fixture
 def make_transport(tmp_path: Path, notices: list[str]) -> Iterator[Callable[..., SshTransport]]:
-    """Creates SshTransports that ignore this machine's ssh configuration."""
+    """Creates SshTransports."""
     made: list[SshTransport] = []
 
     def make(**options: Any) -> SshTransport:
-        options.setdefault("system_config", tmp_path / "no-system-config")
         transport = SshTransport(tmp_path, notice=notices.append, **options)
         made.append(transport)
         return transport

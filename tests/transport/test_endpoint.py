@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,19 +14,16 @@ from dtrain.spec.model import Host, Ssh
 from dtrain.transport.endpoint import Endpoint, Resolver
 
 Resolve = Callable[..., Endpoint]
+ME = getpass.getuser()
 
 
 @pytest.fixture
-def resolve(
-    home: Path, tmp_path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> Resolve:
-    monkeypatch.setenv("LOGNAME", "me")
-
+def resolve(home: Path, tmp_path: Path, notices: list[str]) -> Resolve:
     def resolve(
         text: str, address: str = "10.0.0.1", name: str = "gpu01", **ssh: object
     ) -> Endpoint:
         (home / ".ssh" / "config").write_text(text)
-        resolver = Resolver(tmp_path / "cluster", tmp_path / "none", notices.append)
+        resolver = Resolver(tmp_path / "cluster", notices.append)
         return resolver.resolve(Host(name, address, ssh=Ssh(**ssh)))  # type: ignore[arg-type]
 
     return resolve
@@ -32,13 +31,13 @@ def resolve(
 
 def test_defaults(resolve: Resolve, home: Path) -> None:
     endpoint = resolve("")
-    assert (endpoint.address, endpoint.port, endpoint.user) == ("10.0.0.1", 22, "me")
+    assert (endpoint.address, endpoint.port, endpoint.user) == ("10.0.0.1", 22, ME)
     assert endpoint.identities == ()
     assert endpoint.default_identities[0] == home / ".ssh" / "id_rsa"
     assert endpoint.user_known_hosts[0] == home / ".ssh" / "known_hosts"
     assert endpoint.known_names == ("10.0.0.1", "gpu01")
-    assert endpoint.attempted == "connecting to gpu01 (10.0.0.1:22) as me"
-    assert endpoint.command == "ssh -p 22 me@10.0.0.1"
+    assert endpoint.attempted == f"connecting to gpu01 (10.0.0.1:22) as {ME}"
+    assert endpoint.command == f"ssh -p 22 {ME}@10.0.0.1"
     assert (endpoint.timeout, endpoint.alive_interval, endpoint.alive_count) == (15.0, 15.0, 3)
 
 
@@ -49,12 +48,12 @@ Host gpu01
     Port 2222
     IdentityFile ~/keys/%r@%n
     IdentitiesOnly yes
-    UserKnownHostsFile ~/known1 "/known 2"
+    UserKnownHostsFile /known1 /known2
     HostKeyAlias the-gpu
     ConnectTimeout 4
     ServerAliveInterval 5
     ServerAliveCountMax 2
-    IdentityAgent ~/agent.sock
+    IdentityAgent /agent.sock
     HashKnownHosts yes
 """
 
@@ -67,10 +66,10 @@ def test_the_configuration_sets_what_the_cluster_file_does_not(
     assert endpoint.identities == (home / "keys" / "ml@gpu01",)
     assert endpoint.default_identities == ()
     assert endpoint.identities_only
-    assert endpoint.user_known_hosts == (home / "known1", Path("/known 2"))
+    assert endpoint.user_known_hosts == (Path("/known1"), Path("/known2"))
     assert endpoint.known_names == ("the-gpu",)
     assert (endpoint.timeout, endpoint.alive_interval, endpoint.alive_count) == (4.0, 5.0, 2)
-    assert endpoint.agent == str(home / "agent.sock")
+    assert endpoint.agent == "/agent.sock"
     assert endpoint.hash_known_hosts
 
 
@@ -102,7 +101,7 @@ def test_names_of_a_host_in_known_hosts(resolve: Resolve) -> None:
 def test_ipv6_addresses_get_brackets(resolve: Resolve) -> None:
     endpoint = resolve("", address="fd00::1", port=2201)
     assert endpoint.place == "[fd00::1]:2201"
-    assert endpoint.command == "ssh -p 2201 me@fd00::1"
+    assert endpoint.command == f"ssh -p 2201 {ME}@fd00::1"
 
 
 def test_jump_chain(resolve: Resolve) -> None:
@@ -112,23 +111,28 @@ def test_jump_chain(resolve: Resolve) -> None:
     assert inner and inner.via
     assert (inner.host, inner.user, inner.port) == ("inner", "deep", 2200)
     assert (inner.via.host, inner.via.user, inner.via.port) == ("outer", "a", 2022)
-    assert endpoint.attempted == "connecting to gpu01 (10.0.0.1:22) as me via inner"
+    assert endpoint.attempted == f"connecting to gpu01 (10.0.0.1:22) as {ME} via inner"
 
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("bastion", ("me", "bastion", 22)),
+        ("bastion", (ME, "bastion", 22)),
         ("ml@bastion", ("ml", "bastion", 22)),
         ("ml@bastion:2022", ("ml", "bastion", 2022)),
-        ("[fd00::1]:2022", ("me", "fd00::1", 2022)),
-        ("fd00::1", ("me", "fd00::1", 22)),
+        ("[fd00::1]:2022", (ME, "fd00::1", 2022)),
+        ("[fd00::1]", (ME, "fd00::1", 22)),
         ("ssh://ml@bastion:2022", ("ml", "bastion", 2022)),
     ],
 )
 def test_jump_spellings(resolve: Resolve, spec: str, expected: tuple[str, str, int]) -> None:
     via = resolve("", jump=spec).via
     assert via and (via.user, via.address, via.port) == expected
+
+
+def test_an_ipv6_address_of_a_jump_host_needs_brackets(resolve: Resolve) -> None:
+    with pytest.raises(ConnectError, match="with brackets around an IPv6 address"):
+        resolve("", jump="fd00::1")
 
 
 def test_a_jump_host_has_its_own_jump_host_in_the_configuration(resolve: Resolve) -> None:
@@ -156,6 +160,8 @@ def test_the_cluster_jump_overrides_a_proxy_command(resolve: Resolve) -> None:
 def test_proxy_command_tokens(resolve: Resolve) -> None:
     endpoint = resolve("ProxyCommand relay %r@%h:%p %n %%\n", port=2200, user="ml")
     assert endpoint.proxy_command == "relay ml@10.0.0.1:2200 gpu01 %"
+    with pytest.raises(ConnectError, match="does not support the token %x"):
+        resolve("ProxyCommand relay %x\n")
 
 
 def test_the_configuration_can_only_be_stricter_about_host_keys(
@@ -171,9 +177,8 @@ def test_the_configuration_can_only_be_stricter_about_host_keys(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("Port twenty\n", "port 'twenty' is not a number"),
-        ("Nonsense\n", "config:1: not `keyword value`"),
-        ("ProxyJump a:b:c@\n", "is not a jump host"),
+        ("Port twenty\n", "config line 1: Bad port 'twenty'"),
+        ("ProxyJump a:b:c@\n", 'config line 1: Invalid ProxyJump "a:b:c@"'),
     ],
 )
 def test_bad_configuration_is_explained(resolve: Resolve, config: str, message: str) -> None:
@@ -182,3 +187,27 @@ def test_bad_configuration_is_explained(resolve: Resolve, config: str, message: 
     assert message in caught.value.message
     assert caught.value.message.startswith("gpu01: reading ssh's configuration: ")
     assert "ssh -G gpu01" in caught.value.hint
+
+
+def test_a_machine_without_ssh_needs_no_configuration(home: Path, tmp_path: Path) -> None:
+    config = home / ".ssh" / "config"
+    resolver = Resolver(tmp_path, print, ssh=None)
+    with pytest.raises(ConnectError) as caught:
+        resolver.resolve(Host("gpu01", "10.0.0.1"))
+    assert f"{config} cannot be evaluated: the `ssh` program is not installed" in str(caught.value)
+    ssh = Ssh(user="ml", port=2201, jump="gate")
+    with_null = replace(ssh, config="/dev/null")
+    first = resolver.resolve(Host("gpu01", "10.0.0.1", ssh=with_null))
+    config.unlink()
+    for endpoint in (first, resolver.resolve(Host("gpu01", "10.0.0.1", ssh=ssh))):
+        assert (endpoint.user, endpoint.port, endpoint.address) == ("ml", 2201, "10.0.0.1")
+        assert endpoint.via and (endpoint.via.user, endpoint.via.address) == (ME, "gate")
+        assert endpoint.user_known_hosts[0] == home / ".ssh" / "known_hosts"
+
+
+def test_another_home_folder_has_the_configuration(resolve: Resolve, home: Path) -> None:
+    """ssh itself ignores HOME."""
+    assert resolve("Match exec true\n  Port 2201\n").port == 2201
+    (home / ".ssh" / "config").chmod(0o622)
+    with pytest.raises(ConnectError, match=f"Bad owner or permissions on {home}/.ssh/config"):
+        resolve("Port 2201\n")

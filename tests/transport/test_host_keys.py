@@ -14,6 +14,7 @@ import pytest
 
 from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.spec.model import Host, Ssh
+from dtrain.transport.host_keys import matches
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG
 from support.ssh_server import SshServer
@@ -298,3 +299,21 @@ def test_a_key_that_cannot_be_recorded_is_not_accepted(
         transport.connect(
             host_on(sshd, known_hosts=str(tmp_path / "folder"), host_keys="accept-new")
         )
+
+
+@pytest.mark.parametrize(
+    ("patterns", "host", "expected"),
+    [
+        ("*", "anything", True),
+        ("gpu0?", "gpu01", True),
+        ("gpu0?", "gpu10", False),
+        ("GPU01", "gpu01", True),
+        ("gpu* !gpu07", "gpu07", False),
+        ("!gpu07 gpu*", "gpu08", True),
+        ("!gpu07", "gpu08", False),
+        ("gpu[01]", "gpu0", False),
+        ("[gpu01]:2201", "[gpu01]:2201", True),
+    ],
+)
+def test_host_patterns(patterns: str, host: str, expected: bool) -> None:
+    assert matches(host, patterns.split()) is expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,18 +11,16 @@ import pytest
 
 from dtrain.diagnostics import AuthError, ConnectError, HostKeyError
 from dtrain.spec.model import Host, Ssh
-from dtrain.transport.endpoint import SYSTEM_CONFIG, Resolver
+from dtrain.transport.endpoint import Resolver
 from dtrain.transport.ssh import SshTransport
-from dtrain.transport.ssh_options import known
+from dtrain.transport.ssh_options import NAMES
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
-READERS = pytest.mark.parametrize("ssh", [shutil.which("ssh"), None], ids=["ssh", "reader"])
 
-
-def resolve(tmp_path: Path, ssh: str | None, config: str, notices: list[str] | None = None) -> None:
+def resolve(tmp_path: Path, config: str, notices: list[str] | None = None) -> None:
     (tmp_path / "config").write_text(config)
     say = (notices if notices is not None else []).append
-    resolver = Resolver(tmp_path, SYSTEM_CONFIG, say, ssh=ssh)
+    resolver = Resolver(tmp_path, say)
     resolver.resolve(Host("gpu01", "gpu01", ssh=Ssh(config="config")))
 
 
@@ -32,10 +29,9 @@ def test_every_option_that_ssh_prints_is_in_a_group() -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     printed = {line.split()[0].lower() for line in done.stdout.decode().splitlines()}
     assert len(printed) > 60
-    assert [keyword for keyword in printed if not known(keyword)] == []
+    assert [keyword for keyword in printed if keyword not in NAMES] == []
 
 
-@READERS
 @pytest.mark.parametrize(
     "line",
     [
@@ -54,25 +50,18 @@ def test_every_option_that_ssh_prints_is_in_a_group() -> None:
     ],
 )
 def test_an_option_that_dtrain_does_not_support_is_refused_by_name(
-    tmp_path: Path, ssh: str | None, line: str
+    tmp_path: Path, line: str
 ) -> None:
     with pytest.raises(ConnectError) as caught:
-        resolve(tmp_path, ssh, line + "\n")
+        resolve(tmp_path, line + "\n")
     assert line.split()[0] in caught.value.reason
     assert caught.value.hint
-    resolve(tmp_path, ssh, f"Host other\n{line}\n")
+    resolve(tmp_path, f"Host other\n{line}\n")
 
 
-def test_canonical_names_need_ssh(tmp_path: Path) -> None:
-    with pytest.raises(ConnectError, match="CanonicalizeHostname yes needs the `ssh` program"):
-        resolve(tmp_path, None, "CanonicalizeHostname yes\n")
-    resolve(tmp_path, shutil.which("ssh"), "CanonicalizeHostname yes\nCanonicalDomains invalid\n")
-
-
-@READERS
-def test_ignored_options_give_a_notice(tmp_path: Path, ssh: str | None) -> None:
+def test_ignored_options_give_a_notice(tmp_path: Path) -> None:
     notices: list[str] = []
-    resolve(tmp_path, ssh, "ForwardAgent yes\nLocalForward 80 x:80\nForwardX11 no\n", notices)
+    resolve(tmp_path, "ForwardAgent yes\nLocalForward 80 x:80\nForwardX11 no\n", notices)
     assert sorted(re.findall(r"gpu01: (\w+) in ssh's configuration", "".join(notices))) == [
         "ForwardAgent",
         "LocalForward",
@@ -82,14 +71,11 @@ def test_ignored_options_give_a_notice(tmp_path: Path, ssh: str | None) -> None:
 HOSTILE = ["$(touch ran)", "`touch ran`", "a;touch ran", "-oProxyCommand=x", "a|b", "a\nb", "'a'"]
 
 
-@READERS
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_refused_on_every_route(
-    tmp_path: Path, ssh: str | None, name: str
-) -> None:
+def test_hostile_names_are_refused_on_every_route(tmp_path: Path, name: str) -> None:
     quoted = '"' + name.replace('"', "") + '"'
     (tmp_path / "config").write_text("ProxyCommand nc %r %h %p\n")
-    resolver = Resolver(tmp_path, SYSTEM_CONFIG, print, ssh=ssh)
+    resolver = Resolver(tmp_path, print)
     settings = [
         Host("gpu01", "gpu01", ssh=Ssh(config="config", user=name)),
         Host("gpu01", name, ssh=Ssh(config="config")),
@@ -102,9 +88,9 @@ def test_hostile_names_are_refused_on_every_route(
     if "\n" not in name:
         for line in ("User", "HostName", "HostKeyAlias"):
             with pytest.raises(ConnectError, match="OpenSSH refuses"):
-                resolve(tmp_path, ssh, f"{line} {quoted}\nProxyCommand nc %r %h %k\n")
+                resolve(tmp_path, f"{line} {quoted}\nProxyCommand nc %r %h %k\n")
         with pytest.raises(ConnectError):
-            resolve(tmp_path, ssh, f"ProxyJump {name}@gate\n")
+            resolve(tmp_path, f"ProxyJump {name}@gate\n")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from dtrain.diagnostics import ConnectError
 from dtrain.node.agent.processes import look
 from dtrain.spec.model import Host, Ssh
-from dtrain.transport.endpoint import SYSTEM_CONFIG, Endpoint, Resolver
+from dtrain.transport.endpoint import Endpoint, Resolver
 from dtrain.transport.ssh_options import SshConfigError
 from dtrain.transport.ssh_query import SshQuery
 from support.launching import until
@@ -27,7 +27,7 @@ Resolve = Callable[..., Endpoint]
 
 @pytest.fixture
 def resolver(tmp_path: Path, notices: list[str]) -> Resolver:
-    return Resolver(tmp_path, SYSTEM_CONFIG, notices.append)
+    return Resolver(tmp_path, notices.append)
 
 
 @pytest.fixture
@@ -168,10 +168,10 @@ def test_the_accounts_own_configuration(tmp_path: Path) -> None:
 import os, pathlib, pwd, subprocess, sys
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host
-from dtrain.transport.endpoint import SYSTEM_CONFIG, Resolver
+from dtrain.transport.endpoint import Resolver
 home = os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
 subprocess.run(["mount", "--bind", sys.argv[1], home], check=True)
-resolver = Resolver(pathlib.Path("/"), SYSTEM_CONFIG, print)
+resolver = Resolver(pathlib.Path("/"), print)
 print(resolver.resolve(Host("gpu01", "gpu01")).port)
 os.chmod(home + "/.ssh/config", 0o666)
 try:

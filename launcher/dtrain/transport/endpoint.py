@@ -1,8 +1,7 @@
 """The address of a host's sshd and all options of a connection to it, as one value.
 
 The cluster file overrides ssh's configuration, which overrides the defaults. `ssh -G` evaluates
-the configuration. dtrain reads it itself only on a machine without `ssh`, or if HOME is not the
-account's home folder, because `ssh` ignores HOME.
+the configuration. A machine without `ssh` needs none: the cluster file is enough.
 
 Security: ``StrictHostKeyChecking`` in ssh's configuration can make a launch stricter (``yes``
 disables ``host_keys: accept-new``) but never less strict. Only the cluster file can enable
@@ -12,23 +11,24 @@ disables ``host_keys: accept-new``) but never less strict. Only the cluster file
 from __future__ import annotations
 
 import getpass
+import glob
 import os
 import pwd
 import shlex
 import shutil
 import socket
-import threading
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from dtrain.diagnostics import ConnectError
 from dtrain.records import dataclass
 from dtrain.spec.model import Host, Ssh
-from dtrain.transport.ssh_config import (
+from dtrain.transport.ssh_names import (
     HOST,
     USER,
-    Config,
     canonical,
     expand,
     expand_path,
@@ -199,28 +199,31 @@ class Resolver:
     """Turns hosts into endpoints. Thread-safe.
 
     Relative paths in the cluster file start at ``base``. ``notice`` receives messages for the
-    user about ignored options. ``ssh`` is the program to query; None reads the configuration
-    without it.
+    user about ignored options. ``ssh`` is the program to query, if there is one.
     """
 
     def __init__(
         self,
         base: Path,
-        system_config: Path,
         notice: Callable[[str], None],
         *,
         ssh: str | None = shutil.which("ssh"),
     ) -> None:
         self._base = base
-        self._system_config = system_config
         self._notice = notice
         self._home = Path(os.path.expanduser("~"))  # noqa: PTH111 (Path.home() raises)
         account = _account()
+        self._why_no_ssh = (
+            "the `ssh` program is not installed"
+            if ssh is None
+            else f"`ssh` refuses to run: the user id {os.getuid()} has no account"
+        )
         self.query = SshQuery(ssh) if ssh and account else None
         """Its counters measure the cost of running `ssh`."""
-        self._ssh_home = Path(account.pw_dir) if account else None
-        self._lock = threading.Lock()
-        self._configs: dict[Path | None, Config] = {}
+        self._own_config: IO[str] | None = None
+        """What replaces ssh's own configuration: ssh ignores HOME."""
+        if account and self._home != Path(account.pw_dir):
+            self._own_config = _including(self._home / ".ssh" / "config", SYSTEM_CONFIG)
 
     def resolve(self, host: Host) -> Endpoint:
         """Raises ConnectError if ssh's configuration is unreadable, invalid, or needs something
@@ -298,7 +301,7 @@ class Resolver:
             timeout=_timeout(ssh, options),
             alive_interval=float(options.seconds("serveraliveinterval")) or ALIVE_INTERVAL,
             alive_count=options.number("serveralivecountmax", 0) or ALIVE_COUNT,
-            family=_FAMILIES[options.choice("addressfamily")],
+            family=_FAMILIES[options.choice("addressfamily", "any")],
             bind_address=options.get("bindaddress"),
             compression=options.flag("compression"),
             algorithms=_algorithms(options),
@@ -311,7 +314,7 @@ class Resolver:
 
     def _accepts_new(self, name: str, ssh: Ssh, options: Options) -> bool:
         """Whether to accept the key of an unknown host. ssh's configuration can only forbid it."""
-        checking = options.choice("stricthostkeychecking")
+        checking = options.choice("stricthostkeychecking", "ask")
         if checking in {"no", "off"} and ssh.host_keys == "strict":
             self._notice(
                 f"{name}: ssh's configuration sets StrictHostKeyChecking no, but dtrain always "
@@ -337,24 +340,21 @@ class Resolver:
             return replace(options, values=direct)
 
     def _lookup(self, name: str, ssh: Ssh, config: Path | None) -> Options:
-        # ssh takes the home folder from the account and ignores HOME.
-        own_home = config is None and (
-            self._home != self._ssh_home or self._system_config != SYSTEM_CONFIG
-        )
-        if self.query is None or own_home:
-            return self._config(config).lookup(
-                name,
-                local_user=_local_user(),
-                user=ssh.user,
-                port=ssh.port,
-                jump=ssh.jump,
-                home=self._home,
-            )
-        arguments = ["-F", str(config)] if config else []
-        for flag, value in (("-l", ssh.user), ("-p", ssh.port), ("-J", ssh.jump)):
+        given = {"user": ssh.user, "port": ssh.port, "proxyjump": ssh.jump}
+        files = [config] if config else [self._home / ".ssh" / "config", SYSTEM_CONFIG]
+        if self.query is None:
+            if files[0].is_file():
+                raise SshConfigError(
+                    f"{files[0]} cannot be evaluated: {self._why_no_ssh}",
+                    "install OpenSSH's client, or set `user`, `port`, `identity` and `jump` under "
+                    "`ssh` in the cluster file, and there `config: /dev/null`",
+                )
+            return Options({key: (str(value),) for key, value in given.items() if value}, {})
+        file = config or (self._own_config and self._own_config.name)
+        arguments = ["-F", str(file)] if file else []
+        for flag, value in zip(("-l", "-p", "-J"), given.values(), strict=True):
             if value is not None:
                 arguments += [flag, str(value)]
-        files = [config] if config else [self._home / ".ssh" / "config", SYSTEM_CONFIG]
         return self.query.options(name, arguments, files)
 
     def _route(
@@ -387,19 +387,6 @@ class Resolver:
             via = replace(endpoint, via=via, proxy_command=None) if via else endpoint
         return via, None
 
-    def _config(self, path: Path | None) -> Config:
-        with self._lock:
-            if path not in self._configs:
-                config = Config()
-                if path is not None:
-                    # Like ssh -F: the user trusts a file that the cluster file names.
-                    config.read(path, self._home, checked=False)
-                else:
-                    config.read(self._home / ".ssh" / "config", self._home)
-                    config.read(self._system_config, self._home, user_file=False, checked=False)
-                self._configs[path] = config
-            return self._configs[path]
-
     def _key_files(
         self, names: tuple[str, ...], tokens: Callable[[str], str | None]
     ) -> tuple[Path, ...]:
@@ -426,17 +413,23 @@ def _files(options: Options, keyword: str, *default: str) -> tuple[Path, ...]:
     """The files of an option that accepts several."""
     if not options.all(keyword):
         return tuple(Path(default[0] + suffix) for suffix in ("", *default[1:])) if default else ()
-    names = options.all(keyword)
-    if options.defaults:
-        # ssh prints all names on one line, without quotes.
-        names = tuple(names[0].split(" "))
-        if any(name[:1] not in "/~" for name in names[1:]):
-            raise SshConfigError(
-                f"{keyword} {' '.join(names)!r} is ambiguous: a path contains a space or is "
-                "relative",
-                "use absolute paths without spaces, or set `known_hosts` under `ssh`",
-            )
+    # ssh prints all names on one line, without quotes.
+    names = options.all(keyword)[0].split(" ")
+    if any(name[:1] not in "/~" for name in names[1:]):
+        raise SshConfigError(
+            f"{keyword} {' '.join(names)!r} is ambiguous: a path contains a space or is relative",
+            "use absolute paths without spaces, or set `known_hosts` under `ssh`",
+        )
     return tuple(Path(name) for name in names if name.lower() != "none")
+
+
+def _including(*configs: Path) -> IO[str]:
+    """A file for `ssh -F` that includes ``configs``, until it is closed: of an included file, ssh
+    checks who can write to it."""
+    file = tempfile.NamedTemporaryFile("w", prefix="dtrain-ssh-config-")  # noqa: SIM115
+    file.writelines(f'Include "{glob.escape(str(path))}"\n' for path in configs)
+    file.flush()
+    return file
 
 
 def _agent(options: Options) -> str | None:

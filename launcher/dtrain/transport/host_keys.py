@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import fcntl
+import fnmatch
 import hashlib
 import hmac
 import os
@@ -34,7 +35,6 @@ from dtrain.transport.server_key import (
     HostKey,
     read_host_key,
 )
-from dtrain.transport.ssh_config import matches
 
 _PREFERENCE = {
     "ssh-ed25519": ("ssh-ed25519",),
@@ -333,6 +333,23 @@ def _parse(path: Path, lines: Iterable[str]) -> Iterable[_Line]:
             except CertificateError:
                 continue
         yield _Line(path, number, match[1] or "", tuple(match[2].split(",")), key)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether ``name`` matches a pattern list of OpenSSH, in any case.
+
+    ``*`` and ``?`` are wildcards. A name that matches a pattern with ``!`` does not match the
+    list.
+    """
+    found = False
+    for pattern in patterns:
+        # fnmatch supports [...], OpenSSH does not.
+        text = pattern.removeprefix("!").lower().replace("[", "[[]")
+        if fnmatch.fnmatchcase(name.lower(), text):
+            if pattern.startswith("!"):
+                return False
+            found = True
+    return found
 
 
 def _hash_matches(hashed: str, name: str) -> bool:

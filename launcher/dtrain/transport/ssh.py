@@ -61,13 +61,11 @@ class SshTransport:
         base: Path,
         ask: Ask | None = None,
         notice: Callable[[str], None] = lambda _text: None,
-        *,
-        system_config: Path = Path("/etc/ssh/ssh_config"),
     ) -> None:
         self._notice_once = notice
         self._noticed: set[str] = set()
         self._lock = threading.Lock()
-        self._resolver = Resolver(base, system_config, self._notice)
+        self._resolver = Resolver(base, self._notice)
         self._ask = one_at_a_time(ask) if ask else None
         self._keyring = Keyring(self._ask)
         self._known_hosts = KnownHosts()

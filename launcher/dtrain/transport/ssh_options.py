@@ -47,7 +47,9 @@ NO_EFFECT: Mapping[str, str] = {
     "AddKeysToAgent": "dtrain adds no keys to the agent",
     "CanonicalDomains": _BY_SSH,
     "CanonicalizeFallbackLocal": _BY_SSH,
+    "CanonicalizeHostname": _BY_SSH,
     "CanonicalizeMaxDots": _BY_SSH,
+    "CanonicalizePermittedCNAMEs": _BY_SSH,
     "ChannelTimeout": _FORWARDING,
     "ClearAllForwardings": _FORWARDING,
     "ConnectionAttempts": "dtrain has its own rules for retries",
@@ -122,12 +124,6 @@ LEFT_OUT: Mapping[str, str] = {
     "SetEnv": "set the environment of workers as `env` in the cluster file",
 }
 
-_DEFAULTS = {
-    "CanonicalizeHostname": "no",
-    "CanonicalizePermittedCNAMEs": "none",
-}
-"""Options that need `ssh -G`, with the values that the fallback reader accepts."""
-
 
 @dataclass(frozen=True, slots=True)
 class RefusedValues:
@@ -163,37 +159,6 @@ REFUSED: Mapping[str, RefusedValues] = {
     "SessionType": RefusedValues(("default",), "dtrain runs commands: set `SessionType default`"),
     "Tunnel": RefusedValues(("no",), "set `Tunnel no` for this host"),
 }
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "addressfamily": ("any", "inet", "inet6"),
-    "canonicalizehostname": ("no", "yes", "always"),
-    "controlmaster": ("no", "yes", "auto", "ask", "autoask"),
-    "pubkeyauthentication": ("yes", "no", "unbound", "host-bound"),
-    "requesttty": ("auto", "yes", "no", "force"),
-    "sessiontype": ("default", "none", "subsystem"),
-    "stricthostkeychecking": ("ask", "yes", "no", "off", "accept-new"),
-    "tunnel": ("no", "yes", "point-to-point", "ethernet"),
-    "updatehostkeys": ("yes", "no", "ask"),
-    "verifyhostkeydns": ("no", "yes", "ask"),
-}
-"""The values of options with a fixed set of values, the default first."""
-_FLAGS = _names_in(
-    """
-    batchmode canonicalizefallbacklocal checkhostip clearallforwardings compression
-    enableescapecommandline enablesshkeysign exitonforwardfailure forkafterauthentication
-    forwardx11 forwardx11trusted gatewayports gssapiauthentication gssapidelegatecredentials
-    hashknownhosts hostbasedauthentication identitiesonly kbdinteractiveauthentication
-    nohostauthenticationforlocalhost passwordauthentication permitlocalcommand proxyusefdpass
-    stdinnull streamlocalbindunlink tcpkeepalive visualhostkey
-    """
-)
-_NUMBERS = _names_in(
-    """
-    canonicalizemaxdots connectionattempts numberofpasswordprompts requiredrsasize
-    serveralivecountmax
-    """
-)
-_TIMES = _names_in("connecttimeout forwardx11timeout serveraliveinterval")
 
 ALIASES: Mapping[str, str] = {
     "challengeresponseauthentication": "kbdinteractiveauthentication",
@@ -260,26 +225,15 @@ class Options:
         value = self.get(keyword)
         return 0 if value is None or value == "none" else seconds(keyword, value)
 
-    def choice(self, keyword: str) -> str:
-        """One of `CHOICES`, with ``yes`` for ``true``."""
-        value, choices = self.get(keyword), CHOICES[keyword]
-        if value is None:
-            return choices[0]
-        if _normal(value) not in choices:
-            raise SshConfigError(f"{_name(keyword)} {value!r} is not one of {', '.join(choices)}")
-        return _normal(value)
+    def choice(self, keyword: str, default: str) -> str:
+        """A value in lower case, with ``yes`` for ``true``."""
+        return _normal(self.get(keyword) or default)
 
     def names(self, keyword: str) -> tuple[str, ...] | None:
         """A list of algorithms; None for OpenSSH's default."""
         value = self.get(keyword)
         if value is None or not self.configured(keyword):
             return None
-        if value[:1] in "+-^" or "*" in value or "?" in value:
-            raise SshConfigError(
-                f"{_name(keyword)} {value!r} modifies OpenSSH's default, which needs the `ssh` "
-                "program",
-                "list the algorithms in full, or install OpenSSH's client",
-            )
         return tuple(value.split(","))
 
 
@@ -289,7 +243,7 @@ def check(options: Options) -> Iterator[str]:
     Raises SshConfigError for an option that is unknown or refused.
     """
     for keyword, lines in options.values.items():
-        name = _NAMES.get(keyword)
+        name = NAMES.get(keyword)
         if name in HONOURED or name in NO_EFFECT or not options.configured(keyword):
             continue
         value = " ".join(lines)
@@ -300,13 +254,6 @@ def check(options: Options) -> Iterator[str]:
         if name in LEFT_OUT:
             if _normal(value) not in {"no", "none"}:
                 yield f"{name} in ssh's configuration has no effect: {LEFT_OUT[name]}"
-        elif name in _DEFAULTS:
-            # With `ssh -G` the host name is already canonical.
-            if not options.defaults and _normal(value) != _DEFAULTS[name]:
-                raise SshConfigError(
-                    f"{name} {value} needs the `ssh` program, which is not installed here",
-                    "install OpenSSH's client, or set HostName to the host's full name",
-                )
         elif _normal(value) not in REFUSED[name].accepted:
             needed = REFUSED[name].needs
             if not needed or (options.get(needed) or "none").lower() != "none":
@@ -324,26 +271,8 @@ def seconds(keyword: str, value: str) -> int:
     return total
 
 
-def validate(keyword: str, value: str) -> None:
-    """Raise SshConfigError if OpenSSH refuses the value. Checks only options with a known type."""
-    option = Options({keyword: (value,)}, {})
-    if keyword in _FLAGS:
-        option.flag(keyword)
-    elif keyword in _NUMBERS:
-        option.number(keyword, 0)
-    elif keyword in _TIMES:
-        option.seconds(keyword)
-    elif keyword in CHOICES:
-        option.choice(keyword)
-
-
-def known(keyword: str) -> bool:
-    """Whether OpenSSH has an option with this lower-case name."""
-    return keyword in _NAMES
-
-
 def _name(keyword: str) -> str:
-    return _NAMES.get(keyword) or keyword
+    return NAMES.get(keyword) or keyword
 
 
 def _normal(value: str) -> str:
@@ -352,4 +281,5 @@ def _normal(value: str) -> str:
 
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_NAMES = {name.lower(): name for name in (*HONOURED, *NO_EFFECT, *LEFT_OUT, *_DEFAULTS, *REFUSED)}
+NAMES = {name.lower(): name for name in (*HONOURED, *NO_EFFECT, *LEFT_OUT, *REFUSED)}
+"""The options of all groups, by keyword."""
