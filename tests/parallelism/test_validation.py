@@ -167,6 +167,12 @@ def test_the_error_in_the_second_blind_test_is_limited() -> None:
     assert every.fit["false_oom"] / (every.fit["true_fit"] + every.fit["false_oom"]) < 0.05
 
 
+def test_every_run_of_the_third_blind_test_can_be_compared() -> None:
+    runs = list(read(validate_planner.UNSEEN_3))
+    assert len(runs) == 383
+    assert all(isinstance(run, PublishedRun) for run in runs)
+
+
 @pytest.mark.parametrize("held", [None, "NVIDIA/NeMo"])
 def test_a_fit_recovers_the_constants_of_generated_times(held: str | None) -> None:
     truth = replace(FAMILIES["hopper"], gemm=0.55, attention=0.4, fp8=0.7)
