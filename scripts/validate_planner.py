@@ -7,7 +7,8 @@ Estimates every run of the files like ``dtrain plan``, without any calibration. 
 source and for all sources: rows, mean absolute and signed error of the step time and of the peak
 memory in percent, and how well the planner predicted which runs fit. ``planner.published.runs``
 describes how a row is read. Without --runs, uses the runs in this repository that the constants are
-fitted to: all but published_runs_unseen.csv and published_runs_unseen_2.csv.
+fitted to: all but published_runs_unseen.csv, published_runs_unseen_2.csv and
+published_runs_unseen_3.csv.
 
 A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
 "Fits" is the planner's decision, so it includes the headroom that the planner leaves.
@@ -36,6 +37,8 @@ UNSEEN = DATA / "published_runs_unseen.csv"
 """Runs collected after the constants were fitted. They are not in RUNS: no fit uses them."""
 UNSEEN_2 = DATA / "published_runs_unseen_2.csv"
 """Runs of a second blind test, of publishers and tables that UNSEEN does not have."""
+UNSEEN_3 = DATA / "published_runs_unseen_3.csv"
+"""Runs of a third blind test, of publishers and tables that the others do not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,14 @@ PRACTICES = (
         replace(_DEEPSPEED, idle=0.011),
     ),
     (r"vTrain|DeepSpeed|metaseq", _DEEPSPEED),
+    # Megatron-LM of 2021, and OneFlow's model of the same shape and options.
+    (r"DLPerf", _EARLY),
+    # A fork of Megatron-LM of 2024. Its scripts overlap tensor-parallel traffic with products, but
+    # do not set --overlap-grad-reduce.
+    (r"Megatron-Kwai", Practice(overlaps_reduction=False, hides_tensor=True)),
+    # A program in C++ and CUDA with a kernel for each group of operations. It computes the loss in
+    # chunks, and all its states have 16 bits.
+    (r"llmq (benchmarks/|README)", Practice(fp32_gradients=False, fused_loss=True)),
     # Its memory has the softmax's 5·a·s² bytes. Megatron-LM reports the allocator's peak
     # (``report_memory``).
     (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False, counter="allocated")),
