@@ -33,7 +33,7 @@ def new_run(
     """
     begun = time.time()
     spec = request.spec()
-    name = run_name(spec.name)
+    name = run_name(spec.name, begun)
     folder = RunFolder.create(name)
     claim = folder.claim()
     try:
