@@ -166,7 +166,7 @@ def run() -> int:
     except SpecError as error:
         from dtrain.spec.report import render_problems
 
-        _say(render_problems(error))
+        _say(render_problems(error).rstrip("\n"))
         return error.exit_code
     except DtrainError as error:
         return _explain(error)

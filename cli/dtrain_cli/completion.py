@@ -122,15 +122,15 @@ def topics(incomplete: str) -> list[tuple[str, str] | str]:
 
 def _spec(ctx: typer.Context) -> ClusterFile:
     """The cluster file of the command line. Raises DtrainError, which completion hides."""
-    from dtrain.runs.log_store import RunFolder
     from dtrain.runs.record import Record, Request
+    from dtrain.session.status import find_run
 
     given = (ctx.params.get(name) for name in ("file", "target", "run"))
     # An option that still lacks its value ends the parsing before the arguments.
     named = next((str(one) for one in (*given, *ctx.args) if one is not None), "")
     if Path(named).is_file():
         return Request.of(Path(named)).spec()
-    return Record.load(RunFolder.find(named).path).request.spec()
+    return Record.load(find_run(named).path).request.spec()
 
 
 def _listed(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -16,13 +16,12 @@ ClusterFilePath = Annotated[
         help="The cluster file.", metavar="FILE", autocompletion=completion.cluster_files
     ),
 ]
+RUN_HELP = "The name of a run or of its job, or its first characters."
+AnyRun = Annotated[
+    str, typer.Argument(help=RUN_HELP, metavar="RUN", autocompletion=completion.runs)
+]
 OpenRun = Annotated[
-    str,
-    typer.Argument(
-        help="The name of a run or of its job, or its first characters.",
-        metavar="RUN",
-        autocompletion=completion.open_runs,
-    ),
+    str, typer.Argument(help=RUN_HELP, metavar="RUN", autocompletion=completion.open_runs)
 ]
 OnlyRanks = Annotated[
     str | None,
@@ -40,9 +39,7 @@ OnlyHosts = Annotated[
         autocompletion=completion.hosts,
     ),
 ]
-Fold = Annotated[
-    bool, typer.Option("--fold", help="Show a line that several ranks write only once.")
-]
+Fold = Annotated[bool, typer.Option("--fold", help="Show equal lines of several ranks once.")]
 ShowAs = Annotated[
     Display | None, typer.Option(help="How to show the run; default: live on a terminal.")
 ]

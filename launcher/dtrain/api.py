@@ -188,11 +188,11 @@ def attach(
     from dtrain.engines import existing
     from dtrain.session.control import Control
     from dtrain.session.observer import NullObserver
-    from dtrain.session.status import find_active
+    from dtrain.session.status import find_run
 
     watching, receiver = control or Control(), observer or NullObserver()
     return existing.attach(
-        find_active(run),
+        find_run(run),
         engines=lambda record: _engine(record.request, receiver, watching, ask),
         observer=receiver,
         control=watching,
@@ -215,11 +215,11 @@ def stop(
     from dtrain.engines import existing
     from dtrain.session.control import Control
     from dtrain.session.observer import NullObserver
-    from dtrain.session.status import find_active
+    from dtrain.session.status import find_run
 
     waiting, receiver = control or Control(), observer or NullObserver()
     return existing.stop(
-        find_active(run),
+        find_run(run),
         force=force,
         engines=lambda record: _engine(record.request, receiver, waiting, ask),
         observer=receiver,
@@ -250,13 +250,13 @@ def execute(
     from dtrain.runs.record import Record
     from dtrain.session.commands import NullReceiver
     from dtrain.session.control import Control
-    from dtrain.session.status import find_active
+    from dtrain.session.status import find_run
 
     record = None
     if isinstance(target, str) and "/" not in target and not Path(target).exists():
         if target.endswith((".yaml", ".yml", ".json")):
             load(target)  # says that there is no such file
-        record = Record.load(find_active(target).path)
+        record = Record.load(find_run(target).path)
     return run_commands(
         load(target) if record is None else record.request,
         record,
@@ -294,11 +294,11 @@ class LaunchedRun:
     """A run that a background process controls."""
 
     def __init__(self, name: str) -> None:
-        """``name`` is the name of a run, or its start, or the name of a job, which means its latest
-        run. Raises UsageError if there is no such run."""
-        from dtrain.runs.log_store import RunFolder
+        """``name`` is the name of a run or of its job, or the start of the name, as for `attach`.
+        Raises UsageError if there is no such run."""
+        from dtrain.session.status import find_run
 
-        self._folder = RunFolder.find(name)
+        self._folder = find_run(name)
 
     def __repr__(self) -> str:
         return f"LaunchedRun({self.name!r})"

@@ -166,8 +166,9 @@ def test_files_that_sync_sends_may_be_missing(hosts: Hosts, launcher: Launcher) 
     assert "warning" not in "".join(of_the_check(done))
     (source / "train.py").unlink()
     not_sent = launcher.run(launcher.file(cluster, job_))
-    assert not_sent.code == 3
-    assert "does not contain train.py" in not_sent.stderr
+    assert not_sent.code == 2
+    assert "has no train.py that would be sent" in not_sent.stderr
+    assert "starting" not in not_sent.stderr, "no host is asked"
 
 
 def test_an_interpreter_and_a_script_that_setup_creates(hosts: Hosts, launcher: Launcher) -> None:

@@ -139,6 +139,7 @@ def test_an_invalid_file_is_reported_with_the_position(cluster: Path) -> None:
     assert done.returncode == 2
     assert f"{cluster}:4:3" in done.stderr
     assert "gpus" in done.stderr
+    assert done.stderr.endswith(f"\n\n3 problems in {cluster}\n")
 
 
 def test_a_missing_secret(cluster: Path) -> None:

@@ -160,6 +160,10 @@ def test_a_second_stop_kills_workers_that_ignore_term(scene: Scene) -> None:
     launch.send(signal.SIGINT)
     assert launch.wait().code == 130
     assert scene.leftovers() == []
+    # `dtrain attach` shows what the journal has, and there Ctrl-C only leaves.
+    journal = (scene.run_folder() / "journal.jsonl").read_text()
+    assert "(`dtrain stop --force` kills them now)" in journal
+    assert "Ctrl-C again" not in journal
 
 
 def test_a_failure_leaves_no_zombies(scene: Scene) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,8 @@ import pytest
 from dtrain.diagnostics import UsageError
 from dtrain.runs.journal import HostState, Journal
 from dtrain.runs.log_store import RunFolder
-from dtrain.runs.record import Record, Request
-from dtrain.session.status import find_active
+from dtrain.runs.record import Record, Request, run_name
+from dtrain.session.status import find_run
 from support.stored import END
 
 FILE = "{cluster: {hosts: [n1], gpus: 0, transport: local}, job: {framework: none, script: a.py}}"
@@ -31,13 +33,13 @@ def test_of_several_runs_the_one_that_is_not_over(
 ) -> None:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     old, alive = run("train-1", over=True), run("train-2", over=False)
-    assert find_active("train").name == find_active(alive).name == alive
-    assert find_active(old).name == old
+    assert find_run("train").name == find_run(alive).name == alive
+    assert find_run(old).name == old
     run("train-3", over=False)
     with pytest.raises(UsageError, match="'train' means 2 runs that are not over"):
-        find_active("train")
+        find_run("train")
     with pytest.raises(UsageError, match="no run"):
-        find_active("")
+        find_run("")
 
 
 def test_a_run_of_another_job_with_a_longer_name_is_not_meant(
@@ -47,7 +49,30 @@ def test_a_run_of_another_job_with_a_longer_name_is_not_meant(
     run("train-20261125-100000-00000a", over=True)
     latest = run("train-20261125-110000-00000b", over=True)
     big = run("train-big-20261125-120000-00000c", over=False)
-    assert find_active("train").name == latest
-    assert find_active("train-big").name == find_active("train-b").name == big
+    assert find_run("train").name == latest
+    assert find_run("train-big").name == find_run("train-b").name == big
     alive = run("train-20261125-090000-00000d", over=False)
-    assert find_active("train").name == alive
+    assert find_run("train").name == alive
+
+
+@pytest.mark.parametrize("job", ["a" * 64, "v2.", "a_b-"])
+def test_a_run_is_found_by_the_whole_name_of_its_job(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    older, latest = (run(run_name(job, begun), over=True) for begun in (1e9, 1e9 + 60))
+    assert find_run(job).name == latest != older
+
+
+def test_the_latest_run_when_summer_time_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    begun = datetime(2026, 10, 25, 0, 50, tzinfo=timezone.utc).timestamp()
+    with monkeypatch.context() as berlin:
+        berlin.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        run(run_name("train", begun), over=True)  # at 02:50
+        latest = run(run_name("train", begun + 1200), over=True)  # at 02:10
+    time.tzset()
+    assert find_run("train").name == latest

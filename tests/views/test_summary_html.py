@@ -180,6 +180,16 @@ def test_short_times_and_hints_are_readable(run: Summary) -> None:
     assert "+3.0 s  warning: slow disk\n" in text and "  hint: use another\n" in text
 
 
+def test_a_stop_is_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-2")
+    Record("run-2", Request("c.yaml", "/", FILE), 29500, "python3", BEGIN).save(folder.path)
+    written = journal.Journal(folder.journal)
+    for event in (journal.StopRequested("Ctrl-C"), journal.NoticeShown("Ctrl-C: stopping")):
+        written.write(BEGIN, event)
+    assert [one.text for one in summary(folder, BEGIN + 1).events] == ["Ctrl-C: stopping"]
+
+
 def test_the_comparison_fits_a_terminal(run: Summary) -> None:
     long = replace(run, record=replace(run.record, run="x" * 60))
     text = comparison(run, long, Paper(80, color=False, unicode=True))

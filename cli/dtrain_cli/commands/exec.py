@@ -25,7 +25,7 @@ def exec(
     target: Annotated[
         str,
         typer.Argument(
-            help="A cluster file, or a run's name or its first characters.",
+            help="A cluster file, or the name of a run or of its job, or its first characters.",
             metavar="FILE|RUN",
             autocompletion=completion.files_and_runs,
         ),
@@ -52,7 +52,7 @@ def exec(
         bool,
         typer.Option(
             "--fold/--no-fold",
-            help="Show a line that several hosts write only once; default: on.",
+            help="Show equal lines of several hosts once; default: on.",
             show_default=False,
         ),
     ] = True,

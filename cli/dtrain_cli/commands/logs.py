@@ -20,11 +20,11 @@ from dtrain.runs.journal import JournalReader, NextAttempt, Sizes
 from dtrain.runs.log_store import RunFolder, Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
+from dtrain.session.status import find_run
 from dtrain.spec.scalars import seconds
-from dtrain_cli import completion
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Departure
-from dtrain_cli.parameters import Fold, OnlyHosts, OnlyRanks
+from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, View, make_view
 
@@ -33,14 +33,7 @@ POLL = 0.1
 
 
 def logs(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="A run's name, or its first characters.",
-            metavar="RUN",
-            autocompletion=completion.runs,
-        ),
-    ],
+    run: AnyRun,
     follow: Annotated[
         bool,
         typer.Option("--follow", "-f", help="Print new output as it arrives, until the run ends."),
@@ -59,12 +52,14 @@ def logs(
         raise UsageError(
             f"--since {excerpt(since)}: not a duration", hint="write e.g. 30s, 10m or 1h30m"
         )
-    folder = RunFolder.find(run)
+    folder = find_run(run)
     record = Record.load(folder.path)
     spec = record.request.spec()
     filters = Filters(ranks(rank, spec), hosts(host, spec))
     departure = Departure()
     view = make_view(json, sys.stdout, sys.stderr, filters, fold, departure.ask)
+    if run != folder.name and not json:
+        view.notice(f"output of run {folder.name}")
     _show(view, folder, record, departure, follow=follow, age=age)
     raise typer.Exit(ExitCode.INTERRUPTED if departure.asked else ExitCode.OK)
 

@@ -11,11 +11,11 @@ import typer
 from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.messages.decode import excerpt
-from dtrain.runs.log_store import RunFolder
 from dtrain.session import prune
-from dtrain.session.status import RunStatus, statuses
+from dtrain.session.status import RunStatus, find_run, statuses
 from dtrain.spec.scalars import seconds
 from dtrain_cli import completion, output
+from dtrain_cli.parameters import RUN_HELP
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import runs as view
 
@@ -24,7 +24,9 @@ def ps(
     run: Annotated[
         str | None,
         typer.Argument(
-            help="One run, with its hosts.", metavar="RUN", autocompletion=completion.runs
+            help=f"Show one run with its hosts. {RUN_HELP}",
+            metavar="RUN",
+            autocompletion=completion.runs,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -33,7 +35,7 @@ def ps(
     ] = False,
     pruning: Annotated[
         bool,
-        typer.Option("--prune", help="Remove old runs that are over, after a question."),
+        typer.Option("--prune", help="Remove old runs that are over. Asks first."),
     ] = False,
     older_than: Annotated[
         str | None,
@@ -94,7 +96,7 @@ def _prune(older_than: float | None, keep: int | None, *, yes: bool, json: bool)
 
 
 def _one(run: str) -> RunStatus:
-    folder = RunFolder.find(run)
+    folder = find_run(run)
     try:
         return api.LaunchedRun(folder.name).status(ask_hosts=True)
     except UsageError as error:

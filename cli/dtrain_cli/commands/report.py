@@ -10,17 +10,16 @@ from typing import Annotated
 import typer
 
 from dtrain.diagnostics import UsageError
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.summary import summary
+from dtrain.session.status import find_run
 from dtrain_cli import completion, output
+from dtrain_cli.parameters import AnyRun
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import summary as view
 
 
 def report(
-    run: Annotated[
-        str, typer.Argument(help="The run.", metavar="RUN", autocompletion=completion.runs)
-    ],
+    run: AnyRun,
     other: Annotated[
         str | None,
         typer.Argument(
@@ -38,7 +37,7 @@ def report(
     now = time.time()
     # A long run has millions of values, all of them needed until the end.
     gc.disable()
-    found = [summary(RunFolder.find(name), now) for name in (run, other) if name is not None]
+    found = [summary(find_run(name), now) for name in (run, other) if name is not None]
     if html is not None:
         from dtrain_cli.files import write_text
         from dtrain_cli.views.summary_html import page

@@ -18,9 +18,10 @@ from dtrain.runs.record import Record
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import NullObserver
 from dtrain.session.signals import on_signals
-from dtrain.session.status import active, age, find_active
+from dtrain.session.status import active, age, find_run
 from dtrain_cli import completion, output
 from dtrain_cli.commands.watch import Departure, Watch, suspendable
+from dtrain_cli.parameters import RUN_HELP
 from dtrain_cli.views import Display, can_redraw, color
 from dtrain_cli.views.names import duration
 from dtrain_cli.views.outlet import Outlet
@@ -42,14 +43,14 @@ def top(
     run: Annotated[
         str | None,
         typer.Argument(
-            help="A run's name, or its first characters; default: all active runs.",
+            help=f"{RUN_HELP} Default: all active runs.",
             metavar="RUN",
             autocompletion=completion.open_runs,
         ),
     ] = None,
 ) -> None:
     """Show what the hosts and GPUs of running jobs do."""
-    names = _active() if run is None else [find_active(run).name]
+    names = _active() if run is None else [find_run(run).name]
     out = Outlet(sys.stdout, lambda error: None)
     if not can_redraw(out.terminal) or not out.unicode:
         output.write(_snapshot(names))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from dtrain import hostlist
 from dtrain.launchplan.document import completed_by_node, document, masked
 from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+
+_NUMBER = re.compile(r"\d+")
+_NAMED = "  DTRAIN_HOST="
 
 
 def as_json(plan: LaunchPlan, files: Mapping[str, str]) -> str:
@@ -22,15 +27,23 @@ def as_json(plan: LaunchPlan, files: Mapping[str, str]) -> str:
 
 
 def as_text(plan: LaunchPlan) -> str:
-    """Return what a launch executes: first the part shared by all hosts, then each host's part."""
+    """Return what a launch executes: first the part shared by all hosts, then each host's part.
+
+    Of hosts whose parts differ only by names and by numbers that count on, it has the first and the
+    last.
+    """
     environments = [_environment(plan, part) for part in plan.hosts]
     first, *others = environments
     shared = [line for line in first if all(line in other for other in others)]
     lines = [*_summary(plan)]
     if shared:
         lines += ["every process", *(f"  {line}" for line in shared)]
-    for part, environment in zip(plan.hosts, environments, strict=True):
-        lines += _host(part, [line for line in environment if line not in shared])
+    own = [[line for line in environment if line not in shared] for environment in environments]
+    blocks = [[*_host(*both)] for both in zip(plan.hosts, own, strict=True)]
+    for alike in _counted(blocks):
+        lines += blocks[alike[0]]
+        if len(alike) > 1:
+            lines += [*_between(plan, alike), *blocks[alike[-1]]]
     return "\n".join(lines) + "\n"
 
 
@@ -74,6 +87,40 @@ def _host(part: HostPlan, environment: list[str]) -> Iterator[str]:
     yield f"  in {_inline(part.workdir)}"
     yield from (f"  {line}" for line in environment)
     yield from _processes(part)
+
+
+def _counted(blocks: Sequence[list[str]]) -> Iterator[range]:
+    """Single hosts, and sequences of at least four whose blocks, without names and addresses, have
+    equal texts around numbers that grow by the same from each host to the next."""
+    texts = [
+        "\n".join(line for line in block[2:] if not line.startswith(_NAMED)) for block in blocks
+    ]
+    around = [_NUMBER.split(text) for text in texts]
+    numbers = [[*map(int, _NUMBER.findall(text))] for text in texts]
+    growth = [[], *([b - a for a, b in zip(*both, strict=False)] for both in pairwise(numbers))]
+    begin = 0
+    while begin < len(blocks):
+        end = begin + 1
+        while (
+            end < len(blocks) and around[end] == around[begin] and growth[end] == growth[begin + 1]
+        ):
+            end += 1
+        # The last hosts of a sequence that is too short may begin a longer one.
+        end = end if end - begin > 3 else begin + 1
+        yield range(begin, end)
+        begin = end
+
+
+def _between(plan: LaunchPlan, alike: range) -> Iterator[str]:
+    """The hosts between the first and the last of a sequence."""
+    hosts = plan.hosts[alike[1] : alike[-1]]
+    names, addresses = (
+        hostlist.fold([getattr(part.host, key) for part in hosts]) for key in ("name", "address")
+    )
+    yield ""
+    yield f"{names}  address {addresses}  node rank {hosts[0].node_rank}-{hosts[-1].node_rank}"
+    ends = [plan.hosts[place].host.name for place in (alike[0], alike[-1])]
+    yield f"  like {ends[0]} and {ends[1]}, with the numbers in between"
 
 
 def _processes(part: HostPlan) -> Iterator[str]:

@@ -210,7 +210,8 @@ class Record:
                 raise ProtocolError(f"run.leftovers: no host {excerpt(host)} in its cluster file")
 
 
-def run_name(job: str) -> str:
-    """A run name that sorts by time and is unique across launching machines."""
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", job).strip("-.")[:60] or "run"
-    return f"{slug}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+def run_name(job: str, begun: float) -> str:
+    """A name for a run that began at ``begun``, in seconds since the epoch. Runs of a job sort by
+    time, so the time is UTC, and names are unique across launching machines."""
+    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(begun))
+    return f"{job}-{moment}-{secrets.token_hex(3)}"

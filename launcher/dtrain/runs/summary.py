@@ -190,8 +190,6 @@ def _text(event: journal.JournalEvent) -> str:
             return f"attempt {number} begins on {len(hosts)} host{'s' * (len(hosts) != 1)}"
         case journal.LauncherAttached():
             return "another launcher takes charge of the run"
-        case journal.StopRequested(why):
-            return f"stopping: {why}"
         case journal.StragglersChanged(found):
             return str(found) if found is not None else ""
         case journal.StallChanged(stall):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from dtrain.diagnostics import UsageError
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
 from dtrain.runs.journal import Journal
@@ -33,7 +34,7 @@ def new_run(
     """
     begun = time.time()
     spec = request.spec()
-    name = run_name(spec.name)
+    name = run_name(spec.name, begun)
     folder = RunFolder.create(name)
     claim = folder.claim()
     try:
@@ -69,11 +70,21 @@ def earlier_run(
 
 
 def files_to_send(request: Request, spec: ClusterFile) -> Tree | None:
-    """The files of ``job.sync``; None without it. Raises DtrainError if they cannot be read."""
+    """The files of ``job.sync``; None without it. Raises DtrainError if they cannot be read, or do
+    not include the script."""
     sync = spec.job.sync
     if sync is None:
         return None
-    return scan(request.base / Path(sync.source).expanduser(), sync.exclude)
+    tree = scan(request.base / Path(sync.source).expanduser(), sync.exclude)
+    script = os.path.normpath(spec.job.script or "/")
+    inside = not script.startswith(("/", "~", ".."))
+    if request.check and inside and not tree.has(script):
+        raise UsageError(
+            f"job.sync.source: {tree.source} has no {spec.job.script} that would be sent",
+            hint="job.script is a path in that folder, and job.sync.exclude must not match it"
+            " (`--no-check` launches without it)",
+        )
+    return tree
 
 
 def save(record: Record, folder: RunFolder) -> LaunchPlan:

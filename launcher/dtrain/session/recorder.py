@@ -29,9 +29,11 @@ class Recorder:
         self._journal.write(time.time(), event)
         show(event, self.observer)
 
-    def notice(self, text: str) -> None:
-        """Show ``text`` to the user, now or when they read the journal."""
-        self.record(journal.NoticeShown(text))
+    def notice(self, text: str, here: str | None = None) -> None:
+        """Show ``text`` to the user, now or when they read the journal. This process's user sees
+        ``here`` instead: elsewhere, Ctrl-C does not stop the job."""
+        self._journal.write(time.time(), journal.NoticeShown(text))
+        self.observer.notice(text if here is None else here)
 
     def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
         self.record(journal.NextAttempt(number, plan.host_names, tuple(dropped)))

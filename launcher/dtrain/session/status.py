@@ -167,9 +167,10 @@ def active() -> list[RunStatus]:
     return sorted((one for one in found if one.active), key=lambda one: one.started)
 
 
-def find_active(name: str) -> RunFolder:
-    """Like `RunFolder.find`, but of several runs that ``name`` may mean, the one that is not over.
-    Raises UsageError, also if several are not over, and StorageError."""
+def find_run(name: str) -> RunFolder:
+    """The run that a command means: like `RunFolder.find`, but of several runs that ``name`` may
+    mean, the one that is not over. Raises UsageError, also if several are not over, and
+    StorageError."""
     like = {folder.name for folder in RunFolder.named(name)}
     if len(like) > 1 and name not in like:
         alive = [one.run for one in active() if one.run in like]

@@ -57,7 +57,7 @@ JOB = SectionType(
         ),
         "command": Field(
             ListOf(
-                Text(),
+                Text(lines=True),
                 minimum=1,
                 advice="write each word as its own item: [accelerate, launch, train.py]",
             ),
@@ -80,7 +80,10 @@ JOB = SectionType(
             example="none",
         ),
         "args": Field(
-            ListOf(Text(empty=True), advice="write each argument as its own item: [--epochs, 3]"),
+            ListOf(
+                Text(empty=True, lines=True),
+                advice="write each argument as its own item: [--epochs, 3]",
+            ),
             "Arguments of the program. dtrain passes each item exactly as written, with "
             "placeholders filled in (see command).",
             otherwise="none",
@@ -94,7 +97,7 @@ JOB = SectionType(
             example="~/runs/gpt",
         ),
         "setup": Field(
-            OneOf(Text(), ListOf(Text()), wrap=True),
+            OneOf(Text(lines=True), ListOf(Text(lines=True)), wrap=True),
             "Shell lines to run on each host before its workers. Workers inherit the variables and "
             "limits that they set.",
             otherwise="none",

@@ -26,7 +26,7 @@ NOTIFY = SectionType(
         ),
         "command": Field(
             ListOf(
-                Text(),
+                Text(lines=True),
                 minimum=1,
                 advice="write each word as its own item: [mail, -s, training, ml@example.org]",
             ),

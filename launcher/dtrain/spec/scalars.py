@@ -16,11 +16,13 @@ from typing import Any, Generic, TypeVar
 
 from dtrain.records import dataclass
 from dtrain.spec import source
-from dtrain.spec.problems import Problems, either, nearest, shown
+from dtrain.spec.problems import Problems, either, nearest, shown, visible
 from dtrain.spec.source import Node, Scalar
 
 T = TypeVar("T")
 JsonSchema = dict[str, Any]
+_CONTROL = re.compile(r"[\x01-\x1f\x7f-\x9f]")
+"""Without NUL, which no value can have: see `source`."""
 
 Check = Callable[[str], str]
 """Returns what is wrong with a text as the end of a sentence (``cannot …``), or an empty text."""
@@ -66,6 +68,8 @@ class Text(Type[str]):
     """For the JSON Schema only; ``check`` decides."""
     empty: bool = False
     """Whether a quoted empty text is valid."""
+    lines: bool = False
+    """Whether it can have line breaks and other control characters, as no path or name has."""
     expects: str = "text"
 
     def read(self, node: Node, problems: Problems, name: str) -> str | None:
@@ -76,6 +80,11 @@ class Text(Type[str]):
             return self.refuse(node, problems, name, hint)
         if not node.text and not self.empty:
             problems.add(f"{name} cannot be empty", node.place)
+            return None
+        if not self.lines and (found := _CONTROL.search(node.text)):
+            problems.add(
+                f"{name} cannot hold the character {visible(found[0])}", node.place, "remove it"
+            )
             return None
         wrong = self.check(node.text) if self.check else ""
         if wrong:

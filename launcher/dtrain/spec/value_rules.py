@@ -106,6 +106,9 @@ GPUS = OneOf(
 )
 SLOTS = Integer(1, 1024)
 ENV: MapOf[str] = MapOf(
-    Text(empty=True), variable, f"^{_VARIABLE}$", what="environment variables as NAME: value"
+    Text(empty=True, lines=True),
+    variable,
+    f"^{_VARIABLE}$",
+    what="environment variables as NAME: value",
 )
 TRANSPORT = Choice(get_args(TransportName))

@@ -52,6 +52,12 @@ class Tree:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    def has(self, path: str) -> bool:
+        """Whether ``path`` is a file or below a link, which may lead to one."""
+        return any(path == file.path for file in self.files) or any(
+            f"{path}/".startswith(f"{link}/") for link, _ in self.links
+        )
+
 
 def scan(source: Path, exclude: Sequence[str]) -> Tree:
     """Read ``source`` except paths that match ``exclude`` (patterns: see `dtrain.sync.exclude`).

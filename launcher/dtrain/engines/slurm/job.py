@@ -125,12 +125,13 @@ class SlurmJob:
         verb = "stopping the step in" if self.record.request.allocation else "cancelling"
         self.notice_once(f"{verb} job {self.record.job_id} ({why})")
         if kill:
-            self.notice_once("killing its processes; Ctrl-C again no longer waits for Slurm")
+            text = "killing its processes"
+            self.notice_once(text, f"{text}; Ctrl-C again no longer waits for Slurm")
 
-    def notice_once(self, text: str) -> None:
+    def notice_once(self, text: str, here: str | None = None) -> None:
         if text not in self._shown:
             self._shown.add(text)
-            self._recorder.notice(text)
+            self._recorder.notice(text, here)
 
     def _allocate(self, hosts: tuple[str, ...]) -> None:
         self.plan = self._run.change(allocated=hosts)

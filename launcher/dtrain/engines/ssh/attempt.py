@@ -242,18 +242,20 @@ class Attempt:
     def _show_interrupt(self) -> None:
         notice, why = self._context.recorder.notice, self._ending.interrupted_by
         grace = self._state.grace
-        again = "Ctrl-C again" if why == "Ctrl-C" else "`dtrain stop --force`"
+        insist = "`dtrain stop --force`"
+        again = "Ctrl-C again" if why == "Ctrl-C" else insist
         match self._state.phase:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
                 notice(f"{why}: stopping; nothing was started")
             case AttemptPhase.RUNNING:
                 self._context.recorder.record(journal.StopRequested(why))
-                notice(
-                    f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
-                    f" ({again} kills them now)"
-                )
+                end = f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
+                notice(f"{end} ({insist} kills them now)", f"{end} ({again} kills them now)")
             case AttemptPhase.STOPPING:
-                notice(f"killing the workers; {again} gives up on hosts that do not answer")
+                end = "gives up on hosts that do not answer"
+                notice(
+                    f"killing the workers; {insist} {end}", f"killing the workers; {again} {end}"
+                )
             case AttemptPhase.KILLING:
                 notice("giving up on hosts that do not answer")
 

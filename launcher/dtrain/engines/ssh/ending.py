@@ -75,7 +75,7 @@ class Ending:
                     problems.append(f"{host}: {message.what}")
                     hints.append(message.remedy)
         if self._findings:
-            hints.append("fix these findings; `dtrain launch --no-check` skips the check")
+            hints.append("fix what it found; `dtrain launch --no-check` skips the check")
         if self.hang.why and outcome is AttemptOutcome.WORKER_FAILED:
             problems += [*self.hang.standing, *self.hang.stuck_workers()]
         elif failures and failures[0].is_echo:

@@ -1,0 +1,52 @@
+"""What a launch finds out before it connects to a host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain.runs.record import Request
+from dtrain.session.beginning import files_to_send
+
+FILE = """
+cluster: {{hosts: [n1], gpus: 0}}
+job: {{framework: none, {program}, sync: {{source: src, exclude: [old]}}}}
+"""
+
+
+def request(folder: Path, program: str) -> Request:
+    source = folder / "src"
+    (source / "old").mkdir(parents=True)
+    (source / "sub").mkdir()
+    (source / "linked").symlink_to("sub")
+    for name in ("train.py", "old/train.py", "sub/train.py"):
+        (source / name).write_text("print(1)")
+    return Request(str(folder / "c.yaml"), str(folder), FILE.format(program=program))
+
+
+@pytest.mark.parametrize("script", ["nope.py", "old/train.py", "sub", "sub/nope.py", "./a/../b.py"])
+def test_a_script_that_is_not_sent(tmp_path: Path, script: str) -> None:
+    asked = request(tmp_path, f"script: {script}")
+    with pytest.raises(UsageError, match=f"has no {script} that would be sent"):
+        files_to_send(asked, asked.spec())
+    unchecked = replace(asked, check=False)
+    assert files_to_send(unchecked, unchecked.spec()) is not None
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "script: train.py",
+        "script: ./sub/../train.py",
+        "script: linked/train.py",
+        "script: /opt/train.py",
+        "script: ../train.py",
+        "module: train",
+    ],
+)
+def test_other_programs_need_not_be_sent(tmp_path: Path, program: str) -> None:
+    asked = request(tmp_path, program)
+    assert files_to_send(asked, asked.spec()) is not None
