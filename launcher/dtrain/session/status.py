@@ -90,7 +90,7 @@ class RunStatus:
         if self.unreadable:
             return "unreadable"
         if self.report is not None:
-            return {0: "done", 130: "stopped"}.get(int(self.report.exit_code), "failed")
+            return self.report.state
         if self.in_charge is None:
             return "unattended"
         return (
