@@ -9,7 +9,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any
 
-from dtrain.checks.finding import HOSTS, Finding
+from dtrain.checks.finding import HOSTS, Finding, error, warning
 from dtrain.diagnostics import NodeError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.records import dataclass
@@ -44,6 +44,14 @@ class HostFacts:
     @property
     def name(self) -> str:
         return self.part.host.name
+
+    def error(self, subject: str, seen: str, expected: str, remedy: str) -> Finding:
+        """A finding about this host."""
+        return error(subject, [self.name], seen, expected, remedy)
+
+    def warning(self, subject: str, seen: str, expected: str, remedy: str) -> Finding:
+        """A finding about this host."""
+        return warning(subject, [self.name], seen, expected, remedy)
 
     def fact(self, probe: str) -> Facts:
         """The result of a probe; empty if it failed or was not requested."""
