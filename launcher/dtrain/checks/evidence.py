@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -137,6 +137,17 @@ class Evidence:
     """The measurements of each host's ranks; empty without a measurement."""
     request: tuple[Finding, ...] = ()
     """What is wrong with the file's request to an engine that chooses the hosts."""
+
+    @classmethod
+    def without_hosts(
+        cls,
+        plan: LaunchPlan,
+        *,
+        failures: Iterable[NodeError] = (),
+        request: Iterable[Finding] = (),
+    ) -> Evidence:
+        """What is known before an engine has chosen any host."""
+        return cls(replace(plan, hosts=()), (), tuple(failures), request=tuple(request))
 
     def needs_address(self, host: HostFacts) -> bool:
         """Whether the job connects to the host by its address in the cluster file.

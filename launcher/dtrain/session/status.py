@@ -51,6 +51,10 @@ class HostStatus:
     processes: tuple[ProcessStatus, ...] = ()
     """Set if the host itself was queried."""
 
+    def seen(self, state: str, detail: str = "") -> HostStatus:
+        """The host in ``state`` now: it keeps the time since when, if it was in that state."""
+        return HostStatus(state, self.since if self.state == state else time.time(), detail)
+
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
