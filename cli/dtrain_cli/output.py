@@ -1,10 +1,40 @@
-"""Print a command's result on stdout."""
+"""Print a command's result on stdout, and what goes beside it on stderr."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import typer
+
+from dtrain.framing import clean
 
 
 def write(text: str) -> None:
     """Print ``text`` as the same bytes in every locale."""
     typer.echo(text.encode(errors="surrogateescape"), nl=False)
+
+
+def notice(text: str) -> None:
+    """Print on stderr what users should know although they did not ask for it."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"dtrain: {clean(text)}\n")
+
+
+@contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Show ``text`` until the block ends, on a terminal that can erase it."""
+    # Most commands write their result alone, and views take long to import.
+    from dtrain_cli.views import can_redraw
+
+    shown = sys.stderr is not None and can_redraw(sys.stderr.isatty())
+    if shown:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

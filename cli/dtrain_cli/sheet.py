@@ -18,7 +18,7 @@ def stdout_paper() -> Paper:
     # rich is slow to import, and only reports need it.
     from dtrain_cli.views.paper import Paper
 
-    outlet = Outlet(sys.stdout, lambda _error: None)
+    outlet = Outlet(sys.stdout)
     columns, _ = outlet.size()
     if not outlet.terminal:
         wanted = os.environ.get("COLUMNS", "")

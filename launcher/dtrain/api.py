@@ -248,7 +248,7 @@ def execute(
     """
     from dtrain.engines.execution import execute as run_commands
     from dtrain.runs.record import Record
-    from dtrain.session.commands import NullReceiver
+    from dtrain.session.commands import Receiver
     from dtrain.session.control import Control
     from dtrain.session.status import find_run
 
@@ -263,7 +263,7 @@ def execute(
         argv,
         hosts=hosts,
         limit=timeout,
-        receiver=receiver or NullReceiver(),
+        receiver=receiver or Receiver(),
         control=control or Control(),
         ask=ask,
         notice=on_notice or (lambda text: None),

@@ -51,6 +51,32 @@ def load(
     return request
 
 
+def load_torch_hosts(file: Path | None, option: str, verb: str) -> Request:
+    """The cluster file for an ``option`` of the planner that runs torch on its hosts; ``verb`` says
+    what it does there. Raises UsageError if it cannot."""
+    if file is None:
+        raise UsageError(f"`{option}` needs machines, but no file names them", hint="add FILE")
+    found = load(file)
+    spec = found.spec()
+    if spec.cluster.allocated:
+        raise UsageError(
+            f"`{option}` needs hosts by name, but an engine chooses them",
+            hint="use `calibrate_run` with a run on them, or a copy of the file with cluster.hosts",
+        )
+    if spec.job.framework != "torch":
+        raise UsageError(
+            f"`{option}` {verb}s with torch, but job.framework is {spec.job.framework}",
+            hint=f"leave `{option}` out",
+        )
+    if spec.job.container is not None:
+        raise UsageError(
+            f"`{option}` does not {verb} in containers",
+            hint="use `calibrate_run` with a run in them, or a copy of the file without "
+            "job.container",
+        )
+    return found
+
+
 def _text(spec: Mapping[str, Any]) -> str:
     """The spec as JSON: YAML in which all strings are quoted, so "on" and "1e3" stay strings."""
     try:

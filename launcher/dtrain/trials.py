@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.loading import load
+from dtrain.loading import load_torch_hosts
 from dtrain.messages.trial import TrialLine, trial_line
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
@@ -49,29 +49,11 @@ def trainable(request: PlanRequest) -> Request:
             f"`trials={request.trials}` is not a number of layouts",
             hint=f"1 to {MOST_TRIALS}, such as 3",
         )
-    if request.file is None:
-        raise UsageError("`trials` trains on machines, but no file names them", hint="add FILE")
-    found = load(request.file)
-    file = found.spec()
-    if file.cluster.allocated:
+    found = load_torch_hosts(request.file, "trials", "train")
+    if request.framework not in (None, "torch"):
         raise UsageError(
-            "`trials` needs hosts by name, but an engine chooses them",
-            hint="use `calibrate_run` with a run on them, or a copy of the file with cluster.hosts",
-        )
-    for where, framework in (
-        ("job.framework", file.job.framework),
-        ("`framework`", request.framework or "torch"),
-    ):
-        if framework != "torch":
-            raise UsageError(
-                f"`trials` trains with torch, but {where} is {framework}",
-                hint="leave `trials` out",
-            )
-    if file.job.container is not None:
-        raise UsageError(
-            "`trials` does not train in containers",
-            hint="use `calibrate_run` with a run in them, or a copy of the file without "
-            "job.container",
+            f"`trials` trains with torch, but `framework` is {request.framework}",
+            hint="leave `trials` out",
         )
     # Its errors must come before a probe, which takes a minute.
     _request(found, {}, []).spec()

@@ -20,6 +20,7 @@ from dtrain.launchplan.plan import LaunchPlan, build
 from dtrain.spec.load import read
 from dtrain_cli.commands.launch import rendered
 
+CONFIGS = Path(__file__).parents[2] / "configs"
 CASES = sorted(path for path in (Path(__file__).parent / "cases").iterdir() if path.is_dir())
 
 
@@ -72,7 +73,7 @@ def test_no_secret_and_no_path_of_this_machine(
 
 
 def test_ranks_are_consecutive_over_hosts() -> None:
-    hosts = plan(CASES[0].parent / "torch-8x8").hosts
+    hosts = build(read(CONFIGS / "torch-8x8-a100.yaml")).hosts
     ranks = [process.rank for host in hosts for process in host.processes]
     assert ranks == list(range(64))
     last = hosts[2].processes[3].environment

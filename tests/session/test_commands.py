@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from dtrain.diagnostics import ExitCode
-from dtrain.session.commands import Commands, NullReceiver, Target
+from dtrain.session.commands import Commands, Receiver, Target
 from dtrain.session.control import Control
 from dtrain.spec.model import Host
 from dtrain.transport.local import LocalConnection, LocalTransport
@@ -32,7 +32,7 @@ def test_a_stop_does_not_wait_for_a_host_that_is_still_connecting() -> None:
 
     control = Control()
     threading.Thread(target=lambda: connecting.wait(HANG) and control.stop(), daemon=True).start()
-    outcomes = commands(Slow(), "fast", "slow").run(NullReceiver(), control)
+    outcomes = commands(Slow(), "fast", "slow").run(Receiver(), control)
     test_over.set()
     slow = outcomes[1]
     assert slow.exit_code is ExitCode.NODE_FAILED
@@ -46,4 +46,4 @@ def test_a_fault_in_a_thread_ends_the_command() -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        commands(Broken(), "a", "b").run(NullReceiver(), Control())
+        commands(Broken(), "a", "b").run(Receiver(), Control())

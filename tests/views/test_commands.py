@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtrain.diagnostics import ConnectError
 from dtrain.session.commands import Outcome
-from dtrain_cli.views.commands import MOST_WAITING, PATIENCE, WINDOW, CommandLines, CommandView
+from dtrain_cli.views.commands import MOST_WAITING, PATIENCE, WINDOW, CommandLines
 from dtrain_cli.views.outlet import Outlet
 from support.runs import Capture
 
@@ -15,9 +15,8 @@ class Shown:
     def __init__(self, *hosts: str, fold: bool = True) -> None:
         self.now = 100.0
         self.out, self.err = Capture(), Capture()
-        outlets = [Outlet(one.stream, lambda _error: None) for one in (self.out, self.err)]
-        display = CommandLines(*outlets, fold=fold, color=(False, False))
-        self.view = CommandView(display, lambda: self.now)
+        outlets = [Outlet(one.stream) for one in (self.out, self.err)]
+        self.view = CommandLines(*outlets, fold=fold, color=(False, False), clock=lambda: self.now)
         self.view.started(hosts)
 
     def say(self, host: str, text: str) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -17,17 +14,16 @@ from dtrain import api
 from dtrain.checks import Evidence, Severity, judge
 from dtrain.checks import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.framing import clean
 from dtrain.loading import load
 from dtrain.session.signals import on_signals
 from dtrain_cli import prompt
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.options import errors_name_options
-from dtrain_cli.output import write
+from dtrain_cli.output import notice, progress, write
 from dtrain_cli.parameters import ClusterFilePath
 from dtrain_cli.sheet import stdout_paper
-from dtrain_cli.views import can_redraw, names
 from dtrain_cli.views import findings as view
+from dtrain_cli.views import names
 
 
 def check(
@@ -95,24 +91,3 @@ def _write_calibration(evidence: Evidence, output: Path) -> None:
         return
     write_text(output, dumps(fabric.calibration(measured), indent=2) + "\n")
     notice(f"{output} written; use it with: dtrain plan --calibrate {output}")
-
-
-def notice(text: str) -> None:
-    """Print on stderr what users should know although they did not ask for it."""
-    if sys.stderr is not None:
-        sys.stderr.write(f"dtrain: {clean(text)}\n")
-
-
-@contextmanager
-def progress(text: str) -> Iterator[None]:
-    """Show ``text`` until the block ends, on a terminal that can erase it."""
-    shown = sys.stderr is not None and can_redraw(sys.stderr.isatty())
-    if shown:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    try:
-        yield
-    finally:
-        if shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

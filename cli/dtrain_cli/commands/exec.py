@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from dtrain import api, hostlist
+from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.engines.execution import exit_code
-from dtrain.messages.decode import excerpt
 from dtrain.session.control import Control
 from dtrain.session.signals import on_signals, stop_by_signal
-from dtrain.spec.scalars import seconds
 from dtrain_cli import completion, prompt
+from dtrain_cli.commands.select import duration, unfolded
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import color
 from dtrain_cli.views.commands import CommandJson, CommandLines, CommandView
@@ -64,21 +63,18 @@ def exec(
     The exit code is the worst of all hosts: 0 if the command returned 0 everywhere, 1 if it failed
     or reached the time limit on a host, 3 if a host failed, and 130 after Ctrl-C.
     """
-    limit = None if timeout is None else seconds(timeout)
-    if timeout is not None and not limit:
-        raise UsageError(
-            f"--timeout {excerpt(timeout)}: not a duration", hint="write e.g. 30s, 10m or 1h30m"
-        )
+    limit = duration("--timeout", timeout)
+    if limit == 0:
+        raise UsageError("--timeout 0 leaves no time", hint="write e.g. 30s, 10m or 1h30m")
     control = Control()
     broken = _Broken(control)
     out, err = (Outlet(stream, broken.note) for stream in (sys.stdout, sys.stderr))
-    hosts = None if host is None else _hosts(host)
-    display = (
+    hosts = None if host is None else unfolded("--host", host)
+    view: CommandView = (
         CommandJson(out)
         if json
         else CommandLines(out, err, fold=fold, color=(color(out), color(err)))
     )
-    view = CommandView(display)
     with on_signals(lambda number: stop_by_signal(control, number)):
         outcomes = api.execute(
             target,
@@ -108,10 +104,3 @@ class _Broken:
         if not reader_gone(error):
             self.error = error
         self._control.hang_up("its output was closed")
-
-
-def _hosts(text: str) -> tuple[str, ...]:
-    try:
-        return hostlist.unfold(text)
-    except hostlist.HostListError as error:
-        raise UsageError(f"--host {excerpt(text)}: {error}") from None

@@ -41,7 +41,7 @@ def help(
         # rich takes a tenth of a second to import, and a pipe does not need it.
         from dtrain_cli.views.page import drawn
 
-        text = drawn(text, color=color(Outlet(sys.stdout, lambda _error: None)))
+        text = drawn(text, color=color(Outlet(sys.stdout)))
     output.write(text)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
-from dtrain import api, hostlist
+from dtrain import api
 from dtrain.checks import Evidence
 from dtrain.diagnostics import NodeError, SpecError, UsageError
 from dtrain.engines.slurm import login_shell
@@ -23,8 +24,9 @@ from dtrain.spec.model import Slurm
 from dtrain.spec.problems import either
 from dtrain.transport.select import Transports
 from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
-from dtrain_cli.commands.check import notice, progress
+from dtrain_cli.commands.select import unfolded
 from dtrain_cli.files import writable, write_text
+from dtrain_cli.output import notice, progress
 from dtrain_cli.views import names
 
 _T = TypeVar("_T")
@@ -100,7 +102,7 @@ def init(
             _write(file, text)
             return
     answers = first_file.Answers(
-        _ask("--hosts", hosts, _HOSTS, _hosts, or_else=_SLURM),
+        _ask("--hosts", hosts, _HOSTS, partial(unfolded, "--hosts"), or_else=_SLURM),
         _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
         _ask("--script", script, _SCRIPT, str, "train.py"),
         user,
@@ -193,13 +195,6 @@ def _for_slurm(
         str(file.absolute().parent),
     )
     return first_slurm_file.text(answers, partitions)
-
-
-def _hosts(text: str) -> tuple[str, ...]:
-    try:
-        return hostlist.unfold(text)
-    except hostlist.HostListError as error:
-        raise UsageError(f"--hosts {text}: {error}", hint=error.hint) from None
 
 
 def _framework(name: str) -> str:

@@ -13,16 +13,14 @@ from typing import Annotated
 
 import typer
 
-from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.diagnostics import ExitCode
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.decode import excerpt
 from dtrain.runs.journal import JournalReader, NextAttempt, Sizes
 from dtrain.runs.log_store import RunFolder, Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
 from dtrain.session.status import find_run
-from dtrain.spec.scalars import seconds
-from dtrain_cli.commands.select import hosts, ranks
+from dtrain_cli.commands.select import duration, hosts, ranks
 from dtrain_cli.commands.watch import Departure
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks
 from dtrain_cli.standard import OutputError
@@ -47,11 +45,7 @@ def logs(
     fold: Fold = False,
 ) -> None:
     """Show the output of a run's workers."""
-    age = None if since is None else seconds(since)
-    if since is not None and age is None:
-        raise UsageError(
-            f"--since {excerpt(since)}: not a duration", hint="write e.g. 30s, 10m or 1h30m"
-        )
+    age = duration("--since", since)
     folder = find_run(run)
     record = Record.load(folder.path)
     spec = record.request.spec()

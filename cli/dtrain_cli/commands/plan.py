@@ -17,7 +17,7 @@ from dtrain.plan_file import written
 from dtrain.plan_request import FIXABLE, MODEL_SIZES, PlanRequest
 from dtrain_cli import completion, prompt
 from dtrain_cli.options import as_options, errors_name_options
-from dtrain_cli.output import write
+from dtrain_cli.output import notice, write
 
 if TYPE_CHECKING:
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
@@ -239,7 +239,7 @@ def plan(
             writable(target)
     with errors_name_options():
         answer = api.plan(
-            request, strategies=True, ask=prompt.asker(), on_notice=_notice, signals=True
+            request, strategies=True, ask=prompt.asker(), on_notice=notice, signals=True
         )
     if isinstance(answer, Answer):
         write(_layouts(answer, top, json=json, file=file, output=output, html=html))
@@ -299,12 +299,6 @@ def _layouts(
     from dtrain_cli.views import layouts
 
     return layouts.as_text(answer, stdout_paper(), count=top, notes=notes, written=done)
-
-
-def _notice(text: str) -> None:
-    from dtrain_cli.commands.check import notice
-
-    notice(text)
 
 
 def _strategies(found: TensorFlowPlan, *, json: bool) -> str:

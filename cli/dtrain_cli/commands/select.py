@@ -1,4 +1,4 @@
-"""``--rank`` and ``--host``: choose the workers whose output is shown."""
+"""Reads the values of options that several commands have. Each raises UsageError."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.launchplan.plan import build
 from dtrain.messages.decode import excerpt
 from dtrain.spec.model import ClusterFile
+from dtrain.spec.scalars import seconds
 
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -41,10 +42,7 @@ def hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
     """``gpu[01-03]`` as a set of the file's hosts."""
     if text is None:
         return None
-    try:
-        wanted = hostlist.unfold(text)
-    except hostlist.HostListError as error:
-        raise UsageError(f"--host {excerpt(text)}: {error}") from None
+    wanted = unfolded("--host", text)
     known = dict.fromkeys(host.name for host in (*spec.cluster.hosts, *spec.cluster.spares))
     if unknown := [name for name in wanted if name not in known]:
         raise UsageError(
@@ -52,3 +50,21 @@ def hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
             hint=f"its hosts are {hostlist.fold(known)}",
         )
     return frozenset(wanted)
+
+
+def unfolded(option: str, text: str) -> tuple[str, ...]:
+    """``gpu[01-03]`` as the names of hosts."""
+    try:
+        return hostlist.unfold(text)
+    except hostlist.HostListError as error:
+        raise UsageError(f"{option} {excerpt(text)}: {error}", hint=error.hint) from None
+
+
+def duration(option: str, text: str | None) -> float | None:
+    """``1h30m`` in seconds."""
+    found = None if text is None else seconds(text)
+    if text is not None and found is None:
+        raise UsageError(
+            f"{option} {excerpt(text)}: not a duration", hint="write e.g. 30s, 10m or 1h30m"
+        )
+    return found

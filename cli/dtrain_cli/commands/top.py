@@ -51,9 +51,12 @@ def top(
 ) -> None:
     """Show what the hosts and GPUs of running jobs do."""
     names = _active() if run is None else [find_run(run).name]
-    out = Outlet(sys.stdout, lambda error: None)
+    if not names:
+        output.write("no active runs; `dtrain ps --all` lists all runs\n")
+        return
+    out = Outlet(sys.stdout)
     if not can_redraw(out.terminal) or not out.unicode:
-        output.write(_snapshot(names))
+        output.write("\n".join(_present(name, _ShownRun(name)) for name in names))
     elif len(names) == 1:
         watch = Watch(stopping=False, display=Display.LIVE)
         code = watch.until_over(
@@ -62,24 +65,16 @@ def top(
             )
         )
         raise typer.Exit(ExitCode.OK if watch.control.left else code)
-    elif names:
-        _show_all(out)
     else:
-        output.write("no active runs; `dtrain ps --all` lists all runs\n")
+        _show_all(out)
 
 
 def _active() -> list[str]:
     return [one.run for one in active() if not one.unreadable]
 
 
-def _snapshot(names: list[str]) -> str:
-    """The present state of each run as text."""
-    if not names:
-        return "no active runs; `dtrain ps --all` lists all runs\n"
-    return "\n".join(_present(name, _ShownRun(name)) for name in names)
-
-
 def _present(name: str, run: _ShownRun) -> str:
+    """The present state of a run as text."""
     from dtrain_cli.views.dashboard import snapshot
     from dtrain_cli.views.overview import attach_hint
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dtrain.diagnostics import ExitCode
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all, prefixed, split
 from dtrain.hostlist import in_order
-from dtrain.session.commands import Outcome
+from dtrain.session.commands import Outcome, Receiver
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.outlet import Outlet
@@ -24,7 +25,41 @@ MOST_WAITING = 4 << 20
 """Characters that may wait; then all lines are printed."""
 
 
-class CommandLines:
+class CommandView(Receiver):
+    """Splits the bytes of all hosts into lines."""
+
+    limit: int
+    """Characters of a line that are kept."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._framers: dict[tuple[str, str], LineFramer] = {}
+
+    def output(self, host: str, stream: str, data: bytes) -> None:
+        framer = self._framers.get((host, stream))
+        if framer is None:
+            framer = self._framers[host, stream] = LineFramer(limit=self.limit)
+        if text := framer.feed(data):
+            self.lines(host, stream, text)
+
+    def ended(self, outcome: Outcome) -> None:
+        for stream in ("stdout", "stderr"):
+            framer = self._framers.pop((outcome.host, stream), None)
+            if framer is not None and (rest := framer.flush()):
+                self.lines(outcome.host, stream, rest)
+
+    @abstractmethod
+    def lines(self, host: str, stream: str, text: str) -> None:
+        """Whole lines, each with its newline."""
+
+    @abstractmethod
+    def notice(self, text: str) -> None: ...
+
+    @abstractmethod
+    def finished(self, outcomes: Sequence[Outcome], code: int) -> None: ...
+
+
+class CommandLines(CommandView):
     """Prints stdout on stdout and stderr on stderr, with ``[host]`` before each line, and on stderr
     how the command failed. A line that several hosts write is printed once."""
 
@@ -37,8 +72,10 @@ class CommandLines:
         *,
         fold: bool,
         color: tuple[bool, bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``color``: whether to color stdout and stderr."""
+        super().__init__(clock)
         self._width = 0
         self._outlets = {"stdout": out, "stderr": err}
         self._color = dict(zip(("stdout", "stderr"), color, strict=True))
@@ -52,15 +89,16 @@ class CommandLines:
         self._width = max(map(len, hosts), default=0)
         self._silent = set(hosts)
 
-    def lines(self, host: str, stream: str, text: str, now: float) -> None:
-        self._heard(host, now)
-        self._folder.add(now, host, stream, text)
+    def lines(self, host: str, stream: str, text: str) -> None:
+        self._heard(host)
+        self._folder.add(self.clock(), host, stream, text)
         self._waiting += len(text)
         if self._waiting > MOST_WAITING:
             self._flush()
-        self.due(now)
+        self.idle()
 
-    def _heard(self, host: str, now: float) -> None:
+    def _heard(self, host: str) -> None:
+        now = self.clock()
         if self._hold_until is None:
             self._hold_until = now + PATIENCE
         if host in self._silent:
@@ -68,8 +106,9 @@ class CommandLines:
             if not self._silent:
                 self._hold_until = min(self._hold_until, now + WINDOW)
 
-    def due(self, now: float) -> None:
+    def idle(self) -> None:
         """Print the lines that have waited long enough."""
+        now = self.clock()
         if self._fold and self._hold_until is not None and now < self._hold_until:
             return
         for folded in self._folder.take(now):
@@ -80,9 +119,10 @@ class CommandLines:
     def notice(self, text: str) -> None:
         self._outlets["stderr"].write(f"dtrain: {clean(text)}\n")
 
-    def ended(self, outcome: Outcome, now: float) -> None:
+    def ended(self, outcome: Outcome) -> None:
         """Note that the host writes no more. `finished` prints how it ended."""
-        self._heard(outcome.host, now)
+        super().ended(outcome)
+        self._heard(outcome.host)
 
     def finished(self, outcomes: Sequence[Outcome], code: int) -> None:
         self._flush()
@@ -118,29 +158,28 @@ class CommandLines:
         self._outlets[stream].write(prefixed(clean_all(text, color), f"{head} "))
 
 
-class CommandJson:
+class CommandJson(CommandView):
     """JSON Lines: ``started``, ``line``, ``notice``, ``ended`` for each host, and ``finished``."""
 
     limit = 1 << 20
 
     def __init__(self, out: Outlet) -> None:
+        super().__init__()
         self._out = out
 
     def started(self, hosts: Sequence[str]) -> None:
         self._out.write(_event("started", hosts=[*hosts]))
 
-    def lines(self, host: str, stream: str, text: str, now: float) -> None:
+    def lines(self, host: str, stream: str, text: str) -> None:
         self._out.write(
             "".join(_event("line", host=host, stream=stream, text=x) for x in split(text))
         )
 
-    def due(self, now: float) -> None:
-        """Nothing waits."""
-
     def notice(self, text: str) -> None:
         self._out.write(_event("notice", text=text))
 
-    def ended(self, outcome: Outcome, now: float) -> None:
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
         failure, hint = _failure(outcome) or ("", "")
         self._out.write(
             _event(
@@ -157,43 +196,6 @@ class CommandJson:
     def finished(self, outcomes: Sequence[Outcome], code: int) -> None:
         failed = [one.host for one in outcomes if one.exit_code]
         self._out.write(_event("finished", exit_code=code, failed=failed))
-
-
-class CommandView:
-    """Turns the bytes of all hosts into lines for a display."""
-
-    def __init__(
-        self, display: CommandLines | CommandJson, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._display = display
-        self._clock = clock
-        self._framers: dict[tuple[str, str], LineFramer] = {}
-
-    def started(self, hosts: Sequence[str]) -> None:
-        self._display.started(hosts)
-
-    def output(self, host: str, stream: str, data: bytes) -> None:
-        framer = self._framers.get((host, stream))
-        if framer is None:
-            framer = self._framers[host, stream] = LineFramer(limit=self._display.limit)
-        if text := framer.feed(data):
-            self._display.lines(host, stream, text, self._clock())
-
-    def ended(self, outcome: Outcome) -> None:
-        for stream in ("stdout", "stderr"):
-            framer = self._framers.pop((outcome.host, stream), None)
-            if framer is not None and (rest := framer.flush()):
-                self._display.lines(outcome.host, stream, rest, self._clock())
-        self._display.ended(outcome, self._clock())
-
-    def idle(self) -> None:
-        self._display.due(self._clock())
-
-    def notice(self, text: str) -> None:
-        self._display.notice(text)
-
-    def finished(self, outcomes: Sequence[Outcome], code: int) -> None:
-        self._display.finished(outcomes, code)
 
 
 def _failure(outcome: Outcome) -> tuple[str, str] | None:

@@ -8,13 +8,13 @@ Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``)
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dtrain.framing import split
-from dtrain.session.feed import StreamKey
+from dtrain.session.feed import RunReceiver, StreamKey
+from dtrain_cli.views.finite import finite
 from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
-    from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
 
 SCHEMA = 1
 
 
-class JsonLines:
+class JsonLines(RunReceiver):
     limit = 1 << 20
     """Characters; longer lines are cut and marked as cut."""
 
@@ -49,9 +48,6 @@ class JsonLines:
 
     def allocated(self, plan: LaunchPlan) -> None:
         self._put("allocated", hosts=_hosts(plan))
-
-    def known(self, plan: LaunchPlan) -> None:
-        """Do nothing: every line names its worker."""
 
     def _begin(self, event: str, run: str, plan: LaunchPlan, folder: str) -> None:
         self._put(event, run=run, name=plan.name, logs=folder, hosts=_hosts(plan))
@@ -85,13 +81,7 @@ class JsonLines:
         self._buffer += [f"{head}{json.dumps(line)}}}\n" for line in split(text)]
 
     def progress(self, host: str, report: Progress) -> None:
-        """Print progress. JSON has no infinity and no NaN, so such a loss becomes null."""
-        metrics = {name: _finite(value) for name, value in report.metrics.items()}
-        fields = asdict(report) | {"loss": _finite(report.loss), "metrics": metrics}
-        self._put("progress", host=host, **fields)
-
-    def telemetry(self, host: str, sample: Sample) -> None:
-        """No event: the run's folder has it."""
+        self._put("progress", host=host, **finite(asdict(report)))
 
     def stragglers(self, found: Straggler | None) -> None:
         self._put("stragglers", found=None if found is None else asdict(found))
@@ -105,9 +95,6 @@ class JsonLines:
             self._buffer = []
             self._out.write(text)
 
-    def next_flush(self, now: float) -> float | None:
-        return None
-
     def suspend(self) -> None:
         self.flush(0.0)
 
@@ -117,10 +104,6 @@ class JsonLines:
 
     def _put(self, event: str, **fields: Any) -> None:
         self._buffer.append(json.dumps({"schema": SCHEMA, "event": event, **fields}) + "\n")
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _hosts(plan: LaunchPlan) -> list[dict[str, Any]]:

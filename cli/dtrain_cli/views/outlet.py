@@ -20,7 +20,9 @@ class Outlet:
     discarded, also what Python flushes at exit.
     """
 
-    def __init__(self, stream: TextIO | None, on_broken: Callable[[OSError], None]) -> None:
+    def __init__(
+        self, stream: TextIO | None, on_broken: Callable[[OSError], None] = lambda error: None
+    ) -> None:
         """``stream`` is None if it was closed when the process started."""
         self._on_broken = on_broken
         if stream is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import RECOVERED
 from dtrain.framing import LIMIT, clean, clean_all, prefixed
-from dtrain.session.feed import StreamKey
+from dtrain.session.feed import RunReceiver, StreamKey
 from dtrain_cli.views import names
 from dtrain_cli.views.bars import Bars
 from dtrain_cli.views.folding import LineFolder
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dtrain.failures.stalls import Stall
     from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
-    from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
 
@@ -33,7 +32,7 @@ _MAX_UNREACHABLE = 3
 """Unreachable hosts that each get a notice; for more, one notice follows."""
 
 
-class Plain:
+class Plain(RunReceiver):
     """Prints the workers' stdout on stdout and their stderr on stderr, with ``[host rank]`` before
     each line, and dtrain's own notices on stderr."""
 
@@ -151,9 +150,6 @@ class Plain:
         if self._progress_line.add(report) and due:
             self._last_progress = report.time
             self.notice(self._progress_line.text)
-
-    def telemetry(self, host: str, sample: Sample) -> None:
-        """Not shown: only a dashboard has a place for it."""
 
     def stragglers(self, found: Straggler | None) -> None:
         self.notice(str(found or RECOVERED))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dtrain.framing import clean
 from dtrain.session.prune import OldRun
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus, age
 from dtrain_cli.views import names
+from dtrain_cli.views.finite import finite
 from dtrain_cli.views.report import render
 
 if TYPE_CHECKING:
@@ -199,14 +199,3 @@ def _progress(run: RunStatus, *, short: bool = False) -> str:
     of = f" of {report.total:,}" if report.total is not None else ""
     loss = f" · loss {report.loss:.4g}" if report.loss is not None else ""
     return f"step {report.step:,}{of}{loss}"
-
-
-def finite(value: Any) -> Any:
-    """Replace infinite numbers and NaN, which JSON lacks, with None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value

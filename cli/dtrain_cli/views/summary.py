@@ -13,9 +13,9 @@ from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.measured import Difference
 from dtrain.runs.summary import Summary
 from dtrain_cli.views import names
+from dtrain_cli.views.finite import finite
 from dtrain_cli.views.overview import attach_hint
 from dtrain_cli.views.report import render
-from dtrain_cli.views.runs import finite
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -98,9 +98,7 @@ def last_step(run: Summary) -> int | None:
 
 
 def state(run: Summary) -> str:
-    if run.ended is None or run.report is None:
-        return "not over"
-    return {0: "done", 130: "stopped"}.get(int(run.report.exit_code), "failed")
+    return run.report.state if run.ended is not None and run.report is not None else "not over"
 
 
 def share(run: Summary) -> str:

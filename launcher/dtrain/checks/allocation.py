@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence, HostFacts
-from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.finding import Finding
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -23,17 +23,15 @@ def _shared(host: HostFacts) -> Iterator[Finding]:
     where = host.short(found["path"])
     expected = "the login node and all machines share the folder, and the job can write there"
     if found["missing"]:
-        yield error(
+        yield host.error(
             "cluster.run_dir",
-            [host.name],
             f"a file that the login node has written to {where} is not there: {found['missing']}",
             expected,
             "set cluster.run_dir to a folder that all machines share",
         )
     elif found.get("not_writable"):
-        yield error(
+        yield host.error(
             "cluster.run_dir",
-            [host.name],
             f"cannot write to {where}: {found['not_writable']}",
             expected,
             "set cluster.run_dir to a shared folder of yours",
@@ -45,26 +43,23 @@ def _granted(host: HostFacts) -> Iterator[Finding]:
     given = len(found["devices"])
     expected = f"the {wanted} GPUs of cluster.gpus"
     if wanted and found["count"] < wanted:
-        yield error(
+        yield host.error(
             "gpu",
-            [host.name],
             f"the job gets {found['count']} GPUs there",
             expected,
             "set cluster.gpus to the number of GPUs of one machine",
         )
     elif wanted and not given:
-        yield warning(
+        yield host.warning(
             "gpu",
-            [host.name],
             "CUDA_VISIBLE_DEVICES is not set, so the job may use GPUs of other jobs",
             "the cluster's configuration names the device files of its GPUs",
             "ask the administrator to add File= to gres.conf, or use whole machines:"
             " cluster.slurm.options: ['--exclusive']",
         )
     elif given < wanted:
-        yield error(
+        yield host.error(
             "gpu",
-            [host.name],
             f"CUDA_VISIBLE_DEVICES names {given} GPUs",
             expected,
             "look for a login script or a plugin that changes it",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median_low
 
 from dtrain.checks.evidence import Evidence
-from dtrain.checks.finding import Finding, warning
+from dtrain.checks.finding import Finding
 
 TOLERATED = 2.0
 """Seconds. Larger offsets make logs of several hosts hard to read and confuse file servers."""
@@ -21,9 +21,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             continue
         size = f"{abs(off):.0f} s" if abs(off) < 300 else f"{abs(off) / 60:.0f} min"
         way = "ahead of" if off > 0 else "behind"
-        yield warning(
+        yield host.warning(
             "clock",
-            [host.name],
             f"its clock is {size} {way} the other hosts'",
             "clocks differ by at most 2 s: certificates, tokens and file times depend on it",
             "sudo timedatectl set-ntp true there (or sudo chronyc makestep)",

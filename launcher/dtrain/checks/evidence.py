@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
-from dtrain.checks.finding import HOSTS, Finding
+from dtrain.checks.finding import HOSTS, Finding, error, warning
 from dtrain.diagnostics import NodeError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.records import dataclass
@@ -44,6 +44,14 @@ class HostFacts:
     @property
     def name(self) -> str:
         return self.part.host.name
+
+    def error(self, subject: str, seen: str, expected: str, remedy: str) -> Finding:
+        """A finding about this host."""
+        return error(subject, [self.name], seen, expected, remedy)
+
+    def warning(self, subject: str, seen: str, expected: str, remedy: str) -> Finding:
+        """A finding about this host."""
+        return warning(subject, [self.name], seen, expected, remedy)
 
     def fact(self, probe: str) -> Facts:
         """The result of a probe; empty if it failed or was not requested."""
@@ -129,6 +137,17 @@ class Evidence:
     """The measurements of each host's ranks; empty without a measurement."""
     request: tuple[Finding, ...] = ()
     """What is wrong with the file's request to an engine that chooses the hosts."""
+
+    @classmethod
+    def without_hosts(
+        cls,
+        plan: LaunchPlan,
+        *,
+        failures: Iterable[NodeError] = (),
+        request: Iterable[Finding] = (),
+    ) -> Evidence:
+        """What is known before an engine has chosen any host."""
+        return cls(replace(plan, hosts=()), (), tuple(failures), request=tuple(request))
 
     def needs_address(self, host: HostFacts) -> bool:
         """Whether the job connects to the host by its address in the cluster file.

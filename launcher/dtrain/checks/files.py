@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence
-from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.finding import Finding, error
 from dtrain.checks.skew import differing, first_of, outliers
 
 SAFE = "no other user can change what the job runs"
@@ -35,16 +35,15 @@ def _unsafe(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
         found = host.fact("script").get("unsafe")
         if found:
-            yield error("job.workdir", [host.name], found["seen"], SAFE, found["remedy"])
+            yield host.error("job.workdir", found["seen"], SAFE, found["remedy"])
 
 
 def _workdir(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
         found = host.fact("script")
         if found and not found["workdir_exists"]:
-            yield error(
+            yield host.error(
                 "workdir",
-                [host.name],
                 f"the folder {host.short(found['workdir'])} does not exist",
                 "job.workdir exists",
                 f"mkdir -p {host.part.workdir} there, or {evidence.send}",
@@ -59,9 +58,8 @@ def _script(evidence: Evidence) -> Iterator[Finding]:
         # If the folder itself is missing, `_workdir` reports that.
         there = found.get("workdir_exists") or str(name).startswith("/")
         if there and found.get("exists") is False:
-            yield error(
+            yield host.error(
                 "script",
-                [host.name],
                 f"{host.short(found.get('path', str(name)))} does not exist",
                 f"{name} exists",
                 f"copy it there, set job.workdir to its folder, or {evidence.send}",
@@ -89,10 +87,10 @@ def _code(evidence: Evidence) -> Iterator[Finding]:
     for name, differ in differing(known).items():
         own = sorted(file for file in differ if file != script)
         if own:
-            yield warning(
+            host = evidence[name]
+            yield host.warning(
                 "code",
-                [name],
-                f"files in {evidence[name].part.workdir} differ: {first_of(own)}",
+                f"files in {host.part.workdir} differ: {first_of(own)}",
                 "the same content as on most hosts",
                 f"copy the folder again, or {evidence.send}",
             )

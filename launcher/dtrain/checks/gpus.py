@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from dtrain import hostlist
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
-from dtrain.checks.finding import HOSTS, Finding, error, warning
+from dtrain.checks.finding import HOSTS, Finding
 from dtrain.checks.sizes import GIB, in_words
 from dtrain.checks.skew import outliers
 
@@ -52,9 +52,8 @@ def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
     key = f"cluster.overrides.{HOSTS}.gpus"
     if "error" in found:
         if found.get("tool"):
-            yield error(
+            yield host.error(
                 "gpu",
-                [host.name],
                 f"{found['tool']} fails: {found['error']}",
                 expected,
                 _driver_remedy(found["error"]),
@@ -69,13 +68,12 @@ def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
         remedy = "install the GPU driver" if pci else f"set {key}: 0, or remove the host"
         if host.fact("machine").get("container"):
             remedy = "start the container with its GPUs (docker run --gpus all)"
-        yield error("gpu", [host.name], seen, expected, remedy)
+        yield host.error("gpu", seen, expected, remedy)
         return
     there = {gpu["index"] for gpu in found["gpus"]}
     if missing := [index for index in wanted if index not in there]:
-        yield error(
+        yield host.error(
             "gpu",
-            [host.name],
             f"{len(there)} GPUs found; GPU {indices(missing)} is missing",
             expected,
             f"set {key}: {len(there)}, or look for lost GPUs: `dmesg | grep -i -e xid -e amdgpu`",
@@ -97,42 +95,37 @@ def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
     index = gpu["index"]
     reset = f"sudo nvidia-smi --gpu-reset -i {index} there, or restart the host"
     if gpu.get("mig") == "Enabled":
-        yield error(
+        yield host.error(
             "gpu",
-            [host.name],
             f"GPU {index} is split into MIG instances",
             "whole GPUs: NCCL does not work between MIG instances",
             f"sudo nvidia-smi -i {index} -mig 0 there, or remove it from the host's gpus",
         )
     if gpu.get("compute_mode") == "Prohibited":
-        yield error(
+        yield host.error(
             "gpu",
-            [host.name],
             f"GPU {index} is in compute mode Prohibited",
             "compute mode Default",
             f"sudo nvidia-smi -i {index} -c DEFAULT there",
         )
     if gpu.get("remap_failed") == "Yes":
-        yield error(
+        yield host.error(
             "gpu",
-            [host.name],
             f"GPU {index} failed to remap bad memory rows",
             "healthy memory",
             "replace the GPU, and remove it from the host's gpus until then",
         )
     elif gpu.get("uncorrected"):
-        yield error(
+        yield host.error(
             "gpu",
-            [host.name],
             f"GPU {index} has had {gpu['uncorrected']} uncorrectable memory errors"
             " since the driver was loaded",
             "none",
             f"{reset}; replace the GPU if the errors come back",
         )
     elif gpu.get("remap_pending") == "Yes":
-        yield warning(
+        yield host.warning(
             "gpu",
-            [host.name],
             f"GPU {index} needs a reset to retire failing memory",
             "no repair pending",
             reset,
@@ -140,9 +133,8 @@ def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
     reasons = dict.fromkeys(_SLOWDOWNS[one] for one in gpu["slowed"] if one in _SLOWDOWNS)
     if reasons:
         heat = f" ({gpu['temperature']} °C)" if gpu.get("temperature") else ""
-        yield warning(
+        yield host.warning(
             "gpu",
-            [host.name],
             f"GPU {index} runs below its clocks: {', '.join(reasons)}{heat}",
             "full clocks",
             "check its cooling and power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE`",
@@ -159,10 +151,9 @@ def _free(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
     ]
     by = f" by process {', '.join(holders[:4])}" if holders else ""
     kill = " ".join(str(one["pid"]) for one in gpu["processes"][:4])
-    judged = error if memory and used > memory / 2 else warning
+    judged = host.error if memory and used > memory / 2 else host.warning
     yield judged(
         "gpu",
-        [host.name],
         f"{in_words(used)} of the {in_words(memory)} of GPU {gpu['index']} are in use{by}",
         "free memory",
         f"if the process is not needed, run there: kill {kill}"
@@ -192,10 +183,9 @@ def _xids(host: HostFacts) -> Iterator[Finding]:
         meaning = _FATAL_XIDS.get(number) or _BAD_XIDS[number]
         # Later repairs do not appear in the log, but a GPU that is off the bus stays off. If the
         # GPU is unknown, it may be one that the job does not use.
-        judged = error if number == 79 and owners else warning
+        judged = host.error if number == 79 and owners else host.warning
         yield judged(
             "gpu",
-            [host.name],
             f"the driver has reported Xid {number} ({meaning}) {count} times for the GPU at"
             f" {place} since the host started",
             "no such reports",
@@ -223,27 +213,22 @@ def _differences(evidence: Evidence) -> Iterator[Finding]:
         if driver := host.fact("gpus").get("driver"):
             drivers[host.name] = f"driver {driver}"
         if len(kinds) > 1:
-            yield warning(
+            yield host.warning(
                 "gpu",
-                [host.name],
                 f"its GPUs are of {len(kinds)} models: {', '.join(sorted(kinds))}",
                 "one model: the slowest and smallest GPU limits the job",
                 f"choose GPUs of one model with cluster.overrides.{HOSTS}.gpus",
             )
         yield from _narrow(host, used)
     for outlier in outliers(models):
-        yield warning(
+        yield outlier.warning(
             "gpu",
-            outlier.hosts,
-            outlier.seen,
             "the same GPUs on all hosts: the slowest and smallest limits the job",
             f"{evidence.remove}, or choose batch sizes for the smallest GPU",
         )
     for outlier in outliers(drivers):
-        yield warning(
+        yield outlier.warning(
             "driver",
-            outlier.hosts,
-            outlier.seen,
             "the same driver on all hosts",
             f"install {outlier.usual} there",
         )
@@ -257,9 +242,8 @@ def _narrow(host: HostFacts, used: list[Facts]) -> Iterator[Finding]:
     widest = max(widths.values(), default=0)
     narrow = [index for index, width in widths.items() if width < widest]
     if narrow:
-        yield warning(
+        yield host.warning(
             "gpu",
-            [host.name],
             f"GPU {indices(narrow)} uses {widths[narrow[0]]} PCIe lanes, other GPUs {widest}",
             "the same width for all GPUs",
             "reseat that GPU or its riser, and check the slot's settings in the firmware",

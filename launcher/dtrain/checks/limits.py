@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence
-from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.finding import Finding
 from dtrain.checks.sizes import GIB, in_words
 
 FEW_FILES = 1024
@@ -21,9 +21,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         ports = host.fact("infiniband").values()
         rdma = any(port["state"] == "ACTIVE" for port in ports)
         if rdma and memlock is not None and memlock < GIB:
-            yield error(
+            yield host.error(
                 "memlock",
-                [host.name],
                 f"processes may lock {in_words(memlock)} of memory",
                 "unlimited: RDMA locks its buffers",
                 "add `* - memlock unlimited` to /etc/security/limits.conf and"
@@ -32,19 +31,17 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         # The store of rank 0 has a connection to every rank.
         needed = evidence.plan.world_size + OWN_FILES if host.part.node_rank == 0 else FEW_FILES
         if nofile is not None and nofile < max(needed, FEW_FILES):
-            judged = error if nofile < needed and host.part.node_rank == 0 else warning
+            judged = host.error if nofile < needed and host.part.node_rank == 0 else host.warning
             yield judged(
                 "nofile",
-                [host.name],
                 f"a process may open {nofile} files",
                 f"at least {max(needed, FEW_FILES)}",
                 "add `ulimit -n 65536` to job.setup, or `* - nofile 65536` to"
                 " /etc/security/limits.conf there",
             )
         if nproc is not None and nproc < FEW_PROCESSES:
-            yield warning(
+            yield host.warning(
                 "nproc",
-                [host.name],
                 f"the user may have {nproc} processes and threads",
                 f"at least {FEW_PROCESSES}",
                 "add `* - nproc 65536` to /etc/security/limits.conf there",

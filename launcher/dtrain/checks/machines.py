@@ -92,10 +92,8 @@ def _one_name_twice(evidence: Evidence) -> Iterator[Finding]:
 def _architecture(evidence: Evidence) -> Iterator[Finding]:
     found = {host.name: host.fact("machine").get("architecture", "") for host in evidence.hosts}
     for outlier in outliers({name: kind for name, kind in found.items() if kind}):
-        yield warning(
+        yield outlier.warning(
             "hosts",
-            outlier.hosts,
-            outlier.seen,
             "the same processor architecture on all hosts: otherwise environments and results"
             " differ",
             f"{evidence.remove}, or set {evidence.python_key}",
@@ -109,9 +107,8 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
     total = min(found["total"], found.get("limit", found["total"]))
     workers = max(1, sum(process.ranks for process in host.part.processes))
     if found["available"] < GIB * min(workers, 8) // 2:
-        yield warning(
+        yield host.warning(
             "memory",
-            [host.name],
             f"{in_words(found['available'])} of {in_words(total)} are available"
             f" for {workers} worker{'s' * (workers != 1)}",
             "at least 512 MiB for each worker",
@@ -121,9 +118,8 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
 
 def _leftovers(host: HostFacts) -> Iterator[Finding]:
     for run, pids in host.fact("leftovers").items():
-        yield warning(
+        yield host.warning(
             "processes",
-            [host.name],
             f"{len(pids)} process{'es' * (len(pids) != 1)} of run {run} still"
             f" {'run' if len(pids) != 1 else 'runs'} there",
             "no other job of yours on this host",
@@ -137,9 +133,8 @@ def _cores(host: HostFacts) -> Iterator[Finding]:
     workers = sum(process.ranks for process in host.part.processes)
     cpus = found.get("cpus", workers)
     if cpus < workers:
-        yield warning(
+        yield host.warning(
             "cpu",
-            [host.name],
             f"{workers} workers share {cpus} core{'s' * (cpus != 1)}",
             "at least one core for each worker in the affinity mask",
             "give the job more cores (Slurm: --cpus-per-task, containers: --cpuset-cpus), or start"
@@ -152,9 +147,8 @@ def _cores(host: HostFacts) -> Iterator[Finding]:
     for node, gpus in wanted.items():
         usable = cores.get(str(node), gpus)
         if len(cores) > 1 and node is not None and usable < gpus:
-            yield warning(
+            yield host.warning(
                 "cpu",
-                [host.name],
                 f"{gpus} GPU{'s' * (gpus != 1)} of the job {'are' if gpus != 1 else 'is'} on NUMA"
                 f" node {node}, but the affinity mask has {usable or 'no'}"
                 f" core{'s' * (usable != 1)} of that node",
@@ -175,18 +169,14 @@ def _processors(evidence: Evidence) -> Iterator[Finding]:
             count = found["numa_nodes"]
             nodes[host.name] = f"{count} NUMA node{'s' * (count != 1)}"
     for outlier in outliers(governors):
-        yield warning(
+        yield outlier.warning(
             "cpu",
-            outlier.hosts,
-            outlier.seen,
             "the same frequency governor on all hosts: the slowest host limits the job",
             f"sudo cpupower frequency-set -g {outlier.usual.split()[-1].split('+')[0]} there",
         )
     for outlier in outliers(nodes):
-        yield warning(
+        yield outlier.warning(
             "cpu",
-            outlier.hosts,
-            outlier.seen,
             "the same number of NUMA nodes on all hosts",
             "set NPS or sub-NUMA clustering to the same value in the firmware of all hosts",
         )

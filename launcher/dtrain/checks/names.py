@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dtrain.checks.evidence import Evidence, Facts, HostFacts, is_loopback
-from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.finding import Finding
 
 SLOW_REVERSE = 2.0
 """Seconds for a reverse lookup, which PyTorch's rendezvous makes."""
@@ -21,9 +21,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         seconds = host.fact("names").get("reverse_seconds", 0.0)
         if seconds > SLOW_REVERSE:
             first = evidence.plan.hosts[0].host
-            yield warning(
+            yield host.warning(
                 "names",
-                [host.name],
                 f"the reverse lookup of {first.name}'s address takes {seconds:.0f} s",
                 "an immediate answer: every connection to the rendezvous makes this lookup",
                 f"add {first.name} and its address to /etc/hosts there, or correct the name"
@@ -44,9 +43,8 @@ def _own(evidence: Evidence, host: HostFacts) -> Iterator[Finding]:
         return
     own = host.fact("names").get("own", {}).get("addresses", ())
     if own and all(map(is_loopback, own)):
-        yield warning(
+        yield host.warning(
             "names",
-            [host.name],
             f"the host's own name leads to {', '.join(own)}: JAX's collectives on CPUs use that"
             " address, which no other host can reach",
             "the host's own name leads to an address that the other hosts reach",
@@ -59,12 +57,11 @@ def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts, found: Facts) ->
     """``found``: what the host resolves the address of ``peer`` to."""
     address = peer.part.host.address
     theirs = peer.interface_address or "its IP address"
-    judged = error if evidence.needs_address(peer) else warning
+    judged = host.error if evidence.needs_address(peer) else host.warning
     override = f"set cluster.overrides.{peer.name}.address: {theirs}"
     if "error" in found:
         yield judged(
             "names",
-            [host.name],
             f"cannot resolve {address}, the address of {peer.name}: {found['error']}",
             "every host can resolve the address of every other host",
             f"{override}, or add the line `{theirs} {address}` to /etc/hosts there",
@@ -74,7 +71,6 @@ def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts, found: Facts) ->
         written = "" if is_loopback(address) else ", or correct the line for it in /etc/hosts there"
         yield judged(
             "names",
-            [host.name],
             f"{address}, the address of {peer.name}, resolves to the host itself ({leads})",
             f"an address of {peer.name}",
             f"{override}{written}",
@@ -82,7 +78,6 @@ def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts, found: Facts) ->
     elif other := wrong_host(evidence, peer, found["addresses"]):
         yield judged(
             "names",
-            [host.name],
             f"{address}, the address of {peer.name}, resolves to {other}"
             f" ({', '.join(found['addresses'])})",
             f"an address of {peer.name}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence, HostFacts
-from dtrain.checks.finding import HOSTS, Finding, error, warning
+from dtrain.checks.finding import HOSTS, Finding, warning
 from dtrain.checks.skew import outliers
 
 
@@ -25,25 +25,22 @@ def _chosen(host: HostFacts, name: str) -> Iterator[Finding]:
         usable = [
             other for other, one in host.interfaces.items() if one["addresses"] and other != "lo"
         ]
-        yield error(
+        yield host.error(
             "interface",
-            [host.name],
             f"interface {name} does not exist; available: {', '.join(usable) or 'none'}",
             f"interface {name}, as set in the cluster file",
             f"set {key}" + (f": {usable[0]}" if usable else ""),
         )
     elif not found["up"] or found["state"] == "down":
-        yield error(
+        yield host.error(
             "interface",
-            [host.name],
             f"interface {name} is down",
             f"{name} is up and has an address",
             f"sudo ip link set {name} up there, or set {key} to another interface",
         )
     elif not found["addresses"]:
-        yield error(
+        yield host.error(
             "interface",
-            [host.name],
             f"interface {name} has no IP address",
             f"{name} is up and has an address",
             f"add one (sudo ip addr add ADDRESS/PREFIX dev {name}), or set {key} to another"
@@ -57,9 +54,8 @@ def _routes(host: HostFacts) -> Iterator[Finding]:
     for found in host.dialed:
         leaves_by = owner.get(found.get("source") or "")
         if leaves_by not in (None, host.interface):
-            yield warning(
+            yield host.warning(
                 "route",
-                [host.name],
                 f"traffic to {found['address']} ({found['host']}) uses interface {leaves_by}",
                 f"it uses {host.interface}, as set in the cluster file",
                 f"correct the address of {host.interface} or the routes there (`ip route get"

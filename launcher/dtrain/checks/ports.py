@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from dtrain.checks.evidence import Evidence
-from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.finding import Finding
 
 SUBJECT = "port"
 
@@ -24,13 +24,13 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 seen = f"port {port} is taken by {one['holder']}"
             if rendezvous.port is not None:
                 remedy = "stop it, or choose another job.rendezvous.port"
-                yield error(SUBJECT, [host.name], seen, expected, remedy)
+                yield host.error(SUBJECT, seen, expected, remedy)
             elif not (one.get("room", True) and _has_room(rendezvous.ports, taken, len(needed))):
                 remedy = "stop it, or widen job.rendezvous.ports"
-                yield error(SUBJECT, [host.name], seen, expected, remedy)
+                yield host.error(SUBJECT, seen, expected, remedy)
             else:
                 remedy = "no action needed: a launch chooses another port"
-                yield warning(SUBJECT, [host.name], seen, expected, remedy)
+                yield host.warning(SUBJECT, seen, expected, remedy)
 
 
 def _has_room(ports: tuple[int, int], taken: Set[int], needed: int) -> bool:

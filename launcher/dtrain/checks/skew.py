@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from dtrain import hostlist
+from dtrain.checks.finding import Finding, error, warning
 from dtrain.records import dataclass
 
 _FEW = 5
@@ -20,6 +21,12 @@ class Outlier:
     """``2.12.0; 2.13.0 on gpu[01-07]``."""
     usual: str
     """The most common value; in a tie, the value of the first host."""
+
+    def error(self, subject: str, expected: str, remedy: str) -> Finding:
+        return error(subject, self.hosts, self.seen, expected, remedy)
+
+    def warning(self, subject: str, expected: str, remedy: str) -> Finding:
+        return warning(subject, self.hosts, self.seen, expected, remedy)
 
 
 def outliers(values: Mapping[str, str]) -> Iterator[Outlier]:

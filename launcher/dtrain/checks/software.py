@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
-from dtrain.checks.finding import HOSTS, Finding, error, warning
+from dtrain.checks.finding import HOSTS, Finding, warning
 from dtrain.checks.skew import differing, first_of, outliers
 
 _OLD_GLIBC = (2, 28)
@@ -31,18 +31,16 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
     if "failed_setup" in answer and setup:
         step = answer["failed_setup"]
         how = "timed out" if answer["status"] is None else "failed"
-        yield error(
+        yield host.error(
             "setup",
-            [host.name],
             f"line {step} of job.setup ({setup[step - 1]}) {how}: {last}",
             "every line of job.setup succeeds",
             "run the line there by hand and correct it",
         )
     elif "python" not in answer:
         late = answer.get("status") is None
-        yield error(
+        yield host.error(
             "python",
-            [host.name],
             f"{python} " + ("timed out" if late else f"does not run: {last}"),
             "the job's interpreter runs on every host",
             "set cluster.python"
@@ -50,9 +48,8 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
             + " to a working interpreter",
         )
     elif answer.get("module_found") == {"found": False}:
-        yield error(
+        yield host.error(
             "module",
-            [host.name],
             f"{python} cannot find the module {evidence.plan.job.module}",
             "job.module can be imported in job.workdir",
             "set job.workdir to its parent folder, or install the module there",
@@ -66,10 +63,8 @@ def _python(evidence: Evidence) -> Iterator[Finding]:
         if (version := host.fact("interpreter").get("python"))
     }
     for outlier in outliers(versions):
-        yield warning(
+        yield outlier.warning(
             "python",
-            outlier.hosts,
-            outlier.seen,
             "the same version on all hosts: pickled objects and packages depend on it",
             f"set {evidence.python_key} to a {outlier.usual}",
         )
@@ -96,27 +91,21 @@ def _framework(evidence: Evidence) -> Iterator[Finding]:
         yield from _devices(host, name, found)
     for outlier in outliers(versions):
         first = evidence[outlier.hosts[0]]
-        yield error(
+        yield outlier.error(
             name,
-            outlier.hosts,
-            outlier.seen,
             "the same version on all hosts: collectives of different versions fail or hang",
             f"run there: {_install(first, name, outlier.usual.split()[-1])}",
         )
     if len(set(versions.values())) < 2:
         for outlier in outliers(builds):
-            yield warning(
+            yield outlier.warning(
                 "cuda",
-                outlier.hosts,
-                outlier.seen,
                 "the same build on all hosts: each build has its own NCCL and kernels",
                 f"install the same {name} wheel on all hosts",
             )
         for outlier in outliers(nccl):
-            yield error(
+            yield outlier.error(
                 "nccl",
-                outlier.hosts,
-                outlier.seen,
                 "the same version on all hosts",
                 f"install the same {name} wheel and nvidia-nccl package; check LD_LIBRARY_PATH and"
                 " LD_PRELOAD there for another libnccl.so",
@@ -143,15 +132,14 @@ def _does_not_import(evidence: Evidence, host: HostFacts, found: Facts) -> Findi
             f" or set {evidence.python_key} to an interpreter from conda-forge"
         )
     expected = f"the job's interpreter can import {name}"
-    return error(name, [host.name], seen, expected, remedy)
+    return host.error(name, seen, expected, remedy)
 
 
 def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
     wanted = len(host.part.host.gpus)
     if found.get("distributed") is False:
-        yield error(
+        yield host.error(
             name,
-            [host.name],
             f"torch {found.get('version')} was built without torch.distributed",
             "a build with torch.distributed",
             f"run there: {host.part.python} -m pip install --force-reinstall torch",
@@ -161,33 +149,29 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
     driver = host.fact("gpus").get("cuda")
     built = found.get("cuda")
     if name == "torch" and not built and not found.get("hip"):
-        yield error(
+        yield host.error(
             name,
-            [host.name],
             f"torch {found.get('version')} is a CPU-only build",
             f"a build for the {wanted} GPUs that the job uses there",
             f"run there: {host.part.python} -m pip install --force-reinstall torch {_BUILDS}",
         )
     elif built and driver and _major(built) > _major(driver) > 0:
-        yield error(
+        yield host.error(
             name,
-            [host.name],
             f"{name} is built for CUDA {built}; the driver there supports CUDA up to {driver}",
             "a driver that supports the CUDA version of the framework",
             f"install a newer NVIDIA driver, or a {name} built for CUDA {_major(driver)}",
         )
     elif found["gpus"] < wanted:
-        yield error(
+        yield host.error(
             name,
-            [host.name],
             f"{name} sees {found['gpus']} of the {wanted} GPUs that the job uses there",
             "the framework can use every GPU",
             "check `nvidia-smi -L`, permissions of /dev/nvidia*, and CUDA_VISIBLE_DEVICES there",
         )
     elif not _supported(found):
-        yield error(
+        yield host.error(
             name,
-            [host.name],
             f"{name} {found.get('version')} has no code for GPUs of compute capability"
             f" {found['capability']} (it has {', '.join(found['architectures'])})",
             "a build with code for these GPUs",

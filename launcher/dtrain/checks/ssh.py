@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dtrain.checks.evidence import Evidence
-from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.finding import Finding, error
 from dtrain.diagnostics import HostKeyError, NodeError
 from dtrain.failures.cause import common_hint, of_one_kind, shown_for, with_one_hint
 
@@ -24,9 +24,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield _unusable(evidence, [kinds[first] for first in firsts])
     for host in evidence.hosts:
         if host.latency > SLOW:
-            yield warning(
+            yield host.warning(
                 "ssh",
-                [host.name],
                 f"the fastest of several round trips took {host.latency:.1f} s",
                 "round trips of less than 1 s",
                 "check the load of that host (`uptime`) and the route to it (`mtr`)",
@@ -34,9 +33,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         for probe, found in host.facts.items():
             # `gpus` reports a GPU tool that fails.
             if "error" in found and "tool" not in found:
-                yield warning(
+                yield host.warning(
                     probe,
-                    [host.name],
                     f"the probe failed: {found['error']}",
                     "the probe succeeds",
                     "try the same there by hand; a file system or a driver may hang",

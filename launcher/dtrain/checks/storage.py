@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
 from dtrain.checks.files import SAFE
-from dtrain.checks.finding import Finding, error, warning
+from dtrain.checks.finding import Finding, warning
 from dtrain.checks.sizes import GIB, MIB, in_words
 from dtrain.hostlist import fold
 
@@ -40,21 +40,18 @@ def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[F
     where, left = host.short(found["nearest"]), _left(host, found)
     unsafe = found.get("unsafe")
     if unsafe:
-        yield error(name, [host.name], unsafe["seen"], SAFE, unsafe["remedy"])
+        yield host.error(name, unsafe["seen"], SAFE, unsafe["remedy"])
     elif found["not_writable"]:
-        yield error(
+        yield host.error(
             name,
-            [host.name],
             f"cannot write to {where}: {found['not_writable']}",
             f"a launch can create files in {host.short(found['path'])}",
             f"{_let_write(host, found)}, or {remedy}{_own_copy(name)}",
         )
     elif found["free"] < LEAST_FREE or _few_inodes(found):
-        yield error(
-            name, [host.name], left, "space for logs and files", f"free some space, or {remedy}"
-        )
+        yield host.error(name, left, "space for logs and files", f"free some space, or {remedy}")
     elif found["free"] < GIB:
-        yield warning(name, [host.name], left, "at least 1 GiB", f"free some space, or {remedy}")
+        yield host.warning(name, left, "at least 1 GiB", f"free some space, or {remedy}")
 
 
 def _let_write(host: HostFacts, found: Facts) -> str:
@@ -76,16 +73,15 @@ def _wanted(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
     if not found["exists"] and name == "job.workdir":
         return  # `files` reports this.
     if found["not_writable"]:
-        yield warning(
+        yield host.warning(
             name,
-            [host.name],
             f"cannot write to {host.short(found['nearest'])}: {found['not_writable']}",
             "the script can write there (checkpoints, temporary files)",
             f"{_let_write(host, found)}, or let the script write elsewhere{_own_copy(name)}",
         )
     elif found["free"] < GIB or _few_inodes(found):
         left, expected = _left(host, found), "at least 1 GiB and 1000 inodes free"
-        yield warning(name, [host.name], left, expected, "free some space")
+        yield host.warning(name, left, expected, "free some space")
 
 
 def _few_inodes(found: Facts) -> bool:
@@ -105,7 +101,7 @@ def _shared_memory(host: HostFacts, found: Facts) -> Iterator[Finding]:
     expected = "at least 1 GiB: NCCL, gloo and data loaders share memory through it"
     container = host.fact("machine").get("container")
     # Several GPU ranks on one host always need it; for others it depends on the script.
-    judged = error if len(host.part.host.gpus) > 1 else warning
+    judged = host.error if len(host.part.host.gpus) > 1 else host.warning
     grow = "sudo mount -o remount,size=8G /dev/shm there"
     if container:
         grow = "start the container with --shm-size=8g (or --ipc=host)"
@@ -114,15 +110,15 @@ def _shared_memory(host: HostFacts, found: Facts) -> Iterator[Finding]:
     if found["not_writable"]:
         remedy = "sudo chmod 1777 /dev/shm there"
         seen = f"cannot write to {SHM}: {found['not_writable']}"
-        yield judged(SHM, [host.name], seen, "every user can write to it", remedy)
+        yield judged(SHM, seen, "every user can write to it", remedy)
     elif total <= DOCKER_SHM:
-        yield judged(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
+        yield judged(SHM, f"it has {in_words(total)}", expected, grow)
     elif total < GIB:
-        yield warning(SHM, [host.name], f"it has {in_words(total)}", expected, grow)
+        yield host.warning(SHM, f"it has {in_words(total)}", expected, grow)
     elif free < DOCKER_SHM:
         remedy = "remove leftover files of ended jobs: `ls -l /dev/shm`"
         seen = f"{in_words(free)} of its {in_words(total)} are free"
-        yield judged(SHM, [host.name], seen, expected, remedy)
+        yield judged(SHM, seen, expected, remedy)
 
 
 def _shared(evidence: Evidence) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ its peer. The first cause is the earliest failure that is not such an echo.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,7 +22,7 @@ from dtrain.records import dataclass
 from dtrain.spec.model import Host
 
 _Problem = TypeVar("_Problem", bound=DtrainError)
-_SIGNALLED = 128
+SIGNALLED = 128
 """A shell reports a signal as this exit status plus the signal's number."""
 
 # These signals mean that a launcher or an operator ended the worker.
@@ -84,9 +83,8 @@ class Failure:
     @property
     def ended_by(self) -> str | None:
         """The signal that ended it, also if a shell or a container reports it as a status."""
-        if self.signal is None and self.code is not None and self.code > _SIGNALLED:
-            with contextlib.suppress(ValueError):
-                return signal.Signals(self.code - _SIGNALLED).name
+        if self.signal is None and self.code is not None:
+            return signal_name(self.code - SIGNALLED)
         return self.signal
 
     @property
@@ -154,6 +152,13 @@ class Report:
         """Whether the job has done its work."""
         return self.exit_code is ExitCode.OK
 
+    @property
+    def state(self) -> str:
+        """``done``, ``failed`` or ``stopped``."""
+        if self.ok:
+            return "done"
+        return "stopped" if self.exit_code is ExitCode.INTERRUPTED else "failed"
+
     def as_json(self) -> dict[str, Any]:
         """The report for programs. A failure's ``explanation`` is null if its kind is unknown."""
         return {
@@ -171,6 +176,14 @@ class Report:
     def run(self) -> str:
         """The run's name; empty if it never began."""
         return self.logs.rpartition("/")[2]
+
+
+def signal_name(number: int) -> str | None:
+    """``SIGKILL`` for 9; None for a number that is no signal, or has no name of its own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
 
 
 def all_finished(workers: int) -> str:

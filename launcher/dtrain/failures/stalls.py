@@ -16,7 +16,7 @@ from dataclasses import field
 from statistics import median
 
 from dtrain.hostlist import fold, in_order
-from dtrain.launchplan.names import name_processes
+from dtrain.launchplan.names import name_processes, parsed
 from dtrain.records import dataclass
 
 LEAST = 15.0
@@ -138,14 +138,9 @@ class StallDetector:
         found = [name for name in found if known[name].done == least]
         of = [known[name] for name in found or standing]
         return Stall(
-            processes=tuple(sorted(found, key=_order)),
+            processes=tuple(sorted(found, key=parsed)),
             hosts=in_order(one.host for one in of),
             seconds=now - max(one.advanced for one in of),
             step=max(one.done for one in of),
             waiting=waiting - sum(known[name].waits == "ranks" for name in found),
         )
-
-
-def _order(process: str) -> tuple[str, int]:
-    kind, _, number = process.partition("-")
-    return kind, int(number)

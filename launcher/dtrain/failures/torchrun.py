@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import replace
 
-from dtrain.failures.cause import Failure
+from dtrain.failures.cause import Failure, signal_name
 
 _ROOT_CAUSE = re.compile(
     r"Root Cause \(first observed failure\):.{0,500}?\brank +: (\d{1,6}) .{0,200}?"
@@ -21,12 +20,11 @@ def root_rank(failure: Failure, stderr: str) -> Failure:
     if root is None:
         return failure
     rank, code = int(root[1]), int(root[2])
-    killed = {each.value: each.name for each in signal.Signals}.get(-code)
     return replace(
         failure,
         role="worker",
         index=rank,
         rank=rank,
         code=code if code >= 0 else None,
-        signal=killed,
+        signal=signal_name(-code),
     )

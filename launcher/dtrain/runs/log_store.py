@@ -30,7 +30,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.node.trust import Trust, UnsafeError
 from dtrain.records import dataclass
-from dtrain.runs.stored_file import RUN_NAME, open_stored
+from dtrain.runs.stored_file import RUN_NAME, check_host_name, open_stored
 
 _LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")
 _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")
@@ -260,8 +260,7 @@ class RunFolder:
         Raises ValueError if the names, which come from outside, do not name a file in this run's
         folder.
         """
-        if not host or host in (".", "..") or "/" in host or "\0" in host:
-            raise ValueError(f"not a host name: {host!r}")
+        check_host_name(host)
         if not _STREAM_NAME.fullmatch(name):
             raise ValueError(f"not the name of a worker's output: {name!r}")
         fd: Literal["stdout", "stderr"] = "stdout" if name.endswith(".out") else "stderr"

@@ -22,7 +22,7 @@ from dtrain.runs.restart import Retry
 from dtrain.runs.stored_file import RUN_NAME, read_object, write_object
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
-from dtrain.spec.load import contents, parse_once
+from dtrain.spec.load import contents, parse_once, position
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.source import MAX_SIZE
 
@@ -69,6 +69,10 @@ class Request:
             env={**spec.job.env, **(self.env or {})},
         )
         return replace(spec, job=job)
+
+    def place(self, key: str) -> str:
+        """The place of a key such as ``cluster.nodes``: ``cluster.yaml:3:12``."""
+        return position(self.text.encode(errors="surrogateescape"), self.file, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,12 @@ _T = TypeVar("_T")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+def check_host_name(host: str) -> None:
+    """Raise ValueError if ``host`` cannot be the name of a file."""
+    if not host or host in (".", "..") or "/" in host or "\0" in host:
+        raise ValueError(f"not a host name: {host!r}")
+
+
 def open_stored(path: Path, flags: int) -> int:
     """A file descriptor of a file that dtrain reads back and acts on.
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.telemetry import Sample
-from dtrain.runs.stored_file import open_stored
+from dtrain.runs.stored_file import check_host_name, open_stored
 
 PERIOD = 10.0
 """Seconds of an average."""
@@ -169,8 +169,7 @@ def thinned(averages: Sequence[tuple[float, bytes]], limit: int) -> list[bytes]:
 
 
 def _file(folder: Path, host: str, suffix: str = ".jsonl") -> Path:
-    if not host or host in (".", "..") or "/" in host or "\0" in host:
-        raise ValueError(f"not a host name: {host!r}")
+    check_host_name(host)
     return folder / "telemetry" / f"{host}{suffix}"
 
 

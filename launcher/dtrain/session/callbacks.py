@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, TypeAlias
 
 from dtrain.checks import Finding
-from dtrain.failures.cause import Report
 from dtrain.failures.stalls import GOES_ON, Stall
 from dtrain.failures.stragglers import RECOVERED, Straggler
 from dtrain.framing import split
 from dtrain.launchplan import names
-from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
 from dtrain.session.control import Control
-from dtrain.session.feed import Feed, StreamKey
+from dtrain.session.feed import Feed, RunReceiver
 
 _P = ParamSpec("_P")
 
@@ -46,7 +43,7 @@ OnState: TypeAlias = Callable[[str, str, str], object]
 """Host, state (as in `Observer.host_state`) and a detail, often empty."""
 
 
-class Callbacks:
+class Callbacks(RunReceiver):
     """Calls the functions in the thread of its `feed`."""
 
     limit = 1 << 20
@@ -74,21 +71,6 @@ class Callbacks:
         if self._error is not None:
             raise self._error
 
-    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        """Nothing to call: the report has the run's name."""
-
-    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        """Never called: callbacks serve new launches only."""
-
-    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
-        """Nothing to call: a notice reports it too."""
-
-    def allocated(self, plan: LaunchPlan) -> None:
-        """Nothing to call: every state and `Line` names its host."""
-
-    def known(self, plan: LaunchPlan) -> None:
-        """Nothing to call: every `Line` names its process."""
-
     def host_state(self, host: str, state: str, detail: str) -> None:
         self._call(self._on_state, host, state, detail)
 
@@ -111,26 +93,11 @@ class Callbacks:
     def progress(self, host: str, report: Progress) -> None:
         self._call(self._on_progress, report)
 
-    def telemetry(self, host: str, sample: Sample) -> None:
-        """Nothing to call."""
-
     def stragglers(self, found: Straggler | None) -> None:
         self._call(self._on_notice, str(found or RECOVERED))
 
     def stall(self, found: Stall | None) -> None:
         self._call(self._on_notice, str(found or GOES_ON))
-
-    def flush(self, now: float) -> None:
-        """Nothing is buffered."""
-
-    def next_flush(self, now: float) -> float | None:
-        return None
-
-    def suspend(self) -> None:
-        """Nothing is buffered."""
-
-    def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
-        """Nothing to call: the caller gets the report."""
 
     def _call(self, act: Callable[_P, object] | None, *args: _P.args, **kwargs: _P.kwargs) -> None:
         if act is None or self._error is not None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
 from dtrain.messages import command as messages
@@ -73,8 +73,9 @@ class Outcome:
         return ExitCode.OK if self.code == 0 and not self.late else ExitCode.JOB_FAILED
 
 
-class Receiver(Protocol):
-    """Gets what happens. All calls come from the thread of `Commands.run`."""
+class Receiver:
+    """Gets what happens, and ignores what a subclass has no method for. All calls come from the
+    thread of `Commands.run`."""
 
     def started(self, hosts: Sequence[str]) -> None: ...
 
@@ -85,18 +86,6 @@ class Receiver(Protocol):
 
     def idle(self) -> None:
         """Nothing has happened for a moment."""
-
-
-class NullReceiver:
-    """A receiver that ignores everything."""
-
-    def started(self, hosts: Sequence[str]) -> None: ...
-
-    def output(self, host: str, stream: str, data: bytes) -> None: ...
-
-    def ended(self, outcome: Outcome) -> None: ...
-
-    def idle(self) -> None: ...
 
 
 @dataclass(slots=True)

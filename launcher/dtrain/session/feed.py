@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dtrain.runs.stored_file import open_output
 from dtrain.screen import ScreenFramer
@@ -43,8 +43,9 @@ MAX_CALLS = 10_000
 """Waiting calls from which on progress is left out: a terminal that is stopped takes none."""
 
 
-class RunReceiver(Protocol):
-    """Receives all events of a feed. All calls come from one thread and may block."""
+class RunReceiver:
+    """Receives all events of a feed, and ignores those that a subclass has no method for. All calls
+    come from one thread and may block."""
 
     limit: int
     """Bytes of one line that are passed on. The rest of the line is cut."""
@@ -83,6 +84,7 @@ class RunReceiver(Protocol):
 
     def next_flush(self, now: float) -> float | None:
         """Seconds until `flush` is due even if no new data arrives."""
+        return None
 
     def suspend(self) -> None:
         """Write everything and leave the cursor on an empty line."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain.failures.cause import Report
+from dtrain.failures.cause import Report, signal_name
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Request
@@ -140,8 +140,8 @@ def run(command: Sequence[str], folder: Path, body: bytes, limit: float = LIMIT 
             size = stderr.seek(0, os.SEEK_END)
             stderr.seek(max(0, size - 4096))
             words = stderr.read().decode(errors="replace").strip().splitlines()
-            signals = {one.value: one.name for one in signal.Signals}  # not realtime signals
-            how = f"status {status}" if status > 0 else signals.get(-status, f"signal {-status}")
+            ended_by = signal_name(-status) or f"signal {-status}"
+            how = f"status {status}" if status > 0 else ended_by
             why = f": {words[-1][:500]}" if words else ""
             raise NotifyError(f"{command[0]} failed with {how}{why}")
 

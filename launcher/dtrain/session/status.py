@@ -51,6 +51,10 @@ class HostStatus:
     processes: tuple[ProcessStatus, ...] = ()
     """Set if the host itself was queried."""
 
+    def seen(self, state: str, detail: str = "") -> HostStatus:
+        """The host in ``state`` now: it keeps the time since when, if it was in that state."""
+        return HostStatus(state, self.since if self.state == state else time.time(), detail)
+
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
@@ -90,7 +94,7 @@ class RunStatus:
         if self.unreadable:
             return "unreadable"
         if self.report is not None:
-            return {0: "done", 130: "stopped"}.get(int(self.report.exit_code), "failed")
+            return self.report.state
         if self.in_charge is None:
             return "unattended"
         return (

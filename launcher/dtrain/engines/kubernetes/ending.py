@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
-from dtrain.failures.cause import Failure, Report, all_finished
+from dtrain.failures.cause import SIGNALLED, Failure, Report, all_finished, signal_name
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.records import dataclass
 
-_SIGNALS = {each.value: each.name for each in signal.Signals}
 _OUT_OF_MEMORY = "OOMKilled"
-_KILLED = 128 + signal.SIGKILL
+_KILLED = SIGNALLED + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failur
 
 def _failure(part: HostPlan, name: str, status: int, time: float, *, full: bool) -> Failure:
     process = next(one for one in part.processes if one.name == name)
-    killed = _SIGNALS.get(status - 128)
+    killed = signal_name(status - SIGNALLED)
     return Failure(
         host=part.host.name,
         role=process.role,

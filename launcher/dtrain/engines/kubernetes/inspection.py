@@ -6,8 +6,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
-from functools import partial
+from dataclasses import field
 from typing import Any
 
 from dtrain.checks import Evidence, Finding, Severity
@@ -24,7 +23,6 @@ from dtrain.records import dataclass
 from dtrain.runs.record import Request
 from dtrain.session.preflight import everywhere
 from dtrain.spec.kubernetes_keys import CLAIM
-from dtrain.spec.load import position
 from dtrain.spec.model import Kubernetes
 from dtrain.transport.questions import never
 
@@ -77,28 +75,27 @@ def examine(request: Request, stopped: Callable[[], bool] = never) -> Evidence:
         )
     finally:
         over.set()
-    return (
-        Evidence(replace(plan, hosts=()), (), (found,)) if isinstance(found, NodeError) else found
-    )
+    if isinstance(found, NodeError):
+        return Evidence.without_hosts(plan, failures=[found])
+    return found
 
 
 def _examine(request: Request, plan: LaunchPlan, stopped: Callable[[], bool]) -> Evidence:
     keys = plan.kubernetes
     assert keys is not None  # noqa: S101 (types)
     client = Client(keys)
-    place = partial(position, request.text.encode(errors="surrogateescape"), request.file)
-    nobody = replace(plan, hosts=())
     try:
         client.request("GET", "/version")
-        found = [*KubernetesInspection(plan, keys, client, place).findings()]
+        found = [*KubernetesInspection(plan, keys, client, request.place).findings()]
         if not stopped() and not any(one.severity is Severity.ERROR for one in found):
             runtime = training_runtime.read(client, keys)
-            found += ImageCheck(plan, client, place, runtime, stopped).findings()
+            found += ImageCheck(plan, client, request.place, runtime, stopped).findings()
     except NodeError as failure:
-        return Evidence(nobody, (), (failure,))
+        return Evidence.without_hosts(plan, failures=[failure])
     except ProtocolError as wrong:
-        return Evidence(nobody, (), (AnswerError(client.host, "checking the cluster", wrong),))
-    return Evidence(nobody, (), request=tuple(found))
+        failed = AnswerError(client.host, "checking the cluster", wrong)
+        return Evidence.without_hosts(plan, failures=[failed])
+    return Evidence.without_hosts(plan, request=found)
 
 
 class KubernetesInspection:

@@ -6,7 +6,6 @@ and deletes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -112,11 +111,7 @@ class KubernetesEngine:
         for pod in sorted(pods, key=lambda pod: (pod.attempt, pod.created)):
             if pod.index < len(plan.hosts):
                 found[plan.host_names[pod.index]] = pod.state, pod.detail
-        now = time.time()
-        return {
-            host: HostStatus(word, known[host].since if known[host].state == word else now, detail)
-            for host, (word, detail) in found.items()
-        }
+        return {host: known[host].seen(word, detail) for host, (word, detail) in found.items()}
 
     def _client(self, record: Record) -> Client:
         """For the cluster and the namespace of the launch."""

@@ -14,7 +14,6 @@ import secrets
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from dtrain.checks import Evidence, Finding, HostFacts, Severity
@@ -38,7 +37,6 @@ from dtrain.quoting import path, sh, word
 from dtrain.runs.record import Request
 from dtrain.session.gather_order import THOROUGH, gather_order
 from dtrain.session.preflight import everywhere
-from dtrain.spec.load import position
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Transport
 from dtrain.transport.questions import never
@@ -65,7 +63,6 @@ def examine(
     if request.allocation:
         slurm = replace(slurm, login=None)
     plan = build(spec)
-    nobody = replace(plan, hosts=())
     host = login_host(slurm)
 
     def look(part: HostPlan) -> Evidence:
@@ -76,15 +73,13 @@ def examine(
 
     limit = 4 * LIMIT + PATIENCE + 60 * (STEP_MINUTES + 1)
     (found,) = everywhere(look, [replace(plan.hosts[0], host=host)], limit, stopped=stopped)
-    return Evidence(nobody, (), (found,)) if isinstance(found, NodeError) else found
-
-
-def _place(request: Request) -> Callable[[str], str]:
-    return partial(position, request.text.encode(errors="surrogateescape"), request.file)
+    if isinstance(found, NodeError):
+        return Evidence.without_hosts(plan, failures=[found])
+    return found
 
 
 def _inside(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
-    number, place = request.allocation or "", _place(request)
+    number = request.allocation or ""
     said = shell.run(["scontrol", "show", "job", "--oneliner", number])
     try:
         allocation.check(number, parse(said.out) if said.status == 0 else None, len(plan.hosts))
@@ -97,16 +92,15 @@ def _inside(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
             f"the allocation of job {number} does not fit: {reason}",
             f"an allocation with {len(plan.hosts)} machines",
             hint,
-            place("cluster.nodes"),
+            request.place("cluster.nodes"),
         )
-        return Evidence(replace(plan, hosts=()), (), request=(problem,))
-    return _in_step(plan, shell, place, number)
+        return Evidence.without_hosts(plan, request=[problem])
+    return _in_step(plan, shell, request.place, number)
 
 
 def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
-    place = _place(request)
     tested = shell.run(["sbatch", "--test-only"], render(plan).encode())
-    judge = RequestJudge(request.spec(), shell.host, place)
+    judge = RequestJudge(request.spec(), shell.host, request.place)
     try:
         partitions = shell.partitions()
         found = judge.judge(partitions, tested)
@@ -117,11 +111,11 @@ def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
             raise
         partitions, found = (), [judge.refusal(tested)]
     if any(each.severity is Severity.ERROR for each in found):
-        return Evidence(replace(plan, hosts=()), (), request=tuple(found))
+        return Evidence.without_hosts(plan, request=found)
     if judge.free(partitions):
-        evidence = _in_step(plan, shell, place)
+        evidence = _in_step(plan, shell, request.place)
         return replace(evidence, request=(*found, *evidence.request))
-    return Evidence(replace(plan, hosts=()), (), request=(*found, _busy(plan, shell.host)))
+    return Evidence.without_hosts(plan, request=[*found, _busy(plan, shell.host)])
 
 
 def _in_step(
@@ -132,7 +126,6 @@ def _in_step(
     token = secrets.token_hex(8)
     shared = f"{plan.run_dir}/check-{token}"
     order = _order(plan, token, shared)
-    nobody = replace(plan, hosts=())
     make = sh("umask 077; LC_ALL=C mkdir -p -- ", path(plan.run_dir))
     write = sh(make, f" && printf %s {token} >", path(shared))
     written = shell.run(sh("sh -c ", word(str(write))))
@@ -145,14 +138,14 @@ def _in_step(
             "set cluster.run_dir to a shared folder of yours",
             place("cluster.run_dir"),
         )
-        return Evidence(nobody, (), request=(problem,))
+        return Evidence.without_hosts(plan, request=[problem])
     try:
         stdin = framed(program("step")) + json.dumps(order).encode() + b"\n"
         done = shell.run_held(_srun(plan, inside), stdin, PATIENCE + 60.0 * STEP_MINUTES)
     finally:
         shell.run(sh("rm -f -- ", path(shared)))
     if not _STARTED.search(done.out):
-        return Evidence(nobody, (), request=(_not_started(plan, shell.host, done),))
+        return Evidence.without_hosts(plan, request=[_not_started(plan, shell.host, done)])
     return _evidence(plan, done)
 
 

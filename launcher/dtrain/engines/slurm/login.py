@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -82,14 +81,10 @@ class Login:
             state = self.look()
         except NodeError as error:
             return {host: HostStatus(ShownState.UNREACHABLE, None, error.reason) for host in known}
-        now = time.time()
         if state is None:
             return {host: HostStatus("gone", None) for host in known}
         detail = state.explanation if state.queued else ""
-        return {
-            host: HostStatus(state.word, one.since if one.state == state.word else now, detail)
-            for host, one in known.items()
-        }
+        return {host: one.seen(state.word, detail) for host, one in known.items()}
 
     def look(self) -> SlurmState | None:
         """The state of the job; None if Slurm does not know it. Raises NodeError."""
