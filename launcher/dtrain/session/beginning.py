@@ -59,7 +59,13 @@ def earlier_run(
     folder = replace(folder, attempt=record.attempt)
     plan = record.plan()
     observer.attached(record.run, plan, str(folder.path))
-    Journal(folder.journal).write(time.time(), journal.LauncherAttached(os.getpid()))
+    events = Journal(folder.journal)
+    if history.latest_attempt(folder) < record.attempt:
+        # The last launcher was killed after it saved the record of this attempt. Without this
+        # event, what hosts reported of the attempt before would count as reports of this one.
+        gone = tuple(host for host, since in record.dropped.items() if since == record.attempt)
+        events.write(time.time(), journal.NextAttempt(record.attempt, plan.host_names, gone))
+    events.write(time.time(), journal.LauncherAttached(os.getpid()))
     for stream, size in folder.sizes(plan).items():
         observer.skip(stream, size)
     if not control.interrupted and (why := history.stop_reason(folder)):
