@@ -18,6 +18,7 @@ from dtrain.runs.record import Record, Request, run_name
 from dtrain.session import history
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
+from dtrain.session.signals import are_handled
 from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
@@ -35,7 +36,7 @@ def new_run(
     spec = request.spec()
     name = run_name(spec.name)
     folder = RunFolder.create(name)
-    claim = folder.claim()
+    claim = folder.claim(signals=are_handled())
     try:
         port = spec.job.rendezvous.first_port
         record = Record(name, request, port, sys.executable, begun)
