@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines import existing
 from dtrain.runs.journal import RunStarted, encode
 from dtrain.runs.log_store import Holder
@@ -37,3 +38,52 @@ def test_a_process_of_another_machine_gets_no_signal(
         assert other.poll() is None
         other.kill()
     claim.release()
+
+
+NOTEBOOK = """
+import sys
+from pathlib import Path
+from dtrain.runs.log_store import RunFolder
+from dtrain.session.control import Control
+from dtrain.session.signals import are_handled
+from dtrain.session.stop_requests import listening
+folder, control = RunFolder(Path(sys.argv[1])), Control()
+claim = folder.claim(signals=are_handled())
+print("in charge", flush=True)
+sys.stdin.readline()
+with listening(folder, control):
+    print("listening", flush=True)
+    while not control.why:
+        control.wait(600)
+print(control.why)
+"""
+
+
+def test_a_process_that_handles_no_signals_gets_none_before_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook that takes over a run is in charge before it reads requests; a signal would kill
+    it."""
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = make_run()
+    folder.journal.write_bytes(encode(0.0, RunStarted("run-1", ("n1",))))
+    impatient = Control()
+    impatient.stop()
+    observer: Any = NullObserver()
+
+    def stop() -> ExitCode:
+        return existing.stop(
+            folder, force=False, engines=lambda _: 1 / 0, observer=observer, control=impatient
+        )
+
+    argv = [sys.executable, "-c", NOTEBOOK, str(folder.path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) as notebook:
+        assert notebook.stdin and notebook.stdout
+        assert notebook.stdout.readline() == "in charge\n"
+        assert stop() is ExitCode.INTERRUPTED
+        notebook.stdin.write("\n")
+        notebook.stdin.flush()
+        assert notebook.stdout.readline() == "listening\n"
+        assert stop() is ExitCode.INTERRUPTED
+        assert notebook.stdout.readline() == "dtrain stop\n"

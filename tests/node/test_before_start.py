@@ -60,6 +60,19 @@ def test_a_relay_killed_at_any_moment_leaves_nothing(host: Node) -> None:
     wait_until(lambda: not [path for path in host.run_dir.rglob("*") if path.name != "nodes"])
 
 
+def test_folders_that_setup_makes_in_the_run_folder_go_too(host: Node) -> None:
+    """Otherwise the launch could not try another port: its name would be in use."""
+    (host.workdir / "kept").mkdir()
+    make = 'cd "$DTRAIN_RUN_DIR" && mkdir -p env/bin && ln -s "$OLDPWD/kept" env/kept && cd - '
+    for _ in range(2):
+        agent = host.launch(host.shell("true"), setup=[make])
+        agent.expect("prepared")
+        agent.command("abort")
+        agent.expect("bye")
+        assert not host.run_dir.exists()
+    assert (host.workdir / "kept").is_dir()
+
+
 def test_an_agent_without_a_command_leaves_nothing(host: Node) -> None:
     agent = host.agent()
     agent.expect("hello")

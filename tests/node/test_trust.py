@@ -175,6 +175,28 @@ def test_folders_are_made_for_their_owner_alone(land: Path) -> None:
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (ME, 0o700)
 
 
+def test_a_folder_that_another_launch_removes_is_made_again(land: Path) -> None:
+    """A launch that is undone removes the folders above its own if they are empty."""
+
+    class Raced(Trust):
+        removed = False
+
+        def check(self, fd: int, path: bytes, *, above: bool = False) -> None:
+            super().check(fd, path, above=above)
+            if path.endswith(b"nodes") and not self.removed:
+                self.removed = True
+                os.rmdir(path)
+
+    path = land / "nodes" / "run" / "node0"
+    path.parent.parent.mkdir()
+    created: list[bytes] = []
+    fd, found = Raced().open_folder(os.fsencode(path), created=created)
+    os.close(fd)
+    assert found == os.fsencode(path)
+    assert path.is_dir()
+    assert created == [os.fsencode(one) for one in (path.parent.parent, path.parent, path)]
+
+
 def test_a_rename_after_the_check_changes_nothing(land: Path) -> None:
     make(land / "a", ME, MINE, 0o700)
     with acting_as(VICTIM):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from dtrain.messages.agent import Exited, Happened
-from dtrain.runs.journal import HostEvent, Journal, NextAttempt, RunStarted
+from dtrain.runs.journal import HostEvent, Journal, JournalReader, NextAttempt, RunStarted
 from dtrain.runs.log_store import RunFolder
 from dtrain.session import history
+from dtrain.session.beginning import earlier_run
+from dtrain.session.control import Control
+from dtrain.session.observer import NullObserver
+from support.stored import RECORD
 
 
 def exited(index: int, code: int = 0) -> Exited:
@@ -29,3 +34,18 @@ def test_what_hosts_have_reported_of_the_latest_attempt(tmp_path: Path) -> None:
         "a": [(2.0, Happened(0, exited(0))), (3.0, Happened(1, exited(1, 1)))],
         "b": [(4.0, Happened(2, exited(2)))],
     }
+
+
+def test_a_launcher_killed_before_it_journals_the_next_attempt(tmp_path: Path) -> None:
+    """It has saved the record of attempt 2, and the journal ends with what attempt 1 reported."""
+    record = replace(RECORD, attempt=2, dropped={"c": 2}, replaced={})
+    host = record.plan().host_names[0]
+    folder = RunFolder(tmp_path)
+    Journal(folder.journal).write(1.0, HostEvent(host, 9, exited(0, 1).as_json()))
+    for _ in range(2):
+        with earlier_run(record, folder, NullObserver(), Control()) as current:
+            assert history.reported(current) == {}
+            assert not any(history.received(current, record.plan()).values())
+    events = [event for _, event in JournalReader(folder.journal).read()]
+    begun = [event for event in events if isinstance(event, NextAttempt)]
+    assert begun == [NextAttempt(2, record.plan().host_names, ("c",))]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from dtrain.diagnostics import UsageError
 from dtrain.sync import scan
 from dtrain.sync import source as source_module
+from support.other_users import VICTIM, acting_as, folder_of
 from support.synced import Folders
 
 
@@ -94,6 +97,37 @@ def test_no_such_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=name):
         scan(tmp_path / name, [])
+
+
+def test_files_that_disappear_during_the_walk_are_not_sent(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Editors and git make files for a moment, also while dtrain reads the folder."""
+    folders.write({"train.py": "x", ".train.py.swp": "y"})
+    (folders.source / "lock").symlink_to("train.py")
+    scandir = os.scandir
+
+    def slow(path: bytes) -> Iterator[os.DirEntry[bytes]]:
+        entries = list(scandir(path))
+        (folders.source / ".train.py.swp").unlink()
+        (folders.source / "lock").unlink()
+        return iter(entries)
+
+    monkeypatch.setattr(source_module.os, "scandir", slow)
+    tree = folders.scan()
+    assert ([file.path for file in tree.files], tree.links) == (["train.py"], ())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+def test_a_folder_whose_files_cannot_be_examined_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        listed = folder_of(VICTIM, Path(folder) / "listed")
+        (listed / "train.py").write_text("x")
+        (listed / "link").symlink_to("train.py")
+        Path(folder).chmod(0o755)
+        listed.chmod(0o600)
+        with acting_as(VICTIM), pytest.raises(UsageError, match=r"link cannot be read \(Permis"):
+            scan(listed, ())
 
 
 def test_a_file_that_always_changes_is_refused(

@@ -71,6 +71,17 @@ def test_a_connection_runs_through_the_program(
     assert ends(pid)
 
 
+def test_the_shell_is_that_of_the_user(
+    transport: SshTransport, sshd: Sshd, home: Path, relay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands may need bash: a common one takes the gateway out of the name with `<<<`."""
+    config = home / ".ssh" / "config"
+    config.write_text(config.read_text().replace("%h", "$(cat <<<%h)"))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    connection = transport.connect(host_on(sshd))
+    assert connection.start("true").wait(HANG) == 0
+
+
 def test_a_program_that_dies_breaks_the_connection(
     transport: SshTransport, sshd: Sshd, relay: Path
 ) -> None:

@@ -24,7 +24,7 @@ from dtrain.session.control import Control
 from dtrain.session.follow import POLL, RunFollower, ending
 from dtrain.session.observer import Observer
 from dtrain.session.secrets import known_secrets
-from dtrain.session.signals import INSIST, STOP
+from dtrain.session.signals import INSIST, STOP, are_handled
 
 EXIT_SECONDS = 5.0
 """Seconds that the launcher may take to exit after the run is over: its terminal may block."""
@@ -41,7 +41,7 @@ def attach(folder: RunFolder, *, engines: Engines, observer: Observer, control: 
     if ending(folder) is not None:
         raise UsageError(f"run {folder.name} is over", hint=f"`dtrain logs {folder.name}` shows it")
     while True:
-        claim = folder.claim()
+        claim = folder.claim(signals=are_handled())
         if claim is None:
             report = _watch(folder, observer, control)
             if report is not None:
@@ -116,7 +116,7 @@ def stop(
     asked: set[int] = set()
     waited = False
     while not _is_clean(folder):
-        claim = folder.claim()
+        claim = folder.claim(signals=are_handled())
         if claim is not None:
             try:
                 return _end(folder, force, engines, observer, control)
@@ -171,18 +171,29 @@ def _request_stop(
     if not over:
         holder = folder.holder()
         pid = holder.pid if holder is not None else None
-        if holder is not None and holder.pid not in asked:
-            asked.add(holder.pid)
-            if not stop_requests.send(folder, holder.pid, force=force):
-                _signal(holder, INSIST if force else STOP, folder)
-        # Another process may take charge when this one exits. The next call asks it.
-        follower.follow(lambda seconds: _wait(control, seconds) or folder.in_charge() != pid)
+
+        def wait(seconds: float) -> bool:
+            if holder is not None and pid not in asked and _ask(holder, folder, force=force):
+                asked.add(holder.pid)
+            # Another process may take charge when this one exits. The next call asks it.
+            return _wait(control, seconds) or folder.in_charge() != pid
+
+        follower.follow(wait)
         follower.read_new()
     until = math.inf if over else time.monotonic() + EXIT_SECONDS
     while follower.report is not None and folder.in_charge() is not None:
         if _wait(control, POLL) or time.monotonic() > until:
             break
     return None if over else follower.report
+
+
+def _ask(holder: Holder, folder: RunFolder, *, force: bool) -> bool:
+    """Ask the process in charge to stop the run. False if it does not listen yet."""
+    if stop_requests.send(folder, holder.pid, force=force):
+        return True
+    if holder.signals or holder.elsewhere:
+        _signal(holder, INSIST if force else STOP, folder)
+    return holder.signals
 
 
 def _signal(holder: Holder, number: int, folder: RunFolder) -> None:

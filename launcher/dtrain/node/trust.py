@@ -112,9 +112,12 @@ class Trust:
                     if created is None or detours > MAX_DETOURS:
                         raise
                     detours += 1
-                    if walk.make(part, private):
-                        created.append(walk.path_of(part))
                     pending.append(part)
+                    try:
+                        if walk.make(part, private):
+                            created.append(walk.path_of(part))
+                    except FileNotFoundError:  # another launch has just removed this folder
+                        pending.append(walk.leave())
                     continue
                 if target is not None:
                     detours += 1
@@ -304,10 +307,12 @@ class Walk:
         os.chmod(part, 0o2770 if shared else 0o700, dir_fd=self.fd)  # regardless of the umask
         return True
 
-    def leave(self) -> None:
-        if self._names:
-            self._names.pop()
-            os.close(self._fds.pop())
+    def leave(self) -> bytes:
+        """Go up. Returns the name of the folder that was left."""
+        if not self._names:
+            return b"."
+        os.close(self._fds.pop())
+        return self._names.pop()
 
     def restart(self) -> None:
         while self._names:

@@ -38,6 +38,7 @@ _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")
 """What `dtrain.runs.record.run_name` adds to the name of the job."""
 MAX_PID = 1 << 22
 """The largest process id that Linux allows."""
+_NO_SIGNALS = "no signals"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
@@ -160,8 +161,9 @@ class RunFolder:
         except OSError:
             return 0.0
 
-    def claim(self) -> Claim | None:
-        """Take charge of the run. None if another process is in charge.
+    def claim(self, *, signals: bool = True) -> Claim | None:
+        """Take charge of the run. None if another process is in charge. ``signals``: whether a
+        signal stops this process cleanly.
 
         Raises StorageError if the folder cannot be written.
         """
@@ -173,7 +175,7 @@ class RunFolder:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # A fixed length: readers never see the end of an older entry, or nothing.
-                entry = f"{os.getpid():<20}\n{_this_machine()}"
+                entry = f"{os.getpid():<20}\n{_this_machine()}" + f"\n{_NO_SIGNALS}" * (not signals)
                 os.pwrite(fd, b"%-400b\n" % entry.encode(errors="replace")[:400], 0)
             except BlockingIOError:
                 # The lock may belong to a reader such as `in_charge`.
@@ -206,12 +208,13 @@ class RunFolder:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             text = os.read(fd, 401).decode(errors="replace")
-            pid, _, machine = (part.strip() for part in text.partition("\n"))
+            pid, machine, mark, *_ = (part.strip() for part in f"{text}\n\n".split("\n"))
             # 1 is never a launcher, and 0 and negative numbers would signal whole groups.
             if not (pid.isdecimal() and 1 < int(pid) <= MAX_PID):
                 return None
             here = machine in ("", _this_machine())
-            return Holder(int(pid), "" if here else excerpt(machine.split(" ")[0]))
+            elsewhere = "" if here else excerpt(machine.split(" ")[0])
+            return Holder(int(pid), elsewhere, signals=mark != _NO_SIGNALS)
         except OSError:
             return None
         finally:
@@ -277,6 +280,8 @@ class Holder:
     pid: int
     elsewhere: str = ""
     """The name of its machine; empty if it is this one. Process ids of others mean nothing here."""
+    signals: bool = True
+    """Whether a signal stops it cleanly, instead of killing it."""
 
 
 class Claim:

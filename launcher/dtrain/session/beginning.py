@@ -19,6 +19,7 @@ from dtrain.runs.record import Record, Request, run_name
 from dtrain.session import history
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
+from dtrain.session.signals import are_handled
 from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
 from dtrain.sync import Tree, scan
@@ -36,7 +37,7 @@ def new_run(
     spec = request.spec()
     name = run_name(spec.name, begun)
     folder = RunFolder.create(name)
-    claim = folder.claim()
+    claim = folder.claim(signals=are_handled())
     try:
         port = spec.job.rendezvous.first_port
         record = Record(name, request, port, sys.executable, begun)
@@ -60,7 +61,13 @@ def earlier_run(
     folder = replace(folder, attempt=record.attempt)
     plan = record.plan()
     observer.attached(record.run, plan, str(folder.path))
-    Journal(folder.journal).write(time.time(), journal.LauncherAttached(os.getpid()))
+    events = Journal(folder.journal)
+    if history.latest_attempt(folder) < record.attempt:
+        # The last launcher was killed after it saved the record of this attempt. Without this
+        # event, what hosts reported of the attempt before would count as reports of this one.
+        gone = tuple(host for host, since in record.dropped.items() if since == record.attempt)
+        events.write(time.time(), journal.NextAttempt(record.attempt, plan.host_names, gone))
+    events.write(time.time(), journal.LauncherAttached(os.getpid()))
     for stream, size in folder.sizes(plan).items():
         observer.skip(stream, size)
     if not control.interrupted and (why := history.stop_reason(folder)):

@@ -23,6 +23,13 @@ def past_attempts(folder: RunFolder, attempt: int) -> list[restart.AttemptResult
     return [found[number] for number in sorted(found) if number < attempt]
 
 
+def latest_attempt(folder: RunFolder) -> int:
+    """The number of the latest attempt in the journal."""
+    events = JournalReader(folder.journal).read()
+    begun = (event.attempt for _, event in events if isinstance(event, journal.NextAttempt))
+    return max(begun, default=1)
+
+
 def notified(folder: RunFolder) -> set[journal.Notified]:
     """The notifications that a launcher has sent, or was about to send."""
     events = JournalReader(folder.journal).read()

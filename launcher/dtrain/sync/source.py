@@ -179,13 +179,24 @@ def _walk(root: bytes, exclusion: Exclusion) -> _Found:
             if is_folder:
                 found.folders.append(path)
                 pending.append(path)
-            elif entry.is_symlink():
-                _add_link(found, root, path)
-            elif entry.is_file(follow_symlinks=False):
-                found.files[path] = entry.stat(follow_symlinks=False).st_size
-            else:
-                found.special.append(path)
+                continue
+            try:
+                _add(found, root, path, entry)
+            except FileNotFoundError:
+                continue  # removed after its folder was read, such as an editor's temporary file
+            except OSError as error:
+                found.bad.append(f"{shown(path)} cannot be read ({error.strerror})")
     return found
+
+
+def _add(found: _Found, root: bytes, path: str, entry: os.DirEntry[bytes]) -> None:
+    """Raises OSError."""
+    if entry.is_symlink():
+        _add_link(found, root, path)
+    elif entry.is_file(follow_symlinks=False):
+        found.files[path] = entry.stat(follow_symlinks=False).st_size
+    else:
+        found.special.append(path)
 
 
 def _add_link(found: _Found, root: bytes, path: str) -> None:

@@ -16,7 +16,7 @@ KILL_AFTER = 2.0
 
 
 class ProxyCommand:
-    """Runs ``command`` in the shell. A Stream for LiveSocket.
+    """Runs ``command`` in the user's shell, as ssh does. A Stream for LiveSocket.
 
     One end of a socket pair is the program's stdin and stdout, so that the other end behaves like
     any socket. If this process dies, the program reads end of file. Raises OSError if the program
@@ -25,10 +25,11 @@ class ProxyCommand:
 
     def __init__(self, command: str) -> None:
         self.command = command
+        shell = os.environ.get("SHELL") or "/bin/sh"
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._popen = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],
+                [shell, "-c", f"exec {command}"],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,

@@ -131,13 +131,10 @@ def make_folder(trust: Trust, folder: bytes) -> tuple[int, list[bytes]]:
 def discard(folder: bytes | None, created: list[bytes]) -> None:
     """Remove the folder of a run that never started, and the folders created for it if empty."""
     if folder is not None:
-        with contextlib.suppress(OSError):
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                for name in os.listdir(fd):
-                    os.unlink(name, dir_fd=fd)
-            finally:
-                os.close(fd)
+        import shutil  # slow to import, and rarely needed
+
+        # Setup lines may have made folders in it. A link in it is removed, not followed.
+        shutil.rmtree(folder, ignore_errors=True)
         run = os.path.dirname(folder)
         created = [*created, os.path.dirname(run), run, folder]
     for path in reversed(created):
