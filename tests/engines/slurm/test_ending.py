@@ -175,6 +175,12 @@ def test_what_the_script_said_before_it_started_a_process() -> None:
     assert ending(SlurmState("FAILED", status=1), script).report().problems == (script.strip(),)
 
 
+def test_a_prolog_that_fails() -> None:
+    """Without a restart, Slurm cancels the job, and says why in its output."""
+    script = "Error running slurm prolog: 1\n"
+    assert ending(SlurmState("CANCELLED"), script).report().problems == (script.strip(),)
+
+
 def test_a_forgotten_job_that_left_failures() -> None:
     report = ending(None, ONE_FAILS).report()
     assert (report.exit_code, report.reason) == (1, "rank 2 on b exited with status 7")

@@ -138,11 +138,12 @@ class SlurmEnding:
         )
 
     def _ended_by_slurm(self, state: SlurmState) -> Report:
-        code, hint = ExitCode.JOB_FAILED, ""
+        code, hint, said = ExitCode.JOB_FAILED, "", ""
         match state.state:
             case "CANCELLED":
                 reason = f"job {self.job} was cancelled outside dtrain"
                 hint = "another `scancel`, an administrator, or a limit of the cluster ended it"
+                said = self._script_words()  # Slurm cancels a job whose prolog fails
             case "TIMEOUT" | "DEADLINE":
                 reason = f"job {self.job} reached its time limit"
                 reason += f" of {state.time_limit}" if state.time_limit else ""
@@ -161,7 +162,7 @@ class SlurmEnding:
             case other:
                 code = ExitCode.NODE_FAILED
                 reason = f"job {self.job} ended in the state {other}"
-        return Report(code, reason, hint=hint)
+        return Report(code, reason, problems=(said,) if said else (), hint=hint)
 
     def _forgotten(self) -> Report:
         """Its end is only known from what it wrote."""
