@@ -29,7 +29,7 @@ class SlurmAnswers:
 
 def usual(partitions: Sequence[Partition]) -> Partition | None:
     """The default partition, if it has GPUs; else the one with the most machines with GPUs."""
-    up = [one for one in partitions if one.state == "UP" and one.machines]
+    up = [one for one in partitions if one.state == "UP" and one.machines and not one.hidden]
     if not up:
         return None
     with_gpus = [one for one in up if one.gpu_types] or up
@@ -76,8 +76,8 @@ def machines_alike(partition: Partition) -> tuple[SlurmMachine, ...]:
 
 
 def summaries(partitions: Sequence[Partition]) -> Iterator[str]:
-    """One line for each partition."""
-    for one in partitions:
+    """One line for each partition that a site shows."""
+    for one in (each for each in partitions if not each.hidden):
         name = one.name + (" (default)" if one.default else "")
         if not one.machines:
             yield f"{name}: no machines"

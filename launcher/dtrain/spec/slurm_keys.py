@@ -16,7 +16,9 @@ _constraint = rules.matching(
 )
 
 OWN_OPTIONS = {
-    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "cluster.nodes and cluster.gpus"),
+    **dict.fromkeys(
+        ("nodes", "ntasks", "ntasks-per-node", "tasks-per-node"), "cluster.nodes and cluster.gpus"
+    ),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gres"), "cluster.gpus"),
     "cpus-per-task": "cluster.slurm.cpus",
     **{
@@ -28,8 +30,8 @@ OWN_OPTIONS = {
     "job-name": "name",
     "chdir": "job.workdir",
     "export": "job.env and job.secrets",
-    "array": "",
-    "wrap": "",
+    **dict.fromkeys(("cluster", "clusters"), "cluster.slurm.login"),
+    **dict.fromkeys(("array", "wrap", "wait", "test-only"), ""),
 }
 """Options of sbatch that ``options`` may not repeat, and the keys that set them."""
 

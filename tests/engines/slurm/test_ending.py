@@ -43,6 +43,14 @@ OOM_KILL = """\
 slurmstepd-b: error: Detected 1 oom-kill event(s) in StepId=3.0.
 srun: error: b: task 3: Killed
 """
+# In a cgroup, srun names the first host whose kernel has killed a task.
+OOM_IN_CGROUP = """\
+slurmstepd: error: Detected 1 oom_kill event in StepId=3.0. Some of the step tasks have been OOM \
+Killed.
+srun: error: b: task 3: Out Of Memory
+srun: Terminating StepId=3.0
+srun: error: a: tasks 0-1: Killed
+"""
 HOSTILE = """\
 srun: error: a: tasks 0-99999999999999999999: Killed
 srun: error: a: tasks -,5-2,x: Exited with exit code 999
@@ -72,11 +80,27 @@ def ending(state: SlurmState | None, script: str = "", stopped_by: str = "") -> 
         (CRASH + ONE_FAILS, "rank 1 on a was killed by SIGSEGV"),
         (FULL, "rank 2 on b was killed: the host ran out of memory"),
         (OOM_KILL, "rank 3 on b was killed: the host ran out of memory"),
+        (OOM_IN_CGROUP, "rank 3 on b was killed: the host ran out of memory"),
     ],
 )
 def test_the_first_cause(script: str, first: str) -> None:
     report = ending(SlurmState("FAILED", status=143), script).report()
     assert (report.exit_code, report.reason) == (1, first)
+
+
+def unnamed(script: str) -> str:
+    """As slurmstepd writes it on most clusters. Debian's Slurm allows several daemons on one
+    machine, so they name their host."""
+    return script.replace("slurmstepd-a:", "slurmstepd:").replace("slurmstepd-b:", "slurmstepd:")
+
+
+def test_a_daemon_that_does_not_name_its_host() -> None:
+    (failure,) = failed_tasks(unnamed(IGNORES_TERM), plan(), 5.0)
+    assert failure.rank == 0
+    report = ending(SlurmState("FAILED", status=137), unnamed(FULL)).report()
+    assert "cluster.slurm.options: ['--mem=0']" in report.hint
+    parts = unnamed(preempted("PREEMPTION")) + "\nlast\n"
+    assert of_attempt(parts, 2) == "last\n"
 
 
 AGAIN = "dtrain: attempt 1 ended; the job goes back to the queue\n"
@@ -106,7 +130,8 @@ def preempted(why: str) -> str:
     ],
 )
 def test_why_a_job_starts_again(script: str, words: str) -> None:
-    assert ending(SlurmState("PENDING"), script).before_restart().reason == words
+    for said in (script, unnamed(script)):
+        assert ending(SlurmState("PENDING"), said).before_restart().reason == words
 
 
 def test_every_task_is_named_once() -> None:
@@ -148,6 +173,12 @@ def test_who_asked_to_stop_is_named(name: str) -> None:
 def test_what_the_script_said_before_it_started_a_process() -> None:
     script = "dtrain: the job needs 2 nodes, and the allocation has 3\n"
     assert ending(SlurmState("FAILED", status=1), script).report().problems == (script.strip(),)
+
+
+def test_a_prolog_that_fails() -> None:
+    """Without a restart, Slurm cancels the job, and says why in its output."""
+    script = "Error running slurm prolog: 1\n"
+    assert ending(SlurmState("CANCELLED"), script).report().problems == (script.strip(),)
 
 
 def test_a_forgotten_job_that_left_failures() -> None:

@@ -35,6 +35,7 @@ def order(tmp_path: Path, script: str = "") -> Any:
     return {
         "workdir": str(tmp_path),
         "script": script,
+        "options": ["--partition=gpu"],
         "runtime": "",
         "environment": {},
         "hidden": [],
@@ -60,6 +61,24 @@ def test_a_submitted_job_whose_number_cannot_be_saved(tmp_path: Path, program: A
     job = BatchJob("run", os.fsencode(tmp_path / "run"))
     assert job.submit(order(tmp_path)).status == 0
     assert job.number == "7"
+
+
+def test_variables_that_give_options_do_not_reach_the_commands(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbatch", "scancel", "squeue"):
+        program(name, f"env >{tmp_path}/{name}; echo 7")
+    removed = ["SBATCH_EXPORT", "SCANCEL_STATE", "SLURM_MEM_PER_CPU", "SQUEUE_USERS"]
+    kept = ["SBATCH_ACCOUNT", "SLURM_CONF"]
+    for name in (*removed, *kept):
+        monkeypatch.setenv(name, "x")
+    job = BatchJob("run", os.fsencode(tmp_path / "run"))
+    assert job.submit(order(tmp_path)).status == 0
+    assert job.cancel(kill=False).status == 0
+    assert job.fail(restart=True).status == 0
+    for name in ("sbatch", "scancel", "squeue"):
+        found = {line.partition("=")[0] for line in (tmp_path / name).read_text().splitlines()}
+        assert not found & {*removed} and found >= {*kept}, name
 
 
 def test_a_script_in_an_allocation_is_started_once_and_leaves_nothing(tmp_path: Path) -> None:

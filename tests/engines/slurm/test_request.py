@@ -24,6 +24,7 @@ SCONTROL = """\
 site banner
 PartitionName=cpu AllowAccounts=ALL Default=YES MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP
 PartitionName=gpu AllowAccounts=ml,vision Default=NO MaxNodes=3 MaxTime=2-12:00:00 State=UP
+PartitionName=own AllowAccounts=ALL Default=NO Hidden=YES MaxNodes=UNLIMITED State=UP
 """
 SINFO = """\
 cpu|c1|idle|64|(null)|(null)
@@ -31,6 +32,7 @@ gpu|g1|idle|128|nvme,a100|gpu:a100:8(S:0-7),shard:64
 gpu|g2|mixed|128|nvme,a100|gpu:a100:8(S:0-7)
 gpu|g3|down*|128|nvme,a100|gpu:a100:8
 gpu|g4|drained|128|h100|gpu:h100:4
+own|o1|idle|128|(null)|gpu:9
 """
 ACCEPTED = CommandAnswer("sbatch", 0, "", "sbatch: Job 7 to start at 2026-11-22T14:06:46")
 
@@ -44,7 +46,8 @@ def judged(keys: str, tested: CommandAnswer = ACCEPTED) -> list[Finding]:
 
 
 def test_partitions_are_read() -> None:
-    cpu, gpu = partitions.read(SCONTROL, SINFO)
+    cpu, gpu, own = partitions.read(SCONTROL, SINFO)
+    assert [each.hidden for each in (cpu, gpu, own)] == [False, False, True]
     assert (cpu.name, cpu.default, cpu.max_time, cpu.gpu_types) == ("cpu", True, None, ())
     assert (gpu.max_time, gpu.max_nodes, gpu.allowed_accounts) == (216000.0, 3, ("ml", "vision"))
     assert gpu.gpu_types == ("a100", "h100")
@@ -70,6 +73,8 @@ def test_durations_are_written_as_the_file_has_them() -> None:
     [
         ("slurm: {partition: gpu}, nodes: 2, gpus: 8", "", ""),
         ("slurm: {partition: 'cpu,gpu'}, nodes: 2, gpus: 8", "", ""),
+        ("slurm: {partition: own}, nodes: 1, gpus: 9", "", ""),
+        ("slurm: {partition: gpus}, nodes: 1", "slurm.partition", "gpus; do you mean gpu?"),
         ("slurm: {}, nodes: 1, gpus: 1", "gpus", "0 of 1 machine of partition cpu have 1 GPUs"),
         ("slurm: {partition: gpu}, nodes: 4", "nodes", "4 machines are more than a job in"),
         ("slurm: {partition: gpu}, nodes: 5", "nodes", "5 machines are more than a job in"),
@@ -105,6 +110,26 @@ def test_a_request_is_compared_with_the_partition(keys: str, subject: str, seen:
     found = judged(keys)
     assert [finding.subject for finding in found][:1] == ([f"cluster.{subject}"] if subject else [])
     assert seen in "".join(finding.seen for finding in found)
+
+
+def test_the_site_may_choose_the_partition() -> None:
+    """A plugin of the site, or a variable such as SBATCH_PARTITION."""
+    said = (
+        "sbatch: Job 7 to start at 2026-11-22T14:06:46 using 1 processors on nodes g1 in partition"
+    )
+    assert (
+        judged("slurm: {}, nodes: 1, gpus: 8", CommandAnswer("sbatch", 0, "", f"{said} gpu")) == []
+    )
+    (finding,) = judged("slurm: {}, nodes: 1, gpus: 8")
+    assert finding.subject == "cluster.gpus"
+
+
+def test_hidden_partitions_are_not_proposed() -> None:
+    (finding,) = judged("slurm: {partition: owl}, nodes: 1")
+    assert finding.expected == "one of the cluster's partitions: cpu, gpu"
+    assert not any(
+        "own" in line for line in first_slurm_file.summaries(partitions.read(SCONTROL, SINFO))
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,21 @@ def test_other_reasons_stay_as_slurm_writes_them(reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        (
+            "ReqNodeNotAvail,_UnavailableNodes:gpu1",
+            "machines that it needs are down or reserved (ReqNodeNotAvail, UnavailableNodes:gpu1)",
+        ),
+        ("launch_failed_requeued_held", "launch failed requeued held"),
+    ],
+)
+def test_reasons_are_sentences(reason: str, shown: str) -> None:
+    """``scontrol`` writes them in one word."""
+    assert parse(PENDING.replace("Resources", reason)).explanation == shown
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "slurm_load_jobs error",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode
@@ -17,22 +17,25 @@ from dtrain.records import dataclass
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]{1,1000}): (.{1,200})")
 _LOST_NODE = re.compile(r"srun: error: Node failure on (\S{1,1000})")
 _STATUS = re.compile(r"Exited with exit code (\d{1,3})")
+_STEPD = r"slurmstepd(?:-(?P<host>\S{1,1000}))?: error: "
+"""The daemon names its host only where it was built for several daemons on one machine."""
 _OUT_OF_MEMORY = re.compile(
-    r"slurmstepd-(\S{1,1000}): error: .{0,200}(?:exceeded (?:job )?memory limit|oom[-_ ]kill)", re.I
+    _STEPD + ".{0,200}(?:exceeded (?:job )?memory limit|oom[-_ ]kill)", re.I
 )
+_KILLED_BY_KERNEL = "Out Of Memory"
 _OF_SLURM = re.compile(r"(?:srun|slurmstepd|slurmstepd-\S+): ")
 _STOPS = re.compile(
     r"srun: (?:launch/slurm: \S{1,100}: )?(?:Terminating |Job step aborted)"
-    r"|slurmstepd-\S{1,1000}: error: \*\*\* STEP \S{1,100} ON \S{1,1000} CANCELLED "
+    rf"|{_STEPD}\*\*\* STEP \S{{1,100}} ON \S{{1,1000}} CANCELLED "
 )
 """Slurm begins to end the other tasks: with TERM, and then with KILL."""
 _BEGUN = re.compile(r"^dtrain: attempt (\d{1,7})$", re.MULTILINE)
 _QUEUED_AGAIN = re.compile(
     r"dtrain: attempt \d+ ended; the job (?:goes back to the queue|starts again)\n"
-    r"|slurmstepd-\S+: error: \*\*\* JOB \d+ .{0,200} DUE TO (?:JOB REQUEUE|PREEMPTION).*\n"
+    r"|slurmstepd(?:-\S+)?: error: \*\*\* JOB \d+ .{0,200} DUE TO (?:JOB REQUEUE|PREEMPTION).*\n"
 )
 _REQUEUED = re.compile(
-    r"^slurmstepd-\S+: error: \*\*\* JOB .{0,200} DUE TO ([A-Z ]+[A-Z])", re.MULTILINE
+    rf"^{_STEPD}\*\*\* JOB .{{0,200}} DUE TO (?P<why>[A-Z ]+[A-Z])", re.MULTILINE
 )
 _CAUSES = {"PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL", "TIME LIMIT": "TIMEOUT"}
 """Slurm's words for why it ended a job, with the state of such a job without a restart."""
@@ -98,7 +101,7 @@ class SlurmEnding:
         if f"dtrain: {PREEMPTED}" in self.script:
             return "PREEMPTED"
         requeued = _REQUEUED.search(self.script)
-        return _CAUSES.get(requeued[1], "") if requeued is not None else ""
+        return _CAUSES.get(requeued["why"], "") if requeued is not None else ""
 
     def _failed(self, state: SlurmState) -> Report:
         hints = [failure.hint for failure in self.failures[:1] if failure.hint]
@@ -113,7 +116,11 @@ class SlurmEnding:
             reason = f"the job's script was killed by signal {state.signal}"
         else:
             reason = f"the job's script exited with status {state.status}"
-        if state.state == "OUT_OF_MEMORY" or any(one.out_of_memory for one in self.failures):
+        if (
+            state.state == "OUT_OF_MEMORY"
+            or _OUT_OF_MEMORY.search(self.script)
+            or any(one.out_of_memory for one in self.failures)
+        ):
             # Slurm enforces the job's own limit; what the kernel says comes after that.
             hints.insert(
                 0,
@@ -131,11 +138,12 @@ class SlurmEnding:
         )
 
     def _ended_by_slurm(self, state: SlurmState) -> Report:
-        code, hint = ExitCode.JOB_FAILED, ""
+        code, hint, said = ExitCode.JOB_FAILED, "", ""
         match state.state:
             case "CANCELLED":
                 reason = f"job {self.job} was cancelled outside dtrain"
                 hint = "another `scancel`, an administrator, or a limit of the cluster ended it"
+                said = self._script_words()  # Slurm cancels a job whose prolog fails
             case "TIMEOUT" | "DEADLINE":
                 reason = f"job {self.job} reached its time limit"
                 reason += f" of {state.time_limit}" if state.time_limit else ""
@@ -154,7 +162,7 @@ class SlurmEnding:
             case other:
                 code = ExitCode.NODE_FAILED
                 reason = f"job {self.job} ended in the state {other}"
-        return Report(code, reason, hint=hint)
+        return Report(code, reason, problems=(said,) if said else (), hint=hint)
 
     def _forgotten(self) -> Report:
         """Its end is only known from what it wrote."""
@@ -190,7 +198,9 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
     Slurm ended after the first failure. ``time``: when the attempt ended, in seconds since the
     epoch."""
     processes = step_processes(plan)
-    full = set(_OUT_OF_MEMORY.findall(script))
+    full = {found["host"] for found in _OUT_OF_MEMORY.finditer(script)}
+    if None in full and len(plan.hosts) == 1:
+        full.add(plan.hosts[0].host.name)
     found: dict[int, Failure] = {}
     ended: dict[int, Failure] = {}
     stopping = False
@@ -200,6 +210,8 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
             continue
         status = _STATUS.match(said[2])
         name = _SIGNALS.get(said[2].removesuffix(" (core dumped)").strip())
+        if killed := said[2].startswith(_KILLED_BY_KERNEL):
+            name = "SIGKILL"
         for task in _numbers(said[1], len(processes)):
             failure = _failure(
                 *processes[task],
@@ -207,7 +219,7 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
                 time=time + 1 if stopping and status else time,
                 code=int(status[1]) if status else None,
                 name=name,
-                full=full,
+                full=killed or processes[task][0].host.name in full,
             )
             by_slurm = failure.ended_by in ("SIGTERM", "SIGKILL") and not failure.out_of_memory
             (ended if stopping and by_slurm else found).setdefault(task, failure)
@@ -222,8 +234,9 @@ def _failure(
     time: float,
     code: int | None,
     name: str | None,
-    full: Collection[str],
+    full: bool,
 ) -> Failure:
+    """``full``: whether its host ran out of memory."""
     return Failure(
         host=part.host.name,
         role=process.role,
@@ -232,8 +245,7 @@ def _failure(
         time=time,
         code=code,
         signal=name,
-        out_of_memory=part.host.name in full
-        and (name == "SIGKILL" or code == 128 + signal.SIGKILL),
+        out_of_memory=full and (name == "SIGKILL" or code == 128 + signal.SIGKILL),
     )
 
 

@@ -22,7 +22,7 @@ from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareErro
 from dtrain.engines.slurm import allocation
 from dtrain.engines.slurm.judgement import RequestJudge
 from dtrain.engines.slurm.login_shell import LIMIT, CommandAnswer, LoginShell, opened
-from dtrain.engines.slurm.script import render, requested
+from dtrain.engines.slurm.script import batch_options, render, requested
 from dtrain.engines.slurm.state import parse
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import SubmitError, login_host
@@ -99,7 +99,7 @@ def _inside(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
 
 
 def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
-    tested = shell.run(["sbatch", "--test-only"], render(plan).encode())
+    tested = shell.run(["sbatch", "--test-only", *batch_options(plan)], render(plan).encode())
     judge = RequestJudge(request.spec(), shell.host, request.place)
     try:
         partitions = shell.partitions()
@@ -112,7 +112,7 @@ def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
         partitions, found = (), [judge.refusal(tested)]
     if any(each.severity is Severity.ERROR for each in found):
         return Evidence.without_hosts(plan, request=found)
-    if judge.free(partitions):
+    if judge.free(partitions, tested):
         evidence = _in_step(plan, shell, request.place)
         return replace(evidence, request=(*found, *evidence.request))
     return Evidence.without_hosts(plan, request=[*found, _busy(plan, shell.host)])

@@ -19,6 +19,7 @@ from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.spec.problems import either, nearest
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.:+@-]+")
+_GIVEN_PARTITION = re.compile(r"Job \d+ to start at .* in partition (\S+)$", re.MULTILINE)
 _REFUSED = {
     "account": "slurm.account",
     "partition": "slurm.partition",
@@ -47,14 +48,14 @@ class RequestJudge:
 
     def judge(self, partitions: Sequence[Partition], tested: CommandAnswer) -> list[Finding]:
         """All findings. ``tested`` is the answer to `sbatch --test-only`."""
-        found = list(self._partitions(partitions))
+        found = list(self._partitions(partitions, tested))
         if tested.status != 0 and not any(each.severity is Severity.ERROR for each in found):
             found.append(self.refusal(tested))
         return found
 
-    def free(self, partitions: Sequence[Partition]) -> bool:
+    def free(self, partitions: Sequence[Partition], tested: CommandAnswer) -> bool:
         """Whether enough machines may be free now."""
-        possible = chosen(partitions, self._slurm.partition)
+        possible = chosen(partitions, self._partition_names(tested))
         nodes = len(self.spec.cluster.hosts)
         return any(sum(machine.free for machine in one.machines) >= nodes for one in possible)
 
@@ -62,14 +63,23 @@ class RequestJudge:
     def _slurm(self) -> Slurm:
         return self.spec.cluster.slurm or Slurm()
 
+    def _partition_names(self, tested: CommandAnswer) -> str | None:
+        """The site, or a variable of the user, may choose the partition of a job without one."""
+        given = _GIVEN_PARTITION.search(tested.err) if tested.status == 0 else None
+        return self._slurm.partition or (given[1] if given is not None else None)
+
     def _error(self, key: str, seen: str, expected: str, remedy: str) -> Finding:
         where = self.place(f"cluster.{key}")
         return error(f"cluster.{key}", [self.login], seen, expected, remedy, where)
 
-    def _partitions(self, partitions: Sequence[Partition]) -> Iterator[Finding]:
+    def _partitions(
+        self, partitions: Sequence[Partition], tested: CommandAnswer
+    ) -> Iterator[Finding]:
         by_name = {one.name: one for one in partitions}
-        names = self._slurm.partition.split(",") if self._slurm.partition else ()
-        possible = chosen(partitions, self._slurm.partition)
+        shown = [one.name for one in partitions if not one.hidden]
+        wanted = self._partition_names(tested)
+        names = wanted.split(",") if wanted else ()
+        possible = chosen(partitions, wanted)
         if not partitions:
             yield self._error(
                 "slurm", "the cluster shows no partition", "at least one partition", "run `sinfo`"
@@ -79,16 +89,16 @@ class RequestJudge:
                 "slurm.partition",
                 "the cluster has no default partition",
                 "a partition for the job",
-                f"set cluster.slurm.partition to {either(by_name)}",
+                f"set cluster.slurm.partition to {either(shown)}",
             )
         for name in names:
             if name not in by_name:
-                close = nearest(name, by_name)
+                close = nearest(name, shown)
                 yield self._error(
                     "slurm.partition",
                     f"there is no partition {name}" + (f"; do you mean {close}?" if close else ""),
-                    f"one of the cluster's partitions: {', '.join(by_name)}",
-                    f"set cluster.slurm.partition to {close or either(by_name)}",
+                    f"one of the cluster's partitions: {', '.join(shown)}",
+                    f"set cluster.slurm.partition to {close or either(shown)}",
                 )
         # A job with several partitions runs in the first that can take it.
         found = [list(self._partition(one)) for one in possible]

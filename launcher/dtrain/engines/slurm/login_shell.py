@@ -44,10 +44,14 @@ class CommandAnswer:
 
 
 _HELD = """\
+for name in "${!SLURM_@}" "${!SRUN_@}"; do
+  case $name in SLURM_CONF | SLURM_CLUSTERS | SLURM_JWT) ;; *) unset "$name" ;; esac
+done
 exec 3<&0
 exec "${@:2}" < <(head -c "$1" <&3; exec >/dev/null 2>&1; cat <&3; kill $$) 3<&-
 """
-"""Runs a command with the first bytes of the input, until it or the input ends."""
+"""Runs a command with the first bytes of the input, until it or the input ends. As in
+`dtrain.node.slurm.commands`, no variable adds options of srun."""
 
 
 class LoginShell:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dtrain.engines.slurm.state import FIELD
 from dtrain.records import dataclass
 
-PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
-MACHINES = ("sinfo", "--noheader", "--Node", "--format=%R|%N|%T|%c|%f|%G")
-"""Commands whose output `read` reads. One machine is in several partitions, once in each."""
+PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
+MACHINES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%c|%f|%G")
+"""Commands whose output `read` reads, with hidden partitions. One machine is in several
+partitions, once in each."""
 
 _GPUS = re.compile(r"gpu:(?:([^:,()]+):)?(\d{1,6})")
 _TIME = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
@@ -49,6 +50,7 @@ class SlurmMachine:
 class Partition:
     name: str
     default: bool = False
+    hidden: bool = False
     state: str = "UP"
     max_time: float | None = None
     """Seconds; None without a limit."""
@@ -97,6 +99,7 @@ def _partition(name: str, values: Mapping[str, str], machines: Iterable[SlurmMac
     return Partition(
         name,
         values.get("Default") == "YES",
+        values.get("Hidden") == "YES",
         values.get("State", "UP"),
         seconds(values.get("MaxTime", "")),
         int(most) if re.fullmatch(r"\d{1,9}", most) else None,

@@ -63,7 +63,7 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
     services = [task for task in tasks if task.process.service]
     lines = [
         "#!/usr/bin/env bash",
-        *(f"#SBATCH {_directive(option)}" for option in _options(plan)),
+        *(f"#SBATCH {_directive(option)}" for option in batch_options(plan)),
         f"# {comment(plan.name)}, written by `dtrain launch --dry-run`. Submit it: sbatch {NAME}",
         "",
         *(f': "${{{name}:?is a secret: export it before sbatch}}"' for name in plan.job.secrets),
@@ -105,7 +105,8 @@ def step_processes(plan: LaunchPlan) -> list[tuple[HostPlan, Process]]:
     return [(task.part, task.process) for task in tasks_of(plan) if not task.process.service]
 
 
-def _options(plan: LaunchPlan) -> Iterator[str]:
+def batch_options(plan: LaunchPlan) -> Iterator[str]:
+    """The options of sbatch."""
     slurm = plan.slurm or Slurm()
     processes = [sum(process.ranks for process in part.processes) for part in plan.hosts]
     yield f"--job-name={plan.name}"
@@ -354,10 +355,13 @@ def _pyxis(plan: LaunchPlan, image: Container) -> Iterator[str]:
 
 def _control(plan: LaunchPlan) -> Iterator[str]:
     """Functions that end a step and wait for it."""
+    yield "# Variables of the user may narrow what these commands do."
+    yield 'unset "${!SQUEUE_@}" "${!SCANCEL_@}" SLURM_TIME_FORMAT'
+    yield ""
     yield "# TERM for the processes of a step, and KILL after job.grace. A TERM to srun is a KILL."
     yield "dtrain_end() {"
     yield "  dtrain_name=$("
-    yield "    squeue --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format='%i %j' |"
+    yield "    squeue --all --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format='%i %j' |"
     yield "      awk -v name=\"$dtrain_run.$1\" '$2 == name {print $1}'"
     yield "  )"
     yield '  scancel --quiet --signal=TERM "$dtrain_name"'

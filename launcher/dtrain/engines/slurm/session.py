@@ -15,7 +15,7 @@ from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.follow import SlurmFollower
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
-from dtrain.engines.slurm.script import render
+from dtrain.engines.slurm.script import batch_options, render
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import RunFolder
@@ -68,6 +68,7 @@ class SlurmEngine:
                 allocation=self._request.allocation,
                 workdir=str(self._request.base) if self._login(record).is_here else "~",
                 script=render(plan, in_allocation=self._request.allocation is not None),
+                options=batch_options(plan),
                 secrets={name: secret_values[name] for name in job.secrets},
                 hidden=[name for name in secret_values if name not in job.secrets],
             )

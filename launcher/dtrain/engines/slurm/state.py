@@ -41,7 +41,7 @@ REASONS = {
     "Licenses": "waiting for a license",
 }
 """What common reasons mean. Limits of an account or a user have many names; they stay as Slurm
-writes them."""
+writes them, with spaces again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,10 @@ class SlurmState:
     @property
     def explanation(self) -> str:
         """Why the job is queued, in words and as Slurm says it."""
-        words = REASONS.get(self.reason)
-        return f"{words} ({self.reason})" if words else self.reason
+        # Details follow: ``ReqNodeNotAvail,_UnavailableNodes:gpu01``.
+        words = REASONS.get(self.reason.partition(",")[0])
+        said = self.reason.replace("_", " ")
+        return f"{words} ({said})" if words else said
 
 
 def parse(text: str) -> SlurmState:

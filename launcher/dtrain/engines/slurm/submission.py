@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dtrain.diagnostics import NodeError
 from dtrain.messages import slurm as messages
@@ -84,6 +84,7 @@ def submit_order(
     allocation: str | None,
     workdir: str,
     script: str,
+    options: Iterable[str],
     secrets: Mapping[str, str],
     hidden: Sequence[str],
 ) -> Submission:
@@ -95,6 +96,7 @@ def submit_order(
         "allocation": allocation,
         "workdir": workdir,
         "script": script,
+        "options": list(options),
         "runtime": runtime_archive(),
         "environment": dict(secrets),
         "hidden": list(hidden),

@@ -89,7 +89,7 @@ class AllocationScript(BatchJob):
     def submit(self, order: SubmitOrder) -> CommandResult:
         paths = [shown(self.path(name)) for name in (SCRIPT, OUTPUT, STATUS, PROCESS)]
         paths.insert(3, os.uname().nodename)
-        variables = environment(order)
+        variables = environment(order, os.environ)
         variables["SLURM_RESTART_COUNT"] = "0"  # the run's attempts are not those of the allocation
         try:
             make_private(self.folder)

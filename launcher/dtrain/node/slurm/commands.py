@@ -18,7 +18,7 @@ from dtrain.node.agent.worker_files import read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator
+    from typing import Iterator, Mapping
 
     from dtrain.node.slurm.orders import SubmitOrder
 
@@ -35,6 +35,14 @@ FAILED, NOT_FOUND, TIMED_OUT = 1, 127, 124
 MAX_TEXT = 16 << 10
 
 _JOB = re.compile(r"([0-9]{1,10})(?:;[\w.-]*)?")
+_OPTIONS = (
+    *("SLURM_", "SRUN_", "SQUEUE_", "SCANCEL_"),
+    *("SBATCH_ARRAY", "SBATCH_CLUSTERS", "SBATCH_EXPORT", "SBATCH_GPUS", "SBATCH_GRES"),
+    "SBATCH_WAIT",
+)
+"""How variables begin that give options to Slurm's commands. Other variables of sbatch stay: they
+are a user's defaults, such as an account."""
+_NO_OPTIONS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
 class CommandResult:
@@ -58,8 +66,10 @@ class BatchJob:
     def submit(self, order: SubmitOrder) -> CommandResult:
         """Submit the job's script, unless another program has done so. Sets `number`."""
         output = re.sub(r"([\\%])", r"\\\1", shown(self.path(OUTPUT)))
-        command = ["sbatch", "--parsable", "--job-name=" + self.run,
-                   "--output=" + output, shown(self.path(SCRIPT))]  # fmt: skip
+        # Variables such as SBATCH_PARTITION come before the lines of a script.
+        command = ["sbatch", "--parsable", *order["options"], "--job-name=" + self.run,
+                   "--output=" + output, "--error=" + output, "--open-mode=append",
+                   shown(self.path(SCRIPT))]  # fmt: skip
         try:
             make_private(self.folder)
             with locked(self.folder) as lock:
@@ -67,7 +77,8 @@ class BatchJob:
                     return CommandResult("", 0, "")
                 self.prepare(order)
                 # It holds the lock too: it goes on if this program is killed.
-                answer = _run(command, expand(order["workdir"]), environment(order), (lock,))
+                variables = environment(order, own_variables())
+                answer = _run(command, expand(order["workdir"]), variables, (lock,))
                 if answer.status == TIMED_OUT:
                     queued = self._queued()
                     if queued.text and not queued.status:
@@ -107,7 +118,7 @@ class BatchJob:
 
     def _queued(self) -> CommandResult:
         """The last job with the name of the run; an empty ``text`` if there is none."""
-        answer = _run(["squeue", "--noheader", "--states=all", "--format=%i", "--name=" + self.run])
+        answer = _squeue("--states=all", "--format=%i", "--name=" + self.run)
         if not answer.status:
             jobs = list(filter(_JOB.fullmatch, answer.text.split()))
             answer.text = jobs[-1] if jobs else ""
@@ -138,9 +149,7 @@ class BatchJob:
                 self.save(LAST, b"")
             except OSError as error:
                 return CommandResult("fail", FAILED, words(error))
-        answer = _run(
-            ["squeue", "--noheader", "--steps", "--jobs=" + self.number, "--format=%i %j"]
-        )
+        answer = _squeue("--steps", "--jobs=" + self.number, "--format=%i %j")
         names = re.compile(r"(\S+) %s(?:\.\d+)?\.dtrain_process" % re.escape(self.run))
         found = map(names.fullmatch, () if answer.status else answer.text.splitlines())
         steps = [step[1] for step in found if step]
@@ -166,10 +175,20 @@ class BatchJob:
         return (read_regular(self.path(name), 512) or b"").decode("ascii", "replace").strip()
 
 
-def environment(order: SubmitOrder) -> dict[str, str]:
+def environment(order: SubmitOrder, inherited: Mapping[str, str]) -> dict[str, str]:
     """The variables of a job."""
-    inherited = {key: value for key, value in os.environ.items() if key not in order["hidden"]}
-    return dict(inherited, **order["environment"])
+    kept = {name: value for name, value in inherited.items() if name not in order["hidden"]}
+    return dict(kept, **order["environment"])
+
+
+def own_variables() -> dict[str, str]:
+    """The variables of this program without those by which Slurm's commands take options. A shell
+    of salloc has them, and users set them for the commands that they type."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _NO_OPTIONS or not name.startswith(_OPTIONS)
+    }
 
 
 @contextlib.contextmanager
@@ -193,6 +212,11 @@ def make_private(folder: bytes) -> None:
         os.umask(before)
 
 
+def _squeue(*options: str) -> CommandResult:
+    """Without ``--all``, it leaves out the jobs of hidden partitions."""
+    return _run(["squeue", "--all", "--noheader", *options])
+
+
 def _run(
     command: list[str],
     folder: bytes | None = None,
@@ -205,7 +229,7 @@ def _run(
         done = subprocess.run(
             command,
             cwd=folder,
-            env=environment,
+            env=own_variables() if environment is None else environment,
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -51,6 +51,8 @@ class Submission(SlurmJobOrder):
     op: Literal["submit"]
     workdir: str
     script: str
+    options: list[str]
+    """Options of sbatch, which are in the script, too."""
     runtime: str
     """A zip archive in base64 that is saved as ``runtime.zip``."""
     environment: dict[str, str]

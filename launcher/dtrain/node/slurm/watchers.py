@@ -6,7 +6,6 @@ Shipped to login nodes: Python 3.8, standard library only.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import subprocess
 import threading
@@ -14,6 +13,7 @@ import time
 
 from dtrain.node.agent.wire import encode, shown
 from dtrain.node.boot import framed, pack
+from dtrain.node.slurm.commands import own_variables
 from dtrain.node.slurm.step_output import StepInput
 
 TYPE_CHECKING = False
@@ -64,18 +64,12 @@ class Watchers:
                    "--ntasks-per-node=1", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0",
                    "--wait=0", "--chdir=/", "--export=HOME,USER,LOGNAME,SHELL,PATH,LANG",
                    "sh", "-c", self._order["start"]]  # fmt: skip
-        # In a shell of salloc, variables would add options of srun.
-        own = {
-            name: value
-            for name, value in os.environ.items()
-            if name == "SLURM_CONF" or not name.startswith("SLURM_")
-        }
         pipe = subprocess.PIPE
         with contextlib.suppress(OSError):
             self._input = queue.SimpleQueue()
             self._process = subprocess.Popen(
                 command,
-                env=own,
+                env=own_variables(),
                 stdin=pipe,
                 stdout=pipe,
                 stderr=subprocess.STDOUT,
