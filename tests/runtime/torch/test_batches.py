@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import chain, islice
 
 import pytest
@@ -21,6 +22,11 @@ class Squares:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.tensor(index), index**2
+
+
+class Augmented(Squares):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, float]:
+        return index + torch.rand(()), random.random()
 
 
 def batches(rank: int = 0, size: int = 1, batch: int = 4, **options: int) -> Batches:
@@ -52,6 +58,26 @@ def test_global_batches_do_not_depend_on_the_ranks() -> None:
 def test_samples_come_collated() -> None:
     inputs, targets = next(iter(batches()))
     assert torch.equal(inputs**2, targets)
+
+
+def drawn(rank: int, size: int, *, left_out: int = 0, **options: int) -> dict[float, float]:
+    """What augmentation has drawn in two epochs, on a rank whose own generators are elsewhere."""
+    torch.manual_seed(rank + 7 * left_out)
+    random.seed(rank)
+    some = Batches(Augmented(), 4, rank, size, torch.device("cpu"), **options)
+    some.load_state_dict({"epoch": 0, "samples": 4 * left_out})
+    before = random.getstate()
+    found = [pair for batch in islice(some, 10 - left_out) for pair in zip(*batch, strict=True)]
+    assert random.getstate() == before
+    return {one.item(): other.item() for one, other in found}
+
+
+def test_what_a_sample_draws_depends_only_on_the_seed_the_epoch_and_the_sample() -> None:
+    whole = drawn(0, 1)
+    assert len(whole) == 40  # no two draws are equal, also of one sample in two epochs
+    assert drawn(0, 2) | drawn(1, 2) == drawn(0, 1, workers=1) == whole
+    assert drawn(0, 1, left_out=3).items() <= whole.items()
+    assert not drawn(0, 1, seed=1).keys() & whole.keys()
 
 
 def test_it_ends_after_its_epochs() -> None:

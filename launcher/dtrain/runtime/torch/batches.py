@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypedDict
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dtrain.runtime.progress import steps
+from dtrain.runtime.torch.weights import seed_of
 
 
 class Dataset(Protocol):
@@ -17,6 +21,52 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Drawn:
+    """``dataset`` with random numbers (of torch, Python and NumPy) that depend only on ``seed`` and
+    the sample, for augmentation and masks.
+
+    The ranks that share a sample, such as those of a pipeline, must not draw different ones: the
+    first stage takes the inputs and the last one the targets.
+    """
+
+    def __init__(self, dataset: Dataset, seed: str) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        with _drawing(seed_of(self._seed, str(index))):
+            return self._dataset[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        several = getattr(self._dataset, "__getitems__", None)
+        if several is None:
+            return [self[index] for index in indices]
+        with _drawing(seed_of(self._seed, str(indices[0]))):
+            found: list[Any] = several(indices)
+        return found
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """Draws come from ``seed``. The generators that training uses stay as they are."""
+    numpy = sys.modules.get("numpy")  # a node may lack it
+    states = random.getstate(), numpy and numpy.random.get_state()
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds GPUs, too
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            if numpy is not None:
+                numpy.random.set_state(states[1])
 
 
 class BatchPosition(TypedDict):
@@ -34,7 +84,8 @@ class Batches:
     ``global_batch`` samples in an order that depends only on ``seed`` and the epoch. Data rank r of
     R takes every R-th of them, starting at r, like torch's DistributedSampler. Samples that do not
     fill a last global batch are dropped. Tensor and pipeline ranks of one data rank get the same
-    samples. It yields the dataset's tuples, collated and on the device.
+    samples. It yields the dataset's tuples, collated and on the device. What a sample draws at
+    random depends on ``seed``, the epoch and its index, so it is the same in every layout, too.
 
     A saved position can be loaded with another number of data ranks or another global batch.
     """
@@ -102,7 +153,7 @@ class Batches:
 
     def _loader(self) -> DataLoader[Any]:
         return DataLoader(
-            self._dataset,  # type: ignore[arg-type]
+            Drawn(self._dataset, f"{self._seed}/{self.epoch}"),  # type: ignore[arg-type]
             batch_sampler=self.indices(),
             num_workers=self._workers,
             pin_memory=self._device.type == "cuda",

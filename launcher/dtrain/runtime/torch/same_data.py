@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import random
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from dtrain.runtime.torch.batches import Dataset
+from dtrain.runtime.torch.batches import Dataset, Drawn
 
 
 def refuse_different_data(dataset: Dataset, workers: int) -> None:
@@ -43,23 +42,18 @@ def refuse_different_data(dataset: Dataset, workers: int) -> None:
 def _digest(dataset: Dataset, indices: list[int], workers: int) -> int:
     """A 62-bit digest. Augmentation draws the same random numbers on every rank."""
     digest = hashlib.sha256()
-    state = random.getstate()
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        random.seed(0)
-        # Read in a worker process if training uses workers: a file that a dataset opens at its
-        # first read must not be open yet when they fork.
-        loader: DataLoader[Any] = DataLoader(
-            dataset,  # type: ignore[arg-type]
-            batch_size=None,
-            sampler=indices,
-            num_workers=min(workers, 1),
-            generator=torch.Generator("cpu").manual_seed(0),
-        )
-        for sample in loader:
-            for leaf in tree_leaves(sample):
-                digest.update(_bytes(leaf))
-    random.setstate(state)
+    # Read in a worker process if training uses workers: a file that a dataset opens at its first
+    # read must not be open yet when they fork.
+    loader: DataLoader[Any] = DataLoader(
+        Drawn(dataset, ""),  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=indices,
+        num_workers=min(workers, 1),
+        generator=torch.Generator("cpu"),  # not the one that training uses
+    )
+    for sample in loader:
+        for leaf in tree_leaves(sample):
+            digest.update(_bytes(leaf))
     return int.from_bytes(digest.digest()[:8], "big") >> 2
 
 

@@ -66,7 +66,7 @@ class Materializer:
         untouched = {key: (tensor, tensor._version) for key, tensor in _own(module) if key in new}
         on = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(on), torch.no_grad():
-            torch.manual_seed(_seed_of(self._seed, name))
+            torch.manual_seed(seed_of(str(self._seed), name))
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
             if self._initializer is not None:
@@ -144,6 +144,7 @@ def _is_undefined(tensor: Tensor, new: Tensor, version: int) -> bool:
     return tensor is new and tensor._version == version
 
 
-def _seed_of(seed: int, name: str) -> int:
+def seed_of(seed: str, name: str) -> int:
+    """A seed for ``name`` alone."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
