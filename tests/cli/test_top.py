@@ -119,6 +119,30 @@ def test_a_run_without_a_launcher_is_not_taken_over() -> None:
     assert not any(lines[4:])  # what is known of it is old
 
 
+def test_a_run_that_just_ended_is_not_one_to_attach_to() -> None:
+    folders = [running(name) for name in ("one-1", "two-1")]
+    claims = [folder.claim() for folder in folders]
+    read, terminal = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrain_cli", "top"],
+        env={**os.environ, "TERM": "xterm", "LANG": "C.UTF-8"},
+        stdout=terminal,
+    )
+    os.close(terminal)
+    shown = b""
+    while b" 2 runs" not in shown:
+        shown += os.read(read, 1 << 16)
+    Journal(folders[0].journal).write(2e9, END)
+    assert claims[0] is not None
+    claims[0].release()
+    while b" 1 run " not in shown:
+        shown += os.read(read, 1 << 16)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(HANG) == 0
+    os.close(read)
+    assert b"no launcher" not in shown
+
+
 SUSPENDED = """
 import contextlib, signal
 from dtrain_cli.commands.watch import suspendable

@@ -55,6 +55,17 @@ def test_the_rank_that_waits_for_its_data() -> None:
     assert stall.processes == ("rank-3",)
 
 
+def test_the_rank_that_is_left_after_the_others_have_ended() -> None:
+    job = Job()
+    job.train(20)
+    job.train(80, without=1)
+    for rank in (0, 2, 3):
+        job.detector.remove(f"rank-{rank}")
+    stall = job.stand()
+    assert stall is not None
+    assert (stall.processes, stall.step) == (("rank-1",), 20)
+
+
 def test_the_rank_that_is_behind() -> None:
     job = Job()
     job.train(100)

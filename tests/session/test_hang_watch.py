@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dtrain.messages.agent import Exited, Stack
+from dtrain.runs.log_store import Stream
 from dtrain.session import hang_watch
+from dtrain.session.evidence import HostEvidence
 from dtrain.session.hang_watch import HangWatch
 
 
@@ -65,3 +69,17 @@ def test_a_launcher_that_stood_still_reads_before_it_judges(
     assert look(3600.0) == 0
     # The silence before it counts, and each look counts for a second at most.
     assert [look(2.0) for _ in range(10)] == [0] * 8 + [1] * 2
+
+
+def test_only_workers_that_still_run_hang_somewhere() -> None:
+    streams = [Stream("a", "worker", rank, rank, "stderr", Path("/none")) for rank in (0, 1)]
+    evidence = HostEvidence("a", ())
+    evidence.add(Exited(1.0, "worker", 0, 0, 7, 0, None, stopping=False))
+    evidence.add(Stack(1.0, "worker", 1, 1, "    load (/home/ml/train.py:4)"))
+    folder = SimpleNamespace(sizes=lambda plan: dict.fromkeys(streams, 1))
+    context: Any = SimpleNamespace(
+        plan=SimpleNamespace(job=SimpleNamespace(watchdog=None)), folder=folder
+    )
+    host: Any = SimpleNamespace(evidence=evidence)
+    watch = HangWatch(context, {"a": host}, longest_pause=1.0)
+    assert watch.stuck_workers() == ["rank 1 on a: in load (/home/ml/train.py:4)"]

@@ -22,6 +22,15 @@ def test_any_output_resets_the_count() -> None:
     assert not relay.given_up
 
 
+def test_a_relay_is_quiet_until_its_next_output() -> None:
+    """A network that was just cut says nothing about the job."""
+    relay = RelayLiveness()
+    relay.wait()
+    assert [relay.ping(9) or relay.quiet for _ in range(3)] == [False, True, True]
+    relay.hear()
+    assert not relay.quiet
+
+
 def test_pings_do_not_count_while_the_reader_is_busy() -> None:
     relay = RelayLiveness()
     relay.wait()

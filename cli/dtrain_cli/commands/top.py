@@ -118,7 +118,8 @@ def _show_all(out: Outlet) -> None:
                     followed = {name: followed.get(name) or _ShownRun(name) for name in _active()}
                 for one in followed.values():
                     one.read_new()
-                boards = [one.board for one in followed.values()]
+                # One that is over has no launcher, but nobody can attach to it.
+                boards = [one.board for one in followed.values() if one.report is None]
                 columns, rows = out.size()
                 lines = draw(boards, columns, rows, now)
                 out.write(frame(lines, columns, color=color(out)))

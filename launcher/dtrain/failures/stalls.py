@@ -124,7 +124,9 @@ class StallDetector:
         if not standing:
             return None
         most = max(one.done for one in known.values())
-        behind = [name for name, one in standing.items() if one.done < most]
+        # If all that are left stand still, they are behind those that have ended.
+        last = bool(self._ended) and len(standing) == len(known)
+        behind = [name for name, one in standing.items() if last or one.done < most]
         if len(standing) < len(known) and not behind:
             return None
         computing = [name for name in behind or standing if known[name].waits != "ranks"]

@@ -18,12 +18,12 @@ _AT_EXIT = 10
 
 
 def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
-    """The failure with the end of the process's stderr, if it left no error file.
+    """The failure with the end of the process's stderr, if it left no traceback.
 
     With ``since``, only a traceback that arrived after this time counts: the process was killed,
     so an earlier one was caught.
     """
-    if failure.traceback or failure.message:
+    if failure.traceback:
         return failure
     written_by = [names.process_name(failure.role, failure.index)]
     if failure.rank is not None:
@@ -36,5 +36,5 @@ def explained(failure: Failure, logs: Path, since: float | None = None) -> Failu
         if since is not None and not (is_traceback(output) and changed_since(file, since)):
             continue
         if output:
-            return replace(failure, traceback=output, message=headline(output))
+            return replace(failure, traceback=output, message=failure.message or headline(output))
     return failure

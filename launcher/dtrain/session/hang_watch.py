@@ -191,7 +191,10 @@ class HangWatch:
         with_ranks = {stream.host for stream in streams if stream.rank is not None}
         places = {}
         for stream in streams:
-            reported = self._hosts[stream.host].evidence.stacks.get(stream.label)
+            evidence = self._hosts[stream.host].evidence
+            if stream.label in evidence.finished:
+                continue
+            reported = evidence.stacks.get(stream.label)
             if not reported and stream.role == "torchrun" and stream.host in with_ranks:
                 continue  # torchrun only waits for its ranks.
             text = reported or tail(stream.path, STDERR_TAIL).decode(errors="replace")

@@ -32,6 +32,11 @@ class RelayLiveness:
         self._waiting = False
         self._unanswered = 0
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing has arrived since the ping before the last one."""
+        return self._waiting and self._unanswered > 1
+
     def wait(self) -> None:
         """The reader starts to wait for the relay."""
         self._waiting, self._unanswered = True, 0

@@ -101,6 +101,12 @@ class RelayChannel:
             raise data
         return data
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing arrives although the connection is open: the network may be cut."""
+        with self._lock:
+            return self._liveness.quiet
+
     def send(self, command: Mapping[str, object]) -> None:
         """Write a command. Ignores a broken connection: the reader reconnects."""
         with suppress(ConnectError):
@@ -150,6 +156,12 @@ class CommandWriter(Generic[_Command]):
         self._idle = threading.Event()
         """Set once `finish` was called and all commands are sent, and before `start`."""
         self._idle.set()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there is a relay and it does not answer now."""
+        relay = self.relay
+        return relay is not None and relay.quiet
 
     def start(self) -> None:
         """Begin to send. Commands wait until then."""

@@ -63,7 +63,8 @@ def test_a_host_whose_disk_is_full(field: Make) -> None:
     launch = scene.start(scene.file())
     fill(scene.cluster["node2"].home)
     done = scene.over(launch, 1)
-    assert "rank 1 on node2 exited with status 1" in done.stderr
+    assert "rank 1 on node2 exited with status 1: No space left on device: the disk" in done.stderr
+    assert "hint: a disk was full on that host" in done.stderr
     scene.check(whole=False)
 
 

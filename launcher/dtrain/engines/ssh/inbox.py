@@ -173,6 +173,7 @@ class Inbox:
             happened = journal.HostEvent(self._host, offset, event.as_json())
             self._context.recorder.record(happened)
         self._evidence.compare_clocks(event.time, arrived, current=False)
+        self._evidence.add(event)
         match event:
             case messages.Exited():
                 self._context.steps.end(
@@ -184,10 +185,7 @@ class Inbox:
                 exited = machine.WorkerExited(worker, event.failed)
                 self._context.post(Post(exited, failures=self._evidence.failures(event)))
             case messages.Ended() | messages.Stopping():
-                self._evidence.add(event)
                 self._step(event)
-            case _:
-                self._evidence.add(event)
 
     def _check_supervisor(self, pid: int, silent: float) -> None:
         notice, error = self._supervisor.hear(pid, silent)

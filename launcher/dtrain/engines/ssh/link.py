@@ -131,7 +131,7 @@ class Link:
     @property
     def reachable(self) -> bool:
         """Whether the connection works, as far as is known."""
-        return self._outage.reachable
+        return self._outage.reachable and not self._commands.quiet
 
     def received(self) -> Mapping[str, int]:
         """Bytes of each stream that have arrived."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dtrain.node.agent.wire import Json
 
 MAX_ERROR_FILE = 1 << 20
+FULL = 64 << 10
+"""Bytes that a full disk may have left: too few for what a failing worker writes."""
 
 
 def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
@@ -45,6 +47,17 @@ def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
     report["message"] = report["message"][: most // 4]
     report["traceback"] = _without_middle(report["traceback"], most)
     return report
+
+
+def full_disk(folder: bytes) -> Json | None:
+    """The report of a worker that could not write one; None if the run's disk has room."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    if disk.f_bavail * disk.f_frsize > FULL:
+        return None
+    return {"message": "No space left on device: the disk with the run's folder is full"}
 
 
 def _without_middle(text: str, most: int) -> str:

@@ -17,7 +17,7 @@ from dtrain.node.agent.containers import remove
 from dtrain.node.agent.control import CONTROL_FD, control_name, machine_id
 from dtrain.node.agent.control_server import ControlServer
 from dtrain.node.agent.diagnosis import Diagnosis
-from dtrain.node.agent.evidence import error_report
+from dtrain.node.agent.evidence import error_report, full_disk
 from dtrain.node.agent.folder import discard
 from dtrain.node.agent.kernel_log import oom_kills
 from dtrain.node.agent.network import share_ports
@@ -295,6 +295,7 @@ class Supervisor:
         bad = code != 0
         if bad and error is None:
             error = error_report(os.path.join(self._folder, worker.name + b".error.json"))
+            error = error or full_disk(self._folder)
         kills = oom_kills(self._containers is not None)
         body: Json = {
             **worker.identity(),
