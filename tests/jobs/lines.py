@@ -1,18 +1,16 @@
 """Write numbered lines to stdout and stderr at full speed, and record what was written.
 
-    lines.py FOLDER LINES [RATE]
+    lines.py FOLDER LINES
 
 FOLDER/RANK.json (this rank's, on the node) holds the number of bytes and the sha256 of either
-stream, to compare with what arrived. RATE limits lines per second, and the last line then waits
-until FOLDER/go exists. The lines include what views must survive and a store must keep: a progress
-bar, ANSI colors, invalid UTF-8, a line of 1 MB, and a last line without its end.
+stream, to compare with what arrived. The lines include what views must survive and a store must
+keep: a progress bar, ANSI colors, invalid UTF-8, a line of 1 MB, and a last line without its end.
 """
 
 import hashlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 CHUNK = 500
@@ -33,23 +31,17 @@ class Counted:
 
 def main() -> None:
     folder, lines = Path(sys.argv[1]).expanduser(), int(sys.argv[2])
-    rate = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     rank = os.environ.get("RANK", "0")
     folder.mkdir(parents=True, exist_ok=True)
     out, err = Counted(1), Counted(2)
     out.write(b"\x1b[32mgreen\x1b[0m caf\xe9 \xff\xfe\n")
     out.write(b"".join(b"\r%3d%%" % percent for percent in range(0, 101, 10)) + b"\n")
     out.write(b"x" * 1_000_000 + b"\n")
-    begun = time.monotonic()
     for start in range(0, lines, CHUNK):
         numbers = range(start, min(start + CHUNK, lines))
         out.write(b"".join(b"out %s %09d abcdefghij\n" % (rank.encode(), n) for n in numbers))
         if start % (CHUNK * 10) == 0:
             err.write(b"".join(b"err %s %09d\n" % (rank.encode(), n) for n in numbers))
-        if rate:
-            time.sleep(max(0.0, begun + (start + CHUNK) / rate - time.monotonic()))
-    while rate and not (folder / "go").exists():
-        time.sleep(0.02)
     out.write(b"no end")
     note = {
         name: {"size": stream.size, "sha256": stream.hash.hexdigest()}

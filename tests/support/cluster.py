@@ -69,13 +69,14 @@ class Launcher:
         path.write_text(yaml.safe_dump(text, sort_keys=False))
         return path
 
-    def notice_silence(self) -> None:
-        """From now on a host that is silent for ten seconds counts as cut off, and one that does
-        not answer is waited for no longer. On a busy machine, hosts that work are silent for five.
-        """
+    def notice_silence(self, seconds: float = 10) -> None:
+        """From now on a host that is silent for ``seconds`` counts as cut off, and one that does
+        not answer is waited for no longer than ten. On a busy machine, hosts that work are silent
+        for five."""
         ssh = self.folder / ".ssh"
         ssh.mkdir()
-        options = ["ServerAliveInterval 5", "ServerAliveCountMax 2", "ConnectTimeout 10"]
+        interval = f"ServerAliveInterval {seconds / 2:g}"
+        options = [interval, "ServerAliveCountMax 2", "ConnectTimeout 10"]
         (ssh / "config").write_text("\n  ".join(["Host *", *options]) + "\n")
 
     def start(

@@ -32,14 +32,7 @@ class Field:
         self.folder.mkdir()
         self.size = SIZE
         self._launches: list[Launch] = []
-        ssh = launcher.folder / ".ssh"
-        ssh.mkdir()
-        (ssh / "config").write_text(
-            "Host *\n"
-            f"  ServerAliveInterval {alive / 2:g}\n"
-            "  ServerAliveCountMax 2\n"
-            "  ConnectTimeout 10\n"
-        )
+        launcher.notice_silence(alive)
         script = self.folder / "wait.py"
         script.write_text(WAIT)
         waiting = {"framework": "torch", "script": str(script), "rendezvous": {"port": 31000}}

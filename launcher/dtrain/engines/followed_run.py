@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.torchrun import root_rank
 from dtrain.launchplan import names
@@ -18,10 +17,10 @@ from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.session.beginning import save
 from dtrain.session.failure_output import explained
+from dtrain.session.finishing import completed, finish
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
-from dtrain.spec.model import NotifyEvent
 
 _SUMMARY = 64 << 10
 """Bytes at the end of a torchrun's stderr, which has its summary."""
@@ -67,7 +66,7 @@ class FollowedRun:
         ``step``: the last one that a worker reported; ``fields``: changes of the record."""
         self._journal_sizes()
         number = self.record.attempt
-        report = self._complete(report)
+        report = completed(report, self.record, self.folder)
         culprit = report.failures[0].host if report.failures else None
         result = AttemptResult(ran=True, step=step, culprit=culprit)
         self.recorder.record(journal.AttemptFailed(number, result, report))
@@ -101,17 +100,9 @@ class FollowedRun:
     def finish(self, report: Report) -> Report:
         """Record the end of the run, and notify about it."""
         self._journal_sizes()
-        report = self._complete(report)
-        if report.exit_code is not ExitCode.INTERRUPTED:
-            event: NotifyEvent = "done" if report.ok else "failed"
-            self._notifications.send(event, self.record.attempt, report)
-        self._notifications.close()
-        self.recorder.finished(report, self.record.request.spec().job)
+        report = completed(report, self.record, self.folder)
+        finish(report, self.record, self.recorder, self._notifications)
         return report
-
-    def _complete(self, report: Report) -> Report:
-        seconds = max(0.0, time.time() - self.record.started)
-        return replace(report, seconds=seconds, logs=str(self.folder.path))
 
 
 def not_stored(error: StorageError, still_there: str) -> Report:

@@ -9,6 +9,7 @@ the size of the input.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -61,6 +62,10 @@ class Range:
 
     least: float
     most: float
+
+
+ANY_NUMBER = Range(-math.inf, math.inf)
+"""No bounds: a ``float`` may be infinite or NaN, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +202,13 @@ _BOUNDS = {int: Range(-(1 << 63), (1 << 64) - 1), float: Range(-1e300, 1e300)}
 
 
 def _number(kind: type[int] | type[float], limit: Range | None) -> _Reader:
-    bounds = limit or _BOUNDS[kind]
+    bounds = _BOUNDS[kind] if limit in (None, ANY_NUMBER) else limit
     expected = "an integer" if kind is int else "a number"
     least, most = bounds.least, bounds.most
 
     def read(value: Any, where: str) -> float:
+        if limit == ANY_NUMBER and type(value) is float:
+            return value
         if type(value) is not kind and type(value) is not int:
             _wrong(where, expected, value)
         # False for NaN, too.

@@ -168,10 +168,10 @@ class Progressed(JournalEvent):
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> JournalEvent:
-        try:
-            return cls(Progress.read(body["process"], body["said"]))
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise ProtocolError(f"{cls.kind}: {error}") from None
+        said = body.get("said")
+        if not isinstance(said, dict):
+            raise ProtocolError(f"{cls.kind}: said is no object")
+        return cls(Progress.read(body.get("process"), said))
 
 
 @dataclass(frozen=True, slots=True)

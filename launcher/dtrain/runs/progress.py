@@ -6,42 +6,46 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from dtrain.failures.stragglers import Block
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
-from dtrain.messages.decode import Length, ProtocolError, Range, decode
+from dtrain.messages.decode import ANY_NUMBER, Length, ProtocolError, Range, decode
 from dtrain.records import dataclass
 
 WINDOW = 60.0
 """Seconds over which a rate is averaged."""
 MAX_METRICS, MAX_METRIC_NAME = 32, 64
-MAX_TIME = 1e11
-"""Seconds since the epoch: in the year 5138."""
 _PROCESS = re.compile(r"(rank|chief|worker|ps|evaluator)-([0-9]{1,6})")
-_T = TypeVar("_T")
 _ORDER = ("rank", "chief", "worker", "ps", "evaluator")
+
+_Name = Annotated[str, _PROCESS]
+"""``rank-3``, or a TensorFlow task such as ``chief-0``."""
+_Seconds = Annotated[float, Range(0, 1e7)]
+_Count = Annotated[int, Range(0, (1 << 63) - 1)]
+_Float = Annotated[float, ANY_NUMBER]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One report from a process."""
 
-    process: str
-    """``rank-3``, or a TensorFlow task such as ``chief-0``."""
-    time: float
+    process: _Name
+    time: Time
     """Seconds since the epoch, on the host's clock."""
-    step: int
+    step: _Count
     """Optimizer steps done."""
-    total: int | None
+    total: _Count | None
     """Planned steps."""
-    loss: float | None
-    tokens: int | None
+    loss: _Float | None
+    tokens: _Count | None
     """Tokens (or other samples) that all processes together have processed since this one began to
     report."""
-    metrics: Mapping[str, float]
+    metrics: Annotated[
+        Mapping[Annotated[str, Length(MAX_METRIC_NAME)], _Float], Length(MAX_METRICS)
+    ]
 
     @property
     def order(self) -> tuple[int, int]:
@@ -50,28 +54,12 @@ class Progress:
         return _ORDER.index(kind), number
 
     @classmethod
-    def read(cls, process: str, fields: Mapping[str, Any]) -> Progress:
-        """A report from a host or a journal, neither of which is trusted.
-
-        A loss or a metric may be infinite or not a number; the time may not. Raises KeyError,
-        TypeError or ValueError for anything that is not a report.
-        """
-        if not isinstance(process, str) or not _PROCESS.fullmatch(process):
-            raise ValueError("not the name of a process")
-        time, metrics = _number(fields["time"]), fields["metrics"]
-        if not 0 <= time < MAX_TIME:
-            raise ValueError("not a time")
-        if not isinstance(metrics, Mapping) or len(metrics) > MAX_METRICS:
-            raise ValueError(f"not a mapping of at most {MAX_METRICS} metrics")
-        return cls(
-            process,
-            time,
-            _count(fields["step"]),
-            _optional(_count, fields["total"]),
-            _optional(_number, fields["loss"]),
-            _optional(_count, fields["tokens"]),
-            {_metric(name): _number(value) for name, value in metrics.items()},
-        )
+    def read(cls, process: Any, fields: Mapping[str, Any]) -> Progress:
+        """A report from a host or a journal, neither of which is trusted. Raises ProtocolError."""
+        found = decode(cls, {**fields, "process": process}, "progress")
+        if not all(name and name.isprintable() for name in found.metrics):
+            raise ProtocolError("progress: not the name of a metric")
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """The argument of `read` besides the name of the process."""
@@ -80,12 +68,9 @@ class Progress:
         return body
 
 
-_Seconds = Annotated[float, Range(0, 1e7)]
-_Count = Annotated[int, Range(0, (1 << 53) - 1)]
-
-
 @dataclass(frozen=True, slots=True)
 class _Steps:
+    process: _Name
     time: Time
     done: _Count
     waits: Literal["ranks", "data", ""] | None
@@ -117,38 +102,11 @@ class StepReport:
 
     @classmethod
     def read(cls, process: str, fields: Mapping[str, Any]) -> StepReport:
-        """A report from a host, which is not trusted. Raises ValueError for anything else."""
-        if not _PROCESS.fullmatch(process):
-            raise ValueError("not the name of a process")
-        try:
-            said = decode(_Steps, fields, "steps")
-        except ProtocolError as error:
-            raise ValueError(str(error)) from None
+        """A report from a host, which is not trusted. Raises ProtocolError."""
+        said = decode(_Steps, {**fields, "process": process}, "steps")
         blocks = tuple(Block(*block) for block in said.blocks)
         phases = {str(name): spent for name, spent in said.phases.items()}
         return cls(process, said.done, said.waits, said.group, blocks, said.time, phases)
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise TypeError("not a number")
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError("not a count")
-    return value
-
-
-def _optional(read: Callable[[Any], _T], value: Any) -> _T | None:
-    return None if value is None else read(value)
-
-
-def _metric(name: Any) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME or not name.isprintable():
-        raise ValueError("not the name of a metric")
-    return name
 
 
 def speaker(plan: LaunchPlan) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.decode import ProtocolError
 from dtrain.runs import journal
 from dtrain.runs.progress import Progress, StepReport, speaker
 from dtrain.session.recorder import Recorder
@@ -35,7 +36,9 @@ class ProgressReports:
     def add(self, host: str, process: str, fields: Any) -> None:
         """Add a report. ``fields`` comes from the worker and may have any shape; errors in it are
         ignored, because what reads the worker's file did not cause them."""
-        with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        if not isinstance(fields, dict):
+            return
+        with suppress(ProtocolError):
             match fields.get("event"):
                 case "progress":
                     progress = Progress.read(process, fields)

@@ -81,6 +81,7 @@ def test_all_cut_for_good(field: Make, how: str) -> None:
     scene.over(scene.command("stop", scene.run.name), 3)
     scene.cluster.heal()
     scene.stop_leftovers()
+    scene.over(scene.command("stop", scene.run.name), 2)  # over already
     scene.check_hosts()
 
 

@@ -107,11 +107,8 @@ class Client:
         NotFoundError, ConflictError, AnswerError, and PrepareError for other refusals.
         """
         attempted = self._attempted(method, path)
-        answer = self._send(method, path, body, query, READ_SECONDS)
-        try:
-            data = self._read(answer, attempted)
-        finally:
-            answer.close()
+        once = partial(self._once, method, path, body, query, READ_SECONDS)
+        data = self._read(self._send(once, attempted), attempted)
         try:
             return parse_object(data)
         except ProtocolError as error:
@@ -121,8 +118,9 @@ class Client:
         """The lines of an answer without an end, as they arrive, each with its newline. The last
         one has none if it is incomplete. Raises as `request`; the lines raise ConnectError if the
         connection breaks."""
-        answer = self._send("GET", path, None, query, STREAM_SECONDS)
-        return self._lines(answer, self._attempted("GET", path))
+        attempted = self._attempted("GET", path)
+        once = partial(self._once, "GET", path, None, query, STREAM_SECONDS)
+        return self._lines(self._send(once, attempted), attempted)
 
     def _lines(self, answer: Any, attempted: str) -> Generator[list[bytes]]:
         import urllib3
@@ -142,15 +140,8 @@ class Client:
         finally:
             answer.close()
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        query: Mapping[str, str | int],
-        seconds: float,
-    ) -> Any:
-        once = partial(self._once, method, path, body, query, seconds)
+    def _send(self, once: Callable[[], Any], attempted: str) -> Any:
+        """The answer to a request that ``once`` sends, still to be read."""
         answer = self._authorized(once)
         for _ in range(BUSY_TRIES - 1):
             if (wait := _wait_asked(answer)) is None:
@@ -160,12 +151,7 @@ class Client:
             answer = self._authorized(once)
         if answer.status < 300:
             return answer
-        attempted = self._attempted(method, path)
-        try:
-            data = self._read(answer, attempted)
-        finally:
-            answer.close()
-        raise self._refusal(answer.status, attempted, data)
+        raise self._refusal(answer.status, attempted, self._read(answer, attempted))
 
     def _authorized(self, once: Callable[[], Any]) -> Any:
         """The answer to a request, with a new login if the server refuses the old one."""
@@ -229,12 +215,15 @@ class Client:
         return f"{method} {path.format(namespace=self.namespace)}"
 
     def _read(self, answer: Any, attempted: str) -> bytes:
+        """All of an answer, which is then closed."""
         import urllib3
 
         try:
             data: bytes = answer.read(MAX_ANSWER + 1)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ConnectError(self.host, attempted, _words(error)) from None
+        finally:
+            answer.close()
         if len(data) > MAX_ANSWER:
             raise AnswerError(self.host, attempted, f"more than {MAX_ANSWER} bytes")
         return data

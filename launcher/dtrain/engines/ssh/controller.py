@@ -32,6 +32,7 @@ from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.control import Control
+from dtrain.session.finishing import completed, finish
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
@@ -131,7 +132,8 @@ class SshEngine:
                 self._cleanups.start(run.record, uncleaned)
                 failed = journal.AttemptFailed(run.record.attempt, results[-1], report)
                 run.recorder.record(failed)
-                notifications.send("restarted", run.record.attempt, _complete(run, report))
+                so_far = completed(report, run.record, run.folder)
+                notifications.send("restarted", run.record.attempt, so_far)
                 for problem in report.problems:
                     run.recorder.notice(problem)
                 then = _describe_next_attempt(run.record, decision)
@@ -300,26 +302,18 @@ class SshEngine:
         if not self._control.left:
             self._save_uncleaned(run)
             report = _with_uncleaned(report, run.record)
-        report = _complete(run, report)
-        if not self._control.left and report.exit_code is not ExitCode.INTERRUPTED:
-            notifications.send("done" if report.ok else "failed", run.record.attempt, report)
-        notifications.close()
+        report = completed(report, run.record, run.folder)
         if self._control.left:
+            notifications.close()
             still_running = self._attempt is not None and self._attempt.still_running
             self._observer.left(run.record.run, still_running=still_running)
         else:
-            run.recorder.finished(report, self._spec.job)
+            finish(report, run.record, run.recorder, notifications)
         return report
 
 
 def _record_findings(recorder: Recorder, findings: Sequence[Finding]) -> None:
     recorder.record(journal.Findings(tuple(findings)))
-
-
-def _complete(run: _Run, report: Report) -> Report:
-    """The report with what no attempt knows."""
-    seconds = max(0.0, time.time() - run.record.started)
-    return replace(report, seconds=seconds, logs=str(run.folder.path))
 
 
 def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:
