@@ -47,6 +47,24 @@ def test_an_aborted_launch_with_a_hanging_setup_leaves_nothing(host: Node, how: 
     assert not (host.workdir / "started").exists()
 
 
+def test_an_abort_that_arrives_with_the_prepared_launch(host: Node) -> None:
+    """The relay has not run for a while, and gets both at once."""
+    wait = "touch waits; until rm go; do sleep 0.01; done 2>/dev/null; rm waits"
+    for number in range(8):
+        run = f"run{number}"
+        agent = host.launch(host.shell("touch started"), run=run, setup=[wait])
+        wait_until((host.workdir / "waits").exists)
+        os.kill(agent.pid, signal.SIGSTOP)
+        (host.workdir / "go").touch()
+        record = host.folder(run) / "supervisor"
+        wait_until(lambda record=record: record.exists() and record.read_bytes())
+        agent.command("abort")
+        os.kill(agent.pid, signal.SIGCONT)
+        agent.expect("bye")
+    host.until_nothing_runs()
+    assert not host.run_dir.exists()
+
+
 def test_a_relay_killed_at_any_moment_leaves_nothing(host: Node) -> None:
     """No process of the job or of setup, at any point of the launch."""
     for moment in range(0, 100, 4):

@@ -284,3 +284,9 @@ def test_files_that_another_user_can_change(folder, tmp_path, what):
         list(JournalReader(folder.journal).read())
     Journal(folder.journal).write(0.0, RunStarted("run", ("a",)))
     assert precious.read_text() == "{}"
+
+
+def test_a_home_folder_that_does_not_exist(monkeypatch):
+    monkeypatch.setenv("DTRAIN_HOME", "~nobody-here/runs")
+    with pytest.raises(UsageError, match="~nobody-here/runs: this machine has no such home"):
+        RunFolder.all()

@@ -43,6 +43,33 @@ def test_progress_does_not_fill_the_memory_while_the_terminal_is_stopped() -> No
     assert shown == [*range(MAX_CALLS)]
 
 
+def test_a_feed_that_is_closed_after_the_end_shows_the_report() -> None:
+    stopped, resumed = threading.Event(), threading.Event()
+    reports: list[object] = []
+
+    def notice(text: str) -> None:
+        stopped.set()
+        assert resumed.wait(HANG)
+
+    receiver: Any = SimpleNamespace(
+        limit=100,
+        notice=notice,
+        flush=lambda now: None,
+        next_flush=lambda now: None,
+        suspend=lambda: None,
+        finished=lambda report, paths: reports.append(report),
+    )
+    feed = Feed(receiver)
+    feed.notice("first")
+    assert stopped.wait(HANG)
+    report: Any = "report"
+    feed.finished(report)
+    feed.close()
+    resumed.set()
+    assert feed.wait(HANG)
+    assert reports == ["report"]
+
+
 def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream("a", "worker", 0, 0, "stdout", tmp_path / "worker-0.out")
     stream.path.write_bytes(b"old\nnew\n")

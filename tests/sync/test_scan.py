@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.sync import scan
+from dtrain.sync import local_folder, scan
 from dtrain.sync import source as source_module
 from support.other_users import VICTIM, acting_as, folder_of
 from support.synced import Folders
@@ -92,11 +92,11 @@ def test_special_files_are_left_out_with_a_notice(folders: Folders) -> None:
     assert "pipe, socket" in tree.notices[0]
 
 
-@pytest.mark.parametrize("name", ["nothing", "file"])
+@pytest.mark.parametrize("name", ["nothing", "file", "~nobody-here/project"])
 def test_no_such_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=name):
-        scan(tmp_path / name, [])
+        scan(local_folder(name, tmp_path), [])
 
 
 def test_files_that_disappear_during_the_walk_are_not_sent(

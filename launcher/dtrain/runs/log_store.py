@@ -366,8 +366,16 @@ def changed_since(path: Path, then: float) -> bool:
 
 
 def home() -> Path:
-    """``$DTRAIN_HOME`` or ``~/.dtrain``, absolute."""
-    return Path(os.environ.get("DTRAIN_HOME") or "~/.dtrain").expanduser().absolute()
+    """``$DTRAIN_HOME`` or ``~/.dtrain``, absolute. Raises UsageError if there is no such home
+    folder."""
+    named = os.environ.get("DTRAIN_HOME") or "~/.dtrain"
+    try:
+        return Path(named).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(
+            f"{named}: this machine has no such home folder",
+            hint="set DTRAIN_HOME to a folder for dtrain's files",
+        ) from None
 
 
 def _this_machine() -> str:

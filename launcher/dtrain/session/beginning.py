@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan.plan import LaunchPlan
@@ -22,7 +21,7 @@ from dtrain.session.observer import Observer
 from dtrain.session.signals import are_handled
 from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
-from dtrain.sync import Tree, scan
+from dtrain.sync import Tree, local_folder, scan
 
 
 @contextmanager
@@ -82,7 +81,7 @@ def files_to_send(request: Request, spec: ClusterFile) -> Tree | None:
     sync = spec.job.sync
     if sync is None:
         return None
-    tree = scan(request.base / Path(sync.source).expanduser(), sync.exclude)
+    tree = scan(local_folder(sync.source, request.base), sync.exclude)
     script = os.path.normpath(spec.job.script or "/")
     inside = not script.startswith(("/", "~", ".."))
     if request.check and inside and not tree.has(script):

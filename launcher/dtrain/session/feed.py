@@ -202,7 +202,8 @@ class Feed:
 
     def _end(self, report: Report | None) -> None:
         def end() -> None:
-            self._ending, self._report = True, report
+            # `close` may follow `finished`, as after `dtrain stop`.
+            self._ending, self._report = True, self._report or report
 
         self._call(end)
 

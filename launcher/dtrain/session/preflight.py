@@ -31,6 +31,7 @@ from dtrain.node.facts.orders import DialOrder, Order
 from dtrain.node.facts.wire import PREAMBLE, RELEASE
 from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
 from dtrain.spec.model import Job
+from dtrain.sync import local_folder
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.incoming import Incoming
@@ -407,7 +408,7 @@ class Preflight:
         job = self._plan.job
         if job.sync is None or job.script is None or job.script.startswith("/"):
             return None if job.sync is None or job.script else True
-        return (self._base / Path(job.sync.source).expanduser() / job.script).is_file()
+        return (local_folder(job.sync.source, self._base) / job.script).is_file()
 
 
 def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.DialTarget]:

@@ -5,6 +5,6 @@ side.
 """
 
 from dtrain.sync.delivery import Patience, SyncResult, send
-from dtrain.sync.source import Tree, scan
+from dtrain.sync.source import Tree, local_folder, scan
 
-__all__ = ["Patience", "SyncResult", "Tree", "scan", "send"]
+__all__ = ["Patience", "SyncResult", "Tree", "local_folder", "scan", "send"]

@@ -16,7 +16,7 @@ from dtrain.node.sync.wire import ABANDONED, LENGTH, PREAMBLE, REQUEST
 from dtrain.records import dataclass
 from dtrain.spec.model import Host
 from dtrain.sync.contents import SourceChangedError, frame
-from dtrain.sync.source import Tree, shown
+from dtrain.sync.source import Tree, local_folder, shown
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.incoming import Incoming
@@ -202,7 +202,7 @@ def _changed(host: Host, tree: Tree, path: str) -> PrepareError:
 
 def _refuse_inside_source(host: Host, tree: Tree, workdir: str) -> None:
     """Raise PrepareError if each sync would send the snapshots of the previous one."""
-    here = (Path.home() / Path(workdir).expanduser()).resolve()
+    here = local_folder(workdir, local_folder("~", Path("/"))).resolve()
     source = tree.source.resolve()
     if here == source or source in here.parents:
         raise PrepareError(

@@ -59,6 +59,12 @@ class Tree:
         )
 
 
+def local_folder(name: str, base: Path) -> Path:
+    """A folder of this machine that the cluster file names. A relative path starts at ``base``."""
+    # Unlike pathlib, this keeps the `~` of an unknown user: there is no such folder.
+    return base / os.path.expanduser(name)
+
+
 def scan(source: Path, exclude: Sequence[str]) -> Tree:
     """Read ``source`` except paths that match ``exclude`` (patterns: see `dtrain.sync.exclude`).
 

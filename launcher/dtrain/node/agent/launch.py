@@ -72,7 +72,8 @@ class Launch:
         self._guard = 0
         self._guard_pipe = -1  # carries orders to the guard
         self.aborted = False
-        """Whether the launcher has aborted the launch. Set by the thread that reads commands."""
+        """Whether the launcher has aborted the launch. Set by the thread that reads commands, which
+        then reads `up`; the other thread sets `up`, and then reads this. So one of them acts."""
         self.up = False
         """Whether a supervisor accepts commands."""
 
@@ -246,9 +247,10 @@ class Launch:
                 elif message["type"] == "up":
                     self.up, self._supervisor.pid = True, message["pid"]
                     self._supervisor.pulse.watch(message["pid"])
+                elif message["type"] == "prepared" and (undoing or self.aborted):
+                    continue
                 elif undoing:
-                    if message["type"] != "prepared":
-                        return {"type": "bye"}
+                    return {"type": "bye"}
                 elif message["type"] == "undone":
                     return self._why_undone(message, self._command["setup"], line, status)
                 else:

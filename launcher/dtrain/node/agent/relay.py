@@ -216,13 +216,13 @@ class Relay:
         for line in iter(self._stdin.readline, b""):
             if signal.alarm(0):
                 signal.alarm(ALONE)
+            if self._launch is not None and b'"ping"' not in line:
+                self._launch.aborted = True
             if self._launch is None or self._launch.up:
                 # Pings must not block: they fill the socket of a stopped supervisor.
                 pulse = self._supervisor.pulse
                 self._supervisor.send(line, socket.MSG_DONTWAIT if pulse.note(line) else 0)
                 pulse.rouse()  # at once: this may be the last command
-            elif b'"ping"' not in line:
-                self._launch.aborted = True
         # The launcher has disconnected. The supervisor or the guard undoes an unstarted launch.
         os._exit(0)
 
