@@ -133,6 +133,25 @@ def test_machines_that_the_node_selector_leaves_out_do_not_count() -> None:
     assert seen.startswith("1 of 3 machines match the node selector and have 8 nvidia.com/gpu; ")
 
 
+def test_the_machines_of_a_large_cluster_come_in_pages() -> None:
+    """Each has some 20 KB, so that the list of all would be refused for its size."""
+
+    class Paging(Server):
+        def request(self, method: str, path: str, body: Any = None, **query: Any) -> dict[str, Any]:
+            found = super().request(method, path, body, **query)
+            if not path.endswith("/nodes"):
+                return found
+            start = int(query.get("continue", 0))
+            end = start + query.get("limit", len(found["items"]))
+            more = {"continue": str(end)} if end < len(found["items"]) else {}
+            return {"metadata": more, "items": found["items"][start:end]}
+
+    machine = {"status": {"allocatable": {"nvidia.com/gpu": "8"}}}
+    server = Paging({"GET /api/v1/nodes": {"items": [{}] * 1200 + [machine] * 2}})
+    assert inspect(server, gpus=8) == []
+    assert sum(path.endswith("/nodes") for path, _ in server.asked) == 3
+
+
 @pytest.mark.parametrize(
     ("served", "asked"),
     [

@@ -26,6 +26,8 @@ from dtrain.spec.kubernetes_keys import CLAIM
 from dtrain.spec.model import Kubernetes
 from dtrain.transport.questions import never
 
+PAGE = 500
+"""Machines in one answer: those of a large cluster would exceed `client.MAX_ANSWER`."""
 DELETION_SECONDS = 10.0
 """Seconds after Ctrl-C for the deletion of the check's pod."""
 
@@ -239,11 +241,9 @@ class KubernetesInspection:
             return
         resource = manifest.GPUS[self._keys.gpu_vendor]
         try:
-            answer = self._client.request("GET", "/api/v1/nodes")
+            machines = [*self._machines()]
         except PrepareError:
             return  # Users need not be allowed to list machines.
-        items = object_list(answer).items
-        machines = [decode(_Measured, without_nulls(one), "node") for one in items]
         wanted = self._keys.node_selector.items()
         each = [
             int(_amount(machine.status.allocatable.get(resource, "0")))
@@ -265,6 +265,17 @@ class KubernetesInspection:
                 else "set cluster.kubernetes.gpu_vendor, or ask for the device plugin",
                 self._place("cluster.gpus"),
             )
+
+    def _machines(self) -> Iterator[_Measured]:
+        more: dict[str, str] = {}
+        while True:
+            found = self._client.request("GET", "/api/v1/nodes", limit=PAGE, **more)
+            page = object_list(found)
+            for one in page.items:
+                yield decode(_Measured, without_nulls(one), "node")
+            if not page.next:
+                return
+            more = {"continue": page.next}
 
     def _quota(self) -> Iterator[Finding]:
         gpus, count = len(self._plan.hosts[0].host.gpus), len(self._plan.hosts)

@@ -273,12 +273,18 @@ class _ListMetadata:
 class ObjectList:
     metadata: _ListMetadata = _ListMetadata()
     items: tuple[Mapping[str, Any], ...] = ()
+    next: Word = ""
+    """Where the next page begins; empty on the last one. Kubernetes calls it ``continue``."""
 
 
 def object_list(value: Any) -> ObjectList:
-    """A list of objects. Raises ProtocolError."""
-    if isinstance(value, dict) and value.get("items") is None:
-        value = {**value, "items": []}
+    """A list of objects, or a page of it. Raises ProtocolError."""
+    if isinstance(value, dict):
+        metadata = value.get("metadata")
+        following = metadata.get("continue") if isinstance(metadata, dict) else None
+        value = {**value, "next": following or ""}
+        if value.get("items") is None:
+            value["items"] = []
     return decode(ObjectList, value, "list")
 
 
