@@ -8,12 +8,14 @@ import pytest
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.slurm.job import SlurmJob
+from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import Report
 from dtrain.messages.slurm import WorkerReport
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
+from dtrain.runs.shown_state import ShownState
 from dtrain.session.observer import NullObserver
 
 FILE = """
@@ -22,13 +24,46 @@ job: {framework: torch, script: train.py}
 """
 
 
-def test_the_last_phases_of_a_job_are_journaled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Notices(NullObserver):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
-    folder = RunFolder.create("run-1")
-    record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
-    job = SlurmJob(record, folder, observer=NullObserver(), on_running=lambda run: None, secrets={})
+    return RunFolder.create("run-1")
+
+
+def followed(folder: RunFolder, observer: NullObserver) -> SlurmJob:
+    record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9, job_id="7")
+    return SlurmJob(record, folder, observer=observer, on_running=lambda run: None, secrets={})
+
+
+def journaled(folder: RunFolder) -> list[journal.JournalEvent]:
+    return [event for _, event in JournalReader(folder.journal).read()]
+
+
+def test_a_suspended_job_says_so(folder: RunFolder) -> None:
+    """It runs, as far as Slurm's queue goes, but another job has its machines."""
+    observer = Notices()
+    job = followed(folder, observer)
+    for state in ("RUNNING", "SUSPENDED", "SUSPENDED", "RUNNING"):
+        job.update(SlurmState(state, hosts=("n1",)))
+    assert observer.texts == ["job 7 does not run: Slurm has suspended it"]
+    states = [one for one in journaled(folder) if isinstance(one, journal.HostState)]
+    assert [(one.state, one.detail) for one in states] == [
+        (ShownState.RUNNING, ""),
+        (ShownState.RUNNING, "Slurm has suspended it"),
+        (ShownState.RUNNING, ""),
+    ]
+
+
+def test_the_last_phases_of_a_job_are_journaled(folder: RunFolder) -> None:
+    job = followed(folder, NullObserver())
     for done in (1, 2, 3):
         said = {
             "event": "steps", "done": done, "waits": None, "group": 1, "blocks": [],
@@ -36,7 +71,7 @@ def test_the_last_phases_of_a_job_are_journaled(
         }  # fmt: skip
         job.watch.worker_said(WorkerReport("n1", "rank-0.progress", said))
     job.finish(Report(ExitCode.OK, "done"))
-    events = [event for _, event in JournalReader(folder.journal).read()]
+    events = journaled(folder)
     phases = [event.seconds for event in events if isinstance(event, journal.PhasesSpent)]
     assert phases == [{"data": 0.25}, {"data": 0.75}]
     assert isinstance(events[-1], journal.Finished)

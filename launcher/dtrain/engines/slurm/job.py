@@ -106,11 +106,12 @@ class SlurmJob:
         complete = not state.queued and len(state.hosts) == len(self.plan.hosts)
         if complete and state.hosts != self.record.allocated:
             self._allocate(state.hosts)
-        reason = before.explanation if before is not None else ""
-        if state.queued and state.reason and state.explanation != reason:
-            start = f"; expected start {state.start}" if state.start else ""
-            self._recorder.notice(f"job {self.record.job_id} is queued: {state.explanation}{start}")
-        if before is None or (state.word, state.explanation) != (before.word, before.explanation):
+        detail = before.detail if before is not None else ""
+        if state.detail and state.detail != detail:
+            start = f"; expected start {state.start}" if state.queued and state.start else ""
+            waits = "is queued" if state.queued else "does not run"
+            self._recorder.notice(f"job {self.record.job_id} {waits}: {state.detail}{start}")
+        if before is None or (state.word, state.detail) != (before.word, before.detail):
             self._show_hosts(state)
         return state.final
 
@@ -139,11 +140,10 @@ class SlurmJob:
         self._recorder.allocated(self.plan)
 
     def _show_hosts(self, state: SlurmState) -> None:
-        detail = state.explanation if state.queued else ""
         lost = lost_hosts(self._script)
         for host in self.plan.host_names:
             word = ShownState.LOST if state.final and host in lost else state.word
-            self._recorder.record(journal.HostState(host, word, detail))
+            self._recorder.record(journal.HostState(host, word, state.detail))
 
     # The end of an attempt -----------------------------------------------------------------------
 

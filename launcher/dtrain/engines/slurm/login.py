@@ -83,8 +83,7 @@ class Login:
             return {host: HostStatus(ShownState.UNREACHABLE, None, error.reason) for host in known}
         if state is None:
             return {host: HostStatus("gone", None) for host in known}
-        detail = state.explanation if state.queued else ""
-        return {host: one.seen(state.word, detail) for host, one in known.items()}
+        return {host: one.seen(state.word, state.detail) for host, one in known.items()}
 
     def look(self) -> SlurmState | None:
         """The state of the job; None if Slurm does not know it. Raises NodeError."""

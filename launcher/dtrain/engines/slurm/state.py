@@ -20,6 +20,9 @@ FINAL = (
     "PREEMPTED", "REVOKED", "TIMEOUT",
 )  # fmt: skip
 
+SUSPENDED = ("SUSPENDED", "STOPPED")
+"""An urgent job may have its machines meanwhile."""
+
 NO_OUTPUT = 53
 """What Slurm reports as a signal if it cannot open the output file of a script."""
 
@@ -78,6 +81,13 @@ class SlurmState:
         return {"CONFIGURING": ShownState.PREPARING, "COMPLETING": ShownState.STOPPING}.get(
             self.state, ShownState.RUNNING
         )
+
+    @property
+    def detail(self) -> str:
+        """Why the job does not run now, as far as its state says it."""
+        if self.state in SUSPENDED:
+            return f"Slurm has {self.state.lower()} it"
+        return self.explanation if self.queued else ""
 
     @property
     def explanation(self) -> str:
