@@ -175,6 +175,12 @@ def test_what_the_script_said_before_it_started_a_process() -> None:
     assert ending(SlurmState("FAILED", status=1), script).report().problems == (script.strip(),)
 
 
+def test_a_lost_machine_is_named_once() -> None:
+    """By the step of the workers, and by that of the processes that serve them."""
+    script = "srun: error: Node failure on b\n" * 2
+    assert ending(SlurmState("NODE_FAIL"), script).report().reason == "b failed"
+
+
 def test_a_prolog_that_fails() -> None:
     """Without a restart, Slurm cancels the job, and says why in its output."""
     script = "Error running slurm prolog: 1\n"

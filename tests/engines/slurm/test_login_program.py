@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from dtrain.engines.slurm.submission import hint_for
 from dtrain.node.agent.processes import processes
-from dtrain.node.slurm import watchers
+from dtrain.node.slurm import commands, watchers
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import BatchJob, CommandResult
 from dtrain.node.slurm.main import StateWatch
@@ -61,6 +62,19 @@ def test_a_submitted_job_whose_number_cannot_be_saved(tmp_path: Path, program: A
     job = BatchJob("run", os.fsencode(tmp_path / "run"))
     assert job.submit(order(tmp_path)).status == 0
     assert job.number == "7"
+
+
+def test_a_cluster_that_takes_no_more_jobs(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch tries again for two minutes."""
+    said = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+    program("sbatch", f"echo {said} >&2; exec sleep 500")
+    program("squeue", "")
+    monkeypatch.setattr(commands, "LIMIT", 1.0)
+    refused = BatchJob("run", os.fsencode(tmp_path / "run")).submit(order(tmp_path))
+    assert refused.text == f"no answer within 1 s: {said}"
+    assert "MaxJobCount" in hint_for(refused.text, "login01")
 
 
 def test_variables_that_give_options_do_not_reach_the_commands(

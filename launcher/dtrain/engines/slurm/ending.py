@@ -267,7 +267,9 @@ def of_attempt(script: str, number: int) -> str:
 
 
 def lost_hosts(script: str) -> Sequence[str]:
-    return [found[1] for found in map(_LOST_NODE.match, script.splitlines()) if found]
+    """Each once: every step of a job says it."""
+    found = map(_LOST_NODE.match, script.splitlines())
+    return [*dict.fromkeys(said[1] for said in found if said)]
 
 
 def _numbers(text: str, limit: int) -> Iterator[int]:

@@ -34,6 +34,8 @@ _HINTS = {
     "reservation": "`scontrol show reservation` lists them; set cluster.slurm.reservation",
     "unrecognized option": "`sbatch --help` lists the options; correct cluster.slurm.options",
     "unable to contact": "the controller is down or cannot be reached; `scontrol ping` shows it",
+    "temporarily unable": "Slurm has as many jobs as its configuration allows (MaxJobCount), or is"
+    " busy; launch again later",
     "no answer within": "the controller is slow; `squeue --user=$USER` shows if the job exists",
 }
 _NO_SLURM = ("not found", "configuration source")

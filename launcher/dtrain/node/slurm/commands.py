@@ -237,8 +237,11 @@ def _run(
             timeout=LIMIT,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return CommandResult(text, TIMED_OUT, "no answer within %d s" % LIMIT)
+    except subprocess.TimeoutExpired as error:
+        # sbatch says why it tries again.
+        last = shown(error.stderr or b"").strip().rpartition("\n")[2]
+        said = "no answer within %d s" % LIMIT
+        return CommandResult(text, TIMED_OUT, "%s: %s" % (said, last) if last else said)
     except OSError as error:
         # A busy login node may refuse to start another process.
         missing = isinstance(error, FileNotFoundError) and error.filename == command[0]
