@@ -247,7 +247,7 @@ def test_an_image_that_cannot_be_pulled_is_shown(desk: Desk) -> None:
 def test_pods_that_cannot_be_scheduled_are_shown(desk: Desk) -> None:
     file = desk.file(WAIT, {"resources": {"nvidia.com/mig-1g.5gb": "64"}})
     launch = desk.start("launch", str(file))
-    launch.until("node0 waits: Unschedulable")
+    launch.until(" waits: Unschedulable")
     launch.send(signal.SIGINT)
     assert launch.wait().code == 130
 

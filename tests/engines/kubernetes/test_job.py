@@ -182,6 +182,19 @@ def test_pods_that_a_watch_has_missed_are_gone(job: KubernetesJob) -> None:
     assert shown[-1] == ("node0", ShownState.ENDED)
 
 
+def test_many_pods_that_wait_for_the_same_say_so_once(job: KubernetesJob) -> None:
+    """The scheduler counts the machines anew after each change of the cluster."""
+    job.job_seen(RUNS, "")
+    waits = Pod("pod-a", "a", 0, 1, "", "Pending", ShownState.QUEUED, "not scheduled yet")
+    counts = [f"Unschedulable: 0/{count} nodes are available" for count in (100, 99)]
+    for detail in (waits.detail, *counts):
+        for index, uid in enumerate("ab"):
+            job.pod_seen(replace(waits, uid=uid, index=index, detail=detail))
+    assert notices(job) == ["node0 waits: not scheduled yet", f"node0 waits: {counts[0]}"]
+    shown = [event.detail for event in events(job, journal.HostState) if event.host == "node1"]
+    assert shown == ["", "not scheduled yet", *counts]
+
+
 def test_a_pod_that_does_not_start_gets_its_reason_from_events(
     job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,7 @@ class HostStates:
         self._recorder = recorder
         self._noticed: set[str] = set()
         self._reasons: dict[str, str] = {}
-        """Reasons of this suspension. Those that differ only in numbers count as one: the counts in
-        a queue's messages change all the time."""
+        """Reasons of this suspension, by their kind."""
         self._suspended = False
         self._before: frozenset[str] = frozenset()
         """Pods from before the suspension."""
@@ -46,9 +45,10 @@ class HostStates:
         self._preparing: dict[str, float] = {}
         """Times since which pods on a machine wait without a reason."""
 
-    def notice_once(self, text: str) -> None:
-        if text not in self._noticed:
-            self._noticed.add(text)
+    def notice_once(self, text: str, kind: str = "") -> None:
+        """``kind``: of a text that comes in several forms."""
+        if (kind or text) not in self._noticed:
+            self._noticed.add(kind or text)
             self._recorder.notice(text)
 
     # What the server reports ---------------------------------------------------------------------
@@ -77,7 +77,7 @@ class HostStates:
             self._set_aside_if_ended(pod)
         waits = f"waits in the queue {self._queue}" if self._queue else "is suspended"
         ran = "is suspended and " if self._last and self._queue else ""
-        kind = re.sub("[0-9]+", "0", reason)
+        kind = _kind(reason)
         is_new = kind not in self._reasons
         reason = self._reasons.setdefault(kind, f": {reason}" if reason else "")
         if is_new:
@@ -167,4 +167,11 @@ class HostStates:
         self._shown[host] = state, detail
         self._recorder.record(journal.HostState(host, state, detail))
         if detail and not quiet and state in (ShownState.QUEUED, ShownState.PREPARING):
-            self.notice_once(f"{host} waits: {detail}")
+            # Of all pods that wait for the same, the first one says so.
+            self.notice_once(f"{host} waits: {detail}", f"waits: {_kind(detail)}")
+
+
+def _kind(reason: str) -> str:
+    """Reasons that differ only in numbers are of one kind: the counts in the messages of a queue,
+    and of the scheduler, change all the time."""
+    return re.sub("[0-9]+", "0", reason)
