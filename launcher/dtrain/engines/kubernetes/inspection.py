@@ -267,7 +267,7 @@ class KubernetesInspection:
             )
 
     def _machines(self) -> Iterator[_Measured]:
-        more: dict[str, str] = {}
+        more: dict[str, Any] = {}
         while True:
             found = self._client.request("GET", "/api/v1/nodes", limit=PAGE, **more)
             page = object_list(found)
