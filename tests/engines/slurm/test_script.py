@@ -113,3 +113,19 @@ def test_a_launch_names_the_run_itself() -> None:
     spec = parse(FILE, "job.yaml")
     assert "dtrain_run=gpt-17\n" in script.render(build(spec, run="gpt-17"))
     assert "dtrain_run=job-$SLURM_JOB_ID\n" in script.render(build(spec))
+
+
+def test_variables_of_the_users_shell_do_not_reach_the_commands() -> None:
+    lines = script.render(plan(FILE)).splitlines()
+    (line,) = (line for line in lines if line.startswith("unset "))
+    removed = ("SQUEUE_USERS", "SCANCEL_INTERACTIVE", "SLURM_CPU_BIND_LIST", "SLURM_TIME_FORMAT")
+    variables = dict.fromkeys([*removed, "SLURM_JOB_ID"], "1")
+    for given in (variables, {"SLURM_JOB_ID": "1"}):
+        done = subprocess.run(
+            ["bash", "-euc", f"{line}; compgen -v"],
+            env=given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert {*done.stdout.split()} & {*variables} == {"SLURM_JOB_ID"}

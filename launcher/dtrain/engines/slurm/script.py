@@ -355,8 +355,9 @@ def _pyxis(plan: LaunchPlan, image: Container) -> Iterator[str]:
 
 def _control(plan: LaunchPlan) -> Iterator[str]:
     """Functions that end a step and wait for it."""
-    yield "# Variables of the user may narrow what these commands do."
-    yield 'unset "${!SQUEUE_@}" "${!SCANCEL_@}" SLURM_TIME_FORMAT'
+    yield "# Variables of the user may narrow what squeue and scancel do. A shell of srun has the"
+    yield "# CPUs of its own step, to which srun would bind all processes."
+    yield 'unset "${!SQUEUE_@}" "${!SCANCEL_@}" "${!SLURM_CPU_BIND@}" SLURM_TIME_FORMAT'
     yield ""
     yield "# TERM for the processes of a step, and KILL after job.grace. A TERM to srun is a KILL."
     yield "dtrain_end() {"
