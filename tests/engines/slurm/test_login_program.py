@@ -64,6 +64,20 @@ def test_a_submitted_job_whose_number_cannot_be_saved(tmp_path: Path, program: A
     assert job.number == "7"
 
 
+@pytest.mark.parametrize(
+    ("saved", "state"),
+    [("7", "JobState=FAILED ExitCode=7:0"), ("0", "JobState=COMPLETED ExitCode=0:0"), ("", "")],
+)
+def test_the_end_of_a_job_that_slurm_has_forgotten(
+    tmp_path: Path, program: Any, saved: str, state: str
+) -> None:
+    program("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    job = BatchJob("run", os.fsencode(tmp_path))
+    job.save(b"status", saved.encode())
+    answer = job.describe()
+    assert (answer.status, answer.text) == (0, state)
+
+
 def test_a_cluster_that_takes_no_more_jobs(
     tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -407,7 +407,13 @@ def _end(plan: LaunchPlan, *, services: bool, in_allocation: bool) -> Iterator[s
     yield f'  echo "dtrain: {PREEMPTED}" >&2'
     yield "  dtrain_stopped=1"
     yield "fi"
-    yield '((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && exit 0'
+    leave = "exit"
+    if plan.run and not in_allocation:
+        saved = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/status")
+        yield "# For dtrain, after Slurm has forgotten the job."
+        yield f'dtrain_exit() {{ echo "$1" >{saved}; exit "$1"; }}'
+        leave = "dtrain_exit"
+    yield f'((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && {leave} 0'
     if most := plan.job.restart.max:
         yield '[[ $dtrain_state == *" JobState=RUNNING "* ]] || exit 1  # cancelled'
         again = "goes back to the queue"
@@ -425,4 +431,4 @@ def _end(plan: LaunchPlan, *, services: bool, in_allocation: bool) -> Iterator[s
         yield from (f"  {line}" for line in go)
         yield "fi"
     yield "((dtrain_status)) || dtrain_status=1 # stopped before it finished"
-    yield 'exit "$dtrain_status"'
+    yield f'{leave} "$dtrain_status"'

@@ -20,6 +20,7 @@ from dtrain.node.slurm.commands import (
     MAX_TEXT,
     OUTPUT,
     SCRIPT,
+    STATUS,
     BatchJob,
     CommandResult,
     environment,
@@ -32,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.slurm.orders import SubmitOrder
 
-PROCESS, STATUS = b"process", b"status"
+PROCESS = b"process"
 MAX_OUTPUT = 1 << 20
 """Bytes at the end of the script's output that are searched for restarts."""
 _SESSION = """\
@@ -120,15 +121,11 @@ class AllocationScript(BatchJob):
 
     def describe(self) -> CommandResult:
         answer = super().describe()
-        status = self.saved(STATUS)
+        text = self.saved_end()
         if answer.status:
             return answer
-        if status.isdigit():
-            text = "JobState=%s ExitCode=%s:0" % ("FAILED" if int(status) else "COMPLETED", status)
-        elif self._begun() and self._here() and self._pid() is None:
+        if not text and self._begun() and self._here() and self._pid() is None:
             text = "JobState=CANCELLED"
-        else:
-            text = ""
         if text and not _ENDED.search(answer.text):
             answer.text = text + " " + answer.text  # the first value of a field counts
         restarts = len(

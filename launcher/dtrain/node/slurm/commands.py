@@ -27,6 +27,8 @@ SCRIPT = b"job.sbatch"
 OUTPUT = b"job.out"
 LAST = b"last-attempt"
 """A file whose presence keeps the script from starting the job again."""
+STATUS = b"status"
+"""A file with the exit status of a script that has ended."""
 LIMIT = 60.0
 """Seconds for one command. A busy controller may take as long as that."""
 HAS_ENDED = ("Invalid job id", "already completing or completed")
@@ -125,11 +127,20 @@ class BatchJob:
         return answer
 
     def describe(self) -> CommandResult:
-        """What the controller says about the job; an empty ``text`` if it does not know the job."""
+        """What the controller says about the job; an empty ``text`` if nobody knows the job. The
+        controller forgets it some minutes after its end."""
         answer = _run(["scontrol", "show", "job", "--oneliner", self.number])
         if answer.status and "Invalid job id" in answer.text:
-            return CommandResult(answer.command, 0, "")
+            return CommandResult(answer.command, 0, self.saved_end())
         return answer
+
+    def saved_end(self) -> str:
+        """The state of a job whose script has ended, as the controller would write it; empty if the
+        script has saved no status."""
+        status = self.saved(STATUS)
+        if not status.isdigit():
+            return ""
+        return "JobState=%s ExitCode=%s:0" % ("FAILED" if int(status) else "COMPLETED", status)
 
     def cancel(self, kill: bool) -> CommandResult:
         """End the job. ``kill``: without TERM first."""
