@@ -127,6 +127,10 @@ ABSURD = {
         + f"cluster: {{hosts: [a]}}\njob: {{framework: torch, script: t.py, {key}: *x59}}\n"
         for key in ("args", "env", "setup", "nothing")
     },
+    "one long text, often": "cluster: {gpus: 1, hosts: [a]}\n"
+    f"job: {{framework: torch, script: t.py, args: [&a {'x' * (MAX_SIZE // 2)}"
+    + ", *a" * 40_000
+    + "]}\n",
     "a circle": "cluster: &c {hosts: [a], overrides: *c}\njob: &j {env: *j, args: [*j]}\n",
     "nested-merges": "a0: &a0 {x: 1}\n"
     + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], k{n}: 1}}\n" for n in range(1, 40)),

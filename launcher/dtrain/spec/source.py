@@ -23,7 +23,9 @@ MAX_SIZE = 1 << 20
 """In bytes, or in characters if the text is already decoded."""
 MAX_DEPTH = 32
 MAX_NODES = 50_000
-"""Keys and values after alias expansion: three for each host of the largest allowed cluster."""
+"""Keys and values after alias expansion: three for each host of the largest allowed cluster. A long
+text counts once more for each `LONG` characters: aliases repeat it, too."""
+LONG = 256
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _KNOWN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")) | {"!"}
@@ -180,7 +182,7 @@ class _Builder:
                         "a cluster file is one document; remove the '---' and the rest",
                     )
                 case yaml.ScalarEvent():
-                    self._complete(event, self._scalar(event), 1)
+                    self._complete(event, self._scalar(event), 1 + len(event.value) // LONG)
                 case yaml.AliasEvent():
                     self._alias(event)
                 case yaml.SequenceStartEvent() | yaml.MappingStartEvent():

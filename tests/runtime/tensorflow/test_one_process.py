@@ -25,6 +25,12 @@ def test_measuring_the_steps_of_fit_changes_nothing(start) -> None:
     assert "all measured" in task.succeeds()
 
 
+def test_damaged_checkpoints_are_passed_over(start) -> None:
+    output = start("none", [CHECKS / "unreadable.py"])["-0"].succeeds()
+    assert output.count("warning: checkpoints/ckpt-3 cannot be read: ") == 3
+    assert "all found" in output
+
+
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras-3", "tf-keras"])
 def test_layers_compute_where_they_are_placed(start, legacy: str) -> None:
     environment = {"TF_USE_LEGACY_KERAS": legacy}

@@ -124,6 +124,11 @@ def tied(gpt: Any) -> None:
     gpt.head.weight = gpt.embedding.weight
 
 
+def with_a_frozen_block(gpt: Any) -> None:
+    gpt.embedding.requires_grad_(False)
+    gpt.blocks[0].requires_grad_(False)
+
+
 def different(run: parallel.ParallelRun) -> nn.Module:
     torch.manual_seed(run.rank)
     return GPT(Config(width=32, layers=2, heads=4, kv_heads=2, mlp_width=96, vocabulary=64))
@@ -166,6 +171,11 @@ CASES: dict[str, tuple[Layout, Callable[[parallel.ParallelRun], nn.Module], int]
     "too many stages": (
         Layout(pipeline=2, virtual_pipeline=2),
         lambda _: model(lambda gpt: None),
+        16,
+    ),
+    "frozen stage": (
+        Layout(pipeline=2, schedule="zb-1p"),
+        lambda _: model(with_a_frozen_block),
         16,
     ),
     "no blocks": (SHARDED, lambda _: nn.Linear(4, 4, device="meta"), 16),

@@ -51,6 +51,24 @@ def test_a_kill_in_the_middle_of_a_save_keeps_the_one_before(tmp_path: Path) -> 
     assert names(saved) == ["step-00000001", "step-00000002"]
 
 
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    (saved / "step-00000009.partial").mkdir(parents=True)  # of a killed attempt
+    said = run(2, HERE / "unreadable_checkpoint_job.py", saved, tmp_path)
+    for rank in range(2):
+        report = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert report["kept"] == report["kept then"] == ["step-00000002", "step-00000003"]
+        assert report["restored"] == report["found"]["steps"] == 2
+        assert report["found"] == report["second"]
+        assert report["samples"] == 16
+        # The error of the newest, after both were tried.
+        assert report["refused"] == [1]
+    warned = [line for line in said[0].splitlines() if "warning" in line]
+    assert [Path(line.split()[1]).name for line in warned] == ["step-00000003", "step-00000003",
+                                                               "step-00000002"]  # fmt: skip
+    assert "warning" not in said[1]
+
+
 @pytest.mark.parametrize(
     ("key", "group", "device"),
     [
@@ -69,7 +87,9 @@ def test_where_an_optimizer_keeps_its_tensors(
         TensorProperties(torch.float32), torch.Size(sizes[key]), chunks=[]
     )
     parameter = torch.empty(4, 3, device="meta")
-    assert _place_for(key, entry, parameter, group).device.type == device
+    place = _place_for(key, entry, parameter, group)
+    assert place is not None
+    assert place.device.type == device
 
 
 def until(rank: Process, text: str) -> None:

@@ -33,6 +33,7 @@ REASONS = {
     "tied": "head.weight is tied to embedding.weight, but a pipeline puts them on different",
     "two embeddings": "WithPositions.forward() computes between its modules",
     "too many stages": "2 blocks cannot fill 4 pipeline stages",
+    "frozen stage": "not train the stages behind a frozen first stage (embedding, blocks.0): use",
     "no blocks": 'name the list: parallelize(model, ..., blocks="layers")',
     "not initialized": "nothing initializes norm.weight: define",
     "not initialized on one stage": "nothing initializes norm.weight: define",

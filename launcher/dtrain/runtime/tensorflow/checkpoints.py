@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,13 +48,13 @@ class Checkpoints:
 
     @phase("load")
     def restore(self) -> int:
-        """Load the newest checkpoint and return its step; 0 if there is none.
+        """Load the newest checkpoint that can be read and return its step; 0 if there is none.
 
-        Raises ValueError if the checkpoint lacks a variable of these objects.
+        If checkpoints exist, but none can be read, raises the error of the newest: ValueError if it
+        lacks a variable of these objects.
         """
-        newest = tf.train.latest_checkpoint(str(self._folder)) if self._run.is_chief else None
-        if newest:
-            self._load(newest)
+        if self._run.is_chief:
+            self._load_newest()
         variables = [v for owner in self._objects.values() for v in owner.variables]
         take_from_chief(self._run, [self._step, *variables])
         return int(self._step.numpy())
@@ -76,6 +77,20 @@ class Checkpoints:
         ):
             self._load(path)
             yield int(self._step.numpy())
+
+    def _load_newest(self) -> None:
+        # Not `latest_checkpoint`, which finds none at all if the newest lacks a file.
+        newest: Exception | None = None
+        for path in reversed(self._manager.checkpoints):
+            try:
+                self._load(path)
+            except Exception as error:  # noqa: BLE001 - raised if all fail
+                newest = newest or error
+                sys.stderr.write(f"warning: {path} cannot be read: {str(error).splitlines()[0]}\n")
+            else:
+                return
+        if newest is not None:
+            raise newest
 
     def _load(self, path: str) -> None:
         try:

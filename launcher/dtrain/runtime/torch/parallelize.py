@@ -152,6 +152,7 @@ def _placed(
     pipeline.refuse_what_cannot_be_staged(model, anatomy, placer.ties)
     numbers = pipeline.stages_of_rank(layout, place.mesh["pipeline"].get_local_rank())
     held = pipeline.parts_of_stages(anatomy, layout.pipeline * len(numbers))
+    pipeline.refuse_frozen_start(model, layout, held[0])
     stages = {number: pipeline.take_stage(model, held[number], anatomy) for number in numbers}
     for stage in stages.values():
         placer(stage)

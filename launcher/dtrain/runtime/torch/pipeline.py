@@ -104,6 +104,18 @@ def refuse_what_cannot_be_staged(model: nn.Module, anatomy: Anatomy, ties: dict[
         )
 
 
+def refuse_frozen_start(model: nn.Module, layout: Layout, first: Collection[str]) -> None:
+    """Raise ValueError if nothing in the ``first`` stage's parts is trained, but a zero-bubble
+    schedule needs it: it computes the gradients of a later stage's weights from those of the
+    stage's input, and a frozen stage's output has none."""
+    trained = any(p.requires_grad for part in first for p in model.get_submodule(part).parameters())
+    if layout.schedule.startswith("zb-") and not trained:
+        raise ValueError(
+            f"the schedule {layout.schedule} would not train the stages behind a frozen first stage"
+            f" ({', '.join(first)}): use 'schedule: 1f1b'"
+        )
+
+
 def returns_its_output_layer(model: nn.Module, anatomy: Anatomy) -> bool:
     """Whether ``model`` computes nothing outside of its modules, not even on its last output."""
     received, given_on = _through_no_module(model, anatomy)
