@@ -38,6 +38,9 @@ class MemoryHabits:
     foreach: bool = True
     """Whether Adam updates all tensors at once, with temporaries of all of them: PyTorch's default.
     Composer's ``DecoupledAdamW`` updates one after the other."""
+    fused_adam: bool = False
+    """Whether a kernel updates each tensor in place, without temporaries: PyTorch's
+    ``AdamW(fused=True)``."""
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, as
     DeepSpeed's engine does. Megatron-LM frees it after the send."""
@@ -57,6 +60,28 @@ class MemoryHabits:
     embedding, the last norm and the output layer are three, and the first stages have one more if
     they do not divide (``pipe_partition_uniform`` in Aleph-Alpha/scaling). Step times assume the
     usual stages."""
+    whole_gradients: bool = False
+    """Whether sharded parameters have whole gradients on each rank until a step's last micro-batch:
+    PyTorch's ``no_sync``, which Lightning Fabric's and Hugging Face's accumulation use (pytorch
+    pull request 126166 describes both ways)."""
+    flat_adapters: bool = False
+    """Whether a layer's adapters are in one flat parameter with its frozen weights, so that these
+    have gradients, too: PyTorch's FSDP1, if no policy wraps the adapters (its warning "gradient
+    memory usage will be higher", litgpt pull request 1538)."""
+    second_layer: bool = False
+    """Whether, with adapters under FSDP1, all tensors of a recomputed layer's backward pass stay
+    until the next layer's. The reason is not known. Mistral 7B and Llama 3 8B took 245,760 bytes
+    for each token more on 2 and 4 GPUs than on one, where a layer takes 258,208 (fms-acceleration,
+    ``scripts/benchmarks/refs/a100_80gb_liger.csv``, LoRA with a fused loss)."""
+    frozen_inputs: bool = False
+    """Whether products with matrices of 4 bits keep their inputs, although no gradient needs them:
+    bitsandbytes before 0.43.3 (its pull request 1270)."""
+    wide_rest: bool = False
+    """Whether parameters that are not in 4 bits, and the residual stream, have 32 bits: PEFT's
+    ``prepare_model_for_kbit_training``."""
+    fixed_segments: bool = False
+    """Whether the allocator has segments of a fixed size, PyTorch's default. torchtitan and
+    torchtune set ``expandable_segments:True``."""
     buckets: float = 0.0
     """GiB of buffers in which gradients are reduced, if those are not views of the gradients:
     DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes."""
@@ -76,6 +101,10 @@ class Assumptions:
     fused_loss: bool = False
     """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as flash-attn's
     kernel does. PyTorch's own kernel uses 32-bit copies."""
+    in_place_loss: bool = False
+    """Whether cross-entropy overwrites 32-bit logits with their gradient, beside a second copy."""
+    varied_lengths: bool = False
+    """Whether micro-batches differ in length, up to the sequence length."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
     narrow_states: bool = False

@@ -83,7 +83,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     # Without compilation, float8 of torchao is slower than bf16.
     text = f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
     said = re.sub(r"\b(no|not|without) (torch\.)?compil", "", text, flags=re.IGNORECASE)
-    fused = r"\bcompile|\bfused (?:kernels|norms?|rms)|norm kernel"
+    fused = r"\bcompile|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for \w+ and norms"
     compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
@@ -94,7 +94,10 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         document=_document(row, practice),
         triton_attention=practice.triton_attention,
         fused_loss=practice.fused_loss
-        or re.search(r"(chunked|fused) cross[- ]entropy", text, re.IGNORECASE) is not None,
+        or re.search(r"(chunked|fused)\b[^;]*\bcross[- ]entropy", text, re.IGNORECASE) is not None,
+        in_place_loss=re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE)
+        is not None,
+        varied_lengths=re.search(r"lengths of the examples differ", text) is not None,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
         overlaps_sends=practice.overlaps_sends,
@@ -105,7 +108,10 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         hides_exchange=practice.hides_exchange
         or re.search(r"dualpipe|a2a[- ]?overlap|overlap[-_ ]moe", text, re.IGNORECASE) is not None,
         sends_copies=re.search(r"all-?to-?all dispatcher", text, re.IGNORECASE) is not None,
-        habits=practice.habits,
+        habits=replace(
+            practice.habits,
+            wide_rest=re.search(r"for k-?bit training", text, re.IGNORECASE) is not None,
+        ),
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),
@@ -127,9 +133,11 @@ def lora_of(row: Row, practice: Practice, precision: Precision) -> Lora | None:
     found = LORA
     if rank := _noted(notes, r"LoRA rank (\d+)"):
         mlp = re.search(r"LoRA rank \d+ on (all (matrices|layers)|the MLP)", notes, re.IGNORECASE)
-        found = Lora(rank, "all" if mlp else "attention")
+        drops = re.search(r"LoRA[^;]*;?[^;]*dropout of their inputs", notes) is not None
+        found = Lora(rank, "all" if mlp else "attention", dropout=drops)
     if re.search(r"frozen matrices in 4 bits", notes, re.IGNORECASE):
-        return replace(found, base_bits=4)
+        once = re.search(r"no double quantization", notes, re.IGNORECASE) is not None
+        return replace(found, base_bits=4, double_quantized=not once)
     return replace(found, base_bits=8) if practice.fp8_frozen and precision == "fp8" else found
 
 

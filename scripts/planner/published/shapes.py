@@ -138,29 +138,36 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
         )
 
     if base is not None:
-        gated, tied = base.gated, base.tied
+        gated, tied = base.gated, base.tied and not re.search(r"\buntied\b", row.get("notes", ""))
     elif kind is not None:
         gated, tied = kind.gated, kind.tied
     else:
         gated = bool(experts) or kv_heads != heads or (ffn is not None and ffn != 4 * hidden)
-        gated = _agreeing(row, lambda yes: shape_with(gated=yes, tied=False), gated)
-        tied = not gated
-    tied = _agreeing(row, lambda yes: shape_with(gated=gated, tied=yes), tied)
+        gated, tied = _agreeing(
+            row, shape_with, [(gated, not gated), (True, False), (False, True), (True, True)]
+        )
+        return shape_with(gated=gated, tied=tied)
+    gated, tied = _agreeing(row, shape_with, [(gated, tied), (gated, not tied)])
     return shape_with(gated=gated, tied=tied)
 
 
-def _agreeing(row: Row, shape_with: Callable[[bool], Shape], usual: bool) -> bool:
-    """The choice that matches the printed number of parameters, if exactly one does."""
+def _agreeing(
+    row: Row, shape_with: Callable[..., Shape], choices: list[tuple[bool, bool]]
+) -> tuple[bool, bool]:
+    """The choice of a gated MLP and of tied embeddings that matches the printed number of
+    parameters, if exactly one does; else the first, which is usual."""
     printed = number(row, "params_b")
     if printed is None:
-        return usual
+        return choices[0]
     # 7.1 means from 7.05 to 7.15.
     digits = len((row.get("params_b") or "").strip().partition(".")[2])
     slack = 0.5 * 10.0**-digits + 1e-9
     fitting = [
-        yes for yes in (False, True) if abs(shape_with(yes).parameters / 1e9 - printed) <= slack
+        (gated, tied)
+        for gated, tied in dict.fromkeys(choices)
+        if abs(shape_with(gated=gated, tied=tied).parameters / 1e9 - printed) <= slack
     ]
-    return fitting[0] if len(fitting) == 1 else usual
+    return fitting[0] if len(fitting) == 1 else choices[0]
 
 
 def _padded(size: int, multiple: int) -> int:

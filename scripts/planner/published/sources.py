@@ -196,21 +196,37 @@ for the backward pass."""
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
 _MODULES = replace(_FSDP, sharding="none")
-"""PyTorch's modules without sharding: fine-tuning with Hugging Face's models."""
+"""PyTorch's modules without sharding."""
+_HUGGING_FACE = replace(
+    _MODULES,
+    habits=MemoryHabits(whole_gradients=True, second_layer=True, fixed_segments=True),
+)
+"""Fine-tuning with Hugging Face's models and trainers, whose FSDP is FSDP1."""
+_TORCHTUNE = replace(_FSDP, habits=MemoryHabits(fused_adam=True))
+"""The optimizer of its configurations is ``AdamW(fused=True)``."""
+_LITGPT = replace(
+    _FSDP,
+    habits=MemoryHabits(
+        whole_gradients=True, flat_adapters=True, frozen_inputs=True, fixed_segments=True
+    ),
+)
+"""LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""
 _ZERO = replace(_FSDP, sequence_parallel=False, fp32_gradients=False)
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits."""
 _SHARDING_SOFTWARE = (
-    r"(?<!Megatron.)FSDP|\btorch ?(titan|tune)\b|\blit[- ]?(gpt|llama)\b|\bOLMo\b"
-    r"|\bAccelerate\b|\bTRL\b|Axolotl"
+    r"(?<!Megatron.)\bFSDP2?\b|\btorch ?titan\b|\bOLMo\b"
     r"|llm[- ]foundry|\bComposer\b|\bLightning\b|\bLingua\b"
 )
 SOFTWARE = (
     (r"Megatron[- ]DeepSpeed|NeoX|\bDeepSpeed|OpenRLHF|Colossal", _DEEPSPEED),
     (r"\bNeMo\b|Megatron[- ]Bridge", _NEMO),
+    (r"\btorch ?tune\b", _TORCHTUNE),
+    (r"\blit[- ]?(gpt|llama)\b", _LITGPT),
+    (r"Hugging ?Face|\bAccelerate\b|\bTRL\b|Axolotl|fsdp_qlora", _HUGGING_FACE),
     (_SHARDING_SOFTWARE, _FSDP),
     (r"MaxText|Levanter|\bJAX\b|\bAlpa\b|\bXLA\b|\bTPU", _XLA),
     (r"Megatron|\bm-?core\b|\bveScale\b", _RECENT),
-    (r"ms-swift|\bPEFT\b|LLaMA[- ]?Factory|unsloth|Hugging ?Face", _MODULES),
+    (r"ms-swift|\bPEFT\b|LLaMA[- ]?Factory|unsloth", _HUGGING_FACE),
 )
 """The software that a row may name in any of its texts, if its source is not in `PRACTICES`."""
 

@@ -23,7 +23,7 @@ MEMORY_PARTS = {
     "context": "CUDA context",
     "fragmentation": "fragmentation",
 }
-"""Titles of the fields of `Memory`."""
+"""Titles of the fields of `Memory`, but for cached blocks: no plan has any."""
 TIME_PARTS = {
     "compute": "computation",
     "recompute": "recomputation",

@@ -38,7 +38,28 @@ def layer_activations(
     )
     if assumed.separate_kernels and torch and shape.gated and recompute == "none":
         terms += SEPARATE_NORM * shape.sums * shape.hidden / split
+    if assumed.habits.wide_rest:
+        terms += 2 * shape.hidden / split * (shape.sums if recompute == "none" else 1)
+    if assumed.habits.frozen_inputs and recompute == "none":
+        terms += _frozen_inputs(shape, layout.tensor)
     return terms * BYTES[assumed.precision] / 2
+
+
+def _frozen_inputs(shape: Shape, t: int) -> float:
+    """Return the bytes per token of the inputs of a layer's products with matrices of 4 bits, if
+    these keep them (see `MemoryHabits.frozen_inputs`): those that adapters do not keep anyway, and
+    those of the micro-batch before. The products hold them outside of autograd's reach, so they
+    stay until the loop replaces the last loss."""
+    lora = shape.lora
+    if lora is None or not lora.expands:
+        return 0.0
+    output = shape.heads * (shape.value_head_size or shape.head_size) / t
+    norms = 1 if shape.parallel else 2
+    before = norms * shape.hidden + output + shape.ffn_hidden / t
+    kept = output
+    if not lora.adapts_mlp:
+        kept += (norms - 1) * shape.hidden + shape.ffn_hidden / t
+    return 2.0 * (before + kept)
 
 
 def mean_activations(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> float:
@@ -145,4 +166,9 @@ def _terms(
         # The inner tensors of the adapters: four in attention, one for each matrix of the MLP.
         inner = 4 + (shape.matrices if shape.lora.adapts_mlp else 0)
         yield 2 * inner * shape.lora.rank
+        if shape.lora.dropout:
+            # Instead of their inputs: a copy in 16 bits and a mask for each adapted matrix.
+            yield 3 * (3 * h / split + values / t) - narrow * h / split
+            if shape.lora.adapts_mlp:
+                yield 3 * ((shape.matrices - 1) * h / split + width / t) - narrow * h / split
     yield from (part.kept(h, t, split) for part in shape.parts)

@@ -10,6 +10,7 @@ from dtrain.parallelism.cost.activations import largest_layer, mean_activations
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
+from dtrain.parallelism.cost.sharded_memory import cached_blocks
 from dtrain.parallelism.cost.sharded_memory import highest_phase as highest_sharded_phase
 from dtrain.parallelism.cost.stages import (
     adapters_of_stage,
@@ -53,10 +54,17 @@ class Memory:
     communication: float
     context: float
     fragmentation: float
+    cached: float = 0.0
+    """Whole blocks that the allocator keeps for later, and frees if memory is short."""
 
     @property
     def total(self) -> float:
         """Total as the driver counts it."""
+        return self.needed + self.cached
+
+    @property
+    def needed(self) -> float:
+        """Least memory of a GPU on which this runs."""
         return self.allocated + self.communication + self.context + self.fragmentation
 
     @property
@@ -136,12 +144,16 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     # States of 16 bits that stay in place are not copied between shards, sums and products.
     copied = layout.shards_parameters or not assumed.narrow_states
     flat = habits.step_copies or habits.frees_gradients
-    many_sizes = flat or (copied and assumed.by_torch(layout))
+    # With segments of a fixed size, `cached_blocks` has the blocks that differ in size.
+    many_sizes = flat or (copied and assumed.by_torch(layout) and not habits.fixed_segments)
     fragmentation = FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary
-    cached = 0.0
+    split_blocks = 0.0
     if habits.gathers_logits and last:
-        cached = (SPLIT_BLOCK + (GATHER_BUFFERS if t > 1 else 0.0)) * tokens * shape.vocab
+        split_blocks = (SPLIT_BLOCK + (GATHER_BUFFERS if t > 1 else 0.0)) * tokens * shape.vocab
+    cached = 0.0
+    if habits.fixed_segments:
+        cached = cached_blocks(shape, layout, assumed, layers=layers, stage=stage)
     several = layout.world_size > 1
     return Memory(
         parameters=parameters / _GIB,
@@ -153,7 +165,8 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         temporary=temporary / _GIB,
         communication=COMMUNICATION + assumed.habits.buckets if several else 0.0,
         context=assumed.habits.context,
-        fragmentation=(fragmentation * used + cached) / _GIB,
+        fragmentation=(fragmentation * used + split_blocks) / _GIB,
+        cached=cached / _GIB,
     )
 
 
@@ -188,7 +201,8 @@ def _frozen(shape: Shape, layout: Layout, assumed: Assumptions, count: float, st
     if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
         ends += shape.head_parameters
     whole = ends / layout.tensor
-    return BYTES[assumed.precision] * whole + _matrix_bytes(shape, assumed) * (count - whole)
+    rest = 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
+    return rest * whole + _matrix_bytes(shape, assumed) * (count - whole)
 
 
 def _by_runtime(

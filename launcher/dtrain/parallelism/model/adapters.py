@@ -14,6 +14,8 @@ Targets = Literal["all", "attention"]
 NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a 4-bit weight: 4 bits, an 8-bit scale for each 64 weights, and a 32-bit scale for each
 256 of those (QLoRA, section 3, double quantization)."""
+NF4_ONCE = (4 + 32 / 64) / 8
+"""The same with 32-bit scales, bitsandbytes' default."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,16 @@ class Lora:
     """Bits of a frozen matrix of a layer; embeddings, norms and output layer keep 16. With 8, it is
     in fp8, as products with fp8 read it (Transformer Engine's ``fp8_model_init``)."""
 
+    dropout: bool = False
+    """Whether each adapter drops some of its input, and so keeps its own copy and a mask."""
+    double_quantized: bool = True
+    """Whether the scales of 4-bit matrices are quantized, too."""
+
     @property
     def matrix_bytes(self) -> float:
         """Bytes of a frozen matrix's parameter, if fewer than 2; else 0."""
-        return {16: 0.0, 8: 1.0, 4: NF4}[self.base_bits]
+        four = NF4 if self.double_quantized else NF4_ONCE
+        return {16: 0.0, 8: 1.0, 4: four}[self.base_bits]
 
     @property
     def expands(self) -> bool:

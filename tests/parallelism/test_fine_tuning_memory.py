@@ -1,0 +1,123 @@
+"""Memory of software that fine-tunes: what it keeps beside what a plan needs.
+
+The measured figures are peaks of PyTorch's allocator: of LitGPT, from its resource tables and its
+table of configurations; of fms-acceleration, from ``scripts/benchmarks/refs`` with Hugging Face's
+trainer, LoRA of rank 16 on attention's matrices with dropout, and 4,096 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
+from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.memory import Memory, memory
+from dtrain.parallelism.model.adapters import Lora
+from dtrain.parallelism.model.models import model
+from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout
+
+ONE = Layout(backend="torchtitan", recompute="full")
+LITGPT = MemoryHabits(whole_gradients=True, flat_adapters=True, frozen_inputs=True)
+HUGGING_FACE = MemoryHabits(whole_gradients=True, second_layer=True, fixed_segments=True)
+RANK_8 = Lora(8, "attention")
+RANK_16 = Lora(16, "attention", dropout=True)
+
+
+def tuned(name: str, length: int, lora: Lora | None = None) -> Shape:
+    return replace(model(name), seq_len=length, lora=lora)
+
+
+def needs(shape: Shape, layout: Layout, habits: MemoryHabits, *, kernels: bool = False) -> Memory:
+    """Memory if all parameters have 16 bits, and losses are those of PyTorch, or in place."""
+    assumed = Assumptions(narrow_states=True, in_place_loss=kernels, habits=habits)
+    return memory(shape, layout, replace(assumed, separate_kernels=not kernels))
+
+
+def test_a_flat_parameter_of_adapters_and_frozen_weights_has_a_whole_gradient() -> None:
+    """LitGPT, Llama 2 13B with LoRA on 4 GPUs, sums micro-batches: 35.57 GB."""
+    layout = replace(ONE, data=4, sharding="full", grad_accumulation=4)
+    shape = tuned("llama-2-13b", 1304, RANK_8)
+    found = needs(shape, layout, LITGPT)
+    assert found.allocated == pytest.approx(35.57e9 / 2**30, rel=0.02)
+    apart = needs(shape, layout, replace(LITGPT, flat_adapters=False))
+    assert apart.gradients < 0.01 * found.gradients
+    once = needs(shape, replace(layout, grad_accumulation=1), LITGPT)
+    assert once.gradients == pytest.approx(found.gradients / 4, rel=0.05)
+
+
+def test_products_of_four_bits_keep_their_inputs() -> None:
+    """LitGPT with bitsandbytes 0.42, Llama 2 7B on one GPU, 2 × 512 tokens: 13.68 GB; 19.77 GB
+    with frozen weights of 16 bits."""
+    layout = replace(ONE, recompute="none", micro_batch=2)
+    four = replace(RANK_8, base_bits=4, double_quantized=False)
+    found = needs(tuned("llama-2-7b", 512, four), layout, LITGPT)
+    assert found.allocated == pytest.approx(13.68e9 / 2**30, rel=0.05)
+    wide = needs(tuned("llama-2-7b", 512, RANK_8), layout, LITGPT)
+    assert wide.allocated == pytest.approx(19.77e9 / 2**30, rel=0.02)
+
+
+@pytest.mark.parametrize(("gpus", "gib"), [(1, 30.169), (2, 31.767), (4, 28.344)])
+def test_adapters_under_fsdp1_keep_a_second_layer(gpus: int, gib: float) -> None:
+    """Mistral 7B with LoRA, 8 sequences on each GPU, fused kernels for norms and the loss."""
+    layout = replace(ONE, micro_batch=8, data=gpus, sharding="none" if gpus == 1 else "full")
+    shape = tuned("mistral-7b", 4096, RANK_16)
+    found = needs(shape, layout, HUGGING_FACE, kernels=True)
+    assert found.allocated == pytest.approx(gib, rel=0.05)
+
+
+@pytest.mark.parametrize(("wide", "gib"), [(False, 15.249), (True, 19.250)])
+def test_preparation_for_four_bits_widens_the_rest(wide: bool, gib: float) -> None:
+    """Mistral 7B with QLoRA on one GPU, 4 sequences; with PEFT's preparation and without."""
+    shape = tuned("mistral-7b", 4096, replace(RANK_16, base_bits=4))
+    found = needs(shape, replace(ONE, micro_batch=4), replace(HUGGING_FACE, wide_rest=wide))
+    assert found.allocated == pytest.approx(gib, rel=0.09)
+    assert found.allocated <= gib
+
+
+def test_cached_blocks_are_freed_if_memory_is_short() -> None:
+    """Mistral 7B with LoRA on one A100: nvidia-smi shows 42.22 GiB for 8 sequences."""
+    shape, layout = tuned("mistral-7b", 4096, RANK_16), replace(ONE, micro_batch=8)
+    assumed = Assumptions(narrow_states=True, separate_kernels=True, habits=HUGGING_FACE)
+    found = memory(shape, layout, assumed)
+    assert found.total == pytest.approx(42.22, rel=0.06)
+    chosen = gpu("a100-40gb")
+    cluster = GpuCluster(chosen, 1, 1, 200.0)
+    candidate = Candidate(shape, layout, cluster, of_family(chosen.family), assumed)
+    assert found.needed < candidate.limit < found.total
+    assert candidate.fits
+
+
+def test_batches_of_different_lengths_leave_blocks_that_do_not_fit() -> None:
+    """Qwen 7B with LoRA, examples of up to 2,048 tokens: 27.74 GiB reserved (ms-swift)."""
+    shape = Shape(32, 4096, 32, 32, 11008, 151936, 2048, 128, lora=RANK_8)
+    assumed = Assumptions(narrow_states=True, separate_kernels=True, habits=HUGGING_FACE)
+    equal = memory(shape, ONE, assumed)
+    varied = memory(shape, ONE, replace(assumed, varied_lengths=True))
+    reserved = varied.allocated + varied.fragmentation + varied.cached
+    assert reserved == pytest.approx(27.74, rel=0.05)
+    assert varied.allocated == equal.allocated
+
+
+def test_streams_of_fsdp_do_not_share_blocks() -> None:
+    """Mistral 7B on 4 GPUs, 4 sequences each, a fused loss: 33.74 GiB allocated, 46.58 in
+    nvidia-smi."""
+    layout = replace(ONE, data=4, sharding="full", micro_batch=4)
+    assumed = Assumptions(fused_loss=True, habits=HUGGING_FACE)
+    found = memory(tuned("mistral-7b", 4096), layout, assumed)
+    assert found.allocated == pytest.approx(33.74, rel=0.01)
+    assert found.total == pytest.approx(46.58, rel=0.05)
+
+
+def test_a_fused_adam_needs_no_temporaries() -> None:
+    """torchtune, Llama 3.2 3B, all states in bf16, 2 × 4,096 tokens: 24.9 GiB."""
+    layout = replace(ONE, micro_batch=2)
+    assumed = Assumptions(narrow_states=True, fused_loss=True, habits=MemoryHabits(fused_adam=True))
+    found = memory(tuned("llama-3.2-3b", 4096), layout, assumed)
+    assert found.allocated == pytest.approx(24.9, rel=0.03)
+    several = memory(tuned("llama-3.2-3b", 4096), layout, replace(assumed, habits=MemoryHabits()))
+    assert several.allocated > 1.15 * found.allocated
