@@ -1,8 +1,9 @@
-"""Memory of software that fine-tunes: what it keeps beside what a plan needs.
+"""Memory of other software, most of which fine-tunes: what it keeps beside what a plan needs.
 
 The measured figures are peaks of PyTorch's allocator: of LitGPT, from its resource tables and its
 table of configurations; of fms-acceleration, from ``scripts/benchmarks/refs`` with Hugging Face's
-trainer, LoRA of rank 16 on attention's matrices with dropout, and 4,096 tokens.
+trainer, LoRA of rank 16 on attention's matrices with dropout, and 4,096 tokens; of KempnerForge,
+from ``benchmarks/mfu_scaling``: Llama 3 with all states in bf16, and 4,096 tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dtrain.runtime.layout import Layout
 ONE = Layout(backend="torchtitan", recompute="full")
 LITGPT = MemoryHabits(whole_gradients=True, flat_adapters=True, frozen_inputs=True)
 HUGGING_FACE = MemoryHabits(whole_gradients=True, second_layer=True, fixed_segments=True)
+FSDP2 = MemoryHabits(whole_gradients=True, wide_sums=True, gathers_logits=True, fused_adam=True)
 RANK_8 = Lora(8, "attention")
 RANK_16 = Lora(16, "attention", dropout=True)
 
@@ -121,3 +123,27 @@ def test_a_fused_adam_needs_no_temporaries() -> None:
     assert found.allocated == pytest.approx(24.9, rel=0.03)
     several = memory(tuned("llama-3.2-3b", 4096), layout, replace(assumed, habits=MemoryHabits()))
     assert several.allocated > 1.15 * found.allocated
+
+
+def test_fsdp2_sums_whole_gradients_in_32_bits() -> None:
+    """KempnerForge, Llama 3 8B on 4 GPUs, 2 × 4 sequences: 61.1 GiB."""
+    layout = replace(ONE, data=4, sharding="full", micro_batch=4, grad_accumulation=2)
+    assumed = Assumptions(narrow_states=True, narrow_loss=True, habits=FSDP2)
+    found = memory(tuned("llama-3-8b", 4096), layout, assumed)
+    assert found.allocated == pytest.approx(61.1, rel=0.05)
+    narrow = replace(assumed, habits=replace(FSDP2, wide_sums=False))
+    whole = memory(tuned("llama-3-8b", 4096), layout, narrow)
+    assert whole.gradients == pytest.approx(found.gradients / 2)
+
+
+def test_tensor_ranks_may_have_all_logits() -> None:
+    """KempnerForge, Llama 3 70B on 32 GPUs, tensor 4, 4 × 2 sequences: 93.2 GiB."""
+    layout = Layout(
+        backend="torchtitan", recompute="full", tensor=4, data=8, sharding="full",
+        micro_batch=2, grad_accumulation=4, sequence_parallel=True,
+    )  # fmt: skip
+    assumed = Assumptions(narrow_states=True, narrow_loss=True, habits=FSDP2)
+    found = memory(tuned("llama-3-70b", 4096), layout, assumed)
+    assert found.allocated == pytest.approx(93.2, rel=0.05)
+    split = replace(assumed, habits=replace(FSDP2, gathers_logits=False))
+    assert found.allocated > 1.04 * memory(tuned("llama-3-70b", 4096), layout, split).allocated

@@ -169,7 +169,7 @@ def test_the_error_in_the_second_blind_test_is_limited() -> None:
 
 
 def test_the_error_in_the_third_blind_test_is_limited() -> None:
-    """As above. No rule of the planner was changed for these runs."""
+    """As above. Memory: KempnerForge was used to find rules, the others were only tested."""
     every = Score()
     for run in read(validate_planner.UNSEEN_3):
         outcome = outcome_of(run) if isinstance(run, PublishedRun) else run
@@ -178,7 +178,7 @@ def test_the_error_in_the_third_blind_test_is_limited() -> None:
     assert (len(every.time), len(every.memory)) == (376, 131)
     assert sum(map(abs, every.time)) / len(every.time) < 0.27
     assert abs(sum(every.time)) / len(every.time) < 0.07
-    assert sum(map(abs, every.memory)) / len(every.memory) < 0.18
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.14
     # 58 of the 70 are runs of llmq, whose memory no rule describes.
     assert every.fit["false_oom"] / (every.fit["true_fit"] + every.fit["false_oom"]) < 0.24
 

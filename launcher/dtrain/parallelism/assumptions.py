@@ -46,7 +46,8 @@ class MemoryHabits:
     DeepSpeed's engine does. Megatron-LM frees it after the send."""
     gathers_logits: bool = False
     """Whether every tensor rank has the logits of the whole vocabulary for the loss, and the last
-    stage keeps those of two micro-batches. In Megatron-LM, a rank has only its part of them."""
+    stage of a pipeline keeps those of two micro-batches. In Megatron-LM, a rank has only its part
+    of them."""
     unfused: bool = False
     """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
     context: float = CONTEXT
@@ -64,6 +65,9 @@ class MemoryHabits:
     """Whether sharded parameters have whole gradients on each rank until a step's last micro-batch:
     PyTorch's ``no_sync``, which Lightning Fabric's and Hugging Face's accumulation use (pytorch
     pull request 126166 describes both ways)."""
+    wide_sums: bool = False
+    """Whether whole gradients are summed in the 32 bits in which they are reduced, although
+    parameters have 16: FSDP2's ``to_accumulated_grad_if_needed``."""
     flat_adapters: bool = False
     """Whether a layer's adapters are in one flat parameter with its frozen weights, so that these
     have gradients, too: PyTorch's FSDP1, if no policy wraps the adapters (its warning "gradient
@@ -103,6 +107,9 @@ class Assumptions:
     kernel does. PyTorch's own kernel uses 32-bit copies."""
     in_place_loss: bool = False
     """Whether cross-entropy overwrites 32-bit logits with their gradient, beside a second copy."""
+    narrow_loss: bool = False
+    """Whether cross-entropy gets 16-bit logits, and the caller keeps these: PyTorch's kernel then
+    has results and gradients of 16 bits."""
     varied_lengths: bool = False
     """Whether micro-batches differ in length, up to the sequence length."""
     fp32_gradients: bool = True

@@ -97,6 +97,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         or re.search(r"(chunked|fused)\b[^;]*\bcross[- ]entropy", text, re.IGNORECASE) is not None,
         in_place_loss=re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE)
         is not None,
+        narrow_loss=practice.narrow_loss,
         varied_lengths=re.search(r"lengths of the examples differ", text) is not None,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,

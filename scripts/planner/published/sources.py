@@ -35,6 +35,7 @@ class Practice:
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
     fused_loss: bool = False
+    narrow_loss: bool = False
     separate_kernels: bool = False
     """Whether runs without ``torch.compile`` have a kernel for each operation of a norm."""
     fuses_gradients: bool = True
@@ -101,6 +102,23 @@ PRACTICES = (
         replace(_DEEPSPEED, idle=0.011),
     ),
     (r"vTrain|DeepSpeed|metaseq", _DEEPSPEED),
+    # It sums gradients in ``no_sync``, reduces them in 32 bits (``default_mp_policy``), updates
+    # with a fused Adam, gathers the tensor ranks' logits, and does not cast them for the loss.
+    (
+        r"KempnerForge",
+        Practice(
+            "full",
+            separate_kernels=True,
+            backend="torchtitan",
+            narrow_loss=True,
+            habits=MemoryHabits(
+                whole_gradients=True,
+                wide_sums=True,
+                gathers_logits=True,
+                fused_adam=True,
+            ),
+        ),
+    ),
     # Megatron-LM of 2021, and OneFlow's model of the same shape and options.
     (r"DLPerf", _EARLY),
     # A fork of Megatron-LM of 2024. Its scripts overlap tensor-parallel traffic with products, but

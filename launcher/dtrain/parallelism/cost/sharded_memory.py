@@ -123,7 +123,8 @@ def _phases(
     if layout.grad_accumulation == 1:
         accumulated = 0.0
     elif habits.whole_gradients and layout.shards_parameters:
-        accumulated = own * (layers * layer * graded + root * trained_root)
+        summed = 4.0 if habits.wide_sums else own
+        accumulated = summed * (layers * layer * graded + root * trained_root)
 
     resident = 0.0 if in_place else 2 * root
     if keeps_stage(layout):
@@ -134,10 +135,11 @@ def _phases(
     kept = mean_activations(shape, layout, assumed, stage) * tokens
     ends = (8 if habits.wide_rest else 4) * split * tokens if last else 0.0
     predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
-    logits = predicted * shape.vocab / t if last else 0.0
+    logits = predicted * shape.vocab / (1 if habits.gathers_logits else t) if last else 0.0
 
-    # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient.
-    loss = 2 if assumed.fused_loss else 8 if assumed.in_place_loss else 12
+    # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient. In 16 bits:
+    # these, and the logits.
+    loss = 2 if assumed.fused_loss else 8 if assumed.in_place_loss or assumed.narrow_loss else 12
     yield Phase(accumulated, layers * kept + ends, loss * logits, resident)
     # The output layer's backward pass, with its gradient and the logits in 16 bits.
     yield Phase(
