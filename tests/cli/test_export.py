@@ -26,7 +26,7 @@ from dtrain.runs.log_store import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.spec.load import parse_once
 from dtrain_cli import export
-from dtrain_cli.export import Exports
+from dtrain_cli.export import Exports, metrics_server
 from support import warm
 from support.limits import HANG
 from support.ports import free_port
@@ -137,7 +137,7 @@ def test_what_an_earlier_attempt_or_a_queued_job_had_is_exported_no_more(folder:
 def test_a_client_that_never_ends_its_request_delays_neither_others_nor_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(export, "CLIENT_LIMIT", 2.0)
+    monkeypatch.setattr(metrics_server, "CLIENT_LIMIT", 2.0)
     over = threading.Event()
 
     def drip(client: socket.socket) -> None:
@@ -195,10 +195,10 @@ def test_the_export_of_scalars_does_not_load_tensorflow(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from dtrain.runs.progress import Progress
-from dtrain_cli.export import _check_scalars, _Scalars
+from dtrain_cli.export.scalars import Scalars, check_scalars
 folder = Path({str(tmp_path)!r})
-_check_scalars(folder)
-scalars = _Scalars(folder)
+check_scalars(folder)
+scalars = Scalars(folder)
 scalars.add(Progress("rank-0", 1e9, 4, 4, 0.25, 4000, {{}}), {{"loss": 0.25}})
 scalars.write()
 assert list(folder.iterdir())

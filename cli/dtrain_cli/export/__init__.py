@@ -7,24 +7,21 @@ the goodput and writes the files. A failure to export never ends the run.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from io import BytesIO
 from pathlib import Path
-from socket import AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET, gethostname
-from tempfile import NamedTemporaryFile, TemporaryFile
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import DtrainError, UsageError
-from dtrain.messages.decode import excerpt
 from dtrain.runs.goodput import goodput
 from dtrain.runs.journal import JournalEvent, JournalReader
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.progress import Pace, Progress, speaker
 from dtrain.session.observer import NullObserver
+from dtrain_cli.export.metrics_server import serve
+from dtrain_cli.export.scalars import Scalars, check_scalars
 from dtrain_cli.views import open_metrics
 from dtrain_cli.views.open_metrics import Metrics
 
@@ -38,8 +35,6 @@ PERIOD = 5.0
 """Seconds between two writes of the files."""
 BUSY = 0.02
 """Most part of a CPU that the computation of the goodput takes."""
-CLIENT_LIMIT = 5.0
-"""Seconds for the request of one client; others wait."""
 
 
 class _Both:
@@ -73,12 +68,12 @@ class Exports(NullObserver):
         self._journal: JournalReader | None = None
         self._records: list[tuple[float, JournalEvent]] = []
         self._file, self._folder = file, scalars
-        self._scalars: _Scalars | None = None
+        self._scalars: Scalars | None = None
         if scalars is not None:
-            _check_scalars(scalars)
+            check_scalars(scalars)
         if file is not None:
             _write(file, "# EOF\n")
-        self._server = _server(port, self._text) if port is not None else None
+        self._server = serve(port, self._text) if port is not None else None
         self._threads = [threading.Thread(target=self._tick, daemon=True)]
         if self._server is not None:
             self._threads.append(threading.Thread(target=self._server.serve_forever, daemon=True))
@@ -119,7 +114,7 @@ class Exports(NullObserver):
             self._speaker = speaker(plan)
             self._journal = JournalReader(RunFolder(Path(folder)).journal)
         if self._folder is not None:
-            self._scalars = _Scalars(self._folder / run)
+            self._scalars = Scalars(self._folder / run)
 
     def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
         self.started(run, plan, folder)
@@ -217,134 +212,4 @@ def _write(path: Path, content: str) -> None:
         raise UsageError(
             f"--metrics-file {path}: cannot write: {error.strerror}",
             hint="name a file in a folder that you can write to",
-        ) from None
-
-
-def _server(text: str, metrics: Callable[[], str]) -> HTTPServer:
-    host, _, digits = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not (digits.isdecimal() and len(digits) <= 5 and int(digits) <= 65535):
-        raise UsageError(
-            f"--metrics-port {excerpt(text)}: not a port", hint="write 9400 or 0.0.0.0:9400"
-        )
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = CLIENT_LIMIT
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] not in ("/", "/metrics"):
-                self.send_error(404)
-                return
-            body = metrics().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", open_metrics.CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def setup(self) -> None:
-            super().setup()
-            # A client that sends a byte now and then never reaches the timeout of a read.
-            self._end = threading.Timer(CLIENT_LIMIT, self._hang_up)
-            self._end.daemon = True
-            self._end.start()
-
-        def finish(self) -> None:
-            self._end.cancel()
-            super().finish()
-
-        def _hang_up(self) -> None:
-            with contextlib.suppress(OSError):
-                self.connection.shutdown(SHUT_RDWR)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing: the terminal shows the run."""
-
-    class Server(HTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """A client that disconnects is no error."""
-
-        def server_bind(self) -> None:
-            # HTTPServer asks DNS for the name of the address. The next launch may use the port at
-            # once.
-            self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-            self.socket.bind(self.server_address)
-            self.server_address = self.socket.getsockname()
-
-    if ":" in host:
-        Server.address_family = AF_INET6
-    try:
-        return Server((host, int(digits)), Handler)
-    except OSError as error:
-        raise UsageError(
-            f"--metrics-port {excerpt(text)}: cannot listen: {error.strerror}",
-            hint="choose another port; 0 takes a free one",
-        ) from None
-
-
-class _Scalars:
-    """TensorBoard's file for one run. Its own writer has a thread, which ends with a traceback on
-    the terminal at the first failure."""
-
-    def __init__(self, folder: Path) -> None:
-        name = f"events.out.tfevents.{int(time.time()):010d}.{gethostname()}.{os.getpid()}"
-        self._path = folder / name
-        self._lock = threading.Lock()
-        self._records: list[bytes] = []
-        self._size = 0
-        """Bytes of the file that are whole records."""
-
-    def add(self, report: Progress, values: dict[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        summary = Summary(value=scalars)
-        record = _record(wall_time=report.time, step=report.step, summary=summary)
-        with self._lock:
-            self._records.append(record)
-
-    def write(self) -> None:
-        """Append what was added. A failure loses it; the next call may succeed."""
-        with self._lock:
-            records, self._records = self._records, []
-        if not records:
-            return
-        if not self._size:
-            records.insert(0, _record(wall_time=time.time(), file_version="brain.Event:2"))
-        data = b"".join(records)
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.truncate(self._size)  # a failure may have left a part of a record
-                file.write(data)
-            self._size += len(data)
-
-
-def _record(**fields: Any) -> bytes:
-    """An event in the format of TensorBoard's files."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    record = BytesIO()
-    RecordWriter(record).write(Event(**fields).SerializeToString())
-    return record.getvalue()
-
-
-def _check_scalars(folder: Path) -> None:
-    """Raise UsageError if no scalars can be written below ``folder``."""
-    try:
-        import tensorboard.compat.proto.event_pb2
-        import tensorboard.summary.writer.record_writer  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            "--tensorboard-dir needs the package tensorboard", hint="pip install tensorboard"
-        ) from None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder) as file:
-            file.write(b"\n")
-    except OSError as error:
-        raise UsageError(
-            f"--tensorboard-dir {folder}: cannot write: {error.strerror}",
-            hint="name a folder that you can write to",
         ) from None

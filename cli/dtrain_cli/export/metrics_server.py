@@ -1,0 +1,79 @@
+"""Serves the metrics of a run over HTTP, for Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socket import AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET
+
+from dtrain.diagnostics import UsageError
+from dtrain.messages.decode import excerpt
+from dtrain_cli.views import open_metrics
+
+CLIENT_LIMIT = 5.0
+"""Seconds for the request of one client; others wait."""
+
+
+def serve(text: str, metrics: Callable[[], str]) -> HTTPServer:
+    """A server of what ``metrics`` returns, at ``[ADDRESS:]PORT``. Raises UsageError."""
+    host, _, digits = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not (digits.isdecimal() and len(digits) <= 5 and int(digits) <= 65535):
+        raise UsageError(
+            f"--metrics-port {excerpt(text)}: not a port", hint="write 9400 or 0.0.0.0:9400"
+        )
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = CLIENT_LIMIT
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in ("/", "/metrics"):
+                self.send_error(404)
+                return
+            body = metrics().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", open_metrics.CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def setup(self) -> None:
+            super().setup()
+            # A client that sends a byte now and then never reaches the timeout of a read.
+            self._end = threading.Timer(CLIENT_LIMIT, self._hang_up)
+            self._end.daemon = True
+            self._end.start()
+
+        def finish(self) -> None:
+            self._end.cancel()
+            super().finish()
+
+        def _hang_up(self) -> None:
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(SHUT_RDWR)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing: the terminal shows the run."""
+
+    class Server(HTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that disconnects is no error."""
+
+        def server_bind(self) -> None:
+            # HTTPServer asks DNS for the name of the address. The next launch may use the port at
+            # once.
+            self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            self.socket.bind(self.server_address)
+            self.server_address = self.socket.getsockname()
+
+    if ":" in host:
+        Server.address_family = AF_INET6
+    try:
+        return Server((host, int(digits)), Handler)
+    except OSError as error:
+        raise UsageError(
+            f"--metrics-port {excerpt(text)}: cannot listen: {error.strerror}",
+            hint="choose another port; 0 takes a free one",
+        ) from None
