@@ -95,7 +95,7 @@ def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def ranks(ctx: typer.Context, incomplete: str) -> list[str]:
     """The ranks of the job on the command line."""
-    from dtrain.launchplan.plan import build
+    from dtrain.launchplan.build import build
 
     spec = _spec(ctx)
     return _listed(incomplete, map(str, range(build(spec).world_size if spec.job.ranked else 0)))

@@ -398,7 +398,7 @@ def examine(
     """The facts that `check` judges; with ``depth``, fewer of them. With ``compute``, ``bandwidth``
     also measures the speed of the devices. Raises KeyboardInterrupt soon after ``stopped`` returns
     true."""
-    from dtrain.launchplan.plan import build
+    from dtrain.launchplan.build import build
     from dtrain.session.gather_order import THOROUGH
     from dtrain.session.host_connections import HostConnections
     from dtrain.session.ports import draw_ports

@@ -13,7 +13,7 @@ import sys
 
 import dtrain
 from dtrain.diagnostics import DtrainError
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.parallelism.answer.explain import brief
 from dtrain.plan_file import written
 from dtrain.spec.load import parse

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtrain.checks import Evidence, HostFacts, Severity, judge
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
 
 FILE = """

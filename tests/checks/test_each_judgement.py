@@ -8,7 +8,8 @@ import pytest
 
 from dtrain.checks import Evidence, Finding, HostFacts, before_launch, judge
 from dtrain.diagnostics import ConnectError
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import parse
 
 Facts = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.facts import read_gathered
 from dtrain.node.facts.containers import containers
 from dtrain.node.programs import program

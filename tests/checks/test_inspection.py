@@ -14,7 +14,8 @@ import pytest
 from dtrain.checks import Finding
 from dtrain.diagnostics import ConnectError
 from dtrain.engines.ssh.inspection import Inspection
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.agent.wire import VERSION
 from dtrain.node.facts.wire import PREAMBLE

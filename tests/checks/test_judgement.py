@@ -15,7 +15,8 @@ from dtrain.checks.finding import HOSTS, error, fold, warning
 from dtrain.checks.reach import groups
 from dtrain.checks.skew import outliers
 from dtrain.diagnostics import ConnectError, HostKeyError
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.session.gather_order import QUICK, peers
 from dtrain.spec.load import parse
 from dtrain_cli.views.findings import as_text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.session.host_connections import HostConnections
 from dtrain.session.preflight import Preflight
 from dtrain.spec.load import read

@@ -19,7 +19,7 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.telemetry import GpuSample, RankUse, Sample
 from dtrain.runs import journal
 from dtrain.runs.log_store import RunFolder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.environ.reserved import RESERVED
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
 
 TORCH = """

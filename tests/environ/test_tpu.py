@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dtrain.environ import tpu
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
 
 SLICE = """\

@@ -17,7 +17,8 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.failures.cause import Report
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Happened, StreamFound, read_message
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence

@@ -11,7 +11,8 @@ from typing import Any
 from dtrain.checks import Evidence, HostFacts, judge
 from dtrain.checks.bandwidth import calibration, fabric
 from dtrain.diagnostics import NodeError
-from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.session.gather_order import THOROUGH

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.spec.load import parse, read
 from dtrain.spec.strategies import STRATEGIES
 from dtrain_cli.commands.plan import plan

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from dtrain.launchplan import shell
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import read
 from dtrain_cli.commands.launch import rendered
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.runtime.job import current_job
 from dtrain.spec.load import parse, read
 from dtrain.spec.report import render_warnings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.agent import Happened, StreamFound, read_message
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence

@@ -12,7 +12,7 @@ from dtrain import api
 from dtrain.checks.evidence import Evidence
 from dtrain.checks.probe import probe
 from dtrain.diagnostics import PrepareError, UsageError
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages import facts
 from dtrain.messages.decode import decode
 from dtrain.parallelism.cluster.efficiency import of_family

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.journal import Journal, JournalReader, RunStarted
 from dtrain.runs.log_store import Holder, LogWriter, RunFolder, StorageError, home, tail

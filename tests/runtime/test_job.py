@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.runtime import JobSettings, Layout, Training, current_job
 from dtrain.spec.load import parse
 

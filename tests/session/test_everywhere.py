@@ -11,7 +11,8 @@ import pytest
 
 from dtrain.checks import HostFacts
 from dtrain.diagnostics import ConnectError
-from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.session.gather_order import QUICK, Depth, gather_order
 from dtrain.session.preflight import Preflight, everywhere
 from dtrain.spec.load import parse

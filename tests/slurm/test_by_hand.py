@@ -11,7 +11,8 @@ import pytest
 
 from dtrain.engines.slurm.script import render
 from dtrain.launchplan import shell
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import parse
 from support.limits import HANG
 from support.slurm import Slurm

@@ -10,7 +10,7 @@ import pytest
 
 from dtrain.engines.slurm.partitions import MACHINES, PARTITIONS, read
 from dtrain.engines.slurm.script import render
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.node.slurm.commands import BatchJob
 from dtrain.spec.load import parse
 from support.cluster import Launcher

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import InternalError, SpecError, UsageError
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.edit import new_file, write_layout
 from dtrain.spec.load import parse

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import differences, without
 from dtrain.spec.load import parse

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_events import Post
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.node.agent.wire import VERSION
 from dtrain.runs.log_store import RunFolder
 from dtrain.session.observer import NullObserver

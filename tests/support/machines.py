@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dtrain.checks import Evidence, HostFacts
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.facts import read_gathered
 from dtrain.session.preflight import Conversation
 from dtrain.spec.load import read

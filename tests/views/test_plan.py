@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
 from dtrain_cli.views.plan import as_text
 

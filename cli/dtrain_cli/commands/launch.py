@@ -88,7 +88,7 @@ def launch(
     if spec.warnings and sys.stderr is not None:
         sys.stderr.write(render_warnings(spec.warnings))
     if dry_run:
-        from dtrain.launchplan.plan import build
+        from dtrain.launchplan.build import build
 
         write(rendered(build(spec), json=json, output=output))
         return

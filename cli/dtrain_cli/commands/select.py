@@ -6,7 +6,7 @@ import re
 
 from dtrain import hostlist
 from dtrain.diagnostics import UsageError
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.decode import excerpt
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.scalars import seconds

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dtrain.diagnostics import DtrainError, UsageError
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 from dtrain.records import dataclass

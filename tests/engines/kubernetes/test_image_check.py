@@ -12,7 +12,7 @@ from dtrain.diagnostics import ConnectError
 from dtrain.engines.kubernetes import image_check, training_runtime
 from dtrain.engines.kubernetes.client import ForbiddenError
 from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.decode import ProtocolError
 from dtrain.spec.load import parse
 

@@ -10,7 +10,7 @@ import pytest
 from dtrain.checks import Severity
 from dtrain.engines.kubernetes import image_contents
 from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.decode import ProtocolError
 from dtrain.spec.load import parse
 

@@ -10,7 +10,7 @@ from dtrain.checks import Severity
 from dtrain.diagnostics import PrepareError
 from dtrain.engines.kubernetes.client import ConflictError, ForbiddenError, NotFoundError
 from dtrain.engines.kubernetes.inspection import KubernetesInspection
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
 
 ANY = ("v1", "v1alpha1", "v1alpha2", "v1beta1", "v1beta2")

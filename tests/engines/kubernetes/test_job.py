@@ -20,7 +20,7 @@ from dtrain.engines.kubernetes.job import KubernetesJob
 from dtrain.engines.kubernetes.objects import INDEX_LABEL, KubernetesJobState, Pod, Terminated
 from dtrain.engines.kubernetes.reading import JobSeen, PodLines, PodsListed
 from dtrain.failures.cause import Report
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.runs import journal
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import RunFolder, StorageError

@@ -15,7 +15,8 @@ import yaml
 
 from dtrain.diagnostics import SpecError
 from dtrain.engines.kubernetes import manifest, script
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import parse, read
 from dtrain_cli.commands.launch import rendered
 from support.kubernetes_rules import problems

@@ -8,7 +8,8 @@ from dtrain.engines.slurm.ending import SlurmEnding, failed_tasks, latest_attemp
 from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import in_order_of_blame
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import parse
 
 FILE = "name: t\ncluster: {slurm: {}, nodes: 2, gpus: 2}\njob: {framework: torch, script: t.py}\n"

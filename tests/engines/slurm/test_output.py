@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dtrain.engines.slurm.output import JobOutput
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.slurm import JobStreamFound
 from dtrain.runs.log_store import RunFolder
 from dtrain.spec.load import parse

@@ -15,7 +15,8 @@ import yaml
 import dtrain_cli
 from dtrain.diagnostics import SpecError
 from dtrain.engines.slurm import script
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.tasks import exported_lines, tasks_of, uniform
 from dtrain.spec.engines import table
 from dtrain.spec.load import parse, read

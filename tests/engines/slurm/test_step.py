@@ -11,7 +11,7 @@ import pytest
 from dtrain.checks import judge
 from dtrain.engines.slurm.inspection import _evidence
 from dtrain.engines.slurm.login_shell import CommandAnswer
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.messages.facts import MAX_ANSWER
 from dtrain.spec.load import parse
 

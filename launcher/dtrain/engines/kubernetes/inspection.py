@@ -17,7 +17,8 @@ from dtrain.engines.kubernetes.client import Client, ConflictError, NotFoundErro
 from dtrain.engines.kubernetes.image_check import ImageCheck
 from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT
 from dtrain.engines.kubernetes.objects import Word, object_list, without_nulls
-from dtrain.launchplan.plan import LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, decode
 from dtrain.records import dataclass
 from dtrain.runs.record import Request

@@ -15,8 +15,9 @@ import zlib
 from collections.abc import Iterator
 from math import ceil
 
-from dtrain.launchplan.plan import CODE, LaunchPlan
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name, pod_address
+from dtrain.launchplan.programs import CODE
 from dtrain.launchplan.shell import command, comment, completed
 from dtrain.launchplan.tasks import Task, exported_lines, numbers, tasks_of, uniform
 from dtrain.quoting import path, word

@@ -18,7 +18,7 @@ from dtrain.engines.kubernetes.job import KubernetesJob
 from dtrain.engines.kubernetes.launched import LaunchedJob
 from dtrain.engines.kubernetes.script import render
 from dtrain.failures.cause import Report
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.launchplan.pods import object_name
 from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request

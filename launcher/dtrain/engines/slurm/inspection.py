@@ -27,7 +27,8 @@ from dtrain.engines.slurm.state import parse
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import SubmitError, login_host
 from dtrain.environ.template import Template
-from dtrain.launchplan.plan import HostPlan, LaunchPlan, build
+from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.facts import MAX_ANSWER, read_gathered
 from dtrain.node.boot import framed

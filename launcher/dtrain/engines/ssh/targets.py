@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from dtrain.launchplan.plan import build
+from dtrain.launchplan.build import build
 from dtrain.runs.record import Record, Request
 from dtrain.session.commands import Target
 
