@@ -32,8 +32,8 @@ GUARDED = {
     ("node/trust.py", "getxattr"),  # only where `os` has it
     ("node/trust.py", "/proc/self"),  # an OSError means that there is none
     ("node/trust.py", "/proc/sys"),
-    ("runs/log_store.py", "/proc/self"),  # as above
-    ("runs/log_store.py", "/proc/sys"),
+    ("runs/folder.py", "/proc/self"),  # as above
+    ("runs/folder.py", "/proc/sys"),
     ("session/prune.py", "/proc/self"),  # only for Python 3.10
     ("transport/control_master.py", "SO_PEERCRED"),  # elsewhere LOCAL_PEERCRED
 }

@@ -71,7 +71,7 @@ def _is_cluster_file(path: Path) -> bool:
 
 def runs(incomplete: str) -> list[str]:
     """All runs, the latest first."""
-    from dtrain.runs.log_store import RunFolder
+    from dtrain.runs.folder import RunFolder
 
     return [folder.name for folder in reversed(RunFolder.all()[-LIMIT:])]
 

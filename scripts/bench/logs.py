@@ -19,7 +19,8 @@ from pathlib import Path
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.framing import LineFramer, clean_all
-from dtrain.runs.log_store import LogWriter, RunFolder, Stream
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import LogWriter, Stream
 from dtrain_cli.views import Filters, make_view
 
 PIECE = 64 << 10

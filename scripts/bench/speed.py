@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from logs import PLAIN, show, store
 
 from cluster import Cluster
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from namespace_host import ClusterError, Host
 
 WORKER = "import time; print('began', time.time(), flush=True)"

@@ -12,8 +12,8 @@ from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.loading import load
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import follow
 

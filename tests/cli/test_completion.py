@@ -15,8 +15,8 @@ import yaml
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Finished, Journal
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
 from support.launching import completed
 from support.limits import HANG

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import HostState, encode
-from dtrain.runs.log_store import RunFolder
 from dtrain_cli import app
 from support.stored import END, make_run
 

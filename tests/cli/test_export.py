@@ -22,7 +22,7 @@ from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.build import build
 from dtrain.messages.telemetry import GpuSample, RankUse, Sample
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.spec.load import parse_once
 from dtrain_cli import export

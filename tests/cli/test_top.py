@@ -15,8 +15,8 @@ import pytest
 from dtrain.failures.stalls import Stall
 from dtrain.messages.telemetry import Sample
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
 from dtrain.runs.telemetry import TelemetryWriter

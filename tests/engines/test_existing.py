@@ -11,8 +11,8 @@ import pytest
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines import existing
+from dtrain.runs.folder import Holder
 from dtrain.runs.journal import RunStarted, encode
-from dtrain.runs.log_store import Holder
 from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver
 from support.stored import make_run
@@ -43,7 +43,7 @@ def test_a_process_of_another_machine_gets_no_signal(
 NOTEBOOK = """
 import sys
 from pathlib import Path
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.session.control import Control
 from dtrain.session.signals import are_handled
 from dtrain.session.stop_requests import listening

@@ -10,8 +10,8 @@ from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import FollowedRun
 from dtrain.failures.cause import Report
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.observer import NullObserver
 

@@ -24,7 +24,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.observer import NullObserver
 from dtrain.session.recorder import Recorder

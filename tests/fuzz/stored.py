@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from dtrain.diagnostics import DtrainError
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import history
 from dtrain.session.follow import RunFollower, ending

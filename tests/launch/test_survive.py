@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal, NextAttempt
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import NullObserver

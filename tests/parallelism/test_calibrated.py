@@ -15,7 +15,7 @@ from dtrain.parallelism.question import Question
 from dtrain.planning import pose
 from dtrain.runs import journal
 from dtrain.runs.calibration import learned
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout import Layout

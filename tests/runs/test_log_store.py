@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.launchplan.build import build
 from dtrain.messages.decode import ProtocolError
+from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.journal import Journal, JournalReader, RunStarted
-from dtrain.runs.log_store import Holder, LogWriter, RunFolder, StorageError, home, tail
+from dtrain.runs.log_store import LogWriter, tail
 from dtrain.runs.record import Record
+from dtrain.runs.storage import StorageError, home
 from dtrain.spec.load import parse
 from support.other_users import MALLORY, folder_of, give, scratch
 

@@ -14,7 +14,7 @@ import pytest
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.failures.cause import Report
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import prune
 from dtrain.session.status import RunStatus, status, statuses

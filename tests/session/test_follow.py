@@ -9,7 +9,7 @@ import pytest
 
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import NullObserver
 from support.stored import RECORD, REQUEST

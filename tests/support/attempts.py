@@ -9,7 +9,7 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_events import Post
 from dtrain.launchplan.build import build
 from dtrain.node.agent.wire import VERSION
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.session.observer import NullObserver
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch

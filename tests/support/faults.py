@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from jobs.numbered import SIZE, step
 from namespace_host import Host
 from support.cluster import Launcher, job

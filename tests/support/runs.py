@@ -10,7 +10,8 @@ from pathlib import Path
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages.telemetry import Sample
 from dtrain.runs import telemetry
-from dtrain.runs.log_store import LogWriter, RunFolder, Stream
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import LogWriter, Stream
 from dtrain.spec.model import Host, Job
 from support.limits import HANG
 

@@ -14,7 +14,7 @@ from dtrain.failures.kernel import KernelMessage
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.runs import journal, restart
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
 

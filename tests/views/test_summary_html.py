@@ -15,7 +15,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.runs import journal, restart
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
 from dtrain.runs.summary import Summary, TimelineEntry, summary

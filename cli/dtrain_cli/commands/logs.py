@@ -15,8 +15,9 @@ import typer
 
 from dtrain.diagnostics import ExitCode
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader, NextAttempt, Sizes
-from dtrain.runs.log_store import RunFolder, Stream
+from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
 from dtrain.session.status import find_run

@@ -13,7 +13,7 @@ import typer
 from dtrain.diagnostics import ExitCode
 from dtrain.engines import existing
 from dtrain.framing import clean
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import NullObserver

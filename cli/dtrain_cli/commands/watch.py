@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.detachment import Detachment
 from dtrain.failures.cause import Report
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.session.control import Control
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain.transport.questions import Ask

@@ -14,7 +14,7 @@ from dtrain.engines.detachment import Detachment
 from dtrain.engines.select import engine
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import decode
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from dtrain.failures.cause import Report
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.status import HostStatus
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.contract import Engine
 from dtrain.failures.cause import Report
-from dtrain.runs.log_store import Holder, RunFolder
+from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import stop_requests
 from dtrain.session.control import Control

@@ -12,9 +12,11 @@ from dtrain.failures.torchrun import root_rank
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder, StorageError, Stream, tail
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import Stream, tail
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
+from dtrain.runs.storage import StorageError
 from dtrain.session.beginning import save
 from dtrain.session.failure_output import explained
 from dtrain.session.finishing import completed, finish

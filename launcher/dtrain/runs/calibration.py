@@ -9,8 +9,8 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.calibrated import MeasuredRun, calibrated
 from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Question
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.measured import points
 from dtrain.runs.record import Record
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dtrain.runs.log_store import home, storage_error
+from dtrain.runs.storage import home, storage_error
 from dtrain.runs.stored_file import write_object
 
 

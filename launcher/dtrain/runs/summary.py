@@ -11,9 +11,9 @@ from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
 from dtrain.runs import journal, telemetry
 from dtrain.runs.clocks import HostClocks
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.goodput import Goodput, Records, goodput
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.measured import (
     Difference,
     Measured,

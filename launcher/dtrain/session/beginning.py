@@ -12,9 +12,10 @@ from dataclasses import replace
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
-from dtrain.runs.log_store import RunFolder, storage_error
 from dtrain.runs.record import Record, Request, run_name
+from dtrain.runs.storage import storage_error
 from dtrain.session import history
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer

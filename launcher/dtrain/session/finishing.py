@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.notifications import Notifications
 from dtrain.session.recorder import Recorder

@@ -10,8 +10,9 @@ from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder, Stream
+from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
 from dtrain.runs.telemetry import latest

@@ -15,7 +15,8 @@ from dtrain.failures.stalls import Stall
 from dtrain.launchplan.names import name_ranks
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder, tail
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import tail
 from dtrain.session.evidence import HostEvidence
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch

@@ -9,8 +9,8 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Happened, read_event
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs import journal, restart
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder
 
 
 def past_attempts(folder: RunFolder, attempt: int) -> list[restart.AttemptResult]:

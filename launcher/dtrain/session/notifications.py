@@ -20,7 +20,7 @@ from typing import Any
 
 from dtrain.failures.cause import Report, signal_name
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session.history import notified
 from dtrain.session.recorder import Recorder

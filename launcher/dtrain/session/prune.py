@@ -13,8 +13,9 @@ from pathlib import Path
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.node.trust import Trust
 from dtrain.records import dataclass
-from dtrain.runs.log_store import RunFolder, home, storage_error
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
+from dtrain.runs.storage import home, storage_error
 from dtrain.session.status import RunStatus
 
 USUAL_AGE = 30 * 86400.0

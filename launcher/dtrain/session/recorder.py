@@ -10,8 +10,8 @@ from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal, JournalEvent
-from dtrain.runs.log_store import RunFolder
 from dtrain.session.observer import Observer
 from dtrain.spec.model import Job
 

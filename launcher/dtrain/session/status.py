@@ -13,8 +13,9 @@ from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.records import dataclass
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder, tail
+from dtrain.runs.log_store import tail
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import FINAL, ShownState

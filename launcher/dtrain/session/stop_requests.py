@@ -11,7 +11,8 @@ import os
 import threading
 from collections.abc import Iterator
 
-from dtrain.runs.log_store import RunFolder, storage_error
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.storage import storage_error
 from dtrain.runs.stored_file import open_stored
 from dtrain.session.control import Control
 from dtrain.session.signals import are_handled

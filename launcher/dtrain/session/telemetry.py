@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.telemetry import TelemetryWriter, round_up
 from dtrain.session.observer import Observer
 

@@ -22,10 +22,11 @@ from dtrain.engines.kubernetes.reading import JobSeen, PodLines, PodsListed
 from dtrain.failures.cause import Report
 from dtrain.launchplan.build import build
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder, StorageError
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
+from dtrain.runs.storage import StorageError
 from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver
 from dtrain.spec.load import parse

@@ -14,7 +14,7 @@ from dtrain.engines.kubernetes import session
 from dtrain.engines.kubernetes.client import AbsentError
 from dtrain.engines.kubernetes.objects import INDEX_LABEL, RESTART_LABEL
 from dtrain.engines.kubernetes.session import KubernetesEngine
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver

@@ -11,7 +11,7 @@ from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.session import SlurmEngine
 from dtrain.engines.slurm.submission import HERE
 from dtrain.node.agent.wire import encode
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver

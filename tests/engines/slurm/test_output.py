@@ -7,7 +7,7 @@ from pathlib import Path
 from dtrain.engines.slurm.output import JobOutput
 from dtrain.launchplan.build import build
 from dtrain.messages.slurm import JobStreamFound
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.spec.load import parse
 
 FILE = "name: t\ncluster: {slurm: {}, nodes: 2, gpus: 2}\njob: {framework: torch, script: t.py}\n"

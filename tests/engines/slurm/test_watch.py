@@ -12,8 +12,8 @@ from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import Report
 from dtrain.messages.slurm import WorkerReport
 from dtrain.runs import journal
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.log_store import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.observer import NullObserver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dtrain.engines.ssh.output import HostOutput
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 
 
 def test_only_output_counts_as_received(tmp_path: Path) -> None:

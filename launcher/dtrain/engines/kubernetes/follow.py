@@ -29,7 +29,7 @@ from dtrain.engines.kubernetes.reading import (
     Warned,
 )
 from dtrain.failures.cause import Report
-from dtrain.runs.log_store import StorageError
+from dtrain.runs.storage import StorageError
 from dtrain.session.control import Control, Force
 
 TICK = 0.2

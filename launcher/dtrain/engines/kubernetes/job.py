@@ -22,8 +22,9 @@ from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder, StorageError
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
+from dtrain.runs.storage import StorageError
 from dtrain.session.observer import Observer
 
 SAVE_SECONDS = 1.0

@@ -12,7 +12,9 @@ from dtrain.engines.kubernetes.lines import LogBegin, ProcessEnd, ProcessLine, l
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.decode import Length, Range, decode
 from dtrain.records import dataclass
-from dtrain.runs.log_store import LogWriter, RunFolder, Stream, storage_error
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import LogWriter, Stream
+from dtrain.runs.storage import storage_error
 from dtrain.runs.stored_file import read_object, write_object
 
 FILE = "pods.json"

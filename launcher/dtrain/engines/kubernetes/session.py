@@ -20,7 +20,7 @@ from dtrain.engines.kubernetes.script import render
 from dtrain.failures.cause import Report
 from dtrain.launchplan.build import build
 from dtrain.launchplan.pods import object_name
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save

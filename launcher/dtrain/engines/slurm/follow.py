@@ -22,7 +22,7 @@ from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
-from dtrain.runs.log_store import StorageError
+from dtrain.runs.storage import StorageError
 from dtrain.session.control import Control, Force
 from dtrain.session.liveness import PingLimit
 from dtrain.session.relay import PING_SECONDS, CommandWriter, RelayChannel

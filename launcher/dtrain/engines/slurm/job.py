@@ -24,7 +24,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import Following, OutputFiles
 from dtrain.runs import journal
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.observer import Observer

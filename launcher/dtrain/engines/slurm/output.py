@@ -9,7 +9,8 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.messages.slurm import JobStreamFound
 from dtrain.node import protocol
-from dtrain.runs.log_store import LogWriter, RunFolder, Stream
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import LogWriter, Stream
 
 MAX_STREAMS = 200_000
 

@@ -18,7 +18,7 @@ from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.script import batch_options, render
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.control import Control

@@ -11,7 +11,7 @@ from dtrain.engines.slurm.state import SlurmState
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages import slurm as messages
 from dtrain.node.slurm.orders import Fail, StacksOfMachine
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.session.evidence import HostEvidence
 from dtrain.session.hang_watch import HangWatch
 from dtrain.session.recorder import Recorder

@@ -10,7 +10,7 @@ from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
-from dtrain.runs.log_store import RunFolder
+from dtrain.runs.folder import RunFolder
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 from dtrain.sync import Tree

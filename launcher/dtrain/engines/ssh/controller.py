@@ -26,8 +26,9 @@ from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 from dtrain.runs import journal, restart
-from dtrain.runs.log_store import RunFolder, StorageError
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
+from dtrain.runs.storage import StorageError
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save

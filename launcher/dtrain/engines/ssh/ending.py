@@ -18,7 +18,7 @@ from dtrain.failures.cause import Failure, Report, all_finished, in_order_of_bla
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.records import dataclass
 from dtrain.runs import restart
-from dtrain.runs.log_store import StorageError
+from dtrain.runs.storage import StorageError
 from dtrain.session.failure_output import explained
 from dtrain.session.hang_watch import HangWatch
 

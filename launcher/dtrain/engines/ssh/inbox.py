@@ -21,7 +21,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.runs import journal
-from dtrain.runs.log_store import StorageError
+from dtrain.runs.storage import StorageError
 from dtrain.runs.telemetry import last_time
 from dtrain.session.evidence import HostEvidence
 from dtrain.session.liveness import SupervisorLiveness

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
-from dtrain.runs.log_store import LogWriter, RunFolder, StorageError, Stream
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import LogWriter, Stream
+from dtrain.runs.storage import StorageError
 
 MAX_OFFSETS = 10_000
 """Maximum files of a host with a stored offset: a hostile host could send any number."""
