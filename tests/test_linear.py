@@ -20,8 +20,9 @@ import yaml
 from rich.text import Text
 
 from dtrain.diagnostics import ExitCode, NodeError
+from dtrain.failures.alike import messages
 from dtrain.failures.catalogue import End, explain, signatures
-from dtrain.failures.cause import Failure, Report, messages
+from dtrain.failures.cause import Failure, Report
 from dtrain.failures.kernel import understand
 from dtrain.failures.stacks import stack
 from dtrain.failures.traceback import last_words, shorten

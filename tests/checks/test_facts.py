@@ -19,7 +19,7 @@ from dtrain.launchplan.build import build
 from dtrain.messages.facts import read_gathered
 from dtrain.node.facts.containers import containers
 from dtrain.node.programs import program
-from dtrain.session.preflight import Conversation
+from dtrain.session.conversation import Conversation
 from dtrain.spec.load import parse
 from dtrain.transport.local import LocalTransport
 from support.limits import HANG

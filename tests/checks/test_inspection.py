@@ -19,8 +19,9 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.agent.wire import VERSION
 from dtrain.node.facts.wire import PREAMBLE
+from dtrain.session.conversation import Conversation
 from dtrain.session.gather_order import QUICK
-from dtrain.session.preflight import Conversation, Preflight
+from dtrain.session.preflight import Preflight
 from dtrain.session.relay import RelayChannel
 from dtrain.spec.load import parse
 from dtrain.transport import node_program

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtrain.diagnostics import NodeError
-from dtrain.failures.cause import Failure, hints, in_order_of_blame, messages
+from dtrain.failures.alike import hints, messages
+from dtrain.failures.cause import Failure, in_order_of_blame
 from dtrain.failures.kernel import KernelMessage
 from dtrain.spec.model import Host
 

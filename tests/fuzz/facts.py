@@ -15,9 +15,10 @@ from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, parse_object
+from dtrain.node.facts.wire import PREAMBLE
 from dtrain.session.gather_order import THOROUGH
 from dtrain.session.host_connections import HostConnections
-from dtrain.session.preflight import PREAMBLE, Preflight
+from dtrain.session.preflight import Preflight
 from dtrain.spec.load import parse
 from dtrain_cli import first_file
 from fuzz.mutation import Target, damaged, mutated

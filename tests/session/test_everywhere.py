@@ -13,8 +13,9 @@ from dtrain.checks import HostFacts
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.session.everywhere import everywhere
 from dtrain.session.gather_order import QUICK, Depth, gather_order
-from dtrain.session.preflight import Preflight, everywhere
+from dtrain.session.preflight import Preflight
 from dtrain.spec.load import parse
 from support.limits import HANG
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, error
 from dtrain.diagnostics import HostKeyError, NodeError
-from dtrain.failures.cause import common_hint, of_one_kind, shown_for, with_one_hint
+from dtrain.failures.alike import common_hint, of_one_kind, shown_for, with_one_hint
 
 SLOW = 1.0
 """Round trip in seconds above which launches are slow."""

@@ -7,174 +7,35 @@ as long as its slowest host. The launching machine's work per host does not grow
 
 from __future__ import annotations
 
-import json
-import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dtrain.checks import Evidence, HostFacts
 from dtrain.checks.evidence import Facts
 from dtrain.checks.tournament import rounds
-from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError, UsageError
+from dtrain.diagnostics import NodeError, UsageError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts
-from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.node import programs
-from dtrain.node.facts.orders import DialOrder, Order
-from dtrain.node.facts.wire import PREAMBLE, RELEASE
+from dtrain.node.facts.orders import DialOrder
+from dtrain.session.conversation import END_SECONDS, Conversation
+from dtrain.session.everywhere import everywhere, in_thread
 from dtrain.session.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
 from dtrain.spec.model import Job
 from dtrain.sync import local_folder
-from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
-from dtrain.transport.incoming import Incoming
 from dtrain.transport.questions import never
 
-ATTEMPTED = "checking the host"
-CLOCK_READINGS = 5
 DIAL_SECONDS = 8.0
 """Limit for a connection between two hosts. TCP resends SYN after 1, 3 and 7 seconds."""
-END_SECONDS = 2.0
 REHEARSAL_SECONDS = 240.0
 BANDWIDTH_SECONDS = 600.0
-
-_Item = TypeVar("_Item", HostPlan, HostFacts)
-_Result = TypeVar("_Result")
-_Answer = TypeVar("_Answer")
-
-
-class Conversation:
-    """A connection to the facts program on one host. Only one thread uses it at a time, but any
-    thread may end and close it. The connection itself stays open."""
-
-    def __init__(self, part: HostPlan, connection: Connection, launch: str = "") -> None:
-        """With ``launch``, the name of a launch on the host, `release` is possible."""
-        self.part = part
-        self._connection = connection
-        self._launch = launch
-        self._lock = threading.Lock()
-        self._process: RemoteProcess | None = None
-        self._incoming: Incoming
-        self._closed = False
-        self._waits = True
-        """Whether an answer is missing."""
-        self._writes = False
-        """Whether an order is being written, which the host may block."""
-
-    def begin(self, pythons: Sequence[str]) -> None:
-        """Start the program with the first of ``pythons`` that runs. Raises NodeError."""
-        for python in pythons:
-            try:
-                self._start(python)
-                return
-            except PrepareError:
-                if python == pythons[-1]:
-                    raise
-
-    def ask(self, order: Order, read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
-        """Send one request and return the answer, decoded by ``read`` from a JSON object.
-
-        Raises NodeError, also if ``read`` raises ProtocolError.
-        """
-        assert self._process is not None  # noqa: S101 (types)
-        self._waits = True
-        self._writes = True
-        self._process.write(json.dumps(order).encode() + b"\n")
-        self._writes = False
-        with self._answers():
-            answer = read(parse_object(self._incoming.until(b"\n", facts.MAX_ANSWER)))
-        self._waits = False
-        return answer
-
-    def clock(self, enough: float) -> tuple[float, float]:
-        """Seconds by which the host's clock is ahead of this machine's, and the round-trip time:
-        the fastest of several, or the first that takes at most ``enough`` seconds."""
-        best = (0.0, float("inf"))
-        for _ in range(CLOCK_READINGS):
-            sent, begun = time.time(), time.monotonic()
-            theirs = self.ask({"op": "clock"}, partial(decode, facts.Clock, where="clock"))["time"]
-            took = time.monotonic() - begun
-            if took < best[1]:
-                best = (theirs - sent - took / 2, took)
-            if took <= enough:
-                break
-        return best
-
-    def release(self) -> RemoteProcess | None:
-        """End the check. Returns the process, which is the relay from now on, or None if the host
-        has not answered everything."""
-        with self._lock:
-            process = None if self._waits or self._closed else self._process
-            if process is not None:
-                self._process, self._closed = None, True
-        if process is not None:
-            with suppress(NodeError):
-                process.write(RELEASE)
-        return process
-
-    def end(self) -> None:
-        """Request the end of the program, and start no other; `close` waits for it."""
-        with self._lock:
-            self._closed, process = True, self._process
-        if process is not None and self._writes:
-            process.close()
-        elif process is not None:
-            with suppress(NodeError):
-                process.close_stdin()
-
-    def close(self, within: float = END_SECONDS) -> None:
-        """End the program and wait for it. Safe to call twice."""
-        self.end()
-        if self._process is not None:
-            # The program's listening ports stay busy until it exits.
-            with suppress(NodeError, TimeoutError):
-                self._process.wait(within)
-            self._process.close()
-
-    def _start(self, python: str) -> None:
-        process = node_program.start(
-            self._connection,
-            "launch" if self._launch else "facts",
-            python,
-            label=self._launch or "check",
-        )
-        self._incoming = Incoming(process)
-        with self._lock:
-            self._process, closed = process, self._closed
-        if closed:
-            process.close()
-            raise ConnectError(self.part.host.name, ATTEMPTED, "it answered too late")
-        try:
-            with self._answers():
-                self._incoming.preamble(PREAMBLE)
-        except _EndedError:
-            failure = node_program.failure(
-                self.part.host.name, ATTEMPTED, python, process, self._incoming.rest
-            )
-            process.close()
-            raise failure from None
-
-    @contextmanager
-    def _answers(self) -> Iterator[None]:
-        """Turns errors in an answer into a NodeError."""
-        try:
-            yield
-        except EOFError:
-            raise _EndedError(self.part.host.name, ATTEMPTED, "the connection was closed") from None
-        except ProtocolError as error:
-            raise AnswerError(self.part.host.name, ATTEMPTED, error) from None
-
-
-class _EndedError(ConnectError):
-    """The program on the host has ended."""
-
 
 _REHEARSALS = {"torch": "rehearsal", "tensorflow": "rehearsal_tensorflow"}
 
@@ -427,65 +288,6 @@ def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.D
         if found["free"]:
             targets.append((peer.name, "port", address, int(number), None))
     return targets
-
-
-def in_thread(call: Callable[[], None]) -> None:
-    threading.Thread(target=call, daemon=True).start()
-
-
-def everywhere(
-    work: Callable[[_Item], _Result],
-    items: Sequence[_Item],
-    limit: float,
-    run: Callable[[_Item, Callable[[], None]], None] = lambda item, call: in_thread(call),
-    *,
-    stopped: Callable[[], bool] = never,
-    ending: float = 0.0,
-) -> list[_Result | NodeError]:
-    """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
-    ``run`` starts a call for an item in its thread.
-
-    A NodeError becomes that host's result, and so does a timeout after ``limit`` seconds. Any other
-    exception is raised here. Once the user has ``stopped`` it, raises KeyboardInterrupt, after
-    ``ending`` seconds in which ``work`` may clean up. A signal handler that raises it could do so
-    in a finalizer, where Python drops it.
-    """
-    done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
-
-    def act(index: int, item: _Item) -> None:
-        try:
-            done.put((index, work(item)))
-        except BaseException as failure:  # noqa: BLE001 - raised in the waiting thread
-            done.put((index, failure))
-
-    for index, item in enumerate(items):
-        run(item, partial(act, index, item))
-    results: dict[int, _Result | NodeError] = {}
-    deadline = time.monotonic() + limit
-    asked = False
-    while len(results) < len(items) and time.monotonic() < deadline:
-        if stopped() and not asked:
-            asked, deadline = True, time.monotonic() + ending
-        try:
-            # A short timeout, so that Ctrl-C takes effect.
-            index, result = done.get(timeout=0.2)
-        except queue.Empty:
-            continue
-        if isinstance(result, BaseException) and not isinstance(result, NodeError):
-            if stopped():  # for example because Ctrl-C has ended a program that it has started
-                break
-            raise result
-        results[index] = result
-    if stopped():
-        raise KeyboardInterrupt
-    late = f"no answer within {limit:.0f} s"
-    hint = "log in to the host: it may be out of memory, or a file system or driver may hang"
-    return [
-        results[index]
-        if index in results
-        else ConnectError(item.host.name, ATTEMPTED, late, hint=hint)
-        for index, item in enumerate(items)
-    ]
 
 
 def _identity(process: Process) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, decode
 from dtrain.records import dataclass
 from dtrain.runs.record import Request
-from dtrain.session.preflight import everywhere
+from dtrain.session.everywhere import everywhere
 from dtrain.spec.kubernetes_keys import CLAIM
 from dtrain.spec.model import Kubernetes
 from dtrain.transport.questions import never

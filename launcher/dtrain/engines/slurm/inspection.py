@@ -36,8 +36,8 @@ from dtrain.node.facts.orders import StepOrder
 from dtrain.node.programs import program
 from dtrain.quoting import path, sh, word
 from dtrain.runs.record import Request
+from dtrain.session.everywhere import everywhere
 from dtrain.session.gather_order import THOROUGH, gather_order
-from dtrain.session.preflight import everywhere
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Transport
 from dtrain.transport.questions import never

@@ -13,7 +13,7 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptState, HostCondition
-from dtrain.failures import cause
+from dtrain.failures import alike
 from dtrain.failures.cause import Failure, Report, all_finished, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.records import dataclass
@@ -53,7 +53,7 @@ class Ending:
             # Services that were stopped at the end did not fail.
             failures = ()
         plan_hosts = [part.host for part in self.context.plan.hosts]
-        problems = cause.messages(self.problems, plan_hosts)
+        problems = alike.messages(self.problems, plan_hosts)
         reported = {error.host for error in self.problems if isinstance(error, NodeError)}
         unconfirmed = [
             host
@@ -67,7 +67,7 @@ class Ending:
                 f"{hostlist.fold(unconfirmed)}: did not confirm that the job's processes ended"
                 f"{output}"
             )
-        hints = cause.hints(self._with_remedy(state), plan_hosts)
+        hints = alike.hints(self._with_remedy(state), plan_hosts)
         hints += [failure.hint for failure in failures[:1] if failure.hint]
         if outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED):
             for host, message in self._broken_hosts():

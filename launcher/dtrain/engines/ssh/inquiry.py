@@ -16,8 +16,8 @@ from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
+from dtrain.session.everywhere import everywhere
 from dtrain.session.host_connections import HostConnections
-from dtrain.session.preflight import everywhere
 from dtrain.session.status import HostStatus, ProcessStatus
 from dtrain.transport import node_program
 from dtrain.transport.contract import RemoteProcess, Transport
