@@ -104,8 +104,8 @@ app = typer.Typer(
     help="Launch multi-node training from one YAML file: over SSH, on Slurm or on Kubernetes.",
     invoke_without_command=True,
     epilog=(
-        "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a node or the"
-        " preflight failed, 70 internal error, 130 interrupted."
+        "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a host or its"
+        " check failed, 70 internal error, 130 interrupted."
     ),
     **PLAIN,
 )

@@ -85,6 +85,18 @@ def test_without_a_traceback_the_last_lines():
     assert last_words(b"") == ""
 
 
+def test_what_each_start_of_a_framework_writes_is_left_out():
+    start = (
+        b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+        b"I0000 00:00:1795708981.666344      64 port.cc:153] oneDNN custom operations are on.\n"
+        b"I1126 10:00:00.123456 64 torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1] started\n"
+    )
+    assert last_words(start) == ""
+    assert last_words(start + b"an evaluator reads checkpoints: pass --checkpoint DIR\n") == (
+        "an evaluator reads checkpoints: pass --checkpoint DIR"
+    )
+
+
 def test_an_old_traceback_is_not_the_end():
     said = stderr_of("raise ValueError('handled')") + b"".join(
         b"step %d\n" % number for number in range(500)

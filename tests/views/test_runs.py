@@ -62,6 +62,14 @@ def test_processes_of_folded_hosts_share_a_line() -> None:
     ]
 
 
+def test_a_terminal_with_no_room_for_hosts_cuts_no_other_column() -> None:
+    one = run({"n1": HostStatus("running", 1e9)})
+    width = len(one.run) + len("  running  12 min ago")
+    lines = runs.table([one], Paper(width, color=False, unicode=True, terminal=True), of=1)
+    assert lines.splitlines()[0].split() == ["RUN", "STATE", "STARTED"]
+    assert lines.splitlines()[1].endswith(" ago")
+
+
 def test_a_narrow_terminal_wraps_only_hosts_and_progress() -> None:
     hosts = {f"m{letter}chine": HostStatus("running", None) for letter in "abcdefghijkl"}
     narrow = Paper(60, color=False, unicode=True, terminal=True)

@@ -61,7 +61,8 @@ def init(
     ] = None,
     script: Annotated[str | None, typer.Option(help="The training script.", metavar="FILE")] = None,
     user: Annotated[
-        str | None, typer.Option(help="SSH user (default: from ssh config).", metavar="NAME")
+        str | None,
+        typer.Option(help="SSH user; default: from the SSH configuration.", metavar="NAME"),
     ] = None,
     probe: Annotated[
         bool | None,

@@ -127,7 +127,7 @@ class Plain(RunReceiver):
         if warnings:
             more = len(warnings) - _MAX_WARNINGS
             others = f"{names.count(more, 'more warning')}; " if more > 0 else ""
-            self.notice(f"{others}`dtrain check` shows how to fix them")
+            self.notice(f"{others}`dtrain check FILE` shows how to fix them")
 
     def notice(self, text: str) -> None:
         head = names.paint("dtrain:", "bold") if self._color["stderr"] else "dtrain:"

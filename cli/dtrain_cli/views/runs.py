@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dtrain_cli.views.paper import Paper
 
 SCHEMA = 1
+_LEAST = 8
+"""Columns of a terminal for the hosts and the progress of a run."""
 
 
 def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
@@ -74,8 +76,8 @@ def _size(count: float) -> str:
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
-    """``short`` is for a narrow terminal: times in one unit, no workers, no loss, no empty
-    column."""
+    """``short`` is for a narrow terminal: times in one unit, no workers, no loss, no empty column,
+    and nothing that wraps if that would leave it no room."""
     columns = {
         "RUN": [run.run for run in runs],
         "STATE": [run.state for run in runs],
@@ -85,7 +87,12 @@ def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
         "PROGRESS": [clean(run.unreadable) or _progress(run, short=short) for run in runs],
     }
     shown = {title: values for title, values in columns.items() if not short or any(values)}
-    align = "".join("w" if title in ("HOSTS", "PROGRESS") else "l" for title in shown)
+    wrapped = ("HOSTS", "PROGRESS")
+    fixed = [[title, *values] for title, values in shown.items() if title not in wrapped]
+    room = paper.columns - sum(max(map(len, column)) + 2 for column in fixed)
+    if short and room < _LEAST:
+        shown = {title: values for title, values in shown.items() if title not in wrapped}
+    align = "".join("w" if title in wrapped else "l" for title in shown)
     return paper.table(align, [*zip(*shown.values(), strict=True)], titles=[*shown])
 
 

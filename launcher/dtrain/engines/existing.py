@@ -39,7 +39,9 @@ def attach(folder: RunFolder, *, engines: Engines, observer: Observer, control: 
     Raises UsageError if the run is over.
     """
     if ending(folder) is not None:
-        raise UsageError(f"run {folder.name} is over", hint=f"`dtrain logs {folder.name}` shows it")
+        raise UsageError(
+            f"run {folder.name} is over", hint=f"`dtrain logs {folder.name}` shows its output"
+        )
     while True:
         claim = folder.claim(signals=are_handled())
         if claim is None:

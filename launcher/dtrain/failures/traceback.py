@@ -29,6 +29,10 @@ _CHAINED = (
 _NATIVE_FRAME = r"frame #\d+: |<omitting python frames>|\s+@ +0x"
 """Lines of a native stack trace, which would hide the message."""
 _NATIVE_REPORT = r"terminate called |\[?[EF]\d{3,4} \d\d:\d\d:|F\d{4} "
+_INFORMATION = (
+    r"(?:\[rank\d+\]:)?I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::InitializeLog"
+)
+"""Lines that each start of TensorFlow or torch writes, and that explain no end."""
 _LOG_LINE = (
     r"\[?[EWIF]\d{2,4}[ :]|\d{4}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING"
     r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[?(?i:step|epoch|iter)\w* \d|.{0,80}?\d%\|"
@@ -41,7 +45,7 @@ def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STAL
     Without the prefixes that torch writes before each line, and without anything that is not
     text. ``uncaught``: the process ended as Python ends after an exception, so a long text after
     the last traceback is that exception's message. The middle of a very long message is left out.
-    Returns ``""`` for a process that wrote nothing.
+    Returns ``""`` for a process that wrote nothing else.
     """
     framer = LineFramer()
     text = framer.feed(_ends(stderr, uncaught)) + framer.flush()
@@ -54,7 +58,11 @@ def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STAL
             last = lines[_start(lines, headers) : end]
             text = "\n".join(line for line in last if not re.match(_NATIVE_FRAME, line))
             return shorten(text, _KEPT_LINES)
-    kept = [line for line in lines if line and not re.match(_NATIVE_FRAME, line)]
+    kept = [
+        line
+        for line, whole in zip(lines, raw, strict=True)
+        if line and not re.match(_NATIVE_FRAME, line) and not re.match(_INFORMATION, whole)
+    ]
     return "\n".join(kept[-PLAIN_LINES:])
 
 

@@ -64,6 +64,16 @@ def kubeconfig(current: str) -> str:
     )
 
 
+def test_a_context_that_the_kubeconfig_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(kubeconfig("dev"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(UsageError, match="the kubeconfig has no context pord") as raised:
+        Client(Kubernetes(image="i", context="pord"))
+    assert raised.value.hint == "cluster.kubernetes.context must be one of: dev, prod"
+
+
 def test_a_new_token_is_read_from_the_context_of_the_launch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -285,6 +295,14 @@ def test_a_server_that_does_not_know_the_kind_yet_says_nothing_about_the_object(
         client.request("GET", "/x")
     assert type(raised.value) is kind
     assert bool(raised.value.hint) == (kind is NotFoundError)
+
+
+def test_a_namespace_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    body = {"kind": "Status", "details": {"name": "nope", "kind": "namespaces"}}
+    client, _ = client_of(monkeypatch, tmp_path, {"token": "t"}, Answer(404, body))
+    with pytest.raises(AbsentError) as raised:
+        client.request("POST", "/x", {})
+    assert "set cluster.kubernetes.namespace" in raised.value.hint
 
 
 def test_many_logs_that_end_at_the_same_time_print_no_warnings(

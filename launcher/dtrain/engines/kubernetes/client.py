@@ -249,7 +249,7 @@ class Client:
             details = body.get("details")
             # A server that has just started may not know the kinds of CRDs yet.
             if isinstance(details, dict) and details.get("name"):
-                return AbsentError(self.host, attempted, reason)
+                return AbsentError(self.host, attempted, reason, hint=_hint_on_absent(details))
             hint = "`dtrain check FILE` says what the cluster does not have"
             return NotFoundError(self.host, attempted, reason, hint=hint)
         if status == 409:
@@ -259,6 +259,12 @@ class Client:
         if status == 429 or status >= 500:
             return ConnectError(self.host, attempted, reason)
         return PrepareError(self.host, attempted, reason)
+
+
+def _hint_on_absent(details: dict[str, Any]) -> str:
+    if details.get("kind") != "namespaces":
+        return ""
+    return "`kubectl get namespaces` lists the namespaces; set cluster.kubernetes.namespace"
 
 
 def _wait_asked(answer: Any) -> float | None:

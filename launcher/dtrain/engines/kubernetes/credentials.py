@@ -102,11 +102,16 @@ def log_in(context: str | None) -> Credentials:
         else:
             # The package reads the variable only when it is imported.
             file = os.environ.get("KUBECONFIG")
+            contexts, active = config.list_kube_config_contexts(file)
+            named = {one["name"]: one for one in contexts}
+            if context is not None and context not in named:
+                raise UsageError(
+                    f"the kubeconfig has no context {excerpt(context)}",
+                    hint=f"cluster.kubernetes.context must be one of: {excerpt(', '.join(named))}",
+                )
             with _logged_errors() as logged:
                 config.load_kube_config(file, context=context, client_configuration=configuration)
             problem = "; ".join(logged)[:_MAX_WORDS]
-            contexts, active = config.list_kube_config_contexts(file)
-            named = {one["name"]: one for one in contexts}
             chosen = named.get(context, active)
             context = chosen["name"]
             namespace = chosen["context"].get("namespace")
