@@ -190,7 +190,7 @@ class Relay:
             pulse.pinged = False
             now = time.time()
             self._channel.report("alive", supervisor=pulse.pid, silent=pulse.silent, time=now)
-        pulse.rouse()
+        pulse.rouse(heard=True)
         while pulse.notices:
             self._channel.report("notice", text=pulse.notices.pop(0))
 
@@ -227,7 +227,7 @@ class Relay:
                 # Pings must not block: they fill the socket of a stopped supervisor.
                 pulse = self._supervisor.pulse
                 self._supervisor.send(line, socket.MSG_DONTWAIT if pulse.note(line) else 0)
-                pulse.rouse()  # at once: this may be the last command
+                pulse.rouse(heard=False)  # at once: this may be the last command
         # The launcher has disconnected. The supervisor or the guard undoes an unstarted launch.
         os._exit(0)
 
