@@ -6,6 +6,7 @@ The exception tree, with the exit code of each branch:
     ├── InternalError   70   dtrain itself is wrong
     ├── SpecError        2   the cluster file is wrong; carries every problem found
     ├── UsageError       2   the command line is wrong
+    ├── StoppedError   130   the user stopped it before it had started anything
     ├── ThreadLimitError 3   this machine lets dtrain start no more threads
     └── NodeError        3   a host could not be reached or prepared
         ├── ConnectError     no connection (name, route, port, timeout)
@@ -93,6 +94,12 @@ class UsageError(DtrainError):
     """The command line is invalid."""
 
     exit_code = ExitCode.INVALID
+
+
+class StoppedError(DtrainError):
+    """A stop request came before anything was started."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 class ThreadLimitError(DtrainError):

@@ -41,3 +41,13 @@ def test_a_run_that_ends_at_this_moment_gives_its_report(
 
     monkeypatch.setattr(follow, "ending", ends_after_the_first_look)
     assert act(dtrain.LaunchedRun("job-1")) == report
+
+
+def test_modules_in_the_current_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('the wrong queue')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    spec = {**SPEC, "cluster": {**SPEC["cluster"], "run_dir": str(tmp_path / "nodes")}}
+    assert dtrain.launch(spec, detach=True).wait().ok

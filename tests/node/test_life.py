@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dtrain.launchplan.environment import host_variables
+from dtrain.node.agent.worker_files import MAX_READ
 from dtrain.spec.model import Job
 from support.limits import HANG
 from support.node import Node, patient, wait_until, written
@@ -277,6 +278,29 @@ def test_the_error_file_of_a_worker_is_reported(
     if "1700000000" in text:
         assert error["time"] == 1700000000
     agent.wait()
+
+
+@pytest.mark.parametrize("relay", ["slow", "new"])
+def test_the_end_comes_after_more_events_than_one_read_returns(host: Node, relay: str) -> None:
+    """A relay that has not read them all must not take the end of the supervisor for its death."""
+    error = {"message": {"message": "bad", "extraInfo": {"py_callstack": "x" * 16_384}}}
+    (host.workdir / "error").write_text(json.dumps(error))
+    fail = 'cp error "$TORCHELASTIC_ERROR_FILE"; exit 1'
+    agent = host.launch(*[host.shell(fail, index) for index in range(70)])
+    agent.expect("prepared")
+    if relay == "slow":
+        agent.pause_reading()
+    agent.command("start")
+    wait_until(lambda: not host.processes("dtrain-supervisor"))
+    agent.resume_reading()
+    if relay == "new":
+        agent.wait()
+        agent = host.attach()
+    agent.wait()
+    assert agent.offsets["events"] > MAX_READ
+    assert agent.events[-1]["event"] == "ended"
+    assert agent.messages[-1]["type"] == "bye"
+    assert "lost" not in [message["type"] for message in agent.messages]
 
 
 def test_services_run_until_they_are_stopped(host: Node) -> None:

@@ -6,10 +6,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from contextlib import ExitStack
 
 import pytest
 
+from dtrain.node.agent import pulse as pulse_module
+from dtrain.node.agent.pulse import Pulse
+from support.limits import HANG
 from support.node import Node
 
 
@@ -49,3 +53,20 @@ def test_a_relay_waits_for_a_stopped_supervisor(host: Node, *, stopped: bool) ->
         second.event("ended")
         second.wait()
     host.until_nothing_runs()
+
+
+def test_only_who_has_read_the_answers_kills_a_silent_supervisor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The relay reads none while it writes to a slow launcher, but it takes commands."""
+    monkeypatch.setattr(pulse_module, "SILENCE", -1.0)
+    with subprocess.Popen(["sleep", "600"]) as supervisor:
+        pulse = Pulse()
+        pulse.watch(supervisor.pid)
+        for line in (b'{"op":"ping"}', b'{"op":"stop","grace":-1}'):
+            pulse.note(line)
+            pulse.rouse(heard=False)
+        assert (supervisor.poll(), pulse.notices) == (None, [])
+        pulse.rouse(heard=True)
+        assert supervisor.wait(HANG) == -signal.SIGKILL
+    assert "did not answer: killed it" in pulse.notices[0]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import StoppedError, UsageError
 from dtrain.runs.record import Request
 from dtrain.session.beginning import files_to_send
+from dtrain.session.control import Control
 
 FILE = """
 cluster: {{hosts: [n1], gpus: 0}}
@@ -31,9 +32,9 @@ def request(folder: Path, program: str) -> Request:
 def test_a_script_that_is_not_sent(tmp_path: Path, script: str) -> None:
     asked = request(tmp_path, f"script: {script}")
     with pytest.raises(UsageError, match=f"has no {script} that would be sent"):
-        files_to_send(asked, asked.spec())
+        files_to_send(asked, asked.spec(), Control())
     unchecked = replace(asked, check=False)
-    assert files_to_send(unchecked, unchecked.spec()) is not None
+    assert files_to_send(unchecked, unchecked.spec(), Control()) is not None
 
 
 @pytest.mark.parametrize(
@@ -49,4 +50,11 @@ def test_a_script_that_is_not_sent(tmp_path: Path, script: str) -> None:
 )
 def test_other_programs_need_not_be_sent(tmp_path: Path, program: str) -> None:
     asked = request(tmp_path, program)
-    assert files_to_send(asked, asked.spec()) is not None
+    assert files_to_send(asked, asked.spec(), Control()) is not None
+
+
+def test_a_launch_that_is_stopped_reads_no_more(tmp_path: Path) -> None:
+    asked, control = request(tmp_path, "script: train.py"), Control()
+    control.stop()
+    with pytest.raises(StoppedError):
+        files_to_send(asked, asked.spec(), control)

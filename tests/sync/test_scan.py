@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import StoppedError, UsageError
 from dtrain.sync import local_folder, scan
 from dtrain.sync import source as source_module
 from support.other_users import VICTIM, acting_as, folder_of
@@ -97,6 +97,15 @@ def test_no_such_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=name):
         scan(local_folder(name, tmp_path), [])
+
+
+def test_a_stop_request_ends_the_reading_of_a_large_file(tmp_path: Path) -> None:
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(32 << 30)
+    polls = iter(range(5))
+    with pytest.raises(StoppedError, match=f"stopped while reading {tmp_path}; nothing"):
+        scan(tmp_path, (), lambda: next(polls) == 4)
+    assert next(polls, None) is None
 
 
 def test_files_that_disappear_during_the_walk_are_not_sent(

@@ -20,9 +20,10 @@ from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver
 from dtrain.session.signals import on_signals, stop_by_signal
 
+# Modules in the current folder, such as a `queue.py`, are not ours.
 _PROGRAM = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path = [sys.argv[1], *filter(None, sys.path)]
 from dtrain.engines.background import main
 main()
 """

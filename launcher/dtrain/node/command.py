@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 16
 LINGER = 1.0
-"""Seconds that a background process may keep a finished command's output open."""
+"""Seconds that a background process may keep a finished command's output open, without the time in
+which a slow launcher keeps us from reading it."""
 FAILED = 127
 
 
@@ -191,7 +192,11 @@ class CommandRelay:
             for command in self._commands:
                 for fd in command.outputs:
                     poll.register(fd, select.POLLIN)
+        begun, reads = time.monotonic(), not self._outbox
         ready = [fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)]
+        if not reads:
+            for command in self._commands:
+                command.ended += time.monotonic() - begun
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)

@@ -76,13 +76,14 @@ def earlier_run(
         yield folder
 
 
-def files_to_send(request: Request, spec: ClusterFile) -> Tree | None:
-    """The files of ``job.sync``; None without it. Raises DtrainError if they cannot be read, or do
-    not include the script."""
+def files_to_send(request: Request, spec: ClusterFile, control: Control) -> Tree | None:
+    """The files of ``job.sync``; None without it. Raises DtrainError if they cannot be read, do not
+    include the script, or if ``control`` stops the launch."""
     sync = spec.job.sync
     if sync is None:
         return None
-    tree = scan(local_folder(sync.source, request.base), sync.exclude)
+    source = local_folder(sync.source, request.base)
+    tree = scan(source, sync.exclude, lambda: control.interrupted)
     script = os.path.normpath(spec.job.script or "/")
     inside = not script.startswith(("/", "~", ".."))
     if request.check and inside and not tree.has(script):

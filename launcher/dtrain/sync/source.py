@@ -14,11 +14,11 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import StoppedError, UsageError
 from dtrain.records import dataclass
 from dtrain.sync.contents import Contents, File, local_path
 from dtrain.sync.exclude import Exclusion
@@ -65,11 +65,12 @@ def local_folder(name: str, base: Path) -> Path:
     return base / os.path.expanduser(name)
 
 
-def scan(source: Path, exclude: Sequence[str]) -> Tree:
+def scan(source: Path, exclude: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> Tree:
     """Read ``source`` except paths that match ``exclude`` (patterns: see `dtrain.sync.exclude`).
 
     Raises UsageError with every path that cannot be sent: unreadable files, symbolic links that
-    lead outside, a folder too large to be code.
+    lead outside, a folder too large to be code. Raises StoppedError once the user has ``stopped``
+    it: gigabytes take minutes.
     """
     root = os.path.realpath(os.fsencode(source))
     if not os.path.isdir(root):
@@ -78,9 +79,14 @@ def scan(source: Path, exclude: Sequence[str]) -> Tree:
             f"job.sync.source: {source} {what}",
             hint="name the folder that holds the training script, relative to the cluster file",
         )
-    found = _walk(root, Exclusion(exclude))
+
+    def go_on() -> None:
+        if stopped():
+            raise StoppedError(f"stopped while reading {source}; nothing was started")
+
+    found = _walk(root, Exclusion(exclude), go_on)
     found.refuse_if_bad(source)
-    files = tuple(_read(root, path) for path in sorted(found.files))
+    files = tuple(_read(root, path, go_on) for path in sorted(found.files))
     folders, links = tuple(sorted(found.folders)), tuple(sorted(found.links))
     return Tree(
         source=Path(os.fsdecode(root)),
@@ -166,10 +172,11 @@ def readable(size: int) -> str:
     return f"{amount:.1f} GiB"
 
 
-def _walk(root: bytes, exclusion: Exclusion) -> _Found:
+def _walk(root: bytes, exclusion: Exclusion, go_on: Callable[[], None]) -> _Found:
     found = _Found()
     pending = [""]
     while pending:
+        go_on()
         folder = pending.pop()
         try:
             entries = list(os.scandir(local_path(root, folder)))
@@ -220,7 +227,7 @@ def _add_link(found: _Found, root: bytes, path: str) -> None:
         found.links.append((path, target))
 
 
-def _read(root: bytes, path: str) -> File:
+def _read(root: bytes, path: str, go_on: Callable[[], None]) -> File:
     """Hash one file. Retries once if the file changes while it is read."""
     for _ in range(2):
         try:
@@ -229,6 +236,7 @@ def _read(root: bytes, path: str) -> File:
                 digest = hashlib.sha256()
                 size = 0
                 while chunk := file.read(_CHUNK):
+                    go_on()
                     digest.update(chunk)
                     size += len(chunk)
                 after = os.fstat(file.fileno())

@@ -55,7 +55,7 @@ class KubernetesEngine:
     def run(self, secret_values: Mapping[str, str]) -> Report:
         client = Client(self._keys)
         spec = self._request.spec()
-        tree = files_to_send(self._request, spec)
+        tree = files_to_send(self._request, spec, self._control)
         # Refused before the run has a folder.
         files = config_files(tree, render(build(spec)))
         with new_run(self._request, self._observer, self._control) as (record, folder):

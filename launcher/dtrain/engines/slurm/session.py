@@ -54,7 +54,7 @@ class SlurmEngine:
 
     def run(self, secret_values: Mapping[str, str]) -> Report:
         spec = self._request.spec()
-        tree = files_to_send(self._request, spec)
+        tree = files_to_send(self._request, spec, self._control)
         with new_run(self._request, self._observer, self._control) as (record, folder):
             plan, job = record.plan(), spec.job
             follower = self._follower(record, folder, secret_values)

@@ -90,7 +90,7 @@ class SshEngine:
         Raises StorageError if this machine cannot store the run's files, and DtrainError if the
         folder to sync cannot be read. In both cases nothing has been started.
         """
-        tree = files_to_send(self._request, self._spec)
+        tree = files_to_send(self._request, self._spec, self._control)
         with new_run(self._request, self._observer, self._control) as (record, folder):
             run = _Run(record, folder, Recorder(folder, self._observer), tree, secret_values)
             for notice in tree.notices if tree is not None else ():
@@ -180,7 +180,7 @@ class SshEngine:
             return "this environment does not have all of job.secrets"
         if run.tree is None and self._spec.job.sync is not None:
             try:
-                run.tree = files_to_send(self._request, self._spec)
+                run.tree = files_to_send(self._request, self._spec, self._control)
             except DtrainError as error:
                 return error.message
         return ""

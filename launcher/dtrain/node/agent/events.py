@@ -119,6 +119,11 @@ class EventReader:
         """``file`` is a path or an open file."""
         self._lines = Lines(file, 0, MAX_EVENT, end=b"\0")
 
+    @property
+    def offset(self) -> int:
+        """How far it has read. One `read` may not reach the end."""
+        return self._lines.offset
+
     def read(self) -> list[tuple[Json, int]]:
         """The new events, each with the offset of the next one."""
         found = []
@@ -131,8 +136,8 @@ class EventReader:
     def all(self) -> Iterator[Json]:
         """All events written so far."""
         before = -1
-        while before < self._lines.offset < MAX_EVENTS:
-            before = self._lines.offset
+        while before < self.offset < MAX_EVENTS:
+            before = self.offset
             for event, _ in self.read():
                 yield event
 

@@ -80,9 +80,9 @@ class Follower:
         self._telemetry = TelemetryFiles(self._folder, offsets.get("telemetry", 0))
 
     def send_events(self) -> bool:
-        """Send new events. Like the other methods, returns whether there were any."""
-        found = self._events.read()
-        for event, end in found:
+        """Send new events. Like the other methods, returns whether there was new data."""
+        begun = self._events.offset
+        for event, end in self._events.read():
             if event["event"] == "started":
                 name = process_name(event["role"], event["index"])
                 path = os.path.join(self._folder, raw(name))
@@ -96,7 +96,7 @@ class Follower:
                 self.ended, self.survived = True, bool(event.get("survivors"))
             if end > self._events_from:
                 self._channel.report("event", offset=end, event=event)
-        return bool(found)
+        return self._events.offset > begun
 
     def send_outputs(self, over: bool) -> bool:
         """Send new data in the workers' files; ``over`` if there will be no more."""

@@ -61,14 +61,15 @@ class Pulse:
             self._end_by = end_by if self._end_by is None else min(self._end_by, end_by)
         return bool(op == "ping")
 
-    def rouse(self) -> None:
+    def rouse(self, *, heard: bool) -> None:
         """If the job is to end, continue a supervisor that is stopped, and kill one that does not
-        answer."""
+        answer. Only who has ``heard`` all its answers can tell: a relay may be unable to read them
+        while it writes to a slow launcher."""
         proc = self._proc
         now = look(proc.pid) if self._end_by is not None and proc is not None else None
         if now is None or proc is None or now.start != proc.start:
             return
-        if time.monotonic() > (self._end_by or 0.0) and self.silent > SILENCE:
+        if heard and time.monotonic() > (self._end_by or 0.0) and self.silent > SILENCE:
             self._end_by = None
             send(now, signal.SIGKILL)
             self._notice("the supervisor (process %d) did not answer: killed it" % now.pid)

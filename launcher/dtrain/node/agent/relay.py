@@ -12,6 +12,7 @@ import time
 
 from dtrain.node.agent.containers import remove
 from dtrain.node.agent.control import lives, machine_id, peer_of
+from dtrain.node.agent.events import MAX_EVENTS
 from dtrain.node.agent.evidence import tail_of
 from dtrain.node.agent.folder import folder_of, trust_of
 from dtrain.node.agent.follower import Follower
@@ -22,6 +23,7 @@ from dtrain.node.agent.run_state import RESTARTED, RunState
 from dtrain.node.agent.supervisor_connection import SupervisorConnection
 from dtrain.node.agent.sweep import Sweep, Tag
 from dtrain.node.agent.wire import PREAMBLE, VERSION, RefusedError, raw, shown
+from dtrain.node.agent.worker_files import MAX_READ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,6 +147,7 @@ class Relay:
         signal.alarm(ALONE)
         follower.begin(state.events())
         late = self._supervisor.absent
+        unread = MAX_EVENTS // MAX_READ  # times; a process of the job may write without end
         pause = QUICK
         while True:
             self._supervisor.retry(pause)
@@ -159,7 +162,9 @@ class Relay:
             self._answer_launcher()
             progress = follower.send_events()
             # Processes that survived the end of the run may have ended since.
-            if gone and (not follower.ended or (late and follower.survived)):
+            unclean = not follower.ended or (late and follower.survived)
+            unread -= gone
+            if gone and unclean and not (progress and unread > 0):
                 self._report_lost(state, tag, ended=follower.ended)
                 follower.ended, late = True, False
                 over = True
@@ -185,7 +190,7 @@ class Relay:
             pulse.pinged = False
             now = time.time()
             self._channel.report("alive", supervisor=pulse.pid, silent=pulse.silent, time=now)
-        pulse.rouse()
+        pulse.rouse(heard=True)
         while pulse.notices:
             self._channel.report("notice", text=pulse.notices.pop(0))
 
@@ -222,7 +227,7 @@ class Relay:
                 # Pings must not block: they fill the socket of a stopped supervisor.
                 pulse = self._supervisor.pulse
                 self._supervisor.send(line, socket.MSG_DONTWAIT if pulse.note(line) else 0)
-                pulse.rouse()  # at once: this may be the last command
+                pulse.rouse(heard=False)  # at once: this may be the last command
         # The launcher has disconnected. The supervisor or the guard undoes an unstarted launch.
         os._exit(0)
 

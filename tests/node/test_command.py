@@ -1,0 +1,41 @@
+"""The program that runs the commands of `dtrain exec`."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+from dtrain.node import protocol
+from dtrain.node.boot import framed
+from dtrain.node.programs import boot_command, program
+from support.node import wait_until
+
+
+def test_a_slow_launcher_gets_all_output(python: str, tmp_path: Path) -> None:
+    """The command ends with its last output in a pipe that is not read at that time."""
+    source = program("command").replace(b"LINGER = 1.0", b"LINGER = 0.1")
+    # More than one pipe takes, less than two do.
+    script = f"echo $$ >'{tmp_path}/pid'; head -c 90000 /dev/zero"
+    request = {"commands": [["sh", "-c", script]], "hidden": [], "limit": None, "grace": 5.0}
+    pipe = subprocess.PIPE
+    argv = ["sh", "-c", boot_command(python, "exec")]
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(framed(source) + protocol.encode_command(request))
+        process.stdin.flush()
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        pid = (tmp_path / "pid").read_text().strip()
+        wait_until(lambda: not Path("/proc", pid).exists())
+        threading.Event().wait(0.5)
+        received, messages = 0, []
+        decoder = protocol.FrameDecoder()
+        while data := process.stdout.read(1 << 16):
+            for frame in decoder.feed(data):
+                if isinstance(frame, protocol.Data):
+                    received += len(frame.payload)
+                else:
+                    messages.append(frame.body)
+    assert received == 90_000
+    assert [message["type"] for message in messages] == ["exited", "bye"]
+    assert messages[0]["code"] == 0
