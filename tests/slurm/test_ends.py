@@ -97,6 +97,30 @@ def test_the_time_limit(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -
     assert "hint: set a longer cluster.slurm.time" in done.stderr
 
 
+def test_a_job_that_fails_while_the_controller_is_away_starts_again(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    program = """\
+import os, sys, time
+print("up", flush=True)
+while not os.path.exists(__file__.replace("program.py", "go")):
+    time.sleep(0.1)
+sys.exit(7)
+"""
+    launch = launcher.start(write_job(program, restart={"max": 1}), env=slurm.environment)
+    launch.until("] up", count=4)
+    (output,) = launcher.folder.glob(".dtrain/nodes/*/job.out")
+    slurm.stop_controller()
+    try:
+        (launcher.folder / "go").touch()
+        until(lambda: "Unable to contact slurm controller" in output.read_text(), "the script")
+    finally:
+        slurm.start_controller()
+    launch.until("is queued again (restart 1)")
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.wait().code == 130
+
+
 @pytest.mark.parametrize(
     ("status", "code", "words"), [(0, 0, "all 4 workers finished"), (7, 1, "exited with status 7")]
 )

@@ -37,6 +37,10 @@ NAME = "job.sbatch"
 WARNING = 60
 """Seconds that Slurm may send a signal late: it looks at time limits once a minute."""
 
+CONTROLLER_TRIES, CONTROLLER_SECONDS = 60, 5
+"""How often a script that may start again asks a controller that does not answer, and the seconds
+in between."""
+
 TIME_LIMIT = "the time limit is near"
 """What the script writes about USR1."""
 PREEMPTED = "another job has preempted this one"
@@ -415,6 +419,12 @@ def _end(plan: LaunchPlan, *, services: bool, in_allocation: bool) -> Iterator[s
         leave = "dtrain_exit"
     yield f'((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && {leave} 0'
     if most := plan.job.restart.max:
+        yield "# The controller may be starting again."
+        yield f"for ((dtrain_try = 0; dtrain_try < {CONTROLLER_TRIES}; dtrain_try++)); do"
+        yield '  [ -z "$dtrain_state" ] || break'
+        yield f"  sleep {CONTROLLER_SECONDS}"
+        yield '  dtrain_state=$(scontrol --oneliner show job "$SLURM_JOB_ID")'
+        yield "done"
         yield '[[ $dtrain_state == *" JobState=RUNNING "* ]] || exit 1  # cancelled'
         again = "goes back to the queue"
         go = ['scontrol requeue "$SLURM_JOB_ID" && sleep 60']
