@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from oracle import BATCH, CONFIG, SEED, STEPS, Rows, expected, meta_model, optimizer_of
+import torch.nn.functional as F
+from oracle import BATCH, CONFIG, SEED, STEPS, Rows, expected, meta_model, optimizer_of, padded
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from train_gpt import cross_entropy, first_weights
@@ -57,14 +58,27 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         if case.get("loss") == "own":
             chances = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1))
             return -chances.mean()
+        if kind == "padded":
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return cross_entropy(logits, targets)
 
-    model = run.parallelize(meta_model(kind), loss=loss, init=first_weights, seed=seed)
+    def count(targets: Tensor) -> Tensor:
+        return (targets != -100).sum()
+
+    model = run.parallelize(
+        meta_model(kind),
+        loss=loss,
+        count=count if kind == "padded" else None,
+        init=first_weights,
+        seed=seed,
+    )
     optimizer = optimizer_of(model.parameters())
     batches = run.batches(Rows(), seed=SEED)
     start = checkpoint.restore(folder, model, optimizer, batches) if "resume" in case else 0
     losses, norms = [], []
     for step, (inputs, targets) in enumerate(batches, start=start + 1):
+        if kind == "padded":
+            targets = padded(inputs, targets)
         if step == STEPS:
             # The pass without gradients, between two with them.
             held_out = model.loss(inputs, targets).item()

@@ -77,7 +77,7 @@ class Positioned(GPT):
 
 def meta_model(kind: str = "plain") -> nn.Module:
     """``plain``, ``tied`` (embedding and output layer), ``normed`` (see NormedAttention),
-    ``mixture`` (of four experts) or ``positioned``."""
+    ``mixture`` (of four experts), ``positioned``, or ``padded``: plain, see `padded`."""
     with torch.device("meta"):
         if kind == "positioned":
             return Positioned(CONFIG)
@@ -101,6 +101,12 @@ def global_batches() -> list[Tensor]:
     return [rows[part] for part in torch.randperm(len(rows), generator=generator).split(BATCH)]
 
 
+def padded(inputs: Tensor, targets: Tensor) -> Tensor:
+    """``targets`` of sequences that end after 1 to CONTEXT of them, by their first value."""
+    left_out = torch.arange(CONTEXT) > inputs[:, :1] % CONTEXT
+    return targets.masked_fill(left_out, -100)
+
+
 def expected(kind: str = "plain") -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Losses and gradient norms of each step, and the weights after the last."""
     model = meta_model(kind)
@@ -109,7 +115,10 @@ def expected(kind: str = "plain") -> tuple[list[float], list[float], dict[str, T
     losses, norms = [], []
     for batch in global_batches()[:STEPS]:
         optimizer.zero_grad()
-        loss = cross_entropy(model(batch[:, :-1]), batch[:, 1:])
+        inputs, targets = batch[:, :-1], batch[:, 1:]
+        if kind == "padded":
+            targets = padded(inputs, targets)
+        loss = cross_entropy(model(inputs), targets)
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         optimizer.step()

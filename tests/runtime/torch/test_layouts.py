@@ -18,6 +18,7 @@ ONE = {
     "alone": {},
     "data_parallel": {"strategy": "data_parallel"},
     "offload": {"layout": {"offload": True, "micro_batch": 8}},
+    "padded": {"kind": "padded"},
     "resumed from four ranks": {"resume": True},
     "resumed from experts": {"kind": "mixture", "resume": True},
 }
@@ -55,6 +56,10 @@ TWO = {
     "normed, tensor alone": {"layout": {"tensor": 2}, "kind": "normed"},
     "positioned, tensor": {"strategy": "tensor", "kind": "positioned", "logits": 64},
     "tensor, own loss": {"strategy": "tensor", "loss": "own", "logits": 64},
+    "padded, context": {"layout": {"context": 2}, "kind": "padded"},
+    "padded, pipeline": {"strategy": "pipeline", "kind": "padded"},
+    "padded, tensor": {"strategy": "tensor", "kind": "padded", "logits": 32},
+    "padded, fsdp": {"strategy": "fsdp", "kind": "padded"},
     "bf16, tensor": {"strategy": "tensor", "precision": "bf16"},
     "bf16, ddp": {"strategy": "ddp", "precision": "bf16"},
     "fp16, ddp": {"strategy": "ddp", "precision": "fp16"},

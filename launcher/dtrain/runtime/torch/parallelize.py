@@ -18,7 +18,16 @@ from dtrain.runtime.torch.context import SequencePasses, SequenceShare
 from dtrain.runtime.torch.experts import ExpertSplit, banks
 from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_layer, same_when_split
 from dtrain.runtime.torch.model import ParallelModel
-from dtrain.runtime.torch.passes import Loss, MicroBatches, Passes, Pipelined, in_float32
+from dtrain.runtime.torch.passes import (
+    Count,
+    CountedLoss,
+    CountedPasses,
+    Loss,
+    MicroBatches,
+    Passes,
+    Pipelined,
+    in_float32,
+)
 from dtrain.runtime.torch.precision import LossScale, autocast
 from dtrain.runtime.torch.recompute import compiled, offload_activations, recompute
 from dtrain.runtime.torch.sharding import Sharder, by_fsdp, copies, shard_parts
@@ -57,6 +66,7 @@ def parallelize(
     place: Place,
     *,
     loss: Loss,
+    count: Count | None,
     init: Initializer | None,
     seed: int,
     blocks: str | None,
@@ -71,6 +81,8 @@ def parallelize(
         parts, held = _placed(model, place, init, seed, blocks, split)
     scale = LossScale(place.precision == "fp16")
     loss = in_float32(of_split_logits(loss, split.mesh) if split.output else loss)
+    counted = CountedLoss(loss, count, layout) if count is not None else None
+    loss = counted or loss
     if layout.pipeline == 1:
         module = model if place.by_fsdp else _copied(model, place)
         passes: Passes = MicroBatches(module, layout, loss, scale)
@@ -83,6 +95,8 @@ def parallelize(
         passes = Pipelined(called, layout, group, place.device, loss, scale)
     if split.output:
         passes = SplitLogits(passes)
+    if counted is not None:
+        passes = CountedPasses(passes, counted)
     if place.share is not None:
         passes = SequencePasses(passes, place.share)
     local = not place.by_fsdp and layout.tensor == layout.pipeline == layout.context == 1

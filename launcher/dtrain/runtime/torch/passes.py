@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,8 @@ from dtrain.runtime.torch.sharding import reducing
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean loss of a micro-batch, from the model's output and the targets."""
+Count = Callable[[Tensor], Tensor]
+"""The number of targets that a loss sums over."""
 
 
 class Passes(Protocol):
@@ -32,6 +35,48 @@ class Passes(Protocol):
 def in_float32(loss: Loss) -> Loss:
     """``loss`` of the output in float32: 16 bits are too few to sum over a vocabulary."""
     return lambda output, targets: loss(output.float(), targets)
+
+
+class CountedLoss:
+    """A loss that is a sum over some of the targets, such as those that are not padding.
+
+    Micro-batches have different numbers of them, so a mean of their means would not be the mean
+    over the global batch. Here, each sum is divided by the number in an average micro-batch.
+    """
+
+    def __init__(self, loss: Loss, count: Count, layout: Layout) -> None:
+        self._loss = loss
+        self._count = count
+        self._micro_batches = dist.get_world_size() * layout.grad_accumulation
+        self._average: Tensor | float = 1.0
+
+    def begin(self, targets: Tensor) -> None:
+        """Begin a step with this rank's part of a global batch. All ranks call it."""
+        # Ranks that share a part of the model count the same targets, and as many micro-batches.
+        total = self._count(targets).detach().float().clone()
+        dist.all_reduce(total)
+        self._average = total.clamp(min=1) / self._micro_batches
+
+    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+        return self._loss(output, targets) / self._average
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPasses:
+    """Passes with a `CountedLoss`; see `Passes`."""
+
+    passes: Passes
+    counted: CountedLoss
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """See `Passes`."""
+        self.counted.begin(targets)
+        return self.passes.gradients(inputs, targets)
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """See `Passes`."""
+        self.counted.begin(targets)
+        return self.passes.loss(inputs, targets)
 
 
 class MicroBatches:

@@ -30,7 +30,7 @@ from dtrain.runtime.torch.context import SequenceShare
 from dtrain.runtime.torch.experts import ExpertSplit, mesh_sizes_of_experts
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
-from dtrain.runtime.torch.passes import Loss
+from dtrain.runtime.torch.passes import Count, Loss
 from dtrain.runtime.torch.precision import use_tensor_cores
 from dtrain.runtime.torch.resolve import StartedRanks, over, resolve
 from dtrain.runtime.torch.same_data import refuse_different_data
@@ -90,6 +90,7 @@ class ParallelRun:
         model: nn.Module,
         *,
         loss: Loss,
+        count: Count | None = None,
         init: Initializer | None = None,
         seed: int = 0,
         blocks: str | None = None,
@@ -105,8 +106,12 @@ class ParallelRun:
         numbers that depend only on ``seed`` and its name. Existing weights are kept.
 
         ``loss`` takes the model's output in float32 and the targets, and returns the mean over a
-        micro-batch. ``blocks`` names the list of blocks if there are several lists. ``column`` and
-        ``row`` name the Linear modules that open and close a layer, for tensor parallelism.
+        micro-batch. If micro-batches differ in the number of targets that matter, as with padding,
+        it returns the sum over them, and ``count`` their number, both for given targets: only then
+        is the result the mean over the global batch in every layout.
+
+        ``blocks`` names the list of blocks if there are several lists. ``column`` and ``row`` name
+        the Linear modules that open and close a layer, for tensor parallelism.
 
         Under tensor parallelism, each kind of block is first tested with random weights, in float32
         and with only the residual stream as input: its shares must add up to the whole. ``loss`` is
@@ -114,7 +119,7 @@ class ParallelRun:
         holds logits of the whole vocabulary. Otherwise the logits are gathered.
 
         Under context parallelism, ``loss`` gets the rank's share of each sequence, and must be a
-        mean over tokens. Blocks must take positions from `positions` and attention from
+        mean or sum over tokens. Blocks must take positions from `positions` and attention from
         `F.scaled_dot_product_attention`; each kind of block is tested.
 
         Expert parallelism spreads the experts of every `MixtureOfExperts`.
@@ -131,7 +136,15 @@ class ParallelRun:
             self._experts,
         )
         parallelized = parallelize(
-            model, place, loss=loss, init=init, seed=seed, blocks=blocks, column=column, row=row
+            model,
+            place,
+            loss=loss,
+            count=count,
+            init=init,
+            seed=seed,
+            blocks=blocks,
+            column=column,
+            row=row,
         )
         # Dropout masks differ between samples and between shares of a sequence, but are the same on
         # all tensor ranks of a stage.
