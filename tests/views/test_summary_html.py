@@ -178,6 +178,11 @@ def test_short_times_and_hints_are_readable(run: Summary) -> None:
     text = as_text(replace(run, events=(hint,)), Paper(80, color=False, unicode=True))
     assert "waiting for a host" in text and " 6.0 s " in text
     assert "+3.0 s  warning: slow disk\n" in text and "  hint: use another\n" in text
+    long = replace(hint, text="warning: slow disk\n  hint: " + "use another " * 9)
+    narrow = Paper(60, color=False, unicode=True, terminal=True)
+    lines = as_text(replace(run, events=(long,)), narrow).splitlines()
+    at = next(number for number, line in enumerate(lines) if "hint: use" in line)
+    assert {len(line) - len(line.lstrip()) for line in lines[at : at + 3]} == {8}
 
 
 def test_a_stop_is_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

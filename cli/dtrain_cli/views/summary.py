@@ -179,7 +179,7 @@ def _events(run: Summary, paper: Paper) -> list[RenderableType]:
     for one in run.events[-EVENTS:]:
         first, *more = one.text.splitlines() or [""]
         rows.append((f"+{names.spent(one.time - run.began)}", clean(first)))
-        rows += [("", f"  {clean(line)}") for line in more]
+        rows += [("", clean(line.strip())) for line in more]
     return [paper.table("rw", rows, titles=("", "EVENTS"))] if rows else []
 
 
