@@ -19,13 +19,13 @@ from dtrain.runtime.torch.experts import ExpertSplit, banks
 from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_layer, same_when_split
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.passes import (
-    Count,
     CountedLoss,
     CountedPasses,
     Loss,
     MicroBatches,
     Passes,
     Pipelined,
+    TargetCount,
     in_float32,
 )
 from dtrain.runtime.torch.precision import LossScale, autocast
@@ -66,7 +66,7 @@ def parallelize(
     place: Place,
     *,
     loss: Loss,
-    count: Count | None,
+    count: TargetCount | None,
     init: Initializer | None,
     seed: int,
     blocks: str | None,

@@ -17,7 +17,7 @@ from dtrain.runtime.torch.sharding import reducing
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean loss of a micro-batch, from the model's output and the targets."""
-Count = Callable[[Tensor], Tensor]
+TargetCount = Callable[[Tensor], Tensor]
 """The number of targets that a loss sums over."""
 
 
@@ -44,7 +44,7 @@ class CountedLoss:
     over the global batch. Here, each sum is divided by the number in an average micro-batch.
     """
 
-    def __init__(self, loss: Loss, count: Count, layout: Layout) -> None:
+    def __init__(self, loss: Loss, count: TargetCount, layout: Layout) -> None:
         self._loss = loss
         self._count = count
         self._micro_batches = dist.get_world_size() * layout.grad_accumulation

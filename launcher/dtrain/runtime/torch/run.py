@@ -30,7 +30,7 @@ from dtrain.runtime.torch.context import SequenceShare
 from dtrain.runtime.torch.experts import ExpertSplit, mesh_sizes_of_experts
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
-from dtrain.runtime.torch.passes import Count, Loss
+from dtrain.runtime.torch.passes import Loss, TargetCount
 from dtrain.runtime.torch.precision import use_tensor_cores
 from dtrain.runtime.torch.resolve import StartedRanks, over, resolve
 from dtrain.runtime.torch.same_data import refuse_different_data
@@ -90,7 +90,7 @@ class ParallelRun:
         model: nn.Module,
         *,
         loss: Loss,
-        count: Count | None = None,
+        count: TargetCount | None = None,
         init: Initializer | None = None,
         seed: int = 0,
         blocks: str | None = None,
