@@ -262,6 +262,6 @@ def test_hostile_files_of_each_format(place: int) -> None:
 
 
 def test_the_parts_of_a_layers_time_are_its_fields() -> None:
-    layer = step_time._Layer(*map(float, range(7)))
+    layer = step_time._Layer(*map(float, range(8)))
     assert layer.parts == astuple(layer)
-    assert step_time._Layer.sum([(layer, 2), (layer, 1)]).parts == tuple(3.0 * n for n in range(7))
+    assert step_time._Layer.sum([(layer, 2), (layer, 1)]).parts == tuple(3.0 * n for n in range(8))

@@ -143,9 +143,13 @@ class Assumptions:
     """Whether tokens are exchanged between experts while another micro-batch computes: DualPipe
     (DeepSeek-V3, arXiv 2412.19437, section 3.2.1), Megatron-Core's
     ``--overlap-moe-expert-parallel-comm``."""
-    sends_copies: bool = False
+    sends_copies: bool | None = None
     """Whether a token goes to each of its experts separately, even if a host has several of them:
-    Megatron-Core's all-to-all dispatcher. DeepEP and HybridEP send it to a host once."""
+    Megatron-Core's all-to-all dispatcher. DeepEP and HybridEP send it to a host once. None: as the
+    backend does."""
+    whole_experts: bool = True
+    """Whether tensor ranks hold different experts (``--expert-tensor-parallel-size 1``), and not
+    parts of each expert, which is Megatron-Core's default."""
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod
@@ -179,6 +183,11 @@ class Assumptions:
             return 4 * own
         fused = self.fuses_gradients and not self.by_torch(layout)
         return 2 * total if fused else 2 * own + 2 * total
+
+    def spreads_experts(self, shape: Shape, layout: Layout) -> bool:
+        """Whether a layer's experts are whole and spread over ``expert`` x ``tensor`` ranks."""
+        ranks = layout.expert * layout.tensor
+        return self.whole_experts and shape.experts > 0 and shape.experts % ranks == 0
 
     def recomputes_modules(self, shape: Shape, layout: Layout) -> bool:
         """Whether selective recompute drops the outputs of norms, of the experts' activation and of

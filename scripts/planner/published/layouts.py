@@ -39,8 +39,10 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
             raise UnusableError("the global batch has fewer sequences than data ranks")
         micro = min(micro, batch // data)
         accumulation = max(1, round(batch / (data * micro)))
-    else:
+    elif practice.accumulates or steps or count(row, "micro_batch"):
         accumulation = steps or 4 * (pipeline if pipeline > 1 else 1)
+    else:
+        micro, accumulation = 4, 1
     sharding = _sharding(row, practice)
     if re.search(r"no sequence parallel", notes, re.IGNORECASE):
         sequence = False
@@ -60,7 +62,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
         pipeline=pipeline,
         virtual_pipeline=(count(row, "vpp") or 1) if pipeline > 1 else 1,
         context=context,
-        expert=count(row, "ep") or 1,
+        expert=_expert(row, practice),
         data=data,
         sharding=sharding,
         shard=shard,
@@ -108,7 +110,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         hides_tensor=practice.hides_tensor,
         hides_exchange=practice.hides_exchange
         or re.search(r"dualpipe|a2a[- ]?overlap|overlap[-_ ]moe", text, re.IGNORECASE) is not None,
-        sends_copies=re.search(r"all-?to-?all dispatcher", text, re.IGNORECASE) is not None,
+        whole_experts=_whole_experts(row, practice),
+        sends_copies=_sends_copies(text),
         habits=replace(
             practice.habits,
             wide_rest=re.search(r"for k-?bit training", text, re.IGNORECASE) is not None,
@@ -117,6 +120,32 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),
     )
+
+
+def _sends_copies(text: str) -> bool | None:
+    """Whether the dispatcher that a row names, if any, sends a token to each expert."""
+    if re.search(r"all-?to-?all dispatcher", text, re.IGNORECASE):
+        return True
+    return False if re.search(r"(Deep|Hybrid)EP", text) else None
+
+
+def _expert(row: Row, practice: Practice) -> int:
+    """The ranks of the same tensor rank that share the experts. Whole ones are on ``ep`` ranks of
+    any tensor rank."""
+    every, tensor = count(row, "ep") or 1, count(row, "tp") or 1
+    whole = _whole_experts(row, practice) and every % tensor == 0
+    return every // tensor if whole else every
+
+
+def _whole_experts(row: Row, practice: Practice) -> bool:
+    """Whether experts are whole: as the notes say (ETP 1), or else the software's default. There
+    are never more ranks of parts than GPUs in a pipeline stage."""
+    if parts := _noted(row.get("notes", ""), r"\bETP\s*[=:]?\s*(\d+)"):
+        return parts == 1
+    tensor, expert = count(row, "tp") or 1, count(row, "ep") or 1
+    gpus = count(row, "n_gpus") or 0
+    too_few = 0 < gpus < tensor * expert * (count(row, "pp") or 1)
+    return practice.whole_experts or too_few
 
 
 def _narrow_states(row: Row) -> bool:
@@ -165,7 +194,7 @@ def _unknown(row: Row) -> bool:
 def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
     """Layouts that differ in what the row does not say, starting with the software's default and
     then in the order in which people save memory: sharded optimizer states, tensor parallelism in a
-    host if the row gives no split at all, then recomputation."""
+    host if the row gives no split at all, then recomputation, then shorter micro-batches."""
     blank = row.get("sharding", "").casefold() in _BLANK
     states: tuple[Sharding, ...] = (layout.sharding,)
     if blank and layout.sharding == "none":
@@ -174,10 +203,14 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
     split = [layout]
     if not any(row.get(column) for column in ("tp", "pp", "cp", "ep")):
         split += _wider(row, layout, practice)
-    for recompute in recomputes:
-        for one in split:
-            for sharding in states:
-                yield replace(one, sharding=sharding, recompute=recompute)
+    guessed = not any(row.get(column) for column in ("micro_batch", "global_batch"))
+    micro = layout.micro_batch
+    while micro:
+        for recompute in recomputes:
+            for one in split:
+                for sharding in states:
+                    yield replace(one, micro_batch=micro, sharding=sharding, recompute=recompute)
+        micro = micro // 2 if guessed and not practice.accumulates else 0
 
 
 def between(row: Row, layout: Layout) -> tuple[Layout, ...]:

@@ -12,7 +12,8 @@ The columns:
   spread over data ranks, so ``ep`` does not count.
 - ``micro_batch``: blank means 1. ``global_batch``: if blank, the notes give the micro-batches of a
   step (``mbc=``, ``micro_num``, ``grad_accum=``). Otherwise a rate such as tokens/s is still
-  comparable, with four micro-batches for each pipeline stage, but a step time is not.
+  comparable, with four micro-batches for each pipeline stage, but a step time is not. JAX has one
+  micro-batch of four sequences, or of as many as fit.
 - ``sharding``: DDP is none; ZeRO-1 and the distributed optimizer are ``optimizer``; ZeRO-2 and
   SHARD_GRAD_OP ``gradients``; ZeRO-3 and FSDP ``full``; HSDP ``hybrid``. Blank is the default of
   the source's software.

@@ -48,6 +48,9 @@ class Practice:
     reduces_to_all: bool = False
     hides_tensor: bool = False
     hides_exchange: bool = False
+    whole_experts: bool = True
+    accumulates: bool = True
+    """Whether the sequences of a step are split into micro-batches, if nothing says how many."""
     fp8_frozen: bool = False
     """Whether LoRA with fp8 keeps the frozen matrices in fp8."""
     tunes_on_squad: bool = False
@@ -78,10 +81,14 @@ _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 grad_reduce_in_fp32 to False."""
 _MLPERF = replace(_NEMO, fp8_frozen=True)
 """NVIDIA's submissions, which others take over, set NeMo's ``fp8_params`` if they use fp8."""
-_NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True)
+_NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True, whole_experts=False)
+"""Its recipes of 2024 and 2025 leave the size of the experts' tensor parallelism at its default."""
 _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
 """NeMo's tables of GPT-3 on A100s are from before it had flash attention, in 2023."""
-_XLA = Practice("full", fp32_gradients=False, fused_loss=True, habits=MemoryHabits(foreach=False))
+_XLA = Practice(
+    "full", fp32_gradients=False, fused_loss=True, accumulates=False,
+    habits=MemoryHabits(foreach=False),
+)  # fmt: skip
 """JAX: the compiler fuses operations, those of the loss and of Adam too, and overlaps traffic, much
 as Megatron-LM's kernels do. Gradients are those of the 16-bit copies that it gathers."""
 PRACTICES = (

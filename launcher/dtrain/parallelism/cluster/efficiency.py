@@ -34,6 +34,8 @@ class Efficiency:
     flash2: float = 1.0
     """Fraction of that share with FlashAttention-2, PyTorch's own. Newer GPUs need a newer version:
     on H100s it reaches half of FlashAttention-3's speed (arXiv 2407.08608)."""
+    head_multiple: float = 1.0
+    """Elements to a multiple of which flash attention pads a head: 128 lanes of a TPU's arrays."""
     scores: float = 6.0
     """Times that the score matrix passes through memory in attention that keeps it."""
     stream: float = 0.75
@@ -42,6 +44,9 @@ class Efficiency:
     """Host time to start one of PyTorch's kernels, with its share of Python. Without compilation,
     gpt-fast generates 25.5 tokens/s with Llama-7B on an A100, limited by the host: 1.2 ms for about
     50 kernels of a layer (pytorch.org/blog/accelerating-generative-ai-2)."""
+    stalls: float = 0.4
+    """Share of the launches in layers with experts for which the GPU waits. Chosen for
+    Megatron-Bridge on H100s; on H800s, XTuner's runs then are 2 % too slow on average."""
     link: float = 0.78
     """Share of the link that a collective within a host sustains."""
     link_half: float = 12e6
@@ -112,18 +117,23 @@ HOPPER = Efficiency(
 overlaps most of tensor parallelism's traffic there."""
 BLACKWELL = Efficiency(
     gemm=0.6, gemm_half=5e9, attention=0.51, flash2=0.56, stream=0.75, launch=8e-6,
-    link=0.67, exposed_data=0.1, fp8=0.98, fixed=0.02, **KNOWN,
+    link=0.67, stalls=0.1, exposed_data=0.1, fp8=0.98, fixed=0.02, **KNOWN,
 )  # fmt: skip
 """Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), which
 sustained 48 % of their peak in plain matrix products, and so count as GPUs of 0.8 of the speed.
-``exposed_data`` is not fitted, but about as on Hopper: few of these runs depend on it."""
+``exposed_data`` is not fitted, but about as on Hopper: few of these runs depend on it. Many of them
+start a layer's kernels at once, as CUDA graphs, and so wait less for the host."""
 OLDER = replace(AMPERE, flash2=0.5)
 """Volta and Turing have no FlashAttention-2, which is twice as fast as PyTorch's kernel that takes
 its place there (arXiv 2307.08691)."""
-TPU = replace(HOPPER, gemm=Efficiency().gemm, attention=Efficiency().attention, flash2=1.0)
-"""Not fitted. The compiler overlaps traffic as on Hopper, but Hopper's shares of the peak include
-the H100's power limit. In plain matrix products a v6e sustains 90 % of its peak and a TPU7x 83 %
-(AI-Hypercomputer/tpu-recipes, ``microbenchmarks``), an H100 80 %."""
+TPU = replace(
+    HOPPER, gemm=Efficiency().gemm, gemm_half=20e9, attention=Efficiency().attention, flash2=1.0,
+    head_multiple=128, launch=0.0,
+)  # fmt: skip
+"""Compiled programs do not wait for the host. ``gemm_half`` is from the experts' products in
+AI-Hypercomputer/tpu-recipes; the rest is not fitted. The compiler overlaps traffic as on Hopper,
+but Hopper's shares of the peak include the H100's power limit. In plain matrix products a v6e
+sustains 90 % of its peak and a TPU7x 83 % (the same source, ``microbenchmarks``), an H100 80 %."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 

@@ -127,8 +127,9 @@ def _terms(
     width = shape.ffn_hidden
     if shape.experts:
         width *= shape.experts_per_token + shape.shared_experts
-        # The tokens sent to experts, and the experts' outputs.
-        yield (narrow + 2) * h * shape.experts_per_token / split
+        # The tokens sent to experts. Megatron-Core multiplies the router's weights with the inner
+        # activations (``weighted_bias_swiglu_impl``), others with the outputs, and so keep them.
+        yield (narrow + (2 if torch else 0)) * h * shape.experts_per_token / split
     if recompute == "selective" and torch:
         # torchtitan's policy: keep attention's and every second product's output, recompute the
         # rest.

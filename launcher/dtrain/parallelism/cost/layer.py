@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -98,7 +99,8 @@ class Kernels:
         return product.count * max(busy, moved / (gpu.bandwidth * 1e9 * efficiency.stream))
 
     def _products(self, *, moe: bool) -> Iterator[Product]:
-        return products(self.shape, self.layout, moe=moe)
+        whole = self.assumed.spreads_experts(self.shape, self.layout)
+        return products(self.shape, self.layout, moe=moe, whole=whole)
 
     def weights_forward(self, *, moe: bool) -> float:
         return self._moe_weights if moe else self._dense_weights
@@ -136,7 +138,9 @@ class Kernels:
     def attention_flop(self) -> float:
         """FLOP of one forward pass without the causal mask: 4·n·s·heads·head_size / t."""
         shape, packed = self.shape, self.assumed.document
-        width = shape.heads * (shape.head_size + (shape.value_head_size or shape.head_size))
+        part = self.efficiency.head_multiple if self.assumed.flash_attention else 1.0
+        sizes = shape.head_size, shape.value_head_size or shape.head_size
+        width = shape.heads * sum(part * math.ceil(size / part) for size in sizes)
         seen = shape.seq_len
         if packed and self.assumed.flash_attention:
             seen = min(seen, packed)

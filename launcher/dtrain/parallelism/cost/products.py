@@ -32,8 +32,11 @@ def tokens(shape: Shape, layout: Layout) -> float:
     return shape.seq_len * layout.micro_batch / layout.context
 
 
-def products(shape: Shape, layout: Layout, *, moe: bool) -> Iterator[Product]:
-    """Yield the products with weights of one layer's forward pass."""
+def products(shape: Shape, layout: Layout, *, moe: bool, whole: bool = False) -> Iterator[Product]:
+    """Yield the products with weights of one layer's forward pass.
+
+    ``whole``: the tensor ranks hold different experts, and not parts of each.
+    """
     t, n, h = layout.tensor, tokens(shape, layout), shape.hidden
     if shape.heads:
         yield from _projections(shape, layout)
@@ -50,8 +53,9 @@ def products(shape: Shape, layout: Layout, *, moe: bool) -> Iterator[Product]:
     experts = shape.experts // layout.expert
     routed = n * shape.experts_per_token * layout.expert / shape.experts
     f = shape.ffn_hidden / t
-    yield Product(routed, h, widths * f, experts)
-    yield Product(routed, f, h, experts)
+    count, width = (experts // t, shape.ffn_hidden) if whole else (experts, f)
+    yield Product(routed, h, widths * width, count)
+    yield Product(routed, width, h, count)
     yield Product(n, h, shape.experts)
     if shape.shared_experts:
         yield Product(n, h, widths * f * shape.shared_experts)

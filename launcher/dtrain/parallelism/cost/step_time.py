@@ -86,6 +86,8 @@ class _Layer:
     """Of the output layer and the loss, which only the last stage has."""
     launches: float
     """Kernels that the host starts."""
+    stalled: float
+    """Those of them in layers with experts."""
 
     @property
     def total(self) -> float:
@@ -97,13 +99,13 @@ class _Layer:
         time of a search over models whose layers differ."""
         return (
             self.compute, self.recompute, self.tensor, self.context, self.expert, self.head,
-            self.launches,
+            self.launches, self.stalled,
         )  # fmt: skip
 
     @staticmethod
     def sum(layers: Iterable[tuple[_Layer, int]]) -> _Layer:
         """Return what several layers take, each as often as its number says."""
-        sums = [0.0] * 7
+        sums = [0.0] * 8
         for layer, count in layers:
             for place, value in enumerate(layer.parts):
                 sums[place] += count * value
@@ -126,7 +128,10 @@ def step_time(
     layers, layer = work[slowest]
     # If kernels are shorter than their launches, the host is the bottleneck.
     host = (layers * layer.launches + LAUNCHES) * efficiency.launch
-    waiting = max(0.0, host - stages[slowest])
+    # Layers with experts need on the host how many tokens arrive. Until it knows, it cannot start
+    # kernels ahead of time, and the GPU waits for some of them.
+    stalled = layers * layer.stalled * efficiency.launch * efficiency.stalls
+    waiting = max(0.0, host - stages[slowest], stalled)
     # All stages wait for the slowest one, and at both ends of the step for all other stages:
     # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
     others = sum([max(stage, host) for stage in stages]) - max(stages[slowest], host)
@@ -231,7 +236,7 @@ def _layer(
         return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
 
     compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle
-    exchange = moe * _expert(kernels) if layout.expert > 1 else 0.0
+    exchange = moe * _expert(kernels) if moe else 0.0
     if assumed.hides_exchange:
         exchange = max(OVERLAPPED * exchange, exchange - compute)
     return _Layer(
@@ -242,6 +247,7 @@ def _layer(
         expert=exchange,
         head=kernels.head_forward() + kernels.head_backward(),
         launches=kernels.launches(),
+        stalled=moe * kernels.launches(),
     )
 
 
@@ -269,12 +275,16 @@ def _tensor(kernels: Kernels) -> float:
 
     The backward pass of a split sequence gathers its inputs once more (RAR, arXiv 2205.05198,
     section 4.2.2), which overlaps with computation. Recomputation repeats the forward's.
+
+    Experts take their tokens from the split sequence, so layers of whole experts need no sum of
+    their own. If tensor ranks hold parts of each expert, they gather the tokens after they were
+    sent to experts: ``experts_per_token`` copies, beside no product that could hide them.
     """
     layout = kernels.layout
     if layout.tensor == 1:
         return 0.0
     group = Group(kernels.cluster, kernels.efficiency, layout.tensor, 1)
-    passes = kernels.shape.sums * (3 if layout.recompute == "full" else 2)
+    shape, passes = kernels.shape, 3 if layout.recompute == "full" else 2
     size = _activation(kernels)
     each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
     exposed = backend_of(layout).exposed_tensor
@@ -282,7 +292,12 @@ def _tensor(kernels: Kernels) -> float:
         exposed = kernels.efficiency.exposed_tensor
         if not kernels.assumed.hides_tensor:
             exposed = max(exposed, EXPOSED_TENSOR)
-    return exposed * passes * each
+    moe, sums, gathered = shape.moe_layers / shape.layers, float(shape.sums), 0.0
+    if moe and not shape.shared_experts:
+        sums -= moe
+    if moe and not kernels.assumed.spreads_experts(shape, layout):
+        gathered = moe * 2 * group.all_gather(size * shape.experts_per_token)
+    return passes * (exposed * sums * each + gathered)
 
 
 def _context(kernels: Kernels) -> float:
@@ -311,9 +326,14 @@ def _expert(kernels: Kernels) -> float:
     shape, layout = kernels.shape, kernels.layout
     group = Group(kernels.cluster, kernels.efficiency, layout.expert, layout.tensor)
     size, copies = _activation(kernels), shape.experts_per_token
-    if layout.sequence_parallel:
+    whole = kernels.assumed.spreads_experts(shape, layout)
+    if whole:
+        ranks = layout.expert * layout.tensor
+        group = Group(kernels.cluster, kernels.efficiency, ranks, 1)
+    if whole or layout.sequence_parallel:
         size /= layout.tensor
-    if kernels.assumed.sends_copies or not backend_of(layout).sends_tokens_once:
+    apart = kernels.assumed.sends_copies
+    if not backend_of(layout).sends_tokens_once if apart is None else apart:
         size, copies = size * copies, 1
     passes = 6 if layout.recompute == "full" else 4
     return passes * group.exchange(size, copies)
