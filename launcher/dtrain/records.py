@@ -14,6 +14,12 @@ from dataclasses import Field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+
+class KeepsHash:
+    """Base of frozen classes whose objects compute their hash once: a search looks up costs of the
+    same objects tens of thousands of times."""
+
+
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
@@ -37,6 +43,8 @@ else:
             methods = {"__repr__": _representation(found)} if repr else {}
             if eq:
                 methods |= _comparison(found, hashable=frozen)
+            if issubclass(given, KeepsHash):
+                methods["__hash__"] = _kept(methods["__hash__"])
             for name, method in methods.items():
                 if name not in given.__dict__:
                     setattr(made, name, method)
@@ -69,6 +77,17 @@ def _comparison(found: Sequence[Field[Any]], *, hashable: bool) -> dict[str, Any
         return hash(hashed(self))
 
     return {"__eq__": equal, "__hash__": hash_of if hashable else None}
+
+
+def _kept(hash_of: Callable[[Any], int]) -> Callable[[Any], int]:
+    def kept(self: Any) -> int:
+        own: dict[str, Any] = self.__dict__
+        if "_hash" not in own:
+            own["_hash"] = hash_of(self)
+        found: int = own["_hash"]
+        return found
+
+    return kept
 
 
 def _values(names: Sequence[str]) -> Callable[[Any], Any]:

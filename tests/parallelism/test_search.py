@@ -97,7 +97,7 @@ def test_the_example_of_rejected_layouts_is_the_smallest(question: Question) -> 
                 model="deepseek-v3", gpus=256, gpu="gb200", precision="fp8",
                 global_batch=4096, backend="megatron",
             ),
-            {"tensor": 1, "pipeline": 4, "expert": 64, "micro_batch": 1},
+            {"tensor": 1, "pipeline": 4, "expert": 64},
             (4193, 4969),
         ),
         (

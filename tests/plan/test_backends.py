@@ -16,6 +16,7 @@ from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, hardware
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.question import Question, usual_batch
+from dtrain.parallelism.search import Plan
 from dtrain.plan_file import written
 from dtrain.plan_request import PlanRequest
 from dtrain.planning import pose
@@ -97,7 +98,8 @@ def test_a_faster_backend_is_shown_in_one_line() -> None:
 
 def test_a_backend_with_a_fitting_layout_is_shown_in_one_line() -> None:
     answer = ask("mixtral-8x7b", "h100-80gb", 32).answer()
-    unfit = replace(answer, plan=replace(answer.plan, fitting=()))
+    too_large = tuple(one for one in answer.plan.layouts if not one.fits)
+    unfit = replace(answer, plan=Plan(too_large))
     assert " fits: " in gain(unfit)
 
 

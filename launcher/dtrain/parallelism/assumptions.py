@@ -7,7 +7,7 @@ from typing import Literal
 from dtrain.parallelism.backends import BACKENDS, backend_of
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import dataclass
+from dtrain.records import KeepsHash, dataclass
 from dtrain.runtime.layout import BackendName, Layout
 
 OLD = ("volta", "turing")
@@ -92,7 +92,7 @@ class MemoryHabits:
 
 
 @dataclass(frozen=True, slots=True)
-class Assumptions:
+class Assumptions(KeepsHash):
     precision: Precision = "bf16"
     flash_attention: bool = True
     flash2: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, Literal
 
 from dtrain.diagnostics import UsageError
@@ -125,7 +124,7 @@ class Question:
         """Why this question's backend has no layout, by those of another backend. The layout with
         the fewest reasons has only those that the user asked for."""
         fewest: list[str] = []
-        for one in chain(found.ranked(), (group.example for group in found.rejected)):
+        for one in found.layouts:
             layout = replace(one.layout, backend=self.backend)
             reasons = [*refusals(self.shape, layout, self.precision)]
             if reasons and (not fewest or len(reasons) < len(fewest)):
@@ -179,7 +178,9 @@ class Answer:
     @property
     def fits(self) -> bool:
         """Whether a layout fits that no trial rules out."""
-        return any(not self.ruled_out(one) for one in self.plan.fitting)
+        if not self.trials:
+            return self.plan.best is not None
+        return any(not self.ruled_out(one) for one in self.plan.ranked())
 
     @cached_property
     def best(self) -> Candidate:

@@ -48,12 +48,11 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of a search."""
+    """The result of a search. The memory of a layout is computed when it is asked for: to find the
+    best one takes that of a few."""
 
-    fitting: tuple[Candidate, ...]
-    """Layouts that fit, in any order."""
-    rejected: tuple[Rejected, ...]
-    """Layouts that do not fit, nearest first."""
+    layouts: tuple[Candidate, ...]
+    """All layouts: without offload of the optimizer, and also with it if none of these fits."""
 
     @cached_property
     def best(self) -> Candidate | None:
@@ -61,11 +60,33 @@ class Plan:
 
     def ranked(self) -> Iterator[Candidate]:
         """Yield the layouts that fit, fastest first (simpler first if equally fast)."""
-        return _ranked(self.fitting)
+        return _ranked(self.layouts)
+
+    @property
+    def fitting(self) -> tuple[Candidate, ...]:
+        """Layouts that fit, in any order."""
+        return self._parts[0]
+
+    @property
+    def rejected(self) -> tuple[Rejected, ...]:
+        """Layouts that do not fit, nearest first."""
+        return self._parts[1]
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Candidate, ...], tuple[Rejected, ...]]:
+        fitting: list[Candidate] = []
+        rest: list[list[Candidate]] = []
+        for ladder in _ladders(self.layouts):
+            # A longer micro-batch never needs less memory, so few members are evaluated.
+            end = bisect_left(ladder, True, key=lambda candidate: not candidate.fits)
+            fitting += ladder[:end]
+            if end < len(ladder):
+                rest.append(ladder[end:])
+        return tuple(fitting), tuple(_grouped(rest))
 
     @property
     def considered(self) -> int:
-        return len(self.fitting) + sum(rejected.count for rejected in self.rejected)
+        return len(self.layouts)
 
 
 def candidates(
@@ -99,20 +120,13 @@ def candidates(
 
 
 def search(rounds: Iterable[Iterable[Candidate]]) -> Plan:
-    """Return the layouts of the first of ``rounds`` in which some fit, and those that do not fit of
-    this and earlier rounds."""
-    fitting: list[Candidate] = []
-    rest: list[list[Candidate]] = []
+    """Return the layouts of ``rounds``, up to the first of which some fit."""
+    plan = Plan(())
     for every in rounds:
-        for ladder in _ladders(every):
-            # A longer micro-batch never needs less memory, so few members are evaluated.
-            end = bisect_left(ladder, True, key=lambda candidate: not candidate.fits)
-            fitting += ladder[:end]
-            if end < len(ladder):
-                rest.append(ladder[end:])
-        if fitting:
+        plan = Plan((*plan.layouts, *every))
+        if plan.best:
             break
-    return Plan(tuple(fitting), tuple(_grouped(rest)))
+    return plan
 
 
 def fastest(rounds: Iterable[Iterable[Candidate]]) -> Candidate | None:

@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 from dtrain.parallelism.cluster.hardware import Precision
-from dtrain.records import dataclass
+from dtrain.records import KeepsHash, dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Efficiency:
+class Efficiency(KeepsHash):
     """Shares of the hardware's nominal speed. Times are in seconds, sizes in bytes or FLOP.
 
     A matrix product of F FLOP runs at ``gemm · F / (F + gemm_half)`` of the peak, a transfer of V

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
 from dtrain.parallelism.names import find, index, key, nearest
-from dtrain.records import dataclass
+from dtrain.records import KeepsHash, dataclass
 
 Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 
@@ -123,7 +123,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuCluster:
+class GpuCluster(KeepsHash):
     """``gpus`` equal GPUs in hosts of ``gpus_per_host``."""
 
     gpu: Gpu

@@ -9,7 +9,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.stages import kinds_of_stages
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import Layout, Recompute
+from dtrain.runtime.layout import BackendName, Layout, Recompute
 
 SEPARATE_NORM = 6.0
 """Bytes of an element that an RMS norm keeps if each of its operations is a kernel: its input in 32
@@ -67,6 +67,36 @@ def mean_activations(shape: Shape, layout: Layout, assumed: Assumptions, stage: 
     sequence."""
     if not shape.pattern:
         return layer_activations(shape, layout, assumed)
+    # Only these fields count, so that a search over other fields adds up the layers once.
+    return _mean_of_pattern(
+        shape, assumed, stage, layout.backend, layout.tensor, layout.pipeline,
+        layout.virtual_pipeline, layout.recompute, layout.sequence_parallel,
+        layout.shards_parameters,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _mean_of_pattern(
+    shape: Shape,
+    assumed: Assumptions,
+    stage: int,
+    backend: BackendName,
+    tensor: int,
+    pipeline: int,
+    virtual_pipeline: int,
+    recompute: Recompute,
+    sequence_parallel: bool,
+    shards_parameters: bool,
+) -> float:
+    layout = Layout(
+        backend=backend,
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual_pipeline=virtual_pipeline,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        sharding="full" if shards_parameters else "none",
+    )
     kinds = kinds_of_stages(shape, layout)[stage]
     every = sum(
         count * layer_activations(kind, layout, assumed) * kind.seq_len / shape.seq_len

@@ -7,6 +7,7 @@ measured with its tracker (``torch.distributed._tools.FSDPMemTracker``); all in 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -87,15 +88,15 @@ def _phases(
     t, h = layout.tensor, shape.hidden / layout.tensor
     split = shape.hidden / (t if layout.sequence_parallel else 1)
     tokens = _tokens(shape, layout)
-    layer, experts = _layer(shape, layout)
+    layer, experts = _layer(shape, layout.tensor, layout.expert)
     largest = layer
     if shape.pattern:
         # Each kind of layer counts with its number in the stage; the largest one makes the peaks.
         kinds = kinds_of_stages(shape, layout)[stage]
-        each = {kind: _layer(kind, layout) for kind in kinds}
-        largest = max(whole for whole, _ in each.values())
-        layer = sum(count * each[kind][0] for kind, count in kinds.items()) / layers
-        experts = sum(count * each[kind][1] for kind, count in kinds.items()) / layers
+        each = {kind: _layer(kind, layout.tensor, layout.expert) for kind in kinds}
+        largest = max([whole for whole, _ in each.values()])
+        layer = sum([count * each[kind][0] for kind, count in kinds.items()]) / layers
+        experts = sum([count * each[kind][1] for kind, count in kinds.items()]) / layers
     # A rank keeps its share of a layer's gradients; fewer ranks share the experts' gradients.
     shards = layout.shards
     expert_replicas = max(1, layout.copies // layout.expert)
@@ -190,13 +191,9 @@ def _phases(
     yield Phase(gradients, 0.0, 0.0, 0.0, max(copies, every * habits.step_copies / 4))
 
 
-def _layer(shape: Shape, layout: Layout) -> tuple[float, float]:
+@lru_cache(maxsize=4096)
+def _layer(shape: Shape, tensor: int, expert: int) -> tuple[float, float]:
     """Parameters of one layer on one tensor and expert rank, and of its experts alone."""
-    layer = (shape.layer_parameters() - _idle_experts(shape, layout)) / layout.tensor
-    return layer, shape.experts * shape.expert_parameters / layout.expert / layout.tensor
-
-
-def _idle_experts(shape: Shape, layout: Layout) -> float:
-    """Parameters of a layer's experts that other expert ranks hold."""
-    held = shape.experts / layout.expert
-    return (shape.experts - held) * shape.expert_parameters if shape.experts else 0.0
+    every = shape.experts * shape.expert_parameters
+    held = every / expert
+    return (shape.layer_parameters() - every + held) / tensor, held / tensor

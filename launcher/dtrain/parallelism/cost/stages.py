@@ -31,7 +31,7 @@ def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, 
     if backend_of(layout).runtime_memory:
         return _alike(shape.layers, stages)
     if shape.pattern:
-        return tuple(sum(kinds.values()) for kinds in kinds_of_stages(shape, layout))
+        return _counts(shape, stages, layout.virtual_pipeline)
     ends = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
     layer = (shape.active_parameters - ends) / shape.layers
     return _spread(shape.layers, stages, shape.head_parameters / layer)
@@ -56,6 +56,11 @@ def _kinds_of_stages(
         found[piece % stages].update(shape.pattern[start : start + count])
         start += count
     return found
+
+
+@lru_cache(maxsize=4096)
+def _counts(shape: Shape, stages: int, pieces: int) -> tuple[int, ...]:
+    return tuple(sum(kinds.values()) for kinds in _kinds_of_stages(shape, stages, pieces, False))
 
 
 def _cut(shape: Shape, pieces: int) -> tuple[int, ...]:
@@ -125,9 +130,8 @@ def parameters_of_stage(
 ) -> tuple[float, float]:
     """Parameters on one GPU of a stage of ``layers``: all but the experts', and the experts'."""
     if shape.pattern:
-        kinds = kinds_of_stages(shape, layout)[stage].items()
-        routed = float(sum(count * kind.experts * kind.expert_parameters for kind, count in kinds))
-        dense = float(sum(count * kind.layer_parameters() for kind, count in kinds) - routed)
+        alike = backend_of(layout).runtime_memory
+        dense, routed = _parameters(shape, layout.pipeline, layout.virtual_pipeline, alike)[stage]
     else:
         moe = _moe_layers(shape, layout, layers, stage)
         every = shape.experts * shape.expert_parameters
@@ -139,6 +143,19 @@ def parameters_of_stage(
     if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
         dense += shape.head_parameters
     return dense / layout.tensor, routed / layout.expert / layout.tensor
+
+
+@lru_cache(maxsize=4096)
+def _parameters(
+    shape: Shape, stages: int, pieces: int, alike: bool
+) -> tuple[tuple[float, float], ...]:
+    """For each stage of a pattern, parameters of the layers without and in experts."""
+    found = []
+    for kinds in _kinds_of_stages(shape, stages, pieces, alike):
+        every = sum(count * kind.layer_parameters() for kind, count in kinds.items())
+        routed = sum(count * kind.experts * kind.expert_parameters for kind, count in kinds.items())
+        found.append((float(every - routed), float(routed)))
+    return tuple(found)
 
 
 def _moe_layers(shape: Shape, layout: Layout, layers: int, stage: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -21,7 +21,7 @@ from dtrain.parallelism.cost.stages import (
 )
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
-from dtrain.runtime.layout import BackendName, Layout, Recompute
+from dtrain.runtime.layout import Layout
 
 LAUNCHES = 100
 """Approximate number of kernels of one micro-batch outside of the layers."""
@@ -160,9 +160,10 @@ def least_time(
     kernels = Kernels(efficiency, cluster, shape, layout, assumed)
     counts = stage_layers(shape, layout)
     if shape.pattern:
-        stages = [layer.total for _, layer in _work_of_stages(kernels, counts)]
-        others = BUBBLE.get(layout.schedule, 1.0) * (sum(stages) - max(stages))
-        return layout.grad_accumulation * max(stages) + others / layout.virtual_pipeline
+        same = _of_a_layer(layout, layout.pipeline, layout.virtual_pipeline)
+        every, most_busy = _busy(_with(kernels, shape, same))
+        others = BUBBLE.get(layout.schedule, 1.0) * (every - most_busy)
+        return layout.grad_accumulation * most_busy + others / layout.virtual_pipeline
     layer = _layer_of(kernels)
     most = max(counts)
     idle = BUBBLE.get(layout.schedule, 1.0) * (shape.layers - most) / layout.virtual_pipeline
@@ -178,57 +179,56 @@ def _work_of_stages(kernels: Kernels, counts: tuple[int, ...]) -> list[tuple[int
         layer = _layer_of(kernels)
         return [(count, layer) for count in counts]
     stages = kinds_of_stages(kernels.shape, kernels.layout)
-    each = {
-        kind: _layer_of(replace(kernels, shape=kind)) for kind in {k for one in stages for k in one}
-    }
+    each = _layer_of_kinds(kernels)
     return [(1, _Layer.sum((each[kind], count) for kind, count in one.items())) for one in stages]
+
+
+@lru_cache(maxsize=1 << 14)
+def _busy(kernels: Kernels) -> tuple[float, float]:
+    """Seconds of a micro-batch in the layers of all stages of a pattern, and of the slowest one."""
+    each = {kind: layer.total for kind, layer in _layer_of_kinds(kernels).items()}
+    stages = [
+        sum([each[kind] * count for kind, count in one.items()])
+        for one in kinds_of_stages(kernels.shape, kernels.layout)
+    ]
+    return sum(stages), max(stages)
+
+
+def _layer_of_kinds(kernels: Kernels) -> dict[Shape, _Layer]:
+    own = _of_a_layer(kernels.layout)
+    return {kind: _layer(_with(kernels, kind, own)) for kind, _ in kernels.shape.kinds}
+
+
+def _with(kernels: Kernels, shape: Shape, layout: Layout) -> Kernels:
+    # `replace` takes three times as long.
+    return Kernels(kernels.efficiency, kernels.cluster, shape, layout, kernels.assumed)
+
+
+def _of_a_layer(layout: Layout, pipeline: int = 1, virtual_pipeline: int = 1) -> Layout:
+    """Return a layout with the fields that the time of a layer depends on. A search computes costs
+    once for all layouts that have these in common."""
+    return Layout(
+        backend=layout.backend,
+        tensor=layout.tensor,
+        pipeline=pipeline,
+        virtual_pipeline=virtual_pipeline,
+        context=layout.context,
+        expert=layout.expert,
+        micro_batch=layout.micro_batch,
+        recompute=layout.recompute,
+        sequence_parallel=layout.sequence_parallel,
+        sharding="full" if layout.shards_parameters else "none",
+    )
 
 
 def _layer_of(kernels: Kernels) -> _Layer:
     """Return the time of a layer, which layouts share that differ in stages and data ranks only."""
-    layout = kernels.layout
-    return _layer(
-        kernels.efficiency,
-        kernels.cluster,
-        kernels.shape,
-        kernels.assumed,
-        layout.backend,
-        layout.tensor,
-        layout.context,
-        layout.expert,
-        layout.micro_batch,
-        layout.recompute,
-        layout.sequence_parallel,
-        layout.shards_parameters,
-    )
+    return _layer(_with(kernels, kernels.shape, _of_a_layer(kernels.layout)))
 
 
 @lru_cache(maxsize=1 << 14)
-def _layer(
-    efficiency: Efficiency,
-    cluster: GpuCluster,
-    shape: Shape,
-    assumed: Assumptions,
-    backend: BackendName,
-    tensor: int,
-    context: int,
-    expert: int,
-    micro_batch: int,
-    recompute: Recompute,
-    sequence_parallel: bool,
-    shards_parameters: bool,
-) -> _Layer:
-    layout = Layout(
-        backend=backend,
-        tensor=tensor,
-        context=context,
-        expert=expert,
-        micro_batch=micro_batch,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        sharding="full" if shards_parameters else "none",
-    )
-    kernels = Kernels(efficiency, cluster, shape, layout, assumed)
+def _layer(kernels: Kernels) -> _Layer:
+    shape, assumed = kernels.shape, kernels.assumed
     moe = shape.moe_layers / shape.layers
 
     def mean(cost: Callable[..., float]) -> float:

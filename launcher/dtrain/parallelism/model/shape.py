@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.parts import LayerPart
-from dtrain.records import dataclass
+from dtrain.records import KeepsHash, dataclass
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(KeepsHash):
     """A stack of layers. A layer has attention if ``heads`` is above 0, an MLP or experts if
     ``ffn_hidden`` is, and ``parts``. All layers are equal unless there is a ``pattern``.
 
@@ -81,14 +81,6 @@ class Shape:
     name: str = ""
     lora: Lora | None = None
     """The adapters, if only they are trained."""
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        # A search looks up costs of the same shape thousands of times.
-        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def kinds(self) -> tuple[tuple[Shape, int], ...]:
