@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, UsageError
-from dtrain.parallelism.backends import BACKENDS, without_backend
+from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import (
     FORMAT,
     PRECISIONS,
@@ -25,7 +25,7 @@ from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
-from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, usual_batch
+from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, remarks, usual_batch
 from dtrain.parallelism.reliability import Reliability
 from dtrain.plan_request import LARGEST, AskQueue, PlanRequest, check, of_a_training, tokens_of
 from dtrain.records import dataclass
@@ -78,7 +78,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         price_per_gpu_hour=of_a_training(request, "price_per_gpu_hour"),
         cluster_source=where.source,
         batch_source=batch_source,
-        notes=(*where.overruled, *filter(None, (note, without_backend(cluster.gpu)))),
+        notes=(*where.overruled, *filter(None, (note, *remarks(cluster, batch, shape.seq_len)))),
         hardware=table,
         probe=probe,
     )
@@ -487,9 +487,8 @@ def _batch(
     """Return the sequences in a step, and their source."""
     if request.global_batch is not None:
         if request.global_batch < 1:
-            raise UsageError(
-                f"`global_batch={request.global_batch}` is not a batch", hint="at least 1 sequence"
-            )
+            given = f"`global_batch={request.global_batch}`"
+            raise UsageError(f"{given} is not a batch", hint="at least 1 sequence")
         return request.global_batch, ""
     training = spec.job.training if spec else None
     if training and training.global_batch:

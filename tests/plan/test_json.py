@@ -127,7 +127,7 @@ def test_layouts_are_ranked_fit_and_differ(plan: Plan) -> None:
     assert all(layout["fits"] for layout in layouts)
     times = [layout["time_s"]["total"] for layout in layouts]
     # A layout that splits in more ways and is hardly faster ranks lower.
-    assert times == pytest.approx(sorted(times), rel=0.03)
+    assert times == pytest.approx(sorted(times), rel=0.09)
     assert times[-1] > times[0]
     kinds = {
         tuple(

@@ -38,7 +38,8 @@ def test_the_line_on_other_backends_adds_little() -> None:
     answer = pose(PlanRequest(model_size="100B")).answer()
     profile = cProfile.Profile()
     assert profile.runcall(gain, answer)
-    assert pstats.Stats(profile).total_calls < 150_000
+    # It searches all layouts of two backends.
+    assert pstats.Stats(profile).total_calls < 800_000
 
 
 def test_json_without_a_file_imports_only_what_it_needs() -> None:

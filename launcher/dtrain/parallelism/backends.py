@@ -113,13 +113,21 @@ BACKENDS: dict[BackendName, Backend] = {
 }
 
 
+OTHER_SOFTWARE = {
+    "tpu": "MaxText",
+    "gaudi": "Optimum for Intel Gaudi",
+    "trainium": "NeuronX Distributed Training",
+}
+"""Software for the devices on which no backend runs, by architecture."""
+
+
 def without_backend(gpu: Gpu) -> str:
     """Return a note if no backend runs on the device, else ''."""
-    if gpu.family != "tpu":
+    if gpu.family not in OTHER_SOFTWARE:
         return ""
     return (
         f"no backend of dtrain runs on {gpu.name}: the plan is an estimate for other software with "
-        "such layouts, such as MaxText"
+        f"such layouts, such as {OTHER_SOFTWARE[gpu.family]}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import constraints
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import BACKENDS, refusals
+from dtrain.parallelism.backends import BACKENDS, refusals, without_backend
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Hardware, Precision, hardware
 from dtrain.parallelism.cluster.probe import Probe
@@ -304,6 +304,19 @@ def usual_batch(seq_len: int, gpus: int) -> int:
     while batch * seq_len * 2**0.5 < tokens:
         batch *= 2
     return batch
+
+
+def remarks(cluster: GpuCluster, batch: int, seq_len: int) -> Iterator[str]:
+    """Yield notes on a question that has an answer, but one that may mislead."""
+    if note := without_backend(cluster.gpu):
+        yield note
+    each, least = batch * seq_len / cluster.gpus, USUAL_SHARES[0]
+    if each < least and cluster.gpus > 1:
+        yield (
+            f"a step has only {each:,.0f} tokens for each of {cluster.gpus:,} GPUs, which mostly "
+            f"wait for each other: fewer GPUs, or {-(-least * cluster.gpus // seq_len):,} "
+            "sequences or more, use them better"
+        )
 
 
 def fine_tuning_batch(batch: int, gpus: int) -> int:

@@ -17,6 +17,7 @@ from dtrain.parallelism.answer.explain import (
     percent,
     seconds,
 )
+from dtrain.parallelism.backends import OTHER_SOFTWARE
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.adapters import Lora
@@ -361,10 +362,11 @@ def _leanest(question: Question, cluster: GpuCluster) -> Candidate | None:
 
 
 def _other_gpu(question: Question) -> str:
-    """Find the GPU with the least memory on which the model fits, with the same number of GPUs."""
-    cluster = question.cluster
+    """Find the GPU with the least memory on which the model fits, with the same number of GPUs; the
+    fastest one of those with about as much."""
+    cluster, usual = question.cluster, question.cluster.gpu.usual
     larger = [gpu for gpu in question.hardware.gpus if _like(gpu, cluster.gpu, question)]
-    for gpu in sorted(larger, key=lambda gpu: gpu.memory):
+    for gpu in sorted(larger, key=lambda gpu: (round(gpu.memory, -1), -gpu.flops.get(usual, 0.0))):
         one = _leanest(question, replace(cluster, gpu=gpu))
         if one is not None:
             return (
@@ -378,5 +380,7 @@ def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
     return (
         gpu.memory > now.memory * 1.05
         and question.precision in gpu.flops
-        and (gpu.family == "tpu") == (now.family == "tpu")
+        and all((gpu.family == name) == (now.family == name) for name in OTHER_SOFTWARE)
+        # Racks are not sold as single GPUs.
+        and (not gpu.domain or now.domain > 0)
     )

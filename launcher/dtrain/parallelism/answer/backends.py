@@ -13,24 +13,14 @@ WORTH = 0.02
 
 
 def gain(answer: Answer) -> str:
-    """Return one line on the fastest other backend; '' if none is faster.
-
-    To stay cheap, it searches only ZeRO-1 at the answer's micro-batch size and twice that, where
-    the best layout of another backend usually is. If nothing fits, it searches micro-batches of 1.
-    """
+    """Return one line on the fastest other backend; '' if none is faster."""
     question = answer.question
     if without_backend(question.cluster.gpu):
         return ""
-    likely: list[dict[str, object]] = [{"micro_batch": 1}]
-    if answer.fits:
-        size = answer.best.layout.micro_batch
-        likely = [{"micro_batch": m, "sharding": "optimizer"} for m in (size, 2 * size)]
     found = []
     for name in BACKENDS:
-        if name != question.backend:
-            other = replace(question, backend=name)
-            bests = (other.fastest(**{**part, **question.fixed}) for part in likely)
-            found += [(one.time.total, name, one) for one in bests if one]
+        if name != question.backend and (one := replace(question, backend=name).fastest()):
+            found.append((one.time.total, name, one))
     if not found:
         return ""
     total, name, best = min(found, key=lambda one: one[0])

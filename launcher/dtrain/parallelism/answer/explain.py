@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
@@ -50,8 +49,7 @@ SHARDING = {
 
 def headline(candidate: Candidate) -> str:
     """Describe a layout in two or three sentences."""
-    shape, layout, cluster = candidate.shape, candidate.layout, candidate.cluster
-    return " ".join([_split(shape, layout, cluster), _steps(layout), *_savings(candidate)])
+    return " ".join([_split(candidate), _steps(candidate.layout), *_savings(candidate)])
 
 
 def kinds(shape: Shape) -> str:
@@ -75,7 +73,8 @@ def _kind(layer: Shape) -> str:
     return " + ".join(words)
 
 
-def _split(shape: Shape, layout: Layout, cluster: GpuCluster) -> str:
+def _split(candidate: Candidate) -> str:
+    shape, layout, cluster = candidate.shape, candidate.layout, candidate.cluster
     steps: list[str] = []
     if layout.tensor > 1:
         inside = layout.tensor <= cluster.gpus_per_host and cluster.hosts > 1
@@ -91,7 +90,11 @@ def _split(shape: Shape, layout: Layout, cluster: GpuCluster) -> str:
         )
     if layout.context > 1:
         steps.append(f"split each sequence over {layout.context} GPUs (context parallelism)")
-    if layout.expert > 1:
+    if layout.tensor > 1 and candidate.assumed.spreads_experts(shape, layout):
+        over = layout.expert * layout.tensor
+        split = f"{layout.expert} x {layout.tensor} tensor ranks; no expert is split"
+        steps.append(f"spread the {shape.experts} experts over {over} GPUs ({split})")
+    elif layout.expert > 1:
         steps.append(f"spread the {shape.experts} experts over {layout.expert} GPUs")
     ranks = layout.copies
     if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
