@@ -134,6 +134,8 @@ TPU = replace(
 AI-Hypercomputer/tpu-recipes; the rest is not fitted. The compiler overlaps traffic as on Hopper,
 but Hopper's shares of the peak include the H100's power limit. In plain matrix products a v6e
 sustains 90 % of its peak and a TPU7x 83 % (the same source, ``microbenchmarks``), an H100 80 %."""
+ADA = replace(HOPPER, gemm=Efficiency().gemm, flash2=1.0)
+"""Not fitted. As on TPUs, without the H100's power limit; FlashAttention-3 is for Hopper only."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 
@@ -144,7 +146,9 @@ def of_family(family: str) -> Efficiency:
     nearest = AMPERE
     if family in ("volta", "turing"):
         nearest = OLDER
-    elif family in ("ada", "cdna"):
+    elif family == "ada":
+        nearest = ADA
+    elif family == "cdna":
         nearest = HOPPER
     elif family == "tpu":
         nearest = TPU
