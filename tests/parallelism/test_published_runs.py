@@ -535,3 +535,23 @@ def test_files_with_other_tables(tmp_path: Path) -> None:
         rows(tmp_path / "missing.csv")
     with pytest.raises(UsageError):
         rows(tmp_path)
+
+
+def test_experts_of_a_row_are_whole_unless_its_software_splits_them() -> None:
+    mixture = {"model_name": "Qwen3-235B-A22B", "gpu_type": "H100-80GB", "n_gpus": "256"}
+    split = {**mixture, "tp": "2", "pp": "8", "ep": "8", "global_batch": "2048"}
+    modern = run(**split, source="Megatron-LM")
+    assert modern.layout.expert == 4  # of two tensor ranks each
+    assert modern.assumed.whole_experts
+    for cells in ({"source": "NVIDIA/NeMo"}, {"source": "Megatron-LM", "notes": "ETP 2"}):
+        parts = run(**split, **cells)
+        assert parts.layout.expert == 8
+        assert not parts.assumed.whole_experts
+    # 32 x 2 x 8 are more than 256.
+    assert run(**{**split, "ep": "32"}, source="NVIDIA/NeMo").assumed.whole_experts
+
+
+def test_the_dispatcher_that_a_row_names() -> None:
+    row = {"model_name": "Qwen3-235B-A22B", "gpu_type": "H100-80GB", "n_gpus": "256", "ep": "8"}
+    for notes, copies in (("DeepEP", False), ("all-to-all dispatcher", True), ("", None)):
+        assert run(**row, global_batch="2048", notes=notes).assumed.sends_copies is copies

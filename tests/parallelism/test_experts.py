@@ -1,0 +1,100 @@
+"""Time of layers with experts: where experts are, and what waits for the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.layer import Kernels
+from dtrain.parallelism.cost.step_time import StepTime
+from dtrain.parallelism.model.models import model
+from dtrain.runtime.layout import Layout
+
+WHOLE, PARTS = Assumptions(), Assumptions(whole_experts=False)
+
+
+def time_of(
+    name: str, layout: Layout, assumed: Assumptions = WHOLE, *, kind: str = "h100-80gb", **own: Any
+) -> StepTime:
+    chosen = gpu(kind)
+    cluster = GpuCluster(chosen, layout.world_size, min(8, layout.world_size), 400.0)
+    efficiency = replace(of_family(chosen.family), **own)
+    return Candidate(model(name), layout, cluster, efficiency, assumed).time
+
+
+def split(tensor: int, expert: int, data: int = 8, **own: Any) -> Layout:
+    return Layout(
+        backend="megatron", tensor=tensor, expert=expert, data=data, sharding="optimizer",
+        sequence_parallel=tensor > 1, **own,
+    )  # fmt: skip
+
+
+def test_whole_experts_need_no_sum_over_tensor_ranks() -> None:
+    """Attention has one of a layer's two sums, and parts of experts gather copies of tokens."""
+    layout = split(4, 2)
+    whole, parts = (time_of("mixtral-8x7b", layout, one).tensor for one in (WHOLE, PARTS))
+    dense = time_of("llama-3-8b", layout).tensor
+    assert whole == pytest.approx(dense / 2, rel=0.02)  # the same widths and layers
+    # Two copies of each token, of which no product hides a gather or a scatter.
+    assert parts > whole + dense
+
+
+def test_whole_experts_are_larger_products() -> None:
+    shape, layout = model("mixtral-8x7b"), split(4, 2)
+    cluster = GpuCluster(gpu("h100-80gb"), 32, 8, 400.0)
+    whole, parts = (
+        Kernels(of_family("hopper"), cluster, shape, layout, one) for one in (WHOLE, PARTS)
+    )
+    assert whole.weights_forward(moe=True) < parts.weights_forward(moe=True)
+    held = [sum(one.weights for one in each._products(moe=True)) for each in (whole, parts)]
+    assert held[0] == held[1]
+    # Eight experts cannot be whole on 16 ranks.
+    assert not WHOLE.spreads_experts(shape, split(4, 4))
+
+
+def test_whole_experts_are_closer_to_their_tokens() -> None:
+    """Eight GPUs of one host hold whole experts, or eight of four hosts one part of each."""
+    whole = time_of("qwen3-235b-a22b", split(4, 2), WHOLE).expert
+    assert 0 < whole < time_of("qwen3-235b-a22b", split(4, 8), PARTS).expert / 2
+
+
+@pytest.mark.parametrize("micro_batch", [1, 8])
+def test_layers_with_experts_wait_for_the_host(micro_batch: int) -> None:
+    layout = split(1, 8, micro_batch=micro_batch)
+    some, none = (time_of("mixtral-8x7b", layout, stalls=share).host for share in (0.4, 0.0))
+    assert some > none
+    # The wait belongs to the kernels, not to the tokens.
+    every = [time_of("mixtral-8x7b", replace(layout, micro_batch=m)).host for m in (4, 8)]
+    assert every[0] == pytest.approx(every[1])
+    assert time_of("llama-3-8b", layout).host == time_of("llama-3-8b", layout, stalls=0.9).host
+
+
+def test_a_dispatcher_counts_more_than_its_backend() -> None:
+    layout = replace(split(1, 16, 16), backend="torchtitan")
+    usual = time_of("qwen3-30b-a3b", layout).expert
+    apart, once = (
+        time_of("qwen3-30b-a3b", layout, Assumptions(sends_copies=copies)).expert
+        for copies in (True, False)
+    )
+    assert once < apart == usual
+
+
+def test_tpus_pad_heads_and_do_not_wait_for_the_host() -> None:
+    layout = split(1, 8)
+    assert time_of("gpt-oss-20b", layout, kind="tpu-v5p").host == 0
+    padded, exact = (
+        time_of("gpt-oss-20b", layout, kind="tpu-v5p", head_multiple=size).compute
+        for size in (128, 64)
+    )
+    assert padded > exact
+    alike = [
+        time_of("llama-3-8b", layout, kind="tpu-v5p", head_multiple=size).compute
+        for size in (128, 64)
+    ]
+    assert alike[0] == alike[1]  # heads of 128
