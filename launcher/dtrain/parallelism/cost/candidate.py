@@ -27,7 +27,7 @@ EXPERTS = 1.25
 """Factor of the upper end of the interval with experts: the software of their exchange changes
 fast. Runs of publishers held out took up to 1.66 times the estimate, and 1.5 times as long with one
 release of one library as with another. Layers with parts have the same factor: the only published
-runs that have any took 1.16 to 1.31 times the estimate (Nemotron 3 Nano)."""
+runs that have any took 1.08 to 1.19 times the estimate (Nemotron 3 Nano)."""
 
 
 @dataclass(frozen=True)
