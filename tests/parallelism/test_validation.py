@@ -169,15 +169,16 @@ def test_the_error_in_the_second_blind_test_is_limited() -> None:
 
 
 def test_the_error_in_the_third_blind_test_is_limited() -> None:
-    """As above. Memory: KempnerForge was used to find rules, the others were only tested."""
+    """As above. Memory: KempnerForge was used to find rules, the others were only tested. Times: RTX
+    cards and Hugging Face's models were used."""
     every = Score()
     for run in read(validate_planner.UNSEEN_3):
         outcome = outcome_of(run) if isinstance(run, PublishedRun) else run
         assert isinstance(outcome, validate_planner.Outcome), outcome
         every.add(outcome)
     assert (len(every.time), len(every.memory)) == (376, 131)
-    assert sum(map(abs, every.time)) / len(every.time) < 0.27
-    assert abs(sum(every.time)) / len(every.time) < 0.07
+    assert sum(map(abs, every.time)) / len(every.time) < 0.19
+    assert abs(sum(every.time)) / len(every.time) < 0.04
     assert sum(map(abs, every.memory)) / len(every.memory) < 0.14
     # 58 of the 70 are runs of llmq, whose memory no rule describes.
     assert every.fit["false_oom"] / (every.fit["true_fit"] + every.fit["false_oom"]) < 0.24

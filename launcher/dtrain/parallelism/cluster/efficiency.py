@@ -135,7 +135,8 @@ AI-Hypercomputer/tpu-recipes; the rest is not fitted. The compiler overlaps traf
 but Hopper's shares of the peak include the H100's power limit. In plain matrix products a v6e
 sustains 90 % of its peak and a TPU7x 83 % (the same source, ``microbenchmarks``), an H100 80 %."""
 ADA = replace(HOPPER, gemm=Efficiency().gemm, flash2=1.0)
-"""Not fitted. As on TPUs, without the H100's power limit; FlashAttention-3 is for Hopper only."""
+"""Not fitted. As on TPUs, without the power limit of an H100 or B200; FlashAttention-3 is for
+Hopper only. RTX cards of Blackwell's generation have such cores too, not those of a B200."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 
@@ -146,7 +147,7 @@ def of_family(family: str) -> Efficiency:
     nearest = AMPERE
     if family in ("volta", "turing"):
         nearest = OLDER
-    elif family == "ada":
+    elif family in ("ada", "blackwell-rtx"):
         nearest = ADA
     elif family == "cdna":
         nearest = HOPPER

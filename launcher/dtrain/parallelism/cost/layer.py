@@ -27,6 +27,9 @@ SEPARATE_NORMS = 32.0
 their operations is a kernel, in 32 bits: 18 for each norm instead of 2."""
 SEPARATE_ROTATION = 8.0
 """The same for the rotation of queries and keys: 10 passes instead of 2."""
+SEPARATE_KERNELS = 24.0
+"""Kernels of both norms (8 instead of 1 each) and of the rotation of queries and keys (6 instead of
+1 each) beyond those of fused ones, in Hugging Face's models."""
 EXPONENTIALS = 3.9e12
 """Exponentials of a GPU in a second (H100, arXiv 2407.08608). Newer GPUs have hardly more."""
 SCAN = 0.19
@@ -217,11 +220,11 @@ class Kernels:
         blocks = bool(self.shape.heads) + bool(self.shape.ffn_hidden)
         forward = (12.0 if self.assumed.flash_attention else 16.0) * blocks
         forward += sum(part.kernels for part in self.shape.parts)
+        forward += SEPARATE_KERNELS * (self.assumed.separate_kernels and self.shape.gated)
         if self.shape.experts:
             # Routing, permutation and quantization: fitted to Qwen3-30B with micro-batches of 1.
             forward += 300
-        if self.shape.lora is not None:
-            forward += self.shape.lora.kernels
+        forward += self.shape.lora.kernels if self.shape.lora else 0.0
         recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
         return forward * (1 + 1.6 + recompute)
 
