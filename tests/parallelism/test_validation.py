@@ -169,8 +169,8 @@ def test_the_error_in_the_second_blind_test_is_limited() -> None:
 
 
 def test_the_error_in_the_third_blind_test_is_limited() -> None:
-    """As above. Memory: KempnerForge was used to find rules, the others were only tested. Times: RTX
-    cards and Hugging Face's models were used."""
+    """As above. Memory: KempnerForge was used to find rules, the others were only tested. Times:
+    RTX cards and Hugging Face's models were used."""
     every = Score()
     for run in read(validate_planner.UNSEEN_3):
         outcome = outcome_of(run) if isinstance(run, PublishedRun) else run
