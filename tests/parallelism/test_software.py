@@ -195,3 +195,22 @@ def test_the_interval_is_wider_with_experts() -> None:
     assert high == pytest.approx(experts.time.total * KNOWN["interval_high"] * EXPERTS)
     unknown = replace(dense, efficiency=of_family("new"))
     assert unknown.interval[1] > unknown.time.total * KNOWN["interval_high"]
+
+
+def test_a_fused_loss_reads_fewer_bytes_unless_metrics_repeat_it() -> None:
+    assumed = Assumptions()
+    plain, fused, repeated = (
+        candidate("gpt2", Layout(backend="megatron"), one)
+        for one in (
+            assumed,
+            replace(assumed, fused_loss=True),
+            replace(assumed, fused_loss=True, repeats_loss=True),
+        )
+    )
+    logits = plain.shape.vocab * plain.shape.seq_len
+    bandwidth = plain.cluster.gpu.bandwidth * 1e9 * plain.efficiency.stream
+    saved = plain.time.compute - fused.time.compute
+    assert saved == pytest.approx(30 * logits / bandwidth)
+    assert fused.time.compute < repeated.time.compute < plain.time.compute
+    # The gradient takes the place of the logits.
+    assert plain.memory.logits - fused.memory.logits == pytest.approx(4 * logits / 2**30)

@@ -112,6 +112,9 @@ class Assumptions:
     has results and gradients of 16 bits."""
     varied_lengths: bool = False
     """Whether micro-batches differ in length, up to the sequence length."""
+    repeats_loss: bool = False
+    """Whether metrics of the training compute the loss again from all logits, as Composer's do
+    (``LanguageCrossEntropy`` and ``LanguagePerplexity``, llm-foundry's ``use_train_metrics``)."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
     narrow_states: bool = False

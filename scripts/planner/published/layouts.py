@@ -99,6 +99,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         is not None,
         narrow_loss=practice.narrow_loss,
         varied_lengths=re.search(r"lengths of the examples differ", text) is not None,
+        repeats_loss=practice.repeats_loss,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
         overlaps_sends=practice.overlaps_sends,

@@ -36,6 +36,7 @@ class Practice:
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
     fused_loss: bool = False
     narrow_loss: bool = False
+    repeats_loss: bool = False
     separate_kernels: bool = False
     """Whether runs without ``torch.compile`` have a kernel for each operation of a norm."""
     fuses_gradients: bool = True
@@ -193,6 +194,7 @@ PRACTICES = (
             "full",
             triton_attention=True,
             fused_loss=True,
+            repeats_loss=True,
             gathers_late=True,
             backend="torchtitan",
             habits=MemoryHabits(foreach=False),

@@ -35,6 +35,15 @@ as fast as causal FlashAttention-2 of the same width (arXiv 2405.21060, section 
 SCAN_BACKWARD = 3.0
 """Time of a part's backward pass, relative to its forward pass: twice the FLOPs, and the forward
 pass again, whose inner tensors the fused kernels do not keep."""
+LOSS = 36.0
+"""Bytes that cross-entropy reads and writes for each logit, in 32 bits: 12 for the loss, and 24 for
+its gradient."""
+FUSED_LOSS = 6.0
+"""The same in one kernel for each pass, in 16 bits, beside the output layer's products: it reads
+logits for the loss, and again to replace them with their gradient."""
+REPEATED_LOSS = 28.0
+"""The same of two metrics of the loss: each casts the logits, and writes and reads the logarithms
+of their softmax."""
 UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
@@ -311,12 +320,12 @@ class Kernels:
         return seconds
 
     def head_forward(self) -> float:
-        """Logits and their cross-entropy in 32 bits."""
+        """Logits, and their cross-entropy and its gradient."""
         return self._head_product + self._head_stream
 
     def head_backward(self) -> float:
         summed = self.accumulation(self.shape.head_parameters / self.layout.tensor)
-        return self._products_backward * self._head_product + summed + 2 * self._head_stream
+        return self._products_backward * self._head_product + summed
 
     @property
     def _predicted(self) -> float:
@@ -333,6 +342,10 @@ class Kernels:
 
     @property
     def _head_stream(self) -> float:
-        among = 1 if self.assumed.habits.gathers_logits else self.layout.tensor
-        stream = 4.0 * self._predicted * self.shape.vocab / among * 3
-        return stream / (self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream)
+        """Seconds of the loss in both passes, bound by memory bandwidth."""
+        assumed = self.assumed
+        among = 1 if assumed.habits.gathers_logits else self.layout.tensor
+        passes = FUSED_LOSS if assumed.fused_loss else LOSS
+        if assumed.repeats_loss:
+            passes += REPEATED_LOSS
+        return self._memory(passes * self._predicted * self.shape.vocab / among)

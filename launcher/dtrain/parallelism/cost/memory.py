@@ -118,6 +118,8 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     # Logits, and their gradient in 32 bits (Megatron-LM's cross-entropy works in place on a copy;
     # PyTorch's kernels keep three copies).
     loss = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
+    if assumed.fused_loss:
+        loss = BYTES[assumed.precision]
     if assumed.habits.gathers_logits:
         loss += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
     among = 1 if assumed.habits.gathers_logits else t
