@@ -124,6 +124,11 @@ class Assumptions:
     separate_kernels: bool = False
     """Whether each operation of RMS norms and rotations is a kernel, as in PyTorch before 2.9
     without ``torch.compile``."""
+    separate_expansion: bool = False
+    """Whether each operation that expands a matrix of 4 bits is a kernel, as for GPTQ's in training
+    (AutoGPTQ). bitsandbytes has one kernel for it."""
+    host_work: float = 0.0
+    """Host time in each pass through a layer beside its kernels, as a number of launches."""
     fuses_gradients: bool = True
     """Whether a product adds a weight's gradient to its sum itself (Megatron-LM's
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""

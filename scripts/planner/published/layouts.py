@@ -100,6 +100,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         narrow_loss=practice.narrow_loss,
         varied_lengths=re.search(r"lengths of the examples differ", text) is not None,
         repeats_loss=practice.repeats_loss,
+        separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
+        host_work=practice.host_work if _zero_3(row) else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
         overlaps_sends=practice.overlaps_sends,
@@ -118,6 +120,12 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),
     )
+
+
+def _zero_3(row: Row) -> bool:
+    """Whether parameters are sharded by DeepSpeed, perhaps over one GPU."""
+    text = f"{row.get('sharding', '')} {row.get('notes', '')}"
+    return re.search(r"\bZeRO-?3", text, re.IGNORECASE) is not None
 
 
 def _narrow_states(row: Row) -> bool:

@@ -44,6 +44,10 @@ logits for the loss, and again to replace them with their gradient."""
 REPEATED_LOSS = 28.0
 """The same of two metrics of the loss: each casts the logits, and writes and reads the logarithms
 of their softmax."""
+EXPANSION = 24.0
+"""Bytes that pass through memory for each parameter of 4 bits, if a kernel for each operation
+expands it: shift, mask, a gather each of scales and zeros, difference and product (AutoGPTQ,
+``qlinear_cuda_old.py``)."""
 UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
@@ -64,22 +68,23 @@ class Kernels:
 
     def adapters(self, *, moe: bool) -> float:
         """Seconds of the adapters in the forward pass: thin products, and a sum with the output of
-        each adapted matrix. Matrices of 4 bits are expanded to 16 in memory first."""
+        each adapted matrix."""
         shape, lora = self.shape, self.shape.lora
         if lora is None:
             return 0.0
         n, t = self.tokens, self.layout.tensor
         # Each adapter's inner and outer width together, over the tokens that pass through it.
         sides = shape.adapter_parameters(moe=moe, active=True) / lora.rank / t
-        bandwidth = self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream
-        seconds = 3 * BYTES[self.assumed.precision] * n * sides / bandwidth
-        if lora.expands:
-            held = shape.layer_parameters(moe=moe) / t
-            if moe:
-                every = shape.experts * shape.expert_parameters / t
-                held -= every * (1 - 1 / self.layout.expert)
-            seconds += (shape.frozen_matrix_bytes + 2) * held / bandwidth
-        return seconds
+        return self._memory(3 * BYTES[self.assumed.precision] * n * sides)
+
+    def expansion(self, *, moe: bool) -> float:
+        """Seconds to expand matrices of 4 bits to 16 in memory, which each pass does again."""
+        shape = self.shape
+        if shape.lora is None or not shape.lora.expands:
+            return 0.0
+        apart = self.assumed.separate_expansion
+        each = EXPANSION if apart else shape.frozen_matrix_bytes + 2
+        return self._memory(each * _held(shape, self.layout, moe=moe))
 
     def _peak(self, precision: Precision) -> float:
         """FLOP/s of products, at the clock that the GPU's power limit allows."""
@@ -227,6 +232,7 @@ class Kernels:
             forward += 300
         if self.shape.lora is not None:
             forward += self.shape.lora.kernels
+        forward += self.assumed.host_work
         recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
         return forward * (1 + 1.6 + recompute)
 
@@ -235,6 +241,7 @@ class Kernels:
             self.weights_forward(moe=moe)
             + self.expert_reads(moe=moe)
             + self.adapters(moe=moe)
+            + self.expansion(moe=moe)
             + self.attention_forward()
             + self.stream_forward()
             + self.parts_forward
@@ -270,7 +277,8 @@ class Kernels:
             held += idle / self.layout.tensor
         weights += self.accumulation(held)
         streams = 2 * self.stream_forward() + SCAN_BACKWARD * self.parts_forward
-        return weights + 2 * self.adapters(moe=moe) + attention + streams
+        adapters = 2 * self.adapters(moe=moe) + self.expansion(moe=moe)
+        return weights + adapters + attention + streams
 
     @property
     def _products_backward(self) -> float:
@@ -283,28 +291,12 @@ class Kernels:
             case "full":
                 return self.forward(moe=moe)
             case "selective" if self.assumed.by_torch(self.layout):
-                return self._recompute_half(moe=moe)
+                return _recompute_half(self, moe=moe)
             case "selective":
                 scores = 0.0 if self.assumed.flash_attention else self.attention_forward()
                 return scores + self._recompute_modules(moe=moe)
             case _:
                 return 0.0
-
-    def _recompute_half(self, *, moe: bool) -> float:
-        """Seconds of torchtitan's policy, which keeps the outputs of attention and of every second
-        product: keys, attention's output and the MLP's second input are computed again."""
-        shape, t, n, h = self.shape, self.layout.tensor, self.tokens, self.shape.hidden
-        if moe or shape.kv_rank or not (shape.heads and shape.ffn_hidden):
-            weights = 0.5 * self.weights_forward(moe=moe) + self.expert_reads(moe=moe)
-        else:
-            keys = max(shape.kv_heads / t, 1) * shape.head_size
-            values = shape.heads * (shape.value_head_size or shape.head_size)
-            again = [Product(n, h, keys), Product(n, values / t, h)]
-            if shape.gated:
-                dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
-                again.append(Product(n, h, dense / t))
-            weights = sum(self.product_seconds(product) for product in again)
-        return weights + 0.5 * self.adapters(moe=moe) + self.stream_forward()
 
     def _recompute_modules(self, *, moe: bool) -> float:
         """Seconds of both norms, of the experts' activation, and of MLA's up projections."""
@@ -349,3 +341,30 @@ class Kernels:
         if assumed.repeats_loss:
             passes += REPEATED_LOSS
         return self._memory(passes * self._predicted * self.shape.vocab / among)
+
+
+def _recompute_half(kernels: Kernels, *, moe: bool) -> float:
+    """Seconds of torchtitan's policy, which keeps the outputs of attention and of every second
+    product: keys, attention's output and the MLP's second input are computed again."""
+    shape, t, n, h = kernels.shape, kernels.layout.tensor, kernels.tokens, kernels.shape.hidden
+    if moe or shape.kv_rank or not (shape.heads and shape.ffn_hidden):
+        weights = 0.5 * kernels.weights_forward(moe=moe) + kernels.expert_reads(moe=moe)
+    else:
+        keys = max(shape.kv_heads / t, 1) * shape.head_size
+        values = shape.heads * (shape.value_head_size or shape.head_size)
+        again = [Product(n, h, keys), Product(n, values / t, h)]
+        if shape.gated:
+            dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
+            again.append(Product(n, h, dense / t))
+        weights = sum(kernels.product_seconds(product) for product in again)
+    adapters = 0.5 * (kernels.adapters(moe=moe) + kernels.expansion(moe=moe))
+    return weights + adapters + kernels.stream_forward()
+
+
+def _held(shape: Shape, layout: Layout, *, moe: bool) -> float:
+    """Return the parameters of a layer on one GPU."""
+    held = shape.layer_parameters(moe=moe) / layout.tensor
+    if moe:
+        every = shape.experts * shape.expert_parameters / layout.tensor
+        held -= every * (1 - 1 / layout.expert)
+    return held
