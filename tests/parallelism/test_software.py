@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.cluster.efficiency import KNOWN, of_family
+from dtrain.parallelism.cluster.efficiency import KNOWN, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
@@ -214,3 +214,14 @@ def test_a_fused_loss_reads_fewer_bytes_unless_metrics_repeat_it() -> None:
     assert fused.time.compute < repeated.time.compute < plain.time.compute
     # The gradient takes the place of the logits.
     assert plain.memory.logits - fused.memory.logits == pytest.approx(4 * logits / 2**30)
+
+
+def test_steps_do_not_become_shorter_with_more_hosts() -> None:
+    device = gpu("b200")
+    steps = []
+    for hosts in (1, 2, 4, 8, 32, 128):
+        layout = Layout(backend="megatron", data=8 * hosts, sharding="optimizer")
+        cluster = GpuCluster(device, 8 * hosts, 8, 400.0)
+        one = Candidate(model("llama-3-8b"), layout, cluster, of_gpu(device), Assumptions())
+        steps.append(one.time.total)
+    assert steps == sorted(steps)

@@ -134,6 +134,9 @@ class Assumptions:
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
+    gathers_fp8: bool = False
+    """Whether fp8's parameters are also gathered in fp8, although the backend can do otherwise:
+    Megatron-Core's ``--fp8-param-gather``."""
     overlaps_sends: bool = True
     """Whether an interleaved pipeline computes one piece while it sends another's activations, if
     the backend can."""

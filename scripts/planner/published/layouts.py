@@ -104,6 +104,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         host_work=practice.host_work if _zero_3(row) else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
+        gathers_fp8=practice.fp8_params,
         overlaps_sends=practice.overlaps_sends,
         gathers_late=practice.gathers_late,
         idle=practice.idle,
@@ -148,7 +149,7 @@ def lora_of(row: Row, practice: Practice, precision: Precision) -> Lora | None:
     if re.search(r"frozen matrices in 4 bits", notes, re.IGNORECASE):
         once = re.search(r"no double quantization", notes, re.IGNORECASE) is not None
         return replace(found, base_bits=4, double_quantized=not once)
-    return replace(found, base_bits=8) if practice.fp8_frozen and precision == "fp8" else found
+    return replace(found, base_bits=8) if practice.fp8_params and precision == "fp8" else found
 
 
 SQUAD = 200

@@ -51,8 +51,8 @@ class Practice:
     reduces_to_all: bool = False
     hides_tensor: bool = False
     hides_exchange: bool = False
-    fp8_frozen: bool = False
-    """Whether LoRA with fp8 keeps the frozen matrices in fp8."""
+    fp8_params: bool = False
+    """Whether fp8's parameters are kept and gathered in fp8, and LoRA's frozen matrices too."""
     tunes_on_squad: bool = False
     """Whether its fine-tuning is measured on the short examples of SQuAD."""
     habits: MemoryHabits = _MEGATRON
@@ -79,7 +79,7 @@ _DEEPSPEED = replace(
 _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
 grad_reduce_in_fp32 to False."""
-_MLPERF = replace(_NEMO, fp8_frozen=True)
+_MLPERF = replace(_NEMO, fp8_params=True)
 """NVIDIA's submissions, which others take over, set NeMo's ``fp8_params`` if they use fp8."""
 _NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True)
 _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
