@@ -225,3 +225,14 @@ def test_steps_do_not_become_shorter_with_more_hosts() -> None:
         one = Candidate(model("llama-3-8b"), layout, cluster, of_gpu(device), Assumptions())
         steps.append(one.time.total)
     assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("backend", ["megatron", "torchtitan"])
+def test_a_loss_in_chunks_holds_the_logits_of_one(backend: BackendName) -> None:
+    layout = Layout(backend=backend, recompute="full", micro_batch=16)
+    whole, parts = (
+        candidate("gpt2", layout, Assumptions(loss_chunks=chunks)).memory for chunks in (1, 8)
+    )
+    assert whole.logits > 0
+    assert parts.allocated < whole.allocated
+    assert parts.logits in (0.0, whole.logits / 8)

@@ -112,6 +112,9 @@ class Assumptions:
     has results and gradients of 16 bits."""
     varied_lengths: bool = False
     """Whether micro-batches differ in length, up to the sequence length."""
+    loss_chunks: int = 1
+    """Parts of a micro-batch whose logits, loss and gradients are computed one after the other, so
+    that memory holds the logits of one part."""
     repeats_loss: bool = False
     """Whether metrics of the training compute the loss again from all logits, as Composer's do
     (``LanguageCrossEntropy`` and ``LanguagePerplexity``, llm-foundry's ``use_train_metrics``)."""

@@ -123,6 +123,15 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     )
 
 
+def loss_chunks(row: Row, shape: Shape) -> int:
+    """The parts in which a run computes its loss. Liger's fused output layer has as many as the
+    vocabulary is larger than the hidden size (``fused_linear_cross_entropy.py``)."""
+    notes = row.get("notes", "")
+    if re.search(r"\bLiger\b", notes):
+        return -(-shape.vocab // shape.hidden)
+    return _noted(notes, r"loss in (\d+) chunks") or 1
+
+
 def _zero_3(row: Row) -> bool:
     """Whether parameters are sharded by DeepSpeed, perhaps over one GPU."""
     text = f"{row.get('sharding', '')} {row.get('notes', '')}"

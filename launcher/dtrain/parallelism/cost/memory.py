@@ -124,7 +124,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         loss += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
     among = 1 if assumed.habits.gathers_logits else t
     predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
-    logits = loss * predicted * shape.vocab / among if last else 0.0
+    logits = loss * predicted * shape.vocab / among / assumed.loss_chunks if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
