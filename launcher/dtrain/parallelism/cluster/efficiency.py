@@ -160,14 +160,19 @@ def of_family(family: str) -> Efficiency:
 
 
 def of_gpu(gpu: Gpu) -> Efficiency:
-    """Return the constants of a GPU's architecture, at the clock that its power allows.
+    """Return the constants of a GPU's architecture, at the clock that its power allows."""
+    return at_its_clock(of_family(gpu.family), gpu)
+
+
+def at_its_clock(found: Efficiency, gpu: Gpu) -> Efficiency:
+    """Return the constants of an architecture at the clock of one of its GPUs.
 
     Power grows with the clock and the square of the voltage, which grows with the clock: with its
     cube. So a GPU with twice the watts for each TFLOP/s of its peak runs at 2^(1/3) of the clock,
     as a share of its rated one, until it reaches that. ``gpu.sustained`` replaces this if it is
     known.
     """
-    found, usual = of_family(gpu.family), WATTS.get(gpu.family)
+    usual = WATTS.get(gpu.family)
     if not (gpu.watts and usual) or gpu.sustained != 1:
         return found
     faster = (gpu.watts / gpu.peak(gpu.usual) / usual) ** (1 / 3)
