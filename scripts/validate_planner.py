@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.efficiency import of_gpu
 from planner.published.runs import PublishedRun, Skipped, read
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"
@@ -104,7 +104,7 @@ def _errors(errors: Sequence[float]) -> dict[str, float | int | None]:
 
 def outcome_of(run: PublishedRun) -> Outcome | Skipped:
     """The planner's estimate of a run, or why it has none."""
-    efficiency = of_family(run.cluster.gpu.family)
+    efficiency = of_gpu(run.cluster.gpu)
     candidate = run.candidate(efficiency)
     try:
         seconds, memory, fits = candidate.time.total, candidate.memory, run.fits(efficiency)

@@ -417,9 +417,9 @@ def _table(path: Path | None) -> Hardware:
 
 
 def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) -> Efficiency:
-    from dtrain.parallelism.cluster.efficiency import of_family
+    from dtrain.parallelism.cluster.efficiency import of_gpu
 
-    efficiency = of_family(cluster.gpu.family)
+    efficiency = of_gpu(cluster.gpu)
     if request.calibrate is None and probe is None:
         return efficiency
     from dtrain.parallelism.cluster.calibration import calibrated, read

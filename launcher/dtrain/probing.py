@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dtrain import planning
 from dtrain.diagnostics import UsageError
 from dtrain.loading import load_torch_hosts
-from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.efficiency import of_gpu
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.question import Question
 from dtrain.plan_request import PlanRequest, QueueGpus
@@ -61,7 +61,7 @@ def stored(question: Question, probe: Probe) -> Question:
 
     gpu = question.cluster.gpu
     name = f"{gpu.name}-x{question.cluster.gpus}"
-    path = store(name, probe.calibration(gpu, of_family(gpu.family)))
+    path = store(name, probe.calibration(gpu, of_gpu(gpu)))
     if probe.is_cpu:
         store(f"{name}-hardware", probe.hardware(gpu))
     return replace(question, probe=replace(probe, path=str(path)))

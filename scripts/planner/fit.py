@@ -39,7 +39,7 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency, of_family
+from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency, at_its_clock, of_family
 from planner.published.runs import PublishedRun, read
 from validate_planner import RUNS
 
@@ -70,7 +70,8 @@ def errors(runs: Iterable[PublishedRun], efficiency: Efficiency) -> Errors:
     found: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         if run.seconds is not None:
-            error = math.log(run.candidate(efficiency).time.total / run.seconds)
+            own = at_its_clock(efficiency, run.cluster.gpu)
+            error = math.log(run.candidate(own).time.total / run.seconds)
             found.setdefault((run.publisher, run.table), []).append(error)
     return found
 

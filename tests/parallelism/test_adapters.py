@@ -12,6 +12,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.layer import EXPANSION
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.cost.stages import adapters_of_stage
@@ -130,3 +131,25 @@ def test_impossible_requests_are_refused(change: dict[str, object], message: str
     request = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100", lora_rank=16)
     with pytest.raises(UsageError, match=message):
         api.plan(replace(request, **change), strategies=True)  # type: ignore[arg-type]
+
+
+def test_each_pass_expands_matrices_of_4_bits() -> None:
+    shape = adapted("llama-2-7b", Lora(8, base_bits=4))
+    layout = Layout(backend="torchtitan", recompute="full")
+    fused = candidate(shape, layout)
+    separate = replace(fused, assumed=replace(ASSUMED, separate_expansion=True))
+    size = shape.layers * shape.layer_parameters(moe=False)
+    bandwidth = fused.cluster.gpu.bandwidth * 1e9 * fused.efficiency.stream
+    more = (EXPANSION - 2 - shape.frozen_matrix_bytes) * size / bandwidth
+    assert separate.time.recompute - fused.time.recompute == pytest.approx(more)
+    assert separate.time.compute - fused.time.compute == pytest.approx(2 * more)
+
+
+def test_the_host_of_short_sequences_is_slower_with_hooks() -> None:
+    layout = Layout(backend="torchtitan", recompute="full")
+    shape = adapted("llama-2-7b", Lora(8))
+    for length, waits in ((256, True), (8192, False)):
+        one = candidate(shape.with_lengths(length, shape.vocab), layout)
+        hooked = replace(one, assumed=replace(ASSUMED, host_work=80))
+        assert (hooked.time.total > 1.5 * one.time.total) == waits
+        assert (hooked.time.total == one.time.total) == (not waits)

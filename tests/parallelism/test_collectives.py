@@ -98,10 +98,10 @@ def test_an_oversubscribed_network_between_racks() -> None:
 
 def test_buckets_of_a_large_group_start_less_often() -> None:
     many, few = group(1280, 1), group(16, 1)
-    # 128 usual buckets, or 4 that are 1280 / 40 times as large.
-    starts = [many.in_buckets(lambda each: 1.0, 128e6, grow=grow) for grow in (False, True)]
-    assert starts == [128, 4]
-    assert few.in_buckets(lambda each: 1.0, 128e6, grow=True) == 128
+    # 4 buckets that are 1280 / 40 times as large as usual, at the bandwidth of a usual one.
+    assert many.in_growing_buckets(128e6) == pytest.approx(4 * many.all_gather(32e6, 1e6))
+    assert many.all_gather(32e6, 1e6) > many.all_gather(32e6)
+    assert few.in_growing_buckets(128e6) == few.in_buckets(few.all_gather, 128e6)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.efficiency import CLOCK, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import gpu, gpus, hardware, slowest
 from dtrain.parallelism.names import key
 
@@ -220,6 +220,17 @@ def test_products_are_as_fast_as_measured(name: str, share: float, fitted: str) 
 
 def test_a_gb300_is_as_much_faster_as_its_power_limit_is_higher() -> None:
     assert gpu("gb300").sustained == pytest.approx(1400 / 1200, abs=0.01)
+
+
+def test_products_run_at_the_clock_that_the_power_allows() -> None:
+    l40s, l4 = (of_gpu(gpu(name)).gemm for name in ("l40s", "l4"))
+    # 350 W for 362 TFLOP/s, and 72 W for 121.
+    assert l4 / l40s == pytest.approx((72 / 121 * 362 / 350) ** (1 / 3))
+    assert of_gpu(gpu("h100")) == of_family("hopper")
+    assert of_gpu(gpu("rtx-4090")).gemm == pytest.approx(CLOCK)
+    # What is measured, or not known, is as it is.
+    assert of_gpu(gpu("mi300x")) == of_family("cdna")
+    assert of_gpu(gpu("tpu-v5p")) == of_family("tpu")
 
 
 def test_several_kinds_of_gpus_are_as_slow_and_as_small_as_the_least() -> None:

@@ -171,6 +171,31 @@ def test_adapters(notes: str, lora: Lora) -> None:
 
 
 @pytest.mark.parametrize(
+    ("notes", "chunks"),
+    [
+        ("loss in 4 chunks", 4),
+        ("fused cross-entropy (Liger kernels)", -(-50688 // 4096)),
+        ("", 1),
+    ],
+)
+def test_parts_of_the_loss(notes: str, chunks: int) -> None:
+    assert run(notes=notes).assumed.loss_chunks == chunks
+
+
+@pytest.mark.parametrize(
+    ("notes", "work", "apart"),
+    [
+        ("DeepSpeed ZeRO-3, PEFT", True, False),
+        ("DeepSpeed ZeRO-2, PEFT; frozen matrices in 4 bits (GPTQ)", False, True),
+        ("PEFT; frozen matrices in 4 bits", False, False),
+    ],
+)
+def test_what_the_host_and_4_bits_take(notes: str, work: bool, apart: bool) -> None:
+    found = run(model_name="Llama-2-7B", tp="1", pp="1", notes=notes).assumed
+    assert (found.host_work > 0, found.separate_expansion) == (work, apart)
+
+
+@pytest.mark.parametrize(
     ("cells", "backend"),
     [
         ({"precision": "bf16-true"}, "torchtitan"),

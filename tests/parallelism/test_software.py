@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.cluster.efficiency import KNOWN, of_family
+from dtrain.parallelism.cluster.efficiency import KNOWN, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
@@ -195,3 +195,44 @@ def test_the_interval_is_wider_with_experts() -> None:
     assert high == pytest.approx(experts.time.total * KNOWN["interval_high"] * EXPERTS)
     unknown = replace(dense, efficiency=of_family("new"))
     assert unknown.interval[1] > unknown.time.total * KNOWN["interval_high"]
+
+
+def test_a_fused_loss_reads_fewer_bytes_unless_metrics_repeat_it() -> None:
+    assumed = Assumptions()
+    plain, fused, repeated = (
+        candidate("gpt2", Layout(backend="megatron"), one)
+        for one in (
+            assumed,
+            replace(assumed, fused_loss=True),
+            replace(assumed, fused_loss=True, repeats_loss=True),
+        )
+    )
+    logits = plain.shape.vocab * plain.shape.seq_len
+    bandwidth = plain.cluster.gpu.bandwidth * 1e9 * plain.efficiency.stream
+    saved = plain.time.compute - fused.time.compute
+    assert saved == pytest.approx(30 * logits / bandwidth)
+    assert fused.time.compute < repeated.time.compute < plain.time.compute
+    # The gradient takes the place of the logits.
+    assert plain.memory.logits - fused.memory.logits == pytest.approx(4 * logits / 2**30)
+
+
+def test_steps_do_not_become_shorter_with_more_hosts() -> None:
+    device = gpu("b200")
+    steps = []
+    for hosts in (1, 2, 4, 8, 32, 128):
+        layout = Layout(backend="megatron", data=8 * hosts, sharding="optimizer")
+        cluster = GpuCluster(device, 8 * hosts, 8, 400.0)
+        one = Candidate(model("llama-3-8b"), layout, cluster, of_gpu(device), Assumptions())
+        steps.append(one.time.total)
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("backend", ["megatron", "torchtitan"])
+def test_a_loss_in_chunks_holds_the_logits_of_one(backend: BackendName) -> None:
+    layout = Layout(backend=backend, recompute="full", micro_batch=16)
+    whole, parts = (
+        candidate("gpt2", layout, Assumptions(loss_chunks=chunks)).memory for chunks in (1, 8)
+    )
+    assert whole.logits > 0
+    assert parts.allocated < whole.allocated
+    assert parts.logits in (0.0, whole.logits / 8)

@@ -112,6 +112,12 @@ class Assumptions(KeepsHash):
     has results and gradients of 16 bits."""
     varied_lengths: bool = False
     """Whether micro-batches differ in length, up to the sequence length."""
+    loss_chunks: int = 1
+    """Parts of a micro-batch whose logits, loss and gradients are computed one after the other, so
+    that memory holds the logits of one part."""
+    repeats_loss: bool = False
+    """Whether metrics of the training compute the loss again from all logits, as Composer's do
+    (``LanguageCrossEntropy`` and ``LanguagePerplexity``, llm-foundry's ``use_train_metrics``)."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
     narrow_states: bool = False
@@ -121,11 +127,19 @@ class Assumptions(KeepsHash):
     separate_kernels: bool = False
     """Whether each operation of RMS norms and rotations is a kernel, as in PyTorch before 2.9
     without ``torch.compile``."""
+    separate_expansion: bool = False
+    """Whether each operation that expands a matrix of 4 bits is a kernel, as for GPTQ's in training
+    (AutoGPTQ). bitsandbytes has one kernel for it."""
+    host_work: float = 0.0
+    """Host time in each pass through a layer beside its kernels, as a number of launches."""
     fuses_gradients: bool = True
     """Whether a product adds a weight's gradient to its sum itself (Megatron-LM's
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
+    gathers_fp8: bool = False
+    """Whether fp8's parameters are also gathered in fp8, although the backend can do otherwise:
+    Megatron-Core's ``--fp8-param-gather``."""
     overlaps_sends: bool = True
     """Whether an interleaved pipeline computes one piece while it sends another's activations, if
     the backend can."""

@@ -101,8 +101,12 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         is not None,
         narrow_loss=practice.narrow_loss,
         varied_lengths=re.search(r"lengths of the examples differ", text) is not None,
+        repeats_loss=practice.repeats_loss,
+        separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
+        host_work=practice.host_work if _zero_3(row) else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
+        gathers_fp8=practice.fp8_params,
         overlaps_sends=practice.overlaps_sends,
         gathers_late=practice.gathers_late,
         idle=practice.idle,
@@ -148,6 +152,21 @@ def _whole_experts(row: Row, practice: Practice) -> bool:
     return practice.whole_experts or too_few
 
 
+def loss_chunks(row: Row, shape: Shape) -> int:
+    """The parts in which a run computes its loss. Liger's fused output layer has as many as the
+    vocabulary is larger than the hidden size (``fused_linear_cross_entropy.py``)."""
+    notes = row.get("notes", "")
+    if re.search(r"\bLiger\b", notes):
+        return -(-shape.vocab // shape.hidden)
+    return _noted(notes, r"loss in (\d+) chunks") or 1
+
+
+def _zero_3(row: Row) -> bool:
+    """Whether parameters are sharded by DeepSpeed, perhaps over one GPU."""
+    text = f"{row.get('sharding', '')} {row.get('notes', '')}"
+    return re.search(r"\bZeRO-?3", text, re.IGNORECASE) is not None
+
+
 def _narrow_states(row: Row) -> bool:
     """Whether all states have 16 bits: the precision is ``bf16-true``, as Lightning calls it."""
     return re.search(r"16-true", row.get("precision", ""), re.IGNORECASE) is not None
@@ -168,7 +187,7 @@ def lora_of(row: Row, practice: Practice, precision: Precision) -> Lora | None:
     if re.search(r"frozen matrices in 4 bits", notes, re.IGNORECASE):
         once = re.search(r"no double quantization", notes, re.IGNORECASE) is not None
         return replace(found, base_bits=4, double_quantized=not once)
-    return replace(found, base_bits=8) if practice.fp8_frozen and precision == "fp8" else found
+    return replace(found, base_bits=8) if practice.fp8_params and precision == "fp8" else found
 
 
 SQUAD = 200

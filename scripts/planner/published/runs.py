@@ -20,7 +20,8 @@ The columns:
 - ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
   16 bits with fp16, with MosaicML's PURE and in NeMo. ``bf16-true`` means that all states have 16.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
-  ``frozen matrices in 4 bits`` say which.
+  ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
+- The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
 - ``recompute``: full, uniform, block or just yes mean full. If selective recomputation includes
   ``moe``, the run fits if full recomputation does. Blank means none, or what the run needs
   to fit its GPUs; the same holds for ``sharding``, and for ``tp`` if no column gives a split. Then
@@ -53,6 +54,7 @@ from planner.published.layouts import (
     choices,
     layout_of,
     lora_of,
+    loss_chunks,
     scheduled,
 )
 from planner.published.results import has_rate, memory_of, seconds_of
@@ -135,6 +137,7 @@ def run_of(row: Row) -> PublishedRun:
     assumed = assumptions_of(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
     shape = replace(shape, lora=lora_of(row, practice, assumed.precision))
+    assumed = replace(assumed, loss_chunks=loss_chunks(row, shape))
     if layout.pipeline > shape.layers:
         raise UnusableError("the pipeline has more stages than the model has layers")
     layout = scheduled(row, layout, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dtrain.parallelism.cluster.hardware import Precision
+from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.records import KeepsHash, dataclass
 
 
@@ -126,6 +126,9 @@ start a layer's kernels at once, as CUDA graphs, and so wait less for the host."
 OLDER = replace(AMPERE, flash2=0.5)
 """Volta and Turing have no FlashAttention-2, which is twice as fast as PyTorch's kernel that takes
 its place there (arXiv 2307.08691)."""
+RTX = replace(AMPERE, launch=HOPPER.launch)
+"""Ada and the Blackwell of workstations multiply with Ampere's instructions, and have neither
+Hopper's nor the B200's. Not fitted: how far their speeds differ follows from their power."""
 TPU = replace(
     HOPPER, gemm=Efficiency().gemm, gemm_half=20e9, attention=Efficiency().attention, flash2=1.0,
     head_multiple=128, launch=0.0,
@@ -134,9 +137,18 @@ TPU = replace(
 AI-Hypercomputer/tpu-recipes; the rest is not fitted. The compiler overlaps traffic as on Hopper,
 but Hopper's shares of the peak include the H100's power limit. In plain matrix products a v6e
 sustains 90 % of its peak and a TPU7x 83 % (the same source, ``microbenchmarks``), an H100 80 %."""
-ADA = replace(HOPPER, gemm=Efficiency().gemm, flash2=1.0)
-"""Not fitted. As on TPUs, without the power limit of an H100 or B200; FlashAttention-3 is for
-Hopper only. RTX cards of Blackwell's generation have such cores too, not those of a B200."""
+CLOCK = 0.95
+"""Highest share of the peak in large matrix products, of GPUs that reach their rated clock. Chosen
+for RTX 4090s and 5090s, whose products with 32-bit sums the hardware halves at equal power."""
+WATTS = {
+    "ampere": 400 / 312,
+    "ada": 400 / 312,
+    "blackwell-rtx": 400 / 312,
+    "hopper": 700 / 989,
+    "blackwell": 1200 / 2500,
+}
+"""Rated W for each TFLOP/s of the GPUs that an architecture's constants were fitted on: A100, H100
+and GB200."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 
@@ -148,10 +160,31 @@ def of_family(family: str) -> Efficiency:
     if family in ("volta", "turing"):
         nearest = OLDER
     elif family in ("ada", "blackwell-rtx"):
-        nearest = ADA
+        nearest = RTX
     elif family == "cdna":
         nearest = HOPPER
     elif family == "tpu":
         nearest = TPU
     unknown = Efficiency()
     return replace(nearest, interval_low=unknown.interval_low, interval_high=unknown.interval_high)
+
+
+def of_gpu(gpu: Gpu) -> Efficiency:
+    """Return the constants of a GPU's architecture, at the clock that its power allows."""
+    return at_its_clock(of_family(gpu.family), gpu)
+
+
+def at_its_clock(found: Efficiency, gpu: Gpu) -> Efficiency:
+    """Return the constants of an architecture at the clock of one of its GPUs.
+
+    Power grows with the clock and the square of the voltage, which grows with the clock: with its
+    cube. So a GPU with twice the watts for each TFLOP/s of its peak runs at 2^(1/3) of the clock,
+    as a share of its rated one, until it reaches that. ``gpu.sustained`` replaces this if it is
+    known.
+    """
+    usual = WATTS.get(gpu.family)
+    if not (gpu.watts and usual) or gpu.sustained != 1:
+        return found
+    faster = (gpu.watts / gpu.peak(gpu.usual) / usual) ** (1 / 3)
+    faster = min(faster, CLOCK / found.gemm)
+    return replace(found, gemm=faster * found.gemm, attention=faster * found.attention)

@@ -51,7 +51,7 @@ class Gpu:
     """Number of GPUs that ``link`` joins if they span several hosts (NVL72); else 0."""
     sustained: float = 1.0
     """Speed of its matrix products in shares of the peak, relative to the GPU that its efficiencies
-    were fitted on: measured, or lower because of its power limit."""
+    were fitted on, if it is measured. Otherwise that follows from ``watts``."""
     watts: float = 0.0
     """Rated power of the board; 0 if it is not published."""
     aliases: tuple[str, ...] = ()

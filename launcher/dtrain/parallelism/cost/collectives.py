@@ -72,15 +72,17 @@ class Group:
             every = min(every, max(self._wire, cluster.between_racks * cluster.rack_hosts))
         return every
 
-    def all_gather(self, size: float) -> float:
-        """Return the seconds of an all-gather of ``size`` bytes in total.
+    def all_gather(self, size: float, message: float = math.inf) -> float:
+        """Return the seconds of an all-gather of ``size`` bytes in total, at the bandwidth of at
+        most ``message`` bytes.
 
         Ring: (n−1)/n · V/B (NCCL's bus bandwidth); a reduce-scatter takes as long. NCCL has trees
         for all-reduces only, so the start of the others grows with the number of members.
         """
         if self.size == 1 or not size:
             return 0.0
-        return self.efficiency.ring_start(self.size, self.hosts) + self._pass(size)
+        start = self.efficiency.ring_start(self.size, self.hosts)
+        return start + self._pass(size, min(size, message))
 
     def all_reduce(self, size: float) -> float:
         """Return the seconds of an all-reduce of ``size`` bytes: there and back, in a ring or a
@@ -89,27 +91,29 @@ class Group:
             return 0.0
         members = self.size, self.hosts
         start = min(self.efficiency.ring_start(*members), self.efficiency.tree_start(*members))
-        return 2 * (start + self._pass(size))
+        return 2 * (start + self._pass(size, size))
 
     @property
     def hosts(self) -> float:
         return self.size / self.local
 
-    def _pass(self, size: float) -> float:
-        return (self.size - 1) / self.size * size / self.bandwidth(size)
+    def _pass(self, size: float, message: float) -> float:
+        return (self.size - 1) / self.size * size / self.bandwidth(message)
 
-    def in_buckets(
-        self, collective: Callable[[float], float], size: float, *, grow: bool = False
-    ) -> float:
-        """Return the seconds of a collective in buckets, as for gradients.
-
-        ``grow``: they grow with the group, so that starts do not take most of the time. In
-        Megatron-LM they have max(40 million, 1 million · ranks) parameters
-        (``DistributedDataParallelConfig``).
-        """
-        bucket = self.efficiency.bucket * (max(1.0, self.size / 40) if grow else 1.0)
-        buckets = max(1.0, size / bucket)
+    def in_buckets(self, collective: Callable[[float], float], size: float) -> float:
+        """Return the seconds of a collective in buckets, as for gradients."""
+        buckets = max(1.0, size / self.efficiency.bucket)
         return buckets * collective(size / buckets)
+
+    def in_growing_buckets(self, size: float) -> float:
+        """Return the seconds of an all-gather in buckets that grow with the group, so that starts
+        do not take most of the time: in Megatron-LM, they have max(40 million, 1 million · ranks)
+        parameters (``DistributedDataParallelConfig``). Each rank's part of a bucket does not grow,
+        and so neither does the bandwidth.
+        """
+        usual = self.efficiency.bucket
+        buckets = max(1.0, size / (usual * max(1.0, self.size / 40)))
+        return buckets * self.all_gather(size / buckets, usual)
 
     def exchange(self, size: float, copies: int) -> float:
         """Return the seconds in which every member sends ``copies`` of its ``size`` bytes to

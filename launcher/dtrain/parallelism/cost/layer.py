@@ -39,6 +39,19 @@ as fast as causal FlashAttention-2 of the same width (arXiv 2405.21060, section 
 SCAN_BACKWARD = 3.0
 """Time of a part's backward pass, relative to its forward pass: twice the FLOPs, and the forward
 pass again, whose inner tensors the fused kernels do not keep."""
+LOSS = 36.0
+"""Bytes that cross-entropy reads and writes for each logit, in 32 bits: 12 for the loss, and 24 for
+its gradient."""
+FUSED_LOSS = 6.0
+"""The same in one kernel for each pass, in 16 bits, beside the output layer's products: it reads
+logits for the loss, and again to replace them with their gradient."""
+REPEATED_LOSS = 28.0
+"""The same of two metrics of the loss: each casts the logits, and writes and reads the logarithms
+of their softmax."""
+EXPANSION = 24.0
+"""Bytes that pass through memory for each parameter of 4 bits, if a kernel for each operation
+expands it: shift, mask, a gather each of scales and zeros, difference and product (AutoGPTQ,
+``qlinear_cuda_old.py``)."""
 UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
@@ -59,22 +72,23 @@ class Kernels:
 
     def adapters(self, *, moe: bool) -> float:
         """Seconds of the adapters in the forward pass: thin products, and a sum with the output of
-        each adapted matrix. Matrices of 4 bits are expanded to 16 in memory first."""
+        each adapted matrix."""
         shape, lora = self.shape, self.shape.lora
         if lora is None:
             return 0.0
         n, t = self.tokens, self.layout.tensor
         # Each adapter's inner and outer width together, over the tokens that pass through it.
         sides = shape.adapter_parameters(moe=moe, active=True) / lora.rank / t
-        bandwidth = self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream
-        seconds = 3 * BYTES[self.assumed.precision] * n * sides / bandwidth
-        if lora.expands:
-            held = shape.layer_parameters(moe=moe) / t
-            if moe:
-                every = shape.experts * shape.expert_parameters / t
-                held -= every * (1 - 1 / self.layout.expert)
-            seconds += (shape.frozen_matrix_bytes + 2) * held / bandwidth
-        return seconds
+        return self._memory(3 * BYTES[self.assumed.precision] * n * sides)
+
+    def expansion(self, *, moe: bool) -> float:
+        """Seconds to expand matrices of 4 bits to 16 in memory, which each pass does again."""
+        shape = self.shape
+        if shape.lora is None or not shape.lora.expands:
+            return 0.0
+        apart = self.assumed.separate_expansion
+        each = EXPANSION if apart else shape.frozen_matrix_bytes + 2
+        return self._memory(each * _held(shape, self.layout, moe=moe))
 
     def _peak(self, precision: Precision) -> float:
         """FLOP/s of products, at the clock that the GPU's power limit allows."""
@@ -225,6 +239,7 @@ class Kernels:
             # Routing, permutation and quantization: fitted to Qwen3-30B with micro-batches of 1.
             forward += 300
         forward += self.shape.lora.kernels if self.shape.lora else 0.0
+        forward += self.assumed.host_work
         recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
         return forward * (1 + 1.6 + recompute)
 
@@ -233,6 +248,7 @@ class Kernels:
             self.weights_forward(moe=moe)
             + self.expert_reads(moe=moe)
             + self.adapters(moe=moe)
+            + self.expansion(moe=moe)
             + self.attention_forward()
             + self.stream_forward()
             + self.parts_forward
@@ -268,7 +284,8 @@ class Kernels:
             held += idle / self.layout.tensor
         weights += self.accumulation(held)
         streams = 2 * self.stream_forward() + SCAN_BACKWARD * self.parts_forward
-        return weights + 2 * self.adapters(moe=moe) + attention + streams
+        adapters = 2 * self.adapters(moe=moe) + self.expansion(moe=moe)
+        return weights + adapters + attention + streams
 
     @property
     def _products_backward(self) -> float:
@@ -281,28 +298,12 @@ class Kernels:
             case "full":
                 return self.forward(moe=moe)
             case "selective" if self.assumed.by_torch(self.layout):
-                return self._recompute_half(moe=moe)
+                return _recompute_half(self, moe=moe)
             case "selective":
                 scores = 0.0 if self.assumed.flash_attention else self.attention_forward()
                 return scores + self._recompute_modules(moe=moe)
             case _:
                 return 0.0
-
-    def _recompute_half(self, *, moe: bool) -> float:
-        """Seconds of torchtitan's policy, which keeps the outputs of attention and of every second
-        product: keys, attention's output and the MLP's second input are computed again."""
-        shape, t, n, h = self.shape, self.layout.tensor, self.tokens, self.shape.hidden
-        if moe or shape.kv_rank or not (shape.heads and shape.ffn_hidden):
-            weights = 0.5 * self.weights_forward(moe=moe) + self.expert_reads(moe=moe)
-        else:
-            keys = max(shape.kv_heads / t, 1) * shape.head_size
-            values = shape.heads * (shape.value_head_size or shape.head_size)
-            again = [Product(n, h, keys), Product(n, values / t, h)]
-            if shape.gated:
-                dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
-                again.append(Product(n, h, dense / t))
-            weights = sum(self.product_seconds(product) for product in again)
-        return weights + 0.5 * self.adapters(moe=moe) + self.stream_forward()
 
     def _recompute_modules(self, *, moe: bool) -> float:
         """Seconds of both norms, of the experts' activation, and of MLA's up projections."""
@@ -318,12 +319,12 @@ class Kernels:
         return seconds
 
     def head_forward(self) -> float:
-        """Logits and their cross-entropy in 32 bits."""
+        """Logits, and their cross-entropy and its gradient."""
         return self._head_product + self._head_stream
 
     def head_backward(self) -> float:
         summed = self.accumulation(self.shape.head_parameters / self.layout.tensor)
-        return self._products_backward * self._head_product + summed + 2 * self._head_stream
+        return self._products_backward * self._head_product + summed
 
     @property
     def _predicted(self) -> float:
@@ -340,6 +341,37 @@ class Kernels:
 
     @property
     def _head_stream(self) -> float:
-        among = 1 if self.assumed.habits.gathers_logits else self.layout.tensor
-        stream = 4.0 * self._predicted * self.shape.vocab / among * 3
-        return stream / (self.cluster.gpu.bandwidth * 1e9 * self.efficiency.stream)
+        """Seconds of the loss in both passes, bound by memory bandwidth."""
+        assumed = self.assumed
+        among = 1 if assumed.habits.gathers_logits else self.layout.tensor
+        passes = FUSED_LOSS if assumed.fused_loss else LOSS
+        if assumed.repeats_loss:
+            passes += REPEATED_LOSS
+        return self._memory(passes * self._predicted * self.shape.vocab / among)
+
+
+def _recompute_half(kernels: Kernels, *, moe: bool) -> float:
+    """Seconds of torchtitan's policy, which keeps the outputs of attention and of every second
+    product: keys, attention's output and the MLP's second input are computed again."""
+    shape, t, n, h = kernels.shape, kernels.layout.tensor, kernels.tokens, kernels.shape.hidden
+    if moe or shape.kv_rank or not (shape.heads and shape.ffn_hidden):
+        weights = 0.5 * kernels.weights_forward(moe=moe) + kernels.expert_reads(moe=moe)
+    else:
+        keys = max(shape.kv_heads / t, 1) * shape.head_size
+        values = shape.heads * (shape.value_head_size or shape.head_size)
+        again = [Product(n, h, keys), Product(n, values / t, h)]
+        if shape.gated:
+            dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
+            again.append(Product(n, h, dense / t))
+        weights = sum(kernels.product_seconds(product) for product in again)
+    adapters = 0.5 * (kernels.adapters(moe=moe) + kernels.expansion(moe=moe))
+    return weights + adapters + kernels.stream_forward()
+
+
+def _held(shape: Shape, layout: Layout, *, moe: bool) -> float:
+    """Return the parameters of a layer on one GPU."""
+    held = shape.layer_parameters(moe=moe) / layout.tensor
+    if moe:
+        every = shape.experts * shape.expert_parameters / layout.tensor
+        held -= every * (1 - 1 / layout.expert)
+    return held

@@ -118,11 +118,13 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     # Logits, and their gradient in 32 bits (Megatron-LM's cross-entropy works in place on a copy;
     # PyTorch's kernels keep three copies).
     loss = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
+    if assumed.fused_loss:
+        loss = BYTES[assumed.precision]
     if assumed.habits.gathers_logits:
         loss += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
     among = 1 if assumed.habits.gathers_logits else t
     predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
-    logits = loss * predicted * shape.vocab / among if last else 0.0
+    logits = loss * predicted * shape.vocab / among / assumed.loss_chunks if last else 0.0
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands

@@ -136,7 +136,8 @@ def _phases(
     kept = mean_activations(shape, layout, assumed, stage) * tokens
     ends = (8 if habits.wide_rest else 4) * split * tokens if last else 0.0
     predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
-    logits = predicted * shape.vocab / (1 if habits.gathers_logits else t) if last else 0.0
+    among = assumed.loss_chunks * (1 if habits.gathers_logits else t)
+    logits = predicted * shape.vocab / among if last else 0.0
 
     # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient. In 16 bits:
     # these, and the logits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import lru_cache
@@ -36,6 +37,10 @@ product of the weights' gradient (``LinearWithGradAccumulationAndAsyncCommunicat
 OVERLAPPED = 0.25
 """Seconds that a second of communication adds to the computation beside it: kernels that overlap
 slow each other by 10 to 40 %, as they share memory bandwidth and multiprocessors."""
+SLOWEST_HOST = 0.15
+"""Growth of the fixed costs of a step with the logarithm of the number of hosts: all wait for the
+slowest, and the longest of n delays at random grows with ln n. Chosen for tables of one model on 8
+to 256 hosts (dgxc-benchmarking, llm-foundry)."""
 BUBBLE = {"zb-1p": 1 / 3, "zb-2p": 0.0, "zb-v": 0.0}
 """Shares of 1F1B's bubble (Zero Bubble Pipeline Parallelism, arXiv 2401.10241)."""
 
@@ -149,7 +154,7 @@ def step_time(
         data=data,
         optimizer=optimizer,
         host=m * (waiting + _copies_to_host(kernels, counts, slowest)),
-        other=efficiency.fixed,
+        other=efficiency.fixed * (1 + SLOWEST_HOST * math.log(cluster.hosts)),
     )
 
 
@@ -432,7 +437,8 @@ def _traffic(
     group = Group(kernels.cluster, efficiency, ranks, apart)
     shards = min(layout.shards, ranks)
     near = Group(kernels.cluster, efficiency, shards, apart)
-    narrow = kernels.assumed.precision == "fp8" and backend_of(layout).gathers_fp8
+    coarse = kernels.assumed.gathers_fp8 or backend_of(layout).gathers_fp8
+    narrow = kernels.assumed.precision in ("fp8", "nvfp4") and coarse
     parameter = 1 if narrow else BYTES[kernels.assumed.precision]
     if layout.shards_parameters:
         one = count / (layers + 1)
@@ -451,6 +457,6 @@ def _traffic(
             near.all_gather, parameter * count
         )
     scatters = layout.grad_accumulation if reduces_each_micro_batch(layout) else 1
-    return scatters * group.in_buckets(
-        group.all_gather, gradient * count, grow=True
-    ) + group.in_buckets(group.all_gather, parameter * count, grow=True)
+    return scatters * group.in_growing_buckets(gradient * count) + group.in_growing_buckets(
+        parameter * count
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtrain.parallelism.answer.explain import brief, gib, seconds
-from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.efficiency import of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
@@ -228,7 +228,7 @@ class _Job:
         return memory.total - memory.context - memory.fragmentation - memory.temporary
 
     def torch(self) -> Candidate | None:
-        efficiency = of_family(self.cluster.gpu.family)
+        efficiency = of_gpu(self.cluster.gpu)
         return fastest(
             candidates(
                 self.shape,
