@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import sys
 import threading
+from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dtrain.node.agent import diagnosis, nccl_ras, stacks
+from dtrain.node.agent.processes import look
 from dtrain.node.agent.sweep import ABORT_LIMIT
 from dtrain.session.hang_watch import STACKS_SECONDS
+from support.launching import until
 from support.limits import HANG
 
 
@@ -34,3 +40,44 @@ def test_a_host_answers_before_the_launcher_ends_the_job(monkeypatch: pytest.Mon
     one.collect_stacks([({"rank": 0}, process)], abort=False, ras=True)
     assert done.wait(HANG)
     assert now[0] + ABORT_LIMIT < STACKS_SECONDS
+
+
+RANK = """
+import sys, threading, time
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+print("up", flush=True)
+time.sleep(600)
+"""
+STRICT = f"""
+import os, signal, subprocess, sys
+command = [sys.executable, "-X", "faulthandler", "-c", {RANK!r}]
+ranks = [
+    subprocess.Popen([*command, threads], stdout=subprocess.PIPE, stderr=stderr)
+    for threads, stderr in (("0", subprocess.DEVNULL), ("90", None))
+]
+for rank in ranks:
+    rank.stdout.readline()
+print(*(rank.pid for rank in ranks), flush=True)
+os.wait()
+os.kill(ranks[1].pid, signal.SIGKILL)
+"""
+
+
+def test_all_ranks_write_their_stacks_before_their_parent_reacts() -> None:
+    """It kills the others at once, as torchrun does on a busy machine."""
+    reading, writing = os.pipe()
+    # The second rank cannot write its stacks before the first has ended.
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    with Popen([sys.executable, "-c", STRICT], stdout=PIPE, stderr=writing, text=True) as parent:
+        os.close(writing)
+        assert parent.stdout
+        ranks = [look(int(pid)) for pid in parent.stdout.readline().split()]
+        procs = [rank for rank in ranks if rank is not None]
+        aborting = threading.Thread(target=stacks.abort_all, args=(procs,))
+        aborting.start()
+        until(lambda: (now := look(procs[0].pid)) is None or not now.alive, "the first rank's end")
+        with os.fdopen(reading) as stderr:
+            written = stderr.read()
+        aborting.join(HANG)
+    assert written.count("hread 0x") == 91

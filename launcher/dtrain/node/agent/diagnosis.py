@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 
@@ -11,9 +10,8 @@ from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders
 from dtrain.node.agent.folder import listed
 from dtrain.node.agent.kernel_log import KernelLog
 from dtrain.node.agent.nccl_ras import query
-from dtrain.node.agent.processes import Proc, send
-from dtrain.node.agent.stacks import spy
-from dtrain.node.agent.sweep import ABORT_LIMIT, await_ends
+from dtrain.node.agent.processes import Proc
+from dtrain.node.agent.stacks import abort_all, spy
 from dtrain.node.agent.wire import shown
 
 TYPE_CHECKING = False
@@ -99,10 +97,7 @@ class Diagnosis:
                 break
             time.sleep(0.05)
         if abort:
-            aborted = [proc for _, proc in processes if proc.pid not in stacks]
-            for proc in aborted:
-                send(proc, signal.SIGABRT)
-            await_ends(aborted, ABORT_LIMIT)
+            abort_all([proc for _, proc in processes if proc.pid not in stacks])
         self._events.append("stacks_done")
 
     def _report_collectives(self) -> set[int]:

@@ -1,13 +1,19 @@
-"""Reads the stacks of Python processes with py-spy."""
+"""Stacks of Python processes: py-spy reads them, or Python writes them and ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 
-from dtrain.node.agent.processes import environment_of, read_file
+from dtrain.node.agent.processes import environment_of, look, read_file, send
+from dtrain.node.agent.sweep import ABORT_LIMIT, await_ends
 from dtrain.node.agent.wire import MAX_TRACEBACK, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dtrain.node.agent.processes import Proc
 
 SPY_LIMIT = 10.0
 """Seconds for py-spy to read the stacks of all workers."""
@@ -60,3 +66,20 @@ def spy(pids: list[int]) -> dict[int, str]:
         if output:
             found[pid] = shown(output[:MAX_TRACEBACK])
     return found
+
+
+def abort_all(procs: list[Proc]) -> None:
+    """Send SIGABRT, and wait until the processes have ended. Python's fault handler writes their
+    stacks to stderr."""
+    # torchrun would end the others as soon as the first has ended.
+    parents = [look(pid) for pid in {proc.ppid for proc in procs} - {1, os.getpid()}]
+    stopped = [parent for parent in parents if parent is not None]
+    try:
+        for proc in stopped:
+            send(proc, signal.SIGSTOP)
+        for proc in procs:
+            send(proc, signal.SIGABRT)
+        await_ends(procs, ABORT_LIMIT)
+    finally:
+        for proc in stopped:
+            send(proc, signal.SIGCONT)
