@@ -74,6 +74,18 @@ def test_a_context_that_the_kubeconfig_does_not_have(
     assert raised.value.hint == "cluster.kubernetes.context must be one of: dev, prod"
 
 
+def test_a_user_that_impersonates_another_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The package would act as the user itself, unlike kubectl."""
+    text = kubeconfig("dev").replace("user: {}", "user: {as: admin, as-groups: [ops]}")
+    (tmp_path / "config").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(UsageError, match=r"user me impersonates another one \(as, as-groups\)"):
+        Client(Kubernetes(image="i"))
+
+
 def test_a_new_token_is_read_from_the_context_of_the_launch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,12 @@ def log_in(context: str | None) -> Credentials:
             chosen = named.get(context, active)
             context = chosen["name"]
             namespace = chosen["context"].get("namespace")
+            merged = config.kube_config.KubeConfigMerger(
+                file or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+            ).config
+            name = chosen["context"].get("user")
+            if user := merged.value.get("users") and merged["users"].get_with_name(name, safe=True):
+                _refuse_impersonation(name, user.value.get("user") or {})
     except (
         config.ConfigException, OSError, yaml.YAMLError,
         # A value of another type than the package expects.
@@ -131,6 +137,17 @@ def log_in(context: str | None) -> Credentials:
     server = str(configuration.host).rstrip("/")
     pool = rest.RESTClientObject(configuration).pool_manager
     return Credentials(server, context, namespace, problem, pool, configuration)
+
+
+def _refuse_impersonation(name: str, user: Mapping[str, Any]) -> None:
+    """Raise UsageError if kubectl would act as another user: the package would not."""
+    wanted = [key for key in user if key == "as" or key.startswith("as-")]
+    if wanted:
+        raise UsageError(
+            f"the kubeconfig's user {excerpt(name)} impersonates another one"
+            f" ({excerpt(', '.join(wanted))}), which dtrain does not support",
+            hint="set cluster.kubernetes.context to one whose user has its own rights",
+        )
 
 
 @contextlib.contextmanager
