@@ -384,7 +384,12 @@ def looks_of(host: Node, **body: Any) -> dict[str, Any]:
     agent.event("started")
     (pid,) = host.processes("dtrain-supervisor")
     proc = Path(f"/proc/{pid}")
-    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
+
+    def status() -> dict[str, str]:
+        return dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
+
+    # The C library blocks all signals for a moment, while it starts a thread or a process.
+    wait_until(lambda: not int(status()["SigBlk"], 16))
     environment = dict.fromkeys((proc / "environ").read_bytes().split(b"\0"))
     session = (proc / "stat").read_text().rpartition(")")[2].split()[3]
     looks = {
@@ -395,7 +400,7 @@ def looks_of(host: Node, **body: Any) -> dict[str, Any]:
         "cwd": (proc / "cwd").readlink(),
         "standard": [(proc / "fd" / fd).readlink().name for fd in "012"],
         "pipes": [fd for fd in (proc / "fd").iterdir() if fd.readlink().name.startswith("pipe")],
-        "signals": {name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt")},
+        "signals": (status()["SigIgn"], status()["SigCgt"]),
     }
     agent.command("kill")
     assert agent.wait() == 0
