@@ -10,64 +10,56 @@ from typing import Any
 import pytest
 
 from dtrain.runs.log_store import Stream
-from dtrain.session.feed import MAX_CALLS, Feed
+from dtrain.session.feed import MAX_CALLS, Feed, RunReceiver
 from support.launching import until
 from support.limits import HANG
 
 
+class StoppedTerminal(RunReceiver):
+    """Stands still in the first notice until ``resumed``."""
+
+    limit = 100
+
+    def __init__(self) -> None:
+        self.stopped, self.resumed = threading.Event(), threading.Event()
+        self.shown: list[object] = []
+
+    def notice(self, text: str) -> None:
+        self.stopped.set()
+        assert self.resumed.wait(HANG)
+
+    def progress(self, host: str, report: object) -> None:
+        self.shown.append(report)
+
+    def finished(self, report: object, paths: object) -> None:
+        self.shown.append(report)
+
+
 def test_progress_does_not_fill_the_memory_while_the_terminal_is_stopped() -> None:
-    stopped, resumed = threading.Event(), threading.Event()
-    shown: list[int] = []
-
-    def notice(text: str) -> None:
-        stopped.set()
-        assert resumed.wait(HANG)
-
-    receiver: Any = SimpleNamespace(
-        limit=100,
-        notice=notice,
-        progress=lambda host, report: shown.append(report),
-        flush=lambda now: None,
-        next_flush=lambda now: None,
-        suspend=lambda: None,
-    )
-    feed = Feed(receiver)
+    terminal = StoppedTerminal()
+    feed = Feed(terminal)
     feed.notice("first")
-    assert stopped.wait(HANG)
+    assert terminal.stopped.wait(HANG)
     for number in range(MAX_CALLS + 100):
         report: Any = number
         feed.progress("host", report)
-    resumed.set()
+    terminal.resumed.set()
     feed.close()
     assert feed.wait(HANG)
-    assert shown == [*range(MAX_CALLS)]
+    assert terminal.shown == [*range(MAX_CALLS)]
 
 
 def test_a_feed_that_is_closed_after_the_end_shows_the_report() -> None:
-    stopped, resumed = threading.Event(), threading.Event()
-    reports: list[object] = []
-
-    def notice(text: str) -> None:
-        stopped.set()
-        assert resumed.wait(HANG)
-
-    receiver: Any = SimpleNamespace(
-        limit=100,
-        notice=notice,
-        flush=lambda now: None,
-        next_flush=lambda now: None,
-        suspend=lambda: None,
-        finished=lambda report, paths: reports.append(report),
-    )
-    feed = Feed(receiver)
+    terminal = StoppedTerminal()
+    feed = Feed(terminal)
     feed.notice("first")
-    assert stopped.wait(HANG)
+    assert terminal.stopped.wait(HANG)
     report: Any = "report"
     feed.finished(report)
     feed.close()
-    resumed.set()
+    terminal.resumed.set()
     assert feed.wait(HANG)
-    assert reports == ["report"]
+    assert terminal.shown == ["report"]
 
 
 def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
