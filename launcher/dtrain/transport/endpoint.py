@@ -225,6 +225,11 @@ class Resolver:
         if account and self._home != Path(account.pw_dir):
             self._own_config = _including(self._home / ".ssh" / "config", SYSTEM_CONFIG)
 
+    def close(self) -> None:
+        """Remove the temporary file. Hosts cannot be resolved any more."""
+        if self._own_config:
+            self._own_config.close()
+
     def resolve(self, host: Host) -> Endpoint:
         """Raises ConnectError if ssh's configuration is unreadable, invalid, or needs something
         that dtrain does not support."""
