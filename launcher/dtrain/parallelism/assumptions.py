@@ -44,6 +44,9 @@ class MemoryHabits:
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, as
     DeepSpeed's engine does. Megatron-LM frees it after the send."""
+    keeps_logits: bool = False
+    """Whether a pipeline's last stage keeps the logits of all micro-batches until the end of a
+    step: PyTorch's ``PipelineStage.output_chunks``, without ``return_outputs=False``."""
     gathers_logits: bool = False
     """Whether every tensor rank has the logits of the whole vocabulary for the loss, and the last
     stage of a pipeline keeps those of two micro-batches. In Megatron-LM, a rank has only its part
@@ -105,11 +108,11 @@ class Assumptions(KeepsHash):
     fused_loss: bool = False
     """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as flash-attn's
     kernel does. PyTorch's own kernel uses 32-bit copies."""
-    in_place_loss: bool = False
-    """Whether cross-entropy overwrites 32-bit logits with their gradient, beside a second copy."""
-    narrow_loss: bool = False
-    """Whether cross-entropy gets 16-bit logits, and the caller keeps these: PyTorch's kernel then
-    has results and gradients of 16 bits."""
+    loss_bytes: float | None = None
+    """Bytes for each logit at the peak of a loss that PyTorch's modules do not compute in 32 bits.
+    8: PyTorch's kernel gets 16-bit logits, which the caller keeps; or a Triton kernel overwrites
+    32-bit logits with their gradient, beside a second copy. 4: ``torch.compile`` makes one kernel
+    of the loss, which keeps logits and their gradient of 16 bits."""
     varied_lengths: bool = False
     """Whether micro-batches differ in length, up to the sequence length."""
     loss_chunks: int = 1
