@@ -24,7 +24,7 @@ from dtrain.runtime.layout import Layout
 
 ONE = Layout(backend="torchtitan", recompute="full")
 LITGPT = MemoryHabits(whole_gradients=True, flat_adapters=True, frozen_inputs=True)
-HUGGING_FACE = MemoryHabits(whole_gradients=True, second_layer=True, fixed_segments=True)
+HUGGING_FACE = MemoryHabits(whole_gradients=True, keeps_inputs=True, fixed_segments=True)
 FSDP2 = MemoryHabits(whole_gradients=True, wide_sums=True, gathers_logits=True, fused_adam=True)
 RANK_8 = Lora(8, "attention")
 RANK_16 = Lora(16, "attention", dropout=True)
@@ -64,12 +64,29 @@ def test_products_of_four_bits_keep_their_inputs() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "gib"), [(1, 30.169), (2, 31.767), (4, 28.344)])
-def test_adapters_under_fsdp1_keep_a_second_layer(gpus: int, gib: float) -> None:
+def test_frozen_weights_under_fsdp1_keep_inputs_and_their_gradients(gpus: int, gib: float) -> None:
     """Mistral 7B with LoRA, 8 sequences on each GPU, fused kernels for norms and the loss."""
     layout = replace(ONE, micro_batch=8, data=gpus, sharding="none" if gpus == 1 else "full")
     shape = tuned("mistral-7b", 4096, RANK_16)
     found = needs(shape, layout, HUGGING_FACE, kernels=True)
     assert found.allocated == pytest.approx(gib, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "lora", "batch", "gib"),
+    [
+        ("llama-2-70b", replace(RANK_16, base_bits=4), 2, 43.220),
+        ("llama-3-8b", RANK_16, 8, 49.341),
+    ],
+)
+def test_kept_inputs_and_gradients_grow_from_layer_to_layer(
+    name: str, lora: Lora, batch: int, gib: float
+) -> None:
+    """On 2 GPUs: 80 layers, which leave more than a loss needs; and 32 with a large vocabulary,
+    whose peak is the loss, before the backward pass."""
+    layout = replace(ONE, micro_batch=batch, data=2, sharding="full")
+    found = needs(tuned(name, 4096, lora), layout, HUGGING_FACE, kernels=True)
+    assert found.allocated == pytest.approx(gib, rel=0.03)
 
 
 @pytest.mark.parametrize(("wide", "gib"), [(False, 15.249), (True, 19.250)])

@@ -75,11 +75,11 @@ class MemoryHabits:
     """Whether a layer's adapters are in one flat parameter with its frozen weights, so that these
     have gradients, too: PyTorch's FSDP1, if no policy wraps the adapters (its warning "gradient
     memory usage will be higher", litgpt pull request 1538)."""
-    second_layer: bool = False
-    """Whether, with adapters under FSDP1, all tensors of a recomputed layer's backward pass stay
-    until the next layer's. The reason is not known. Mistral 7B and Llama 3 8B took 245,760 bytes
-    for each token more on 2 and 4 GPUs than on one, where a layer takes 258,208 (fms-acceleration,
-    ``scripts/benchmarks/refs/a100_80gb_liger.csv``, LoRA with a fused loss)."""
+    keeps_inputs: bool = False
+    """Whether, with frozen weights under FSDP1, a recomputed layer's input and its gradient stay
+    until the end of the backward pass. FSDP1's hook on that input
+    (``_register_post_backward_reshard_only_hook``) holds the node that has both, if checkpoints
+    are reentrant, as Hugging Face's are by default."""
     frozen_inputs: bool = False
     """Whether products with matrices of 4 bits keep their inputs, although no gradient needs them:
     bitsandbytes before 0.43.3 (its pull request 1270)."""

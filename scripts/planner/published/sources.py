@@ -235,7 +235,7 @@ _MODULES = replace(_FSDP, sharding="none")
 """PyTorch's modules without sharding."""
 _HUGGING_FACE = replace(
     _MODULES,
-    habits=MemoryHabits(whole_gradients=True, second_layer=True, fixed_segments=True),
+    habits=MemoryHabits(whole_gradients=True, keeps_inputs=True, fixed_segments=True),
 )
 """Fine-tuning with Hugging Face's models and trainers, whose FSDP is FSDP1."""
 _TORCHTUNE = replace(_FSDP, habits=MemoryHabits(fused_adam=True))

@@ -187,11 +187,11 @@ def _phases(
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
     inside += 2 * width * h if shape.lora is None or shape.lora.expands else 0.0
     recomputed = 2 * split * tokens if layout.recompute == "full" else 0.0
-    if recomputed and habits.second_layer and shape.lora is not None and layout.shards_parameters:
-        inside *= 2
+    frozen = shape.lora is not None and layout.shards_parameters
+    left = 2 * recomputed if frozen and habits.keeps_inputs else 0.0
     end_of_layer = 10 * split * tokens + 2 * largest * graded
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
-        below = (layers - 1 - done) * kept
+        below = (layers - 1 - done) * kept + done * left
         ahead = gathered * largest if done < layers - 1 else 0.0
         working = max(inside if not recomputed else inside - recomputed + kept, end_of_layer)
         yield Phase(
