@@ -113,11 +113,11 @@ def outcome_of(run: PublishedRun) -> Outcome | Skipped:
     peak = {
         "allocated": memory.allocated,
         "reserved": memory.allocated + memory.fragmentation + memory.cached,
-        "total": memory.total,
+        "total": memory.total + memory.cached,
     }[run.counter]
     if run.counter != "allocated":
         # The allocator frees cached blocks when the GPU is full.
-        peak -= min(memory.cached, max(0.0, memory.total - run.cluster.gpu.memory))
+        peak -= min(memory.cached, max(0.0, memory.total + memory.cached - run.cluster.gpu.memory))
     if not (math.isfinite(seconds) and math.isfinite(peak)):
         return Skipped(run.name, "the planner has no estimate: not finite")
     return Outcome(run, seconds, peak, fits)

@@ -24,7 +24,7 @@ from dtrain.runtime.layout import Layout
 
 ONE = Layout(backend="torchtitan", recompute="full")
 LITGPT = MemoryHabits(whole_gradients=True, flat_adapters=True, frozen_inputs=True)
-HUGGING_FACE = MemoryHabits(whole_gradients=True, second_layer=True, fixed_segments=True)
+HUGGING_FACE = MemoryHabits(whole_gradients=True, keeps_inputs=True, fixed_segments=True)
 FSDP2 = MemoryHabits(whole_gradients=True, wide_sums=True, gathers_logits=True, fused_adam=True)
 RANK_8 = Lora(8, "attention")
 RANK_16 = Lora(16, "attention", dropout=True)
@@ -36,7 +36,7 @@ def tuned(name: str, length: int, lora: Lora | None = None) -> Shape:
 
 def needs(shape: Shape, layout: Layout, habits: MemoryHabits, *, kernels: bool = False) -> Memory:
     """Memory if all parameters have 16 bits, and losses are those of PyTorch, or in place."""
-    assumed = Assumptions(narrow_states=True, in_place_loss=kernels, habits=habits)
+    assumed = Assumptions(narrow_states=True, loss_bytes=8 if kernels else None, habits=habits)
     return memory(shape, layout, replace(assumed, separate_kernels=not kernels))
 
 
@@ -64,12 +64,29 @@ def test_products_of_four_bits_keep_their_inputs() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "gib"), [(1, 30.169), (2, 31.767), (4, 28.344)])
-def test_adapters_under_fsdp1_keep_a_second_layer(gpus: int, gib: float) -> None:
+def test_frozen_weights_under_fsdp1_keep_inputs_and_their_gradients(gpus: int, gib: float) -> None:
     """Mistral 7B with LoRA, 8 sequences on each GPU, fused kernels for norms and the loss."""
     layout = replace(ONE, micro_batch=8, data=gpus, sharding="none" if gpus == 1 else "full")
     shape = tuned("mistral-7b", 4096, RANK_16)
     found = needs(shape, layout, HUGGING_FACE, kernels=True)
     assert found.allocated == pytest.approx(gib, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "lora", "batch", "gib"),
+    [
+        ("llama-2-70b", replace(RANK_16, base_bits=4), 2, 43.220),
+        ("llama-3-8b", RANK_16, 8, 49.341),
+    ],
+)
+def test_kept_inputs_and_gradients_grow_from_layer_to_layer(
+    name: str, lora: Lora, batch: int, gib: float
+) -> None:
+    """On 2 GPUs: 80 layers, which leave more than a loss needs; and 32 with a large vocabulary,
+    whose peak is the loss, before the backward pass."""
+    layout = replace(ONE, micro_batch=batch, data=2, sharding="full")
+    found = needs(tuned(name, 4096, lora), layout, HUGGING_FACE, kernels=True)
+    assert found.allocated == pytest.approx(gib, rel=0.03)
 
 
 @pytest.mark.parametrize(("wide", "gib"), [(False, 15.249), (True, 19.250)])
@@ -86,11 +103,11 @@ def test_cached_blocks_are_freed_if_memory_is_short() -> None:
     shape, layout = tuned("mistral-7b", 4096, RANK_16), replace(ONE, micro_batch=8)
     assumed = Assumptions(narrow_states=True, separate_kernels=True, habits=HUGGING_FACE)
     found = memory(shape, layout, assumed)
-    assert found.total == pytest.approx(42.22, rel=0.06)
+    assert found.total + found.cached == pytest.approx(42.22, rel=0.06)
     chosen = gpu("a100-40gb")
     cluster = GpuCluster(chosen, 1, 1, 200.0)
     candidate = Candidate(shape, layout, cluster, of_family(chosen.family), assumed)
-    assert found.needed < candidate.limit < found.total
+    assert found.total < candidate.limit < found.total + found.cached
     assert candidate.fits
 
 
@@ -112,7 +129,7 @@ def test_streams_of_fsdp_do_not_share_blocks() -> None:
     assumed = Assumptions(fused_loss=True, habits=HUGGING_FACE)
     found = memory(tuned("mistral-7b", 4096), layout, assumed)
     assert found.allocated == pytest.approx(33.74, rel=0.01)
-    assert found.total == pytest.approx(46.58, rel=0.05)
+    assert found.total + found.cached == pytest.approx(46.58, rel=0.05)
 
 
 def test_a_fused_adam_needs_no_temporaries() -> None:
@@ -128,7 +145,7 @@ def test_a_fused_adam_needs_no_temporaries() -> None:
 def test_fsdp2_sums_whole_gradients_in_32_bits() -> None:
     """KempnerForge, Llama 3 8B on 4 GPUs, 2 × 4 sequences: 61.1 GiB."""
     layout = replace(ONE, data=4, sharding="full", micro_batch=4, grad_accumulation=2)
-    assumed = Assumptions(narrow_states=True, narrow_loss=True, habits=FSDP2)
+    assumed = Assumptions(narrow_states=True, loss_bytes=8, habits=FSDP2)
     found = memory(tuned("llama-3-8b", 4096), layout, assumed)
     assert found.allocated == pytest.approx(61.1, rel=0.05)
     narrow = replace(assumed, habits=replace(FSDP2, wide_sums=False))
@@ -142,7 +159,7 @@ def test_tensor_ranks_may_have_all_logits() -> None:
         backend="torchtitan", recompute="full", tensor=4, data=8, sharding="full",
         micro_batch=2, grad_accumulation=4, sequence_parallel=True,
     )  # fmt: skip
-    assumed = Assumptions(narrow_states=True, narrow_loss=True, habits=FSDP2)
+    assumed = Assumptions(narrow_states=True, loss_bytes=8, habits=FSDP2)
     found = memory(tuned("llama-3-70b", 4096), layout, assumed)
     assert found.allocated == pytest.approx(93.2, rel=0.05)
     split = replace(assumed, habits=replace(FSDP2, gathers_logits=False))

@@ -94,7 +94,7 @@ def test_the_object_is_complete_and_consistent(plan: Plan, job: tuple[str, ...])
         assert layout["global_batch"] == math.prod(
             layout[size] for size in ("data", "micro_batch", "grad_accumulation")
         )
-        adds_up(layout["memory_gib"], "limit")
+        adds_up(layout["memory_gib"], "cached", "limit")
         adds_up(layout["time_s"])
         low, high = layout["time_interval_s"]
         assert 0 < low < layout["time_s"]["total"] < high
@@ -109,7 +109,7 @@ def test_the_object_is_complete_and_consistent(plan: Plan, job: tuple[str, ...])
         assert layout["training_days"] == pytest.approx(20e9 / tokens / 86400, rel=1e-4)
     for group in found["rejected"]:
         memory = group["example"]["memory_gib"]
-        adds_up(memory, "limit")
+        adds_up(memory, "cached", "limit")
         assert memory["total"] > memory["limit"]
     assert found["considered"] == found["fitting"] + sum(
         group["count"] for group in found["rejected"]

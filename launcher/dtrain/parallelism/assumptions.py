@@ -44,6 +44,9 @@ class MemoryHabits:
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, as
     DeepSpeed's engine does. Megatron-LM frees it after the send."""
+    keeps_logits: bool = False
+    """Whether a pipeline's last stage keeps the logits of all micro-batches until the end of a
+    step: PyTorch's ``PipelineStage.output_chunks``, without ``return_outputs=False``."""
     gathers_logits: bool = False
     """Whether every tensor rank has the logits of the whole vocabulary for the loss, and the last
     stage of a pipeline keeps those of two micro-batches. In Megatron-LM, a rank has only its part
@@ -72,11 +75,11 @@ class MemoryHabits:
     """Whether a layer's adapters are in one flat parameter with its frozen weights, so that these
     have gradients, too: PyTorch's FSDP1, if no policy wraps the adapters (its warning "gradient
     memory usage will be higher", litgpt pull request 1538)."""
-    second_layer: bool = False
-    """Whether, with adapters under FSDP1, all tensors of a recomputed layer's backward pass stay
-    until the next layer's. The reason is not known. Mistral 7B and Llama 3 8B took 245,760 bytes
-    for each token more on 2 and 4 GPUs than on one, where a layer takes 258,208 (fms-acceleration,
-    ``scripts/benchmarks/refs/a100_80gb_liger.csv``, LoRA with a fused loss)."""
+    keeps_inputs: bool = False
+    """Whether, with frozen weights under FSDP1, a recomputed layer's input and its gradient stay
+    until the end of the backward pass. FSDP1's hook on that input
+    (``_register_post_backward_reshard_only_hook``) holds the node that has both, if checkpoints
+    are reentrant, as Hugging Face's are by default."""
     frozen_inputs: bool = False
     """Whether products with matrices of 4 bits keep their inputs, although no gradient needs them:
     bitsandbytes before 0.43.3 (its pull request 1270)."""
@@ -105,11 +108,11 @@ class Assumptions(KeepsHash):
     fused_loss: bool = False
     """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as flash-attn's
     kernel does. PyTorch's own kernel uses 32-bit copies."""
-    in_place_loss: bool = False
-    """Whether cross-entropy overwrites 32-bit logits with their gradient, beside a second copy."""
-    narrow_loss: bool = False
-    """Whether cross-entropy gets 16-bit logits, and the caller keeps these: PyTorch's kernel then
-    has results and gradients of 16 bits."""
+    loss_bytes: float | None = None
+    """Bytes for each logit at the peak of a loss that PyTorch's modules do not compute in 32 bits.
+    8: PyTorch's kernel gets 16-bit logits, which the caller keeps; or a Triton kernel overwrites
+    32-bit logits with their gradient, beside a second copy. 4: ``torch.compile`` makes one kernel
+    of the loss, which keeps logits and their gradient of 16 bits."""
     varied_lengths: bool = False
     """Whether micro-batches differ in length, up to the sequence length."""
     loss_chunks: int = 1

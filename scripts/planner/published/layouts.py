@@ -97,9 +97,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         triton_attention=practice.triton_attention,
         fused_loss=practice.fused_loss
         or re.search(r"(chunked|fused)\b[^;]*\bcross[- ]entropy", text, re.IGNORECASE) is not None,
-        in_place_loss=re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE)
-        is not None,
-        narrow_loss=practice.narrow_loss,
+        loss_bytes=_loss_bytes(text, practice),
         varied_lengths=re.search(r"lengths of the examples differ", text) is not None,
         repeats_loss=practice.repeats_loss,
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
@@ -124,6 +122,15 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),
     )
+
+
+def _loss_bytes(text: str, practice: Practice) -> float | None:
+    """As in `Assumptions`."""
+    if re.search(r"compiled loss", text, re.IGNORECASE):
+        return 4
+    if re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE):
+        return 8
+    return practice.loss_bytes
 
 
 def _sends_copies(text: str) -> bool | None:

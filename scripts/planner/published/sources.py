@@ -35,7 +35,7 @@ class Practice:
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated and reduced in 32 bits."""
     fused_loss: bool = False
-    narrow_loss: bool = False
+    loss_bytes: float | None = None
     repeats_loss: bool = False
     separate_kernels: bool = False
     """Whether runs without ``torch.compile`` have a kernel for each operation of a norm."""
@@ -120,7 +120,7 @@ PRACTICES = (
             "full",
             separate_kernels=True,
             backend="torchtitan",
-            narrow_loss=True,
+            loss_bytes=8,
             habits=MemoryHabits(
                 whole_gradients=True,
                 wide_sums=True,
@@ -186,11 +186,18 @@ PRACTICES = (
             ),
         ),
     ),
-    # Its configurations of that time have a fused norm.
+    # Its configurations of that time have a fused norm. Until October 2025, its pipelines returned
+    # all logits (pull request 1922).
     (r"torchtitan docs/performance", Practice("full", counter="reserved", backend="torchtitan")),
     (
         r"torchtitan",
-        Practice("full", counter="reserved", separate_kernels=True, backend="torchtitan"),
+        Practice(
+            "full",
+            counter="reserved",
+            separate_kernels=True,
+            backend="torchtitan",
+            habits=MemoryHabits(keeps_logits=True),
+        ),
     ),
     # Its configuration compiles the model (use_torch_compile) and reduces in bf16 (bfSixteen).
     (r"fms-fsdp", Practice("full", fp32_gradients=False, backend="torchtitan")),
@@ -228,7 +235,7 @@ _MODULES = replace(_FSDP, sharding="none")
 """PyTorch's modules without sharding."""
 _HUGGING_FACE = replace(
     _MODULES,
-    habits=MemoryHabits(whole_gradients=True, second_layer=True, fixed_segments=True),
+    habits=MemoryHabits(whole_gradients=True, keeps_inputs=True, fixed_segments=True),
 )
 """Fine-tuning with Hugging Face's models and trainers, whose FSDP is FSDP1."""
 _TORCHTUNE = replace(_FSDP, habits=MemoryHabits(fused_adam=True))

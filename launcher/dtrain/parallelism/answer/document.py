@@ -2,16 +2,17 @@
 
 Memory is in GiB, time in seconds, bandwidth in Gb/s, and shares (``mfu``, ``hfu``) go from 0
 to 1. ``memory_gib`` and ``time_s`` hold their parts and the ``total``, which is the sum of the
-parts. ``time_interval_s`` contains the step time with a probability of 80 %. ``limit`` is the share
-of the GPU's memory that a layout may use; it is not a part. With trials, the times of ``layouts``
-are the estimates times their ``slowdown``.
+parts. ``time_interval_s`` contains the step time with a probability of 80 %. Two values of
+``memory_gib`` are no parts: ``cached`` are blocks that the allocator frees if memory is short, and
+``limit`` is the share of the GPU's memory that a layout may use. With trials, the times of
+``layouts`` are the estimates times their ``slowdown``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain
@@ -131,7 +132,7 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
         **split(candidate),
         "fits": candidate.fits and not answer.ruled_out(candidate),
         "memory_gib": memory(candidate),
-        "time_s": _parts(candidate.time),
+        "time_s": _parts(candidate.time, explain.TIME_PARTS),
         "time_interval_s": [_short(seconds) for seconds in candidate.interval],
         "tokens_per_s_per_gpu": _short(speed.tokens_per_s_per_gpu),
         "model_tflops_per_gpu": _short(speed.model_tflops_per_gpu),
@@ -192,12 +193,14 @@ def split(candidate: Candidate) -> dict[str, Any]:
 
 
 def memory(candidate: Candidate) -> dict[str, float]:
-    """GiB by part."""
-    return {**_parts(candidate.memory), "limit": _short(candidate.limit)}
+    """GiB by part, and what is no part of the total."""
+    found = candidate.memory
+    others = {"cached": _short(found.cached), "limit": _short(candidate.limit)}
+    return {**_parts(found, explain.MEMORY_PARTS), **others}
 
 
-def _parts(costs: Any) -> dict[str, float]:
-    parts = {part.name: round(getattr(costs, part.name), 6) for part in fields(costs)}
+def _parts(costs: Any, names: Iterable[str]) -> dict[str, float]:
+    parts = {name: round(getattr(costs, name), 6) for name in names}
     return {**parts, "total": round(sum(parts.values()), 6)}
 
 

@@ -22,7 +22,7 @@ MEMORY_PARTS = {
     "context": "CUDA context",
     "fragmentation": "fragmentation",
 }
-"""Titles of the fields of `Memory`, but for cached blocks: no plan has any."""
+"""Titles of the fields of `Memory` that are in its total."""
 TIME_PARTS = {
     "compute": "computation",
     "recompute": "recomputation",

@@ -49,7 +49,7 @@ class Candidate:
     @cached_property
     def least_memory(self) -> float:
         """GiB of the first pipeline stage: a lower limit of the memory, and cheaper to compute."""
-        return stage_memory(self.shape, self.layout, self.assumed, 0).needed
+        return stage_memory(self.shape, self.layout, self.assumed, 0).total
 
     @cached_property
     def time(self) -> StepTime:
@@ -80,4 +80,4 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        return self.least_memory <= self.limit and self.memory.needed <= self.limit
+        return self.least_memory <= self.limit and self.memory.total <= self.limit

@@ -55,16 +55,11 @@ class Memory:
     context: float
     fragmentation: float
     cached: float = 0.0
-    """Whole blocks that the allocator keeps for later, and frees if memory is short."""
+    """Blocks that the allocator keeps for later, and frees if memory is short. Not in the total."""
 
     @property
     def total(self) -> float:
-        """Total as the driver counts it."""
-        return self.needed + self.cached
-
-    @property
-    def needed(self) -> float:
-        """Least memory of a GPU on which this runs."""
+        """Total as the driver counts it, without cached blocks: what the layout needs."""
         return self.allocated + self.communication + self.context + self.fragmentation
 
     @property
@@ -154,7 +149,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     if habits.gathers_logits and last:
         split_blocks = (SPLIT_BLOCK + (GATHER_BUFFERS if t > 1 else 0.0)) * tokens * shape.vocab
     cached = 0.0
-    if habits.fixed_segments:
+    if assumed.by_torch(layout):
         cached = cached_blocks(shape, layout, assumed, layers=layers, stage=stage)
     several = layout.world_size > 1
     return Memory(

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.runtime_layer import Layer, runtime_layer
-from dtrain.parallelism.cost.stages import parameters_of_stage
+from dtrain.parallelism.cost.stages import parameters_of_stage, receive_buffers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
@@ -99,12 +99,7 @@ class Stage:
 
     @property
     def buffers(self) -> float:
-        """Bytes of a pipeline's receive buffers: one for activations and one for gradients, for
-        every micro-batch of a step."""
-        layout, layer = self.layout, self.layer
-        directions = (not self.first) + (not self.last)
-        received = directions * layout.virtual_pipeline if layout.pipeline > 1 else 0
-        if layout.virtual_pipeline > 1:
-            received = 2 * layout.virtual_pipeline - (self.first + self.last)
+        """Bytes of a pipeline's receive buffers."""
+        layer = self.layer
         each = layer.compute * layer.stream * layer.tokens
-        return received * layout.grad_accumulation * each
+        return receive_buffers(self.layout, self.stage) * each

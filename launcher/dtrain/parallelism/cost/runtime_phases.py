@@ -16,13 +16,10 @@ from itertools import chain
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.runtime_memory import Stage
-from dtrain.parallelism.cost.sharded_memory import Phase
+from dtrain.parallelism.cost.sharded_memory import SPLIT_LOSS, Phase
 from dtrain.parallelism.cost.stages import in_flight, stage_layers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
-
-SPLIT_LOSS = 16.0
-"""Bytes for each of a rank's logits while the split loss runs."""
 
 
 def highest_phase(stage: Stage) -> Phase:

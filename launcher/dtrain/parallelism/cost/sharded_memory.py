@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import keeps_stage
+from dtrain.parallelism.backends import backend_of, keeps_stage
 from dtrain.parallelism.cost.activations import largest_layer, mean_activations
-from dtrain.parallelism.cost.stages import kinds_of_stages
+from dtrain.parallelism.cost.stages import kinds_of_stages, receive_buffers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
@@ -24,6 +24,13 @@ the blocks that the longest one needs. From a simulation of the allocator with a
 steps of random length before one of the full length: 1.0 to 5.1 with full recomputation (27 runs of
 Qwen 1.8B and 7B and Mistral 7B, lengths as in ms-swift's benchmark; mean 2.1), 0.3 to 0.5 without
 (4 runs)."""
+
+
+LOSS = 12.0
+"""Bytes for each logit at the peak of PyTorch's loss: a log-softmax, two gradients, of 32 bits."""
+SPLIT_LOSS = 16.0
+"""Bytes for each of a tensor rank's logits at the peak of DTensor's ``loss_parallel``: the
+log-softmax, its exponential, the target's gradient, and their sum, in 32 bits."""
 
 
 class Phase(NamedTuple):
@@ -45,8 +52,13 @@ def highest_phase(
 
     ``held`` is the number of micro-batches in flight; all but one hold all of their activations.
     """
-    kept = mean_activations(shape, layout, assumed, stage)
-    waiting = (held - 1) * layers * kept * _tokens(shape, layout)
+    tokens = _tokens(shape, layout)
+    waiting = (held - 1) * layers * mean_activations(shape, layout, assumed, stage) * tokens
+    if backend_of(layout).torch_kernels:
+        split = layout.tensor if layout.sequence_parallel else 1
+        waiting += 2 * shape.hidden / split * tokens * receive_buffers(layout, stage)
+    if assumed.habits.keeps_logits and stage == layout.pipeline - 1 > 0:
+        waiting += 2 * shape.vocab / layout.tensor * tokens * layout.grad_accumulation
     phases = _phases(shape, layout, assumed, layers, stage)
     highest = max(phases, key=sum)
     return highest._replace(activations=highest.activations + waiting)
@@ -55,10 +67,19 @@ def highest_phase(
 def cached_blocks(
     shape: Shape, layout: Layout, assumed: Assumptions, *, layers: int, stage: int
 ) -> float:
-    """Return the bytes of blocks that the allocator keeps beside a step's highest phase, because
-    no tensor of that phase fits in them (see `MemoryHabits.fixed_segments`)."""
+    """Return the bytes of blocks that the allocator keeps beside a step's highest phase: those of
+    other streams, and those in which no tensor of that phase fits (see
+    `MemoryHabits.fixed_segments`)."""
     *phases, step = _phases(shape, layout, assumed, layers, stage)
     highest = max(map(sum, (*phases, step)))
+    if not assumed.habits.fixed_segments:
+        if not layout.shards_parameters:
+            return 0.0
+        # FSDP2 gathers in one stream and copies from there (``foreach_all_gather``), and allocates
+        # the gradients' shards in another (``foreach_reduce``).
+        shards = step.gradients
+        own = max(sum(p) - (p.gradients if p.gradients <= shards else 0) for p in (*phases, step))
+        return own + shards + _largest_unit(shape, layout, stage) - highest
     # The phase with the most tensors beside gradients, and the blocks that it leaves unused.
     largest = max(phases, key=lambda phase: sum(phase) - phase.gradients)
     blocks = sum(largest) - largest.gradients
@@ -75,6 +96,16 @@ def cached_blocks(
         gradients = max(phase.gradients for phase in (*phases, step))
         return max(0.0, blocks + gradients + step.temporary - highest)
     return max(0.0, blocks + largest.gradients - highest)
+
+
+def _largest_unit(shape: Shape, layout: Layout, stage: int) -> float:
+    """Return the bytes of the most parameters that are gathered at once: of a layer, or of all that
+    is around the layers."""
+    first, last = stage == 0, stage == layout.pipeline - 1
+    root = shape.embedding_parameters if first else 0
+    root += shape.head_parameters if last and not (shape.tied and first) else 0
+    whole, _ = _layer(shape, layout.tensor, layout.expert)
+    return 2 * max(root / layout.tensor, whole)
 
 
 def _tokens(shape: Shape, layout: Layout) -> float:
@@ -134,15 +165,13 @@ def _phases(
         accumulated = reduced * (layers * layer * graded + root * trained_root)
 
     kept = mean_activations(shape, layout, assumed, stage) * tokens
-    ends = (8 if habits.wide_rest else 4) * split * tokens if last else 0.0
+    # Inputs of the last norm and of the output layer, which tensor ranks gather.
+    ends = (4 if habits.wide_rest else 2) * (split + shape.hidden) * tokens if last else 0.0
     predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
     among = assumed.loss_chunks * (1 if habits.gathers_logits else t)
     logits = predicted * shape.vocab / among if last else 0.0
 
-    # Cross-entropy in 32 bits: log-softmax, its gradient, and the logits' gradient. In 16 bits:
-    # these, and the logits.
-    loss = 2 if assumed.fused_loss else 8 if assumed.in_place_loss or assumed.narrow_loss else 12
-    yield Phase(accumulated, layers * kept + ends, loss * logits, resident)
+    yield Phase(accumulated, layers * kept + ends, _loss(layout, assumed) * logits, resident)
     # The output layer's backward pass, with its gradient and the logits in 16 bits.
     yield Phase(
         accumulated, layers * kept + ends + 2 * split * tokens, 2 * logits,
@@ -158,11 +187,11 @@ def _phases(
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
     inside += 2 * width * h if shape.lora is None or shape.lora.expands else 0.0
     recomputed = 2 * split * tokens if layout.recompute == "full" else 0.0
-    if recomputed and habits.second_layer and shape.lora is not None and layout.shards_parameters:
-        inside *= 2
+    frozen = shape.lora is not None and layout.shards_parameters
+    left = 2 * recomputed if frozen and habits.keeps_inputs else 0.0
     end_of_layer = 10 * split * tokens + 2 * largest * graded
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
-        below = (layers - 1 - done) * kept
+        below = (layers - 1 - done) * kept + done * left
         ahead = gathered * largest if done < layers - 1 else 0.0
         working = max(inside if not recomputed else inside - recomputed + kept, end_of_layer)
         yield Phase(
@@ -190,6 +219,16 @@ def _phases(
         copies = 0.0
     gradients = own * (layers * shard * graded + root * trained_root / shards)
     yield Phase(gradients, 0.0, 0.0, 0.0, max(copies, every * habits.step_copies / 4))
+
+
+def _loss(layout: Layout, assumed: Assumptions) -> float:
+    """Return the bytes for each of a rank's logits at the loss's peak. Fused: one copy of 16 bits,
+    which its gradient overwrites."""
+    if assumed.fused_loss:
+        return 2.0
+    split = layout.tensor > 1 and not assumed.habits.gathers_logits
+    own = SPLIT_LOSS if split and backend_of(layout).torch_kernels else LOSS
+    return assumed.loss_bytes or own
 
 
 @lru_cache(maxsize=4096)

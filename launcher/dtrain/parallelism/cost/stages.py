@@ -37,6 +37,16 @@ def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, 
     return _spread(shape.layers, stages, shape.head_parameters / layer)
 
 
+def receive_buffers(layout: Layout, stage: int) -> int:
+    """Return the number of tensors into which a stage of PyTorch's pipelines receives: one for the
+    input and one for the output's gradient of each piece and micro-batch of a step, from its start
+    to its end (``_prepare_forward_infra`` in ``torch/distributed/pipelining/stage.py``)."""
+    if layout.pipeline == 1:
+        return 0
+    ends = (stage == 0) + (stage == layout.pipeline - 1)
+    return (2 * layout.virtual_pipeline - ends) * layout.grad_accumulation
+
+
 def kinds_of_stages(shape: Shape, layout: Layout) -> tuple[dict[Shape, int], ...]:
     """Return the number of layers of each kind, for each stage of a model with a pattern."""
     alike = backend_of(layout).runtime_memory

@@ -1,0 +1,77 @@
+"""Memory of torchtitan: what its streams, its split or compiled loss and its pipelines keep.
+
+The measured figures are peaks of the allocator's reserved bytes, from torchtitan's ``benchmarks``:
+``llama3_h100_202412_torchtitan.md`` and ``llama3-8b_h200_202506_trainy-whitefiber.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
+from dtrain.parallelism.cost.memory import Memory, memory
+from dtrain.parallelism.cost.stages import receive_buffers
+from dtrain.parallelism.model.models import model
+from dtrain.runtime.layout import Layout
+
+TITAN = Layout(backend="torchtitan", sharding="full", micro_batch=2, recompute="selective")
+TENSOR = replace(
+    TITAN, tensor=8, data=32, micro_batch=16, recompute="full", sequence_parallel=True
+)  # fmt: skip
+PIPELINE = replace(TENSOR, pipeline=8, data=8, micro_batch=4, grad_accumulation=8)
+
+
+def reserved(found: Memory) -> float:
+    return found.allocated + found.fragmentation + found.cached
+
+
+def needs(name: str, layout: Layout, assumed: Assumptions) -> Memory:
+    return memory(replace(model(name), seq_len=8192), layout, assumed)
+
+
+def test_gathered_parameters_and_shards_of_gradients_have_streams_of_their_own() -> None:
+    """Llama 3.1 8B, compiled: 77.0 GiB on 8 GPUs, 62.0 on 128."""
+    few = needs("llama-3.1-8b", replace(TITAN, data=8), Assumptions())
+    many = needs("llama-3.1-8b", replace(TITAN, data=128), Assumptions())
+    assert reserved(few) == pytest.approx(77.0, rel=0.03)
+    assert reserved(many) == pytest.approx(62.0, rel=0.03)
+    shards = 4 * 8.03e9 * (1 / 8 - 1 / 128) / 2**30
+    assert few.cached - many.cached == pytest.approx(shards, rel=0.01)
+    assert needs("llama-3.1-8b", replace(TITAN, sharding="none"), Assumptions()).cached == 0
+
+
+def test_a_compiled_loss_keeps_no_logits_of_32_bits() -> None:
+    """Llama 3.1 8B on 32 H200s: 47.96 GiB."""
+    found = needs("llama-3.1-8b", replace(TITAN, data=32), Assumptions(loss_bytes=4))
+    assert reserved(found) == pytest.approx(47.96, rel=0.04)
+
+
+def test_a_loss_over_tensor_ranks_takes_more_temporaries() -> None:
+    """Llama 3.1 70B on 256 GPUs, asynchronous tensor parallelism: 67.6 GiB."""
+    found = needs("llama-3.1-70b", TENSOR, Assumptions())
+    assert reserved(found) == pytest.approx(67.6, rel=0.08)
+    logits = 16 * 8192 * 128256 / 8
+    assert found.logits == pytest.approx(16 * logits / 2**30)
+
+
+def test_a_pipeline_keeps_receive_buffers_and_maybe_all_logits() -> None:
+    """Llama 3.1 405B on 512 GPUs, 8 micro-batches of 4 sequences: 82.5 GiB."""
+    kept = Assumptions(habits=MemoryHabits(keeps_logits=True))
+    assert reserved(needs("llama-3.1-405b", PIPELINE, kept)) == pytest.approx(82.5, rel=0.09)
+    counts = [receive_buffers(PIPELINE, stage) for stage in (0, 1, 7)]
+    assert counts == [8, 16, 8]
+    assert receive_buffers(replace(PIPELINE, virtual_pipeline=2), 1) == 32
+    assert receive_buffers(TENSOR, 0) == 0
+
+
+def test_kept_logits_are_on_the_last_stage() -> None:
+    shape = replace(model("llama-3.1-8b"), seq_len=8192)
+    layout = replace(TITAN, pipeline=2, data=8, grad_accumulation=8)
+    found = [
+        memory(shape, layout, Assumptions(habits=MemoryHabits(keeps_logits=keeps)))
+        for keeps in (False, True)
+    ]
+    logits = 8 * 2 * 2 * 8192 * 128256 / 2**30
+    assert found[1].activations - found[0].activations == pytest.approx(logits, rel=0.5)
