@@ -107,7 +107,7 @@ def test_a_package_without_a_version_counts_as_installed(ask: Ask, tmp_path: Pat
     asked = {**interpreter(HANG, INTERPRETER), "options": {"framework": "frame"}}
     there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
     assert there["interpreter"]["framework"] == {"version": None}
-    (package / "version.py").write_text("from . import gone")
+    (package / "version.py").write_text("from . import gone\n__version__ = gone.computed()")
     there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
     assert there["interpreter"]["framework"] == {"version": None}
     metadata = tmp_path / "frame_cpu-2.1.dist-info"
@@ -115,6 +115,19 @@ def test_a_package_without_a_version_counts_as_installed(ask: Ask, tmp_path: Pat
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: frame-cpu\nVersion: 2.1\n")
     there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
     assert there["interpreter"]["framework"] == {"version": "2.1"}
+
+
+def test_the_version_of_torch_is_read_without_importing_it(ask: Ask, tmp_path: Path) -> None:
+    package = tmp_path / "frame"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "version.py").write_text(
+        "raise RuntimeError('imported')\n__all__ = ['__version__', 'cuda']\n"
+        "__version__ = '2.8.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
+    )
+    asked = {**interpreter(HANG, INTERPRETER), "options": {"framework": "frame"}}
+    there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
+    assert there["interpreter"]["framework"] == {"version": "2.8.0+cu128", "cuda": "12.8"}
 
 
 def test_setup_can_change_the_environment_but_the_file_overrides_it(

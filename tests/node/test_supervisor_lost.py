@@ -18,7 +18,7 @@ from dtrain.node.trust import Trust
 def test_pings_are_answered_during_a_long_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = relay.Relay(io.BytesIO(), Importer({}))
+    one = relay.Relay(io.BytesIO(), Importer({}, dict))
 
     class Sweep:
         """A host where processes withstand KILL for three steps."""

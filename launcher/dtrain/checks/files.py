@@ -65,7 +65,7 @@ def _script(evidence: Evidence) -> Iterator[Finding]:
                 f"copy it there, set job.workdir to its folder, or {evidence.send}",
             )
         elif "digest" in found:
-            digests[host.name] = f"its SHA-256 begins with {found['digest'][:8]}"
+            digests[host.name] = f"its CRC-32 is {found['digest']}"
     for outlier in outliers(digests):
         yield error(
             "script",

@@ -48,25 +48,29 @@ def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
 def pack(main: str, modules: Mapping[str, str]) -> bytes:
     """The program whose ``main`` module is one of ``modules`` (source text by name, including the
     importer)."""
-    return ("modules=%r\ncompiled=b''\n%s" % (dict(modules), _run(main))).encode()
+    return ("code={}\nsources=lambda:%r\n%s" % (dict(modules), _run(main))).encode()
 
 
-def bundle(main: str, payload: bytes, unpack: str = "%s") -> bytes:
-    """The same program with compiled code, framed. ``payload`` is the result of `Importer.bundle`;
-    the expression ``unpack`` restores it on the node."""
+def bundle(main: str, payload: bytes) -> bytes:
+    """The same program with compiled code, framed. ``payload`` is the result of `pack_code` in
+    `dtrain.node.importer`."""
     # As in `boot_text`, a stream that ends early executes nothing.
     program = (
         "import marshal,zlib\n"
-        "try:modules,compiled=marshal.loads(%s)\n"
-        "except (EOFError,zlib.error):sys.exit(0)\n"
-        "%s" % (unpack % ("stream.read(%d)" % len(payload)), _run(main))
+        "from importlib._bootstrap_external import MAGIC_NUMBER\n"
+        "try:magic,code,packed=marshal.loads(stream.read(%d))\n"
+        "except EOFError:sys.exit(0)\n"
+        "code=marshal.loads(zlib.decompress(code)) if magic==MAGIC_NUMBER else {}\n"
+        "sources=lambda:marshal.loads(zlib.decompress(packed))\n"
+        "%s" % (len(payload), _run(main))
     )
     return framed(program.encode()) + payload
 
 
 def _run(main: str) -> str:
-    importer = "exec(compile(modules[%r],%r,'exec'))\n" % (IMPORTER, file_of(IMPORTER))
-    return importer + "start(stream,%r,modules,compiled)\n" % main
+    compiled = "compile(sources()[%r],%r,'exec')" % (IMPORTER, file_of(IMPORTER))
+    importer = "exec(code[%r] if code else %s)\n" % (IMPORTER, compiled)
+    return importer + "start(stream,%r,code,sources)\n" % main
 
 
 def framed(program: bytes) -> bytes:

@@ -58,5 +58,4 @@ def main(stream: BinaryIO, importer: Importer) -> None:
     ended.wait(END_SECONDS)
     if not released:
         os._exit(0)
-    importer.drop("dtrain.node.facts")
     relay(stream, importer)

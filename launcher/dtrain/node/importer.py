@@ -4,7 +4,8 @@
 only the launcher uses their ``__init__``. Nothing is written to disk.
 
 Compiling the agent takes longer than all else in its start. So the launcher sends its own compiled
-code along, which runs wherever Python has the same bytecode; elsewhere the sources are compiled.
+code along, which runs wherever Python has the same bytecode. Only elsewhere are the sources
+unpacked and compiled.
 
 Shipped to nodes: Python 3.8, standard library only.
 """
@@ -15,43 +16,44 @@ import gc
 import importlib
 import marshal
 import sys
+import zlib
 from importlib._bootstrap_external import MAGIC_NUMBER  # `importlib.util` takes 4 ms to import
 from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
-    from typing import Any, BinaryIO
+    from typing import Any, BinaryIO, Callable
 
 
 class Importer:
     """A finder and loader for ``sys.meta_path``."""
 
-    def __init__(self, modules: dict[str, str], compiled: bytes = b"") -> None:
-        """``modules`` are source texts by name; ``compiled`` is from `bundle`."""
-        self.modules = modules
-        self._code: dict[str, CodeType] = {}
-        if compiled.startswith(MAGIC_NUMBER):
-            self._code = marshal.loads(compiled[len(MAGIC_NUMBER) :])
+    def __init__(self, code: dict[str, CodeType], sources: Callable[[], dict[str, str]]) -> None:
+        """``code`` and ``sources`` are those of all modules by name. Without ``code``, the sources
+        are compiled."""
+        self._code = code
+        self._sources = sources
+        self._unpacked: dict[str, str] = {}
+        self._names = frozenset(code or self.modules)
         self._packages = {
-            name[:end] for name in modules for end, char in enumerate(name) if char == "."
+            name[:end] for name in self._names for end, char in enumerate(name) if char == "."
         }
 
-    def bundle(self) -> bytes:
-        """The modules, and their code as far as it is compiled: see `bundle` in
-        `dtrain.node.boot`."""
-        return pack_code(self.modules, self._code)
+    @property
+    def modules(self) -> dict[str, str]:
+        """The source of each module."""
+        self._unpacked = self._unpacked or self._sources()
+        return self._unpacked
 
-    def drop(self, package: str) -> None:
-        """Leave a package out of later bundles."""
-        for name in [name for name in self.modules if name.startswith(package)]:
-            del self.modules[name]
-            self._code.pop(name, None)
+    def bundle(self) -> bytes:
+        """All modules, for another process of this Python: see `bundle` in `dtrain.node.boot`."""
+        return pack_code(self.modules, {name: self._code_of(name) for name in self._names}, 0)
 
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self.modules and name not in self._packages:
+        if name not in self._names and name not in self._packages:
             return None
         # It has all methods of a loader. Importing importlib.abc would be slow.
         loader: Any = self
@@ -62,7 +64,7 @@ class Importer:
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        if name in self.modules:
+        if name in self._names:
             exec(self._code_of(name), module.__dict__)
 
     def _code_of(self, name: str) -> CodeType:
@@ -72,16 +74,23 @@ class Importer:
         return self._code[name]
 
 
-def pack_code(modules: dict[str, str], code: dict[str, CodeType]) -> bytes:
-    """Sources, and compiled code with the number of its bytecode, for `Importer`."""
-    # Version 4 of the format is that of Python 3.4 to 3.13; later ones read it, too.
-    return marshal.dumps((modules, MAGIC_NUMBER + marshal.dumps(code)), 4)
+def pack_code(modules: dict[str, str], code: dict[str, CodeType], level: int) -> bytes:
+    """The number of the bytecode, compiled code and sources, compressed at ``level`` (0 to 9)."""
+    # Version 4 of the format is that of Python 3.4 to 3.13; later ones read it, too. Code needs its
+    # own Python anyway.
+    parts = marshal.dumps(code), marshal.dumps(modules, 4)
+    return marshal.dumps((MAGIC_NUMBER, *(zlib.compress(part, level) for part in parts)), 4)
 
 
-def start(stream: BinaryIO, main: str, modules: dict[str, str], compiled: bytes) -> None:
+def start(
+    stream: BinaryIO,
+    main: str,
+    code: dict[str, CodeType],
+    sources: Callable[[], dict[str, str]],
+) -> None:
     """Call ``main(stream, importer)`` of the module ``main``."""
     gc.disable()  # imports leave nothing to collect
-    importer = Importer(modules, compiled)
+    importer = Importer(code, sources)
     sys.meta_path.insert(0, importer)
     program = importlib.import_module(main)
     gc.freeze()  # or each collection in a forked process would copy all pages

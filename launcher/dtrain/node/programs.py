@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import re
 import threading
-import zlib
 from collections.abc import Callable
 from importlib.abc import InspectLoader
 from types import CodeType
@@ -87,9 +86,7 @@ def bundled(name: str) -> bytes:
     found = modules(name)
     # Python has compiled most of them when it was installed.
     code = {each: _shipped(_loader(each).get_code(each), file_of(each)) for each in found}
-    return bundle(
-        PROGRAMS[name][0], zlib.compress(pack_code(found, code), 1), "zlib.decompress(%s)"
-    )
+    return bundle(PROGRAMS[name][0], pack_code(found, code, 1))
 
 
 def _shipped(code: CodeType | None, file: str) -> CodeType:

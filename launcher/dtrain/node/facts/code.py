@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
+import zlib
 
 from dtrain.node.facts.files import expand, why_unsafe
 from dtrain.node.trust import Trust
@@ -54,11 +54,13 @@ def why_unsafe_to_run(request: JobOrder) -> Json | None:
 
 
 def digest(path: str) -> str:
-    hashed = hashlib.sha256()
+    """The CRC-32: nobody forges it here, and importing hashlib takes longer than importing this
+    whole program."""
+    found = 0
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
-            hashed.update(block)
-    return hashed.hexdigest()
+            found = zlib.crc32(block, found)
+    return "%08x" % found
 
 
 def code_below(workdir: str) -> Iterator[tuple[str, str]]:
@@ -73,7 +75,7 @@ def code_below(workdir: str) -> Iterator[tuple[str, str]]:
                 status = os.stat(path)
                 regular = stat.S_ISREG(status.st_mode)  # opening a FIFO would block
                 if name.endswith(CODE) and regular and status.st_size <= MAX_CODE:
-                    yield os.path.relpath(path, workdir), digest(path)[:16]
+                    yield os.path.relpath(path, workdir), digest(path)
                     left -= 1
             if left == 0:
                 return
