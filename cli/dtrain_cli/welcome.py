@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from dtrain.diagnostics import DtrainError
+from dtrain.runs.storage import home
 from dtrain_cli.views import welcome as view
 
 SUMMARY = (
@@ -14,13 +12,12 @@ SUMMARY = (
 
 
 def welcome() -> str:
-    runs = Path(os.environ.get("DTRAIN_HOME") or "~/.dtrain").expanduser() / "runs"
-    if not runs.is_dir():
-        return view.text(SUMMARY, [])
-    # Slow to import, and a newcomer has no runs.
-    from dtrain.session.status import active
-
     try:
+        if not (home() / "runs").is_dir():
+            return view.text(SUMMARY, [])
+        # Slow to import, and a newcomer has no runs.
+        from dtrain.session.status import active
+
         return view.text(SUMMARY, active())
     except DtrainError:
         # Commands that use a damaged folder report it.

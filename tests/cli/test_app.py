@@ -115,6 +115,7 @@ def test_version() -> None:
         (["launch", "{cluster}x"], "did you mean"),
         (["launch", "{cluster}", "--lr", "1"], "your own program go after --"),
         (["launch", "{cluster}", "--fly"], "--fly"),
+        (["launch", "{cluster}", "{cluster}", "--", "1"], "one cluster file"),
         (["launch", "{cluster}", "--output", "x"], "--dry-run"),
         (["launch", "{cluster}", "--rank", "0,x"], "--rank"),
         (["launch", "{cluster}", "--rank", "9"], "0-3"),

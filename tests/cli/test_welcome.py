@@ -31,6 +31,14 @@ def test_a_newcomer_sees_where_to_start(tmp_path: Path) -> None:
     assert "alive" not in done.stderr
 
 
+def test_an_account_without_a_home_folder() -> None:
+    environment = {"PATH": "/usr/bin:/bin", "DTRAIN_HOME": "~no-such-user"}
+    done = completed(environment=environment)
+    assert done.returncode == ExitCode.INVALID
+    assert "dtrain init" in done.stderr
+    assert "bug" not in done.stderr
+
+
 def test_runs_that_are_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     file = tmp_path / "cluster.yaml"

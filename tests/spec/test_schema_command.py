@@ -82,7 +82,7 @@ def test_unknown_keys_are_refused_everywhere(validator: Any, place: tuple[str, .
         ("cluster", "overrides", {"a": {"prot": 1}}),
         ("job", "framework", "flax"),
         ("job", "strategy", "fdsp"),
-        ("job", "args", "--lr 3"),
+        ("job", "args", {"lr": 3}),
         ("job", "grace", "soon"),
         ("job", "env", {"1A": "x"}),
         ("job", "secrets", ["A", "A"]),

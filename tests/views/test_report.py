@@ -47,6 +47,21 @@ def test_the_first_cause_comes_first():
     )
 
 
+def test_sentences_wrap_at_words_on_a_terminal():
+    hint = "install it there, or check `job.command`\nand cluster.python"
+    report = Report(ExitCode.NODE_FAILED, "gpu01: no answer within the limit", hint=hint)
+    assert render(report, {}, color=False, columns=24) == (
+        "\n"
+        "error: gpu01: no answer\n"
+        "    within the limit\n"
+        "hint: install it there,\n"
+        "    or check\n"
+        "    `job.command`\n"
+        "    and cluster.python\n"
+        "dtrain: failed after 0.0 s\n"
+    )
+
+
 def test_without_a_traceback_the_message_is_in_the_headline():
     text = failed(replace(FIRST, traceback="", code=None, signal="SIGKILL", message="Killed"))
     assert "error: rank 3 on gpu01 was killed by SIGKILL: Killed\n" in text

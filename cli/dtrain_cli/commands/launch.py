@@ -15,6 +15,7 @@ from dtrain import api
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.detachment import Detachment
 from dtrain.loading import load
+from dtrain.messages.decode import excerpt
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
 from dtrain_cli.commands.select import hosts, ranks
@@ -77,6 +78,13 @@ def launch(
     ] = False,
 ) -> None:
     """Start a job on all its hosts, stream its output, and clean up."""
+    # click does not say which words came after --.
+    after = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if args and len(args) > len(after):
+        raise UsageError(
+            f"unexpected argument {excerpt(args[0])!r}: a launch takes one cluster file",
+            hint="arguments for your own program go after --",
+        )
     if output is not None and not dry_run:
         raise UsageError("--output requires --dry-run", hint="add --dry-run")
     if dry_run and (rank is not None or host is not None or fold or detach):

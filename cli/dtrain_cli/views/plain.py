@@ -176,7 +176,8 @@ class Plain(RunReceiver):
 
     def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:
         self.suspend()
-        self._put("stderr", render(report, paths, color=self._color["stderr"]))
+        columns = self._err.size()[0] if self._err.terminal else None
+        self._put("stderr", render(report, paths, color=self._color["stderr"], columns=columns))
         self._write("", "")
 
     def _fold(self, now: float) -> None:

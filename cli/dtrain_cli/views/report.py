@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from dtrain.diagnostics import ExitCode
@@ -20,25 +21,30 @@ _MAX_PROBLEMS = 8
 
 
 def render(
-    report: Report, paths: Mapping[StreamKey, str], *, color: bool, over: bool = True
+    report: Report,
+    paths: Mapping[StreamKey, str],
+    *,
+    color: bool,
+    over: bool = True,
+    columns: int | None = None,
 ) -> str:
     """Return the report as text for stderr, with a final newline. ``over``: whether the run ended
-    with it, and not only an attempt."""
+    with it, and not only an attempt. ``columns``: the width of a terminal, for long sentences."""
     failed = report.exit_code not in (ExitCode.OK, ExitCode.INTERRUPTED)
     lines: list[str] = []
     if failed:
         lines.append("")
         first = report.failures[0] if report.failures else None
         if first is not None and report.exit_code == ExitCode.JOB_FAILED:
-            lines.append(_mark("error", "red", color) + _headline(first))
+            lines += _marked("error", "red", _headline(first), color, columns)
             lines += _traceback(first, paths)
             lines += _consequences(report.failures[1:])
         else:
-            lines.append(_mark("error", "red", color) + clean(report.reason))
+            lines += _marked("error", "red", report.reason, color, columns)
             lines += _consequences(report.failures)
-    lines += _problems(report, color)
+    lines += _problems(report, color, columns)
     if report.hint:
-        lines += _marked("hint", "cyan", report.hint, color)
+        lines += _marked("hint", "cyan", report.hint, color, columns)
     if over:
         lines.append(_end(report, failed=failed, color=color))
     return "".join(f"{line}\n" for line in lines)
@@ -95,25 +101,31 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
     return lines
 
 
-def _problems(report: Report, color: bool) -> list[str]:
+def _problems(report: Report, color: bool, columns: int | None) -> list[str]:
     # A problem that is the reason of the end is already shown.
     problems = [text for text in report.problems if text != report.reason]
     word = "warning" if report.ok else "problem"
     lines: list[str] = []
     for text in problems[:_MAX_PROBLEMS]:
-        lines += _marked(word, "yellow", text, color)
+        lines += _marked(word, "yellow", text, color, columns)
     if len(problems) > _MAX_PROBLEMS:
-        lines += _marked(word, "yellow", f"and {len(problems) - _MAX_PROBLEMS} more", color)
+        more = f"and {len(problems) - _MAX_PROBLEMS} more"
+        lines += _marked(word, "yellow", more, color, columns)
     return lines
 
 
-def _marked(word: str, style: str, text: str, color: bool) -> list[str]:
-    first, *rest = [_cut(clean(line)) for line in text.strip("\n").split("\n")]
-    return [_mark(word, style, color) + first, *(f"    {line}" for line in rest)]
-
-
-def _mark(word: str, style: str, color: bool) -> str:
-    return names.paint(f"{word}:", f"bold {style}") + " " if color else f"{word}: "
+def _marked(word: str, style: str, text: str, color: bool, columns: int | None) -> list[str]:
+    mark, indent = f"{word}:", "    "
+    lines = [_cut(clean(line)) for line in text.strip("\n").split("\n")]
+    first, *rest = [f"{mark} {lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
+    if columns is not None:
+        wrap = textwrap.TextWrapper(
+            columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ).wrap
+        first, *rest = [part for line in (first, *rest) for part in wrap(line)]
+    if color:
+        first = names.paint(mark, f"bold {style}") + first.removeprefix(mark)
+    return [first, *rest]
 
 
 def _cut(line: str) -> str:

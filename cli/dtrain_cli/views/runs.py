@@ -128,7 +128,9 @@ def details(run: RunStatus, paper: Paper) -> str:
     if run.report is None:
         return text
     # The report of a failure begins with an empty line itself.
-    return f"{text}\n" + render(run.report, {}, color=paper.color).removeprefix("\n")
+    columns = paper.columns if paper.terminal else None
+    ended = render(run.report, {}, color=paper.color, columns=columns)
+    return f"{text}\n" + ended.removeprefix("\n")
 
 
 def _plain(lines: Sequence[RenderableType], paper: Paper) -> list[RenderableType]:

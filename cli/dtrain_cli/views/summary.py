@@ -52,7 +52,9 @@ def as_text(run: Summary, paper: Paper, written: Sequence[str] = ()) -> str:
     ]
     ended = ""
     if run.report is not None:
-        ended = render(run.report, {}, color=paper.color, over=run.ended is not None)
+        columns = paper.columns if paper.terminal else None
+        over = run.ended is not None
+        ended = render(run.report, {}, color=paper.color, over=over, columns=columns)
     return "\n".join(filter(None, (paper.sections(sections), ended.lstrip("\n"))))
 
 

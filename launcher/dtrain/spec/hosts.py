@@ -13,6 +13,8 @@ from dtrain.spec.scalars import JsonSchema, Type
 from dtrain.spec.schema import Section, SectionType, short
 from dtrain.spec.source import Node, Scalar
 
+_LOGIN = re.compile(r"\A(?:[^@]*@)?([^:@]+)(?::[0-9]+)?\Z")
+"""A host as `ssh` takes it, perhaps with a user and a port. No IPv6 address matches."""
 _WRONG_CHARACTER = re.compile(r"[^A-Za-z0-9._:-]")
 
 
@@ -80,7 +82,8 @@ def _names(
     texts: Iterable[Node], problems: Problems, name: str, limit: int = MAX_HOSTS
 ) -> tuple[Named, ...] | None:
     """The hosts that the texts expand to. Reports each text that is not a host list, and returns
-    None if there is one: the other hosts alone may contradict the rest of the file."""
+    None if there is one: the other hosts alone may contradict the rest of the file. A host with a
+    wrong name is reported and counts as a host."""
     found: list[Named] = []
     sound = True
     for text in texts:
@@ -100,19 +103,18 @@ def _names(
             problems.add(f"{name}: {message}", text.part(offset, error.width), hint)
             sound = False
             continue
-        sound = _valid(names, text, problems, name) and sound
-        found.extend(Named(host, text.place) for host in names)
+        _check(names, text, problems, name)
+        found.extend(Named(_LOGIN.sub(r"\1", host), text.place) for host in names)
     return tuple(found) if sound else None
 
 
-def _valid(names: Sequence[str], text: Scalar, problems: Problems, name: str) -> bool:
-    """Whether all are host names. Reports the first that is not."""
+def _check(names: Sequence[str], text: Scalar, problems: Problems, name: str) -> None:
+    """Report the first that is not a host name."""
     for host in names:
         wrong, hint = host_name_fault(host)
         if wrong:
             problems.add(f"{name}: the host name {shown(host)} {wrong}", text.place, hint)
-            return False
-    return True
+            return
 
 
 def host_name_fault(name: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from dtrain.spec.ports import PortRange
 from dtrain.spec.scalars import Choice, Duration, Integer, Text
 from dtrain.spec.schema import Field, ListOf, OneOf, SectionType
 from dtrain.spec.strategies import STRATEGIES
+from dtrain.spec.words import Words
 
 _STRATEGY_NAMES = tuple(dict.fromkeys(name for known in STRATEGIES.values() for name in known))
 
@@ -56,12 +57,9 @@ JOB = SectionType(
             example="my.train",
         ),
         "command": Field(
-            ListOf(
-                Text(lines=True),
-                minimum=1,
-                advice="write each word as its own item: [accelerate, launch, train.py]",
-            ),
-            "Any program with its arguments, one item each, instead of a script. Placeholders in "
+            Words(Text(lines=True), minimum=1),
+            "Any program with its arguments, instead of a script: a list with an item for each, or "
+            "a text that is split at spaces and may have quotes, as in a shell. Placeholders in "
             f"command, args and env: {', '.join(f'{{{name}}}' for name in NAMES)}.",
             otherwise="job.script",
             example='[./train, --rank, "{rank}"]',
@@ -80,12 +78,9 @@ JOB = SectionType(
             example="none",
         ),
         "args": Field(
-            ListOf(
-                Text(empty=True, lines=True),
-                advice="write each argument as its own item: [--epochs, 3]",
-            ),
-            "Arguments of the program. dtrain passes each item exactly as written, with "
-            "placeholders filled in (see command).",
+            Words(Text(empty=True, lines=True)),
+            "Arguments of the program, as a list or a text (see command). dtrain passes each item "
+            "exactly as written, with placeholders filled in.",
             otherwise="none",
             example="[--config, gpt.yaml, --lr, 1e-5]",
         ),
@@ -131,8 +126,9 @@ JOB = SectionType(
                         example="[/data, ~/cache:/cache, /models:/models:ro]",
                     ),
                     "options": Field(
-                        ListOf(Text(), advice="write each word as its own item: [--ulimit, …]"),
-                        "More options of the engine's command, after those of dtrain.",
+                        Words(Text()),
+                        "More options of the engine's command, after those of dtrain; a list or a "
+                        "text (see job.command).",
                         otherwise="none",
                         example='[--ulimit, "memlock=-1"]',
                     ),

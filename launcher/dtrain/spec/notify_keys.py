@@ -9,6 +9,7 @@ from dtrain.spec.model import Notify, NotifyEvent
 from dtrain.spec.problems import Problems
 from dtrain.spec.scalars import Choice, Text
 from dtrain.spec.schema import Field, ListOf, Section, SectionType
+from dtrain.spec.words import Words
 
 NOTIFY = SectionType(
     {
@@ -25,13 +26,10 @@ NOTIFY = SectionType(
             example="[failed]",
         ),
         "command": Field(
-            ListOf(
-                Text(lines=True),
-                minimum=1,
-                advice="write each word as its own item: [mail, -s, training, ml@example.org]",
-            ),
+            Words(Text(lines=True), minimum=1),
             "A program to run on the launching machine, in the cluster file's folder, with its "
-            "arguments. It reads the report from stdin, as one JSON object.",
+            "arguments (a list or a text, see job.command). It reads the report from stdin, as one "
+            "JSON object.",
             otherwise="none",
             example="[./notify.sh, ml@example.org]",
         ),

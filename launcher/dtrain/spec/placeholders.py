@@ -115,5 +115,5 @@ def _texts(cluster: Section, job: Section) -> Iterator[source.Scalar]:
             elif isinstance(node, source.Mapping):
                 children = (entry.value for entry in node.entries)
             else:
-                children = ()
+                children = (node,)
             yield from (child for child in children if isinstance(child, source.Scalar))

@@ -122,12 +122,13 @@ def _launcher(job: Section) -> tuple[str, TextSpan] | None:
     node = job.entries["command"].value if "command" in job else None
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
-        if not isinstance(node, Sequence) or word.endswith(".py"):
+        if word.endswith(".py"):
             break
+        place = node.items[at].place if isinstance(node, Sequence) else job.place("command")
         if word == "torchrun" or (word == "-m" and after in _TORCHRUN_MODULES):
-            return "torchrun", node.items[at].place
+            return "torchrun", place
         if (word, after) == ("accelerate", "launch") or (
             word == "-m" and after in _ACCELERATE_MODULES
         ):
-            return "accelerate launch", node.items[at].place
+            return "accelerate launch", place
     return None

@@ -6,7 +6,8 @@ import re
 
 from dtrain.spec import value_rules as rules
 from dtrain.spec.scalars import Duration, Integer, Text
-from dtrain.spec.schema import Field, ListOf, SectionType
+from dtrain.spec.schema import Field, SectionType
+from dtrain.spec.words import Words
 
 _NAMES = rules.pattern_text(
     r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]*", "must be one name, or several with commas"
@@ -105,11 +106,8 @@ SLURM = SectionType(
             example="login01",
         ),
         "options": Field(
-            ListOf(
-                Text(_option),
-                advice='write each option as its own item: ["--exclusive", "--mem=0"]',
-            ),
-            "Further options of sbatch.",
+            Words(Text(_option)),
+            "Further options of sbatch, as a list or a text (see job.command).",
             otherwise="none",
             example='["--exclusive", "--mem=0"]',
         ),
