@@ -10,6 +10,7 @@ from dtrain.framing import clean
 from dtrain.messages.telemetry import GpuSample
 from dtrain.records import dataclass
 from dtrain.runs.shown_state import BAD
+from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.board import STALE, Board, HostRow, state, summary
 from dtrain_cli.views.troubles import FULL, GpuTrouble, summaries
@@ -133,7 +134,7 @@ def totals(board: Board) -> list[str]:
             words.append(f"memory {_mean(memory):.0%}")
         if power := [gpu.power for gpu in gpus if gpu.power is not None]:
             words.append(f"{sum(power) / 1000:.1f} kW")
-        parts.append(f"{names.count(len(gpus), 'GPU')}: {', '.join(words)}")
+        parts.append(f"{counted(len(gpus), 'GPU')}: {', '.join(words)}")
     samples = [host.sample for host in board.hosts.values() if host.sample is not None]
     for title, key in (("InfiniBand", "infiniband"), ("network", "network"), ("disk", "disk")):
         pairs = [pair for one in samples if (pair := getattr(one, key)) is not None]
@@ -247,7 +248,7 @@ class _Table:
         lines = [self._group(alike)] if len(alike) > 1 else [self._line(host) for host in alike]
         if len(odd) > most - len(lines):
             odd, more = odd[: most - len(lines) - 1], len(odd) - most + len(lines) + 1
-            return [*lines, *map(self._line, odd), Text(f" … {names.count(more, 'more host')}")]
+            return [*lines, *map(self._line, odd), Text(f" … {counted(more, 'more host')}")]
         return [*lines, *map(self._line, odd)]
 
     def _line(self, host: HostRow) -> Text:
