@@ -1,4 +1,4 @@
-"""Nouns after numbers in messages. Pure."""
+"""Numbers and nouns in messages. Pure."""
 
 from __future__ import annotations
 
@@ -13,3 +13,17 @@ def plural(number: int, noun: str) -> str:
     if number == 1:
         return noun
     return f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
+
+
+def short(number: float, space: str = "") -> str:
+    """Three digits and a decimal unit: ``950``, ``6.6k``, ``1.2G``; with ``space`` before it."""
+    for unit in ("", "k", "M", "G"):
+        if number < 999.5:
+            return f"{number:.3g}{space}{unit}"
+        number /= 1000
+    return f"{number:.3g}{space}T"
+
+
+def in_bytes(number: float) -> str:
+    """A number of bytes: ``950 B``, ``12.3 MB``."""
+    return f"{short(number, ' ')}B"

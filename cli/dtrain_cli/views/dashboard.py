@@ -10,7 +10,7 @@ from dtrain.framing import clean
 from dtrain.messages.telemetry import GpuSample
 from dtrain.records import dataclass
 from dtrain.runs.shown_state import BAD
-from dtrain.wording import counted
+from dtrain.wording import counted, short
 from dtrain_cli.views import names
 from dtrain_cli.views.board import STALE, Board, HostRow, state, summary
 from dtrain_cli.views.troubles import FULL, GpuTrouble, summaries
@@ -141,7 +141,7 @@ def totals(board: Board) -> list[str]:
         if pairs and (key != "disk" or not used):
             sent, received = sum(pair[1] for pair in pairs), sum(pair[0] for pair in pairs)
             marks = ("↓", "↑") if key != "disk" else ("read ", "write ")
-            rates = f"{marks[0]}{_rate(received)} {marks[1]}{_rate(sent)}"
+            rates = f"{marks[0]}{short(received)} {marks[1]}{short(sent)}"
             parts.append(f"{title} {rates} B/s")
     return parts
 
@@ -410,7 +410,7 @@ def _ranks(host: HostRow) -> tuple[str, str]:
         return "", ""
     cpus = max(rank.cpu or 0.0 for rank in ranks)
     memory, files = max(rank.memory for rank in ranks), max(rank.files for rank in ranks)
-    return f"{cpus:.1f} {_rate(memory)} {files}", ""
+    return f"{cpus:.1f} {short(memory)} {files}", ""
 
 
 def _pair(title: str, key: str) -> _Column:
@@ -418,21 +418,13 @@ def _pair(title: str, key: str) -> _Column:
 
     def cell(host: HostRow) -> tuple[str, str]:
         pair = getattr(host.sample, key, None)
-        return ("", "") if pair is None else (f"{_rate(pair[0])} {_rate(pair[1])}", "")
+        return ("", "") if pair is None else (f"{short(pair[0])} {short(pair[1])}", "")
 
     def mean(hosts: Sequence[HostRow]) -> str:
         pairs = [pair for host in hosts if (pair := getattr(host.sample, key, None)) is not None]
-        return " ".join(_rate(_mean(rates)) for rates in zip(*pairs, strict=True))
+        return " ".join(short(_mean(rates)) for rates in zip(*pairs, strict=True))
 
     return _Column(title, _PAIR, cell, mean)
-
-
-def _rate(value: float) -> str:
-    """Bytes per second: ``1.2G``."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.0f}"
 
 
 def _mean_gpu(gpus: Sequence[GpuSample]) -> GpuSample:

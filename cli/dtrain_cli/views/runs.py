@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dtrain.framing import clean
 from dtrain.session.prune import OldRun
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus, age
-from dtrain.wording import counted, plural
+from dtrain.wording import counted, in_bytes, plural
 from dtrain_cli.views import names
 from dtrain_cli.views.finite import finite
 from dtrain_cli.views.report import render
@@ -51,10 +51,10 @@ def old(found: Sequence[OldRun], paper: Paper) -> str:
     if not found:
         return "no run that is over is old enough to be removed: see --older-than and --keep\n"
     rows = [
-        (one.run.run, one.run.state, f"{_age(one.run, short=False)} ago", _size(one.size))
+        (one.run.run, one.run.state, f"{_age(one.run, short=False)} ago", in_bytes(one.size))
         for one in found
     ]
-    total = f"{counted(len(found), 'run')}, {_size(sum(one.size for one in found))}"
+    total = f"{counted(len(found), 'run')}, {in_bytes(sum(one.size for one in found))}"
     table = paper.table("lllr", rows, titles=("RUN", "STATE", "STARTED", "SIZE"))
     return paper.draw([table, "", total])
 
@@ -66,14 +66,6 @@ def old_as_json(found: Sequence[OldRun], *, removed: bool) -> str:
         for one in found
     ]
     return json.dumps({"schema": SCHEMA, "removed": removed, "runs": body}, indent=2) + "\n"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
