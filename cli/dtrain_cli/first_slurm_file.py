@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dtrain.engines.slurm.judgement import duration
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine
 from dtrain.records import dataclass
+from dtrain.wording import counted
 from dtrain_cli.first_file import in_table, scalar
 
 DAY = 86400.0
@@ -86,7 +87,7 @@ def summaries(partitions: Sequence[Partition]) -> Iterator[str]:
         gpus = ", ".join(f"{n} {kind} GPUs".replace("  ", " ") for kind, n in alike[0].gpus.items())
         limit = duration(one.max_time) if one.max_time else "none"
         yield (
-            f"{name}: {len(one.machines)} machine{'s' * (len(one.machines) != 1)},"
+            f"{name}: {counted(len(one.machines), 'machine')},"
             f" most with {gpus or 'no GPU'} and {alike[0].cpus} CPUs; time limit: {limit}"
         )
 

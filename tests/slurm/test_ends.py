@@ -171,7 +171,7 @@ while not os.path.exists({str(go)!r}):
     )
     (files / "name").write_text("code")
     launch = launcher.start(file)
-    launch.until("sent 1 file (0.0 kB) to login01")
+    launch.until("sent 1 file (4 B) to login01")
     launch.until("] up in code\n", count=4)
     (run,) = (launcher.home / "runs").iterdir()
     done = launcher.command("exec", run.name, "--no-fold", "--", f"hostname; touch {go}").wait()

@@ -162,10 +162,10 @@ def test_a_big_folder_gets_a_notice_and_a_huge_one_is_refused(
     folders.write({f"data/{n}": "" for n in range(9)} | {"train.py": ""})
     monkeypatch.setattr(source_module, "MANY_FILES", 8)
     (notice,) = folders.scan().notices
-    assert "data/ (0 bytes in 9 files)" in notice
+    assert "data/ (0 B in 9 files)" in notice
     with open(folders.source / "model.pt", "wb") as sparse:
         sparse.truncate(100 << 30)
     with pytest.raises(UsageError) as caught:
         folders.scan()
-    assert "model.pt (100.0 GiB in 1 files)" in caught.value.message
+    assert "model.pt (107 GB in 1 file)" in caught.value.message
     assert "job.sync.exclude" in caught.value.hint

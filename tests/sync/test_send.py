@@ -231,9 +231,9 @@ def _refusal(folders: Folders) -> PrepareError:
 @pytest.mark.parametrize(
     ("sent", "size", "known", "words"),
     [
-        (1, 150, 0, "sent 1 file (0.1 kB) to node0"),
-        (2, 250_000, 1, "sent 2 files (0.2 MB) to node0; 1 was up to date"),
-        (12, 2_000, 30, "sent 12 files (2.0 kB) to node0; 30 were up to date"),
+        (1, 150, 0, "sent 1 file (150 B) to node0"),
+        (2, 250_000, 1, "sent 2 files (250 kB) to node0; 1 was up to date"),
+        (12, 2_000, 30, "sent 12 files (2 kB) to node0; 30 were up to date"),
     ],
 )
 def test_the_summary_counts_files(sent: int, size: int, known: int, words: str) -> None:

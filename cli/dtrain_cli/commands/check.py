@@ -16,6 +16,7 @@ from dtrain.checks import bandwidth as fabric
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.loading import load
 from dtrain.session.signals import on_signals
+from dtrain.wording import counted
 from dtrain_cli import prompt
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.options import errors_name_options
@@ -23,7 +24,6 @@ from dtrain_cli.output import notice, progress, write
 from dtrain_cli.parameters import ClusterFilePath
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import findings as view
-from dtrain_cli.views import names
 
 
 def check(
@@ -56,7 +56,7 @@ def check(
     if output is not None:
         writable(output)
     begun = time.monotonic()
-    hosts = names.count(len(request.spec().cluster.hosts), "host")
+    hosts = counted(len(request.spec().cluster.hosts), "host")
     asked = threading.Event()
     with (
         progress(f"checking {hosts} …"),

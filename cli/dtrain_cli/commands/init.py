@@ -23,11 +23,11 @@ from dtrain.spec.load import parse
 from dtrain.spec.model import Slurm
 from dtrain.spec.problems import either
 from dtrain.transport.select import Transports
+from dtrain.wording import counted
 from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
 from dtrain_cli.commands.select import unfolded
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.output import notice, progress
-from dtrain_cli.views import names
 
 _T = TypeVar("_T")
 
@@ -240,7 +240,7 @@ def _look(answers: first_file.Answers, file: Path) -> Evidence:
     _check(draft)
     request = Request(str(file), str(file.absolute().parent), draft)
     probes = ("machine", "names", "network", "infiniband", "gpus", "interpreter")
-    with progress(f"inspecting {names.count(len(answers.hosts), 'host')} …"):
+    with progress(f"inspecting {counted(len(answers.hosts), 'host')} …"):
         return api.examine(
             request, depth=Depth(probes, thorough=False), ask=prompt.asker(), on_notice=notice
         )

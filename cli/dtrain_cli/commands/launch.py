@@ -18,6 +18,7 @@ from dtrain.loading import load
 from dtrain.messages.decode import excerpt
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
+from dtrain.wording import counted
 from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.output import write
 from dtrain_cli.parameters import (
@@ -160,8 +161,8 @@ def rendered(plan: LaunchPlan, *, json: bool = False, output: Path | None = None
     if output is not None:
         count = _write(plan, script, manifest, output)
         if not json:
-            files = f"{count} file{'s' * (count != 1)}"
-            return f"{files} for {len(plan.hosts)} hosts written to {output}\n"
+            files, hosts = counted(count, "file"), counted(len(plan.hosts), "host")
+            return f"{files} for {hosts} written to {output}\n"
     if json:
         return manifest
     return "".join(script.values()) or view.as_text(plan)

@@ -12,6 +12,7 @@ from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.records import dataclass
 from dtrain.runs.progress import Progress
 from dtrain.runs.shown_state import BAD, ShownState
+from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.progress import ProgressLine
 from dtrain_cli.views.troubles import GpuTrouble, are_busy, trouble
@@ -150,9 +151,9 @@ def summary(hosts: Mapping[str, str], workers: int) -> str:
             parts.append(f"{who} {word}")
     waiting = len(groups.get("", ()))
     parts += [f"{waiting} waiting"] if waiting else []
-    count = names.count(len(hosts), "host")
+    count = counted(len(hosts), "host")
     if len(groups) == 1 and (word := next(iter(groups))) not in BAD:
         text = f"{count} {word or 'waiting'}"
     else:
         text = f"{count}: {', '.join(parts)}"
-    return f"{text} · {names.count(workers, 'worker')}"
+    return f"{text} · {counted(workers, 'worker')}"

@@ -12,6 +12,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all, prefixed, split
 from dtrain.hostlist import in_order
 from dtrain.session.commands import Outcome, Receiver
+from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.outlet import Outlet
@@ -139,10 +140,10 @@ class CommandLines(CommandView):
             self._outlets["stderr"].write(text)
         if interrupted:
             stopped = sum(outcome.error is None for outcome in outcomes)
-            self.notice(f"interrupted; the command has ended on {names.count(stopped, 'host')}")
+            self.notice(f"interrupted; the command has ended on {counted(stopped, 'host')}")
         elif groups and len(outcomes) > 1:
             failed = sum(map(len, groups.values()))
-            total = names.count(len(outcomes), "host")
+            total = counted(len(outcomes), "host")
             self.notice(f"{failed} of {total} failed")
 
     def _flush(self) -> None:

@@ -10,6 +10,7 @@ from dtrain.framing import clean
 from dtrain.messages.telemetry import GpuSample
 from dtrain.records import dataclass
 from dtrain.runs.shown_state import BAD
+from dtrain.wording import counted, short
 from dtrain_cli.views import names
 from dtrain_cli.views.board import STALE, Board, HostRow, state, summary
 from dtrain_cli.views.troubles import FULL, GpuTrouble, summaries
@@ -133,14 +134,14 @@ def totals(board: Board) -> list[str]:
             words.append(f"memory {_mean(memory):.0%}")
         if power := [gpu.power for gpu in gpus if gpu.power is not None]:
             words.append(f"{sum(power) / 1000:.1f} kW")
-        parts.append(f"{names.count(len(gpus), 'GPU')}: {', '.join(words)}")
+        parts.append(f"{counted(len(gpus), 'GPU')}: {', '.join(words)}")
     samples = [host.sample for host in board.hosts.values() if host.sample is not None]
     for title, key in (("InfiniBand", "infiniband"), ("network", "network"), ("disk", "disk")):
         pairs = [pair for one in samples if (pair := getattr(one, key)) is not None]
         if pairs and (key != "disk" or not used):
             sent, received = sum(pair[1] for pair in pairs), sum(pair[0] for pair in pairs)
             marks = ("↓", "↑") if key != "disk" else ("read ", "write ")
-            rates = f"{marks[0]}{_rate(received)} {marks[1]}{_rate(sent)}"
+            rates = f"{marks[0]}{short(received)} {marks[1]}{short(sent)}"
             parts.append(f"{title} {rates} B/s")
     return parts
 
@@ -247,7 +248,7 @@ class _Table:
         lines = [self._group(alike)] if len(alike) > 1 else [self._line(host) for host in alike]
         if len(odd) > most - len(lines):
             odd, more = odd[: most - len(lines) - 1], len(odd) - most + len(lines) + 1
-            return [*lines, *map(self._line, odd), Text(f" … {names.count(more, 'more host')}")]
+            return [*lines, *map(self._line, odd), Text(f" … {counted(more, 'more host')}")]
         return [*lines, *map(self._line, odd)]
 
     def _line(self, host: HostRow) -> Text:
@@ -409,7 +410,7 @@ def _ranks(host: HostRow) -> tuple[str, str]:
         return "", ""
     cpus = max(rank.cpu or 0.0 for rank in ranks)
     memory, files = max(rank.memory for rank in ranks), max(rank.files for rank in ranks)
-    return f"{cpus:.1f} {_rate(memory)} {files}", ""
+    return f"{cpus:.1f} {short(memory)} {files}", ""
 
 
 def _pair(title: str, key: str) -> _Column:
@@ -417,21 +418,13 @@ def _pair(title: str, key: str) -> _Column:
 
     def cell(host: HostRow) -> tuple[str, str]:
         pair = getattr(host.sample, key, None)
-        return ("", "") if pair is None else (f"{_rate(pair[0])} {_rate(pair[1])}", "")
+        return ("", "") if pair is None else (f"{short(pair[0])} {short(pair[1])}", "")
 
     def mean(hosts: Sequence[HostRow]) -> str:
         pairs = [pair for host in hosts if (pair := getattr(host.sample, key, None)) is not None]
-        return " ".join(_rate(_mean(rates)) for rates in zip(*pairs, strict=True))
+        return " ".join(short(_mean(rates)) for rates in zip(*pairs, strict=True))
 
     return _Column(title, _PAIR, cell, mean)
-
-
-def _rate(value: float) -> str:
-    """Bytes per second: ``1.2G``."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.0f}"
 
 
 def _mean_gpu(gpus: Sequence[GpuSample]) -> GpuSample:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtrain.checks.bandwidth import Collective, MeasuredFabric
 from dtrain.framing import clean
-from dtrain_cli.views import names
+from dtrain.wording import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -24,7 +24,7 @@ def as_text(found: MeasuredFabric, hosts: Sequence[str], paper: Paper) -> Iterat
     for title, across in (("across all hosts", True), ("inside a host", False)):
         rows = [one for one in found.collectives if (one.hosts > 1) == across]
         if rows:
-            ranks = names.count(rows[0].ranks, "rank")
+            ranks = counted(rows[0].ranks, "rank")
             yield paper.line((f"all-reduce {title} ({ranks}, {found.backend})", "bold"))
             yield from (paper.line(_collective(row)) for row in rows)
             yield paper.line()

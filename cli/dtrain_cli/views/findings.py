@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtrain.checks import Evidence, Finding, HostFacts, Severity, bandwidth
 from dtrain.framing import clean
+from dtrain.wording import counted
 from dtrain_cli.views import fabric, names
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ def _who(finding: Finding, of: int) -> str:
 def _summary(evidence: Evidence, found: Sequence[Finding], seconds: float) -> str:
     count = len(evidence.plan.hosts)
     # An engine that refuses the request chooses no hosts.
-    what = f"{names.count(count, 'host')} checked" if count else "request checked"
+    what = f"{counted(count, 'host')} checked" if count else "request checked"
     counts = Counter(finding.severity for finding in found)
-    parts = [names.count(counts[one], one.value) for one in Severity if counts[one]]
+    parts = [counted(counts[one], one.value) for one in Severity if counts[one]]
     result = ", ".join(parts) or "no problems found"
     return f"{what} in {names.spent(seconds)}: {result}"
 

@@ -48,10 +48,6 @@ def labels(names: Iterable[str]) -> str:
     return ",".join(filter(None, (ranks, others)))
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def path(text: str) -> str:
     """A path with the home folder as ``~``."""
     try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from dtrain.framing import clean
+from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.board import Board, state, summary
 from dtrain_cli.views.dashboard import first, totals, words
@@ -14,13 +15,13 @@ from dtrain_cli.views.dashboard import first, totals, words
 
 def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[Text]:
     """Exactly ``rows`` lines: for each run its state, progress, load and worst trouble."""
-    count = names.count(len(boards), "run")
+    count = counted(len(boards), "run")
     lines = [Text(f" {count} · `dtrain top RUN` shows one", "bold")]
     left = rows - 1
     for number, board in enumerate(boards):
         entry = _entry(board, columns, now)
         if len(entry) > left - (number + 1 < len(boards)):
-            lines.append(Text(f" … {names.count(len(boards) - number, 'more run')}"))
+            lines.append(Text(f" … {counted(len(boards) - number, 'more run')}"))
             break
         lines += entry
         left -= len(entry)

@@ -10,6 +10,7 @@ from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import RECOVERED
 from dtrain.framing import LIMIT, clean, clean_all, prefixed
 from dtrain.session.feed import RunReceiver, StreamKey
+from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.bars import Bars
 from dtrain_cli.views.folding import LineFolder
@@ -87,14 +88,14 @@ class Plain(RunReceiver):
     def _count(self, plan: LaunchPlan) -> str:
         """``4 workers on 2 hosts (node0, node1)``."""
         hosts = [host.host.name for host in plan.hosts]
-        count = f"{names.count(self._workers, 'worker')} on {names.count(len(hosts), 'host')}"
+        count = f"{counted(self._workers, 'worker')} on {counted(len(hosts), 'host')}"
         return f"{count} ({names.hosts(hosts)})" if plan.hosts_known else count
 
     def host_state(self, host: str, state: str, detail: str) -> None:
         if state == "running" and host in self._starting:
             self._starting.remove(host)
             if not self._starting:
-                self.notice(f"{names.count(self._workers, 'worker')} started")
+                self.notice(f"{counted(self._workers, 'worker')} started")
         elif state == "unreachable" and host not in self._unreachable:
             self._unreachable.add(host)
             if len(self._unreachable) <= _MAX_UNREACHABLE:
@@ -126,7 +127,7 @@ class Plain(RunReceiver):
             self.notice(brief(finding, self._hosts))
         if warnings:
             more = len(warnings) - _MAX_WARNINGS
-            others = f"{names.count(more, 'more warning')}; " if more > 0 else ""
+            others = f"{counted(more, 'more warning')}; " if more > 0 else ""
             self.notice(f"{others}`dtrain check FILE` shows how to fix them")
 
     def notice(self, text: str) -> None:

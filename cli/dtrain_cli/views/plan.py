@@ -12,6 +12,7 @@ from dtrain import hostlist
 from dtrain.launchplan.document import completed_by_node, document, masked
 from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+from dtrain.wording import counted
 
 _NUMBER = re.compile(r"\d+")
 _NAMED = "  DTRAIN_HOST="
@@ -50,11 +51,10 @@ def as_text(plan: LaunchPlan) -> str:
 def _summary(plan: LaunchPlan) -> Iterator[str]:
     job = plan.job
     hosts = hostlist.fold(plan.host_names)
-    count = len(plan.hosts)
     how = f"torch, {job.rendezvous.backend}" if job.framework == "torch" else job.framework
     strategy = f", {job.strategy}" if job.strategy else ""
-    processes = f"{plan.world_size} process" + ("es" if plan.world_size != 1 else "")
-    yield f"{plan.name}: {processes} on {count} host{'s' * (count != 1)} {hosts} ({how}{strategy})"
+    processes, count = counted(plan.world_size, "process"), counted(len(plan.hosts), "host")
+    yield f"{plan.name}: {processes} on {count} {hosts} ({how}{strategy})"
     if job.strategy_reason:
         yield f"strategy  {job.strategy} (auto): {job.strategy_reason}"
     if job.sync is not None:

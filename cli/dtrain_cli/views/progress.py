@@ -5,6 +5,7 @@ from __future__ import annotations
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.progress import Pace, Progress
 from dtrain.spec.model import Expected
+from dtrain.wording import short
 from dtrain_cli.views import names
 
 BETWEEN_LINES = 10.0
@@ -61,7 +62,7 @@ class ProgressLine:
         if steps := pace.steps_per_second:
             parts.append((3, f"{steps:.1f} steps/s" if steps >= 1 else f"{1 / steps:.1f} s/step"))
         if (tokens := pace.tokens_per_second) is not None:
-            parts.append((4, f"{_thousands(tokens)} tokens/s"))
+            parts.append((4, f"{short(tokens)} tokens/s"))
         if planned := self._planned():
             parts.append((2, planned))
         if left := pace.seconds_left:
@@ -79,10 +80,3 @@ class ProgressLine:
             return f"{expected.step_time * steps * 100:.0f} % of the planned speed"
         planned = mfu / (steps * expected.step_time)
         return f"MFU {mfu * 100:.1f} % ({planned * 100:.1f} % planned)"
-
-
-def _thousands(number: float) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"

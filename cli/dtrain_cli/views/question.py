@@ -9,6 +9,7 @@ from dtrain.framing import clean
 from dtrain.parallelism.answer import explain
 from dtrain.parallelism.cluster.probe import Measurement
 from dtrain.parallelism.question import Answer, Question, RunError, TrainingCost
+from dtrain.wording import counted
 from dtrain_cli.options import as_options
 from dtrain_cli.views import names
 
@@ -62,7 +63,7 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
     gpus = f"{cluster.gpus:,} × {cluster.gpu.name}{wires}{_source(asked.cluster_source)}"
     tokens = explain.large(asked.global_batch * shape.seq_len)
     batch = (
-        f"{names.count(asked.global_batch, 'sequence')} = {tokens} tokens a step, in "
+        f"{counted(asked.global_batch, 'sequence')} = {tokens} tokens a step, in "
         f"{asked.precision}{_source(asked.batch_source)}"
     )
     entries = [("Model", model), ("Cluster", gpus), ("Batch", batch)]

@@ -11,6 +11,7 @@ from dtrain.failures.traceback import shorten
 from dtrain.framing import clean
 from dtrain.hostlist import in_order
 from dtrain.session.feed import StreamKey
+from dtrain.wording import counted, plural
 from dtrain_cli.views import names
 
 _TRACEBACK_HEAD = 4
@@ -77,7 +78,7 @@ def _traceback(failure: Failure, paths: Mapping[StreamKey, str]) -> list[str]:
     if left_out > 1:
         path = paths.get((failure.host, failure.role, failure.index, "stderr"))
         where = f" (full text in {names.path(path)})" if path else ""
-        middle = f"… {names.count(left_out, 'line')} left out{where}"
+        middle = f"… {counted(left_out, 'line')} left out{where}"
         lines = [*lines[:_TRACEBACK_HEAD], middle, *lines[-_TRACEBACK_TAIL:]]
     return ["", *(f"    {line}" if line else "" for line in lines), ""]
 
@@ -92,12 +93,12 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
         hosts = names.hosts(in_order({failure.host for failure in group}))
         ranks = [failure.label for failure in group if failure.rank is not None]
         others = [failure.label for failure in group if failure.rank is None]
-        who = [f"rank{'s' * (len(ranks) > 1)} {names.labels(ranks)}"] if ranks else []
+        who = [f"{plural(len(ranks), 'rank')} {names.labels(ranks)}"] if ranks else []
         who += [names.labels(in_order(others))] if others else []
         how = outcome.removeprefix("was ")
         lines.append(clean(f"then also failed: {hosts} {', '.join(who)} ({how})"))
     if (more := sum(map(len, list(outcomes.values())[_MAX_OUTCOMES:]))) > 0:
-        lines.append(f"then also failed: {names.count(more, 'other')}")
+        lines.append(f"then also failed: {counted(more, 'other')}")
     return lines
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dtrain.framing import clean
 from dtrain.session.prune import OldRun
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus, age
+from dtrain.wording import counted, in_bytes, plural
 from dtrain_cli.views import names
 from dtrain_cli.views.finite import finite
 from dtrain_cli.views.report import render
@@ -50,10 +51,10 @@ def old(found: Sequence[OldRun], paper: Paper) -> str:
     if not found:
         return "no run that is over is old enough to be removed: see --older-than and --keep\n"
     rows = [
-        (one.run.run, one.run.state, f"{_age(one.run, short=False)} ago", _size(one.size))
+        (one.run.run, one.run.state, f"{_age(one.run, short=False)} ago", in_bytes(one.size))
         for one in found
     ]
-    total = f"{names.count(len(found), 'run')}, {_size(sum(one.size for one in found))}"
+    total = f"{counted(len(found), 'run')}, {in_bytes(sum(one.size for one in found))}"
     table = paper.table("lllr", rows, titles=("RUN", "STATE", "STARTED", "SIZE"))
     return paper.draw([table, "", total])
 
@@ -65,14 +66,6 @@ def old_as_json(found: Sequence[OldRun], *, removed: bool) -> str:
         for one in found
     ]
     return json.dumps({"schema": SCHEMA, "removed": removed, "runs": body}, indent=2) + "\n"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
@@ -144,11 +137,11 @@ def as_json(runs: Sequence[RunStatus]) -> str:
 
 
 def _unreadable_lines(run: RunStatus) -> str:
-    return f"{names.count(run.unreadable_lines, 'journal line')} could not be read"
+    return f"{counted(run.unreadable_lines, 'journal line')} could not be read"
 
 
 def _named(run: RunStatus, hosts: Sequence[str]) -> str:
-    return names.hosts(hosts) if run.hosts_known else names.count(len(hosts), "host")
+    return names.hosts(hosts) if run.hosts_known else counted(len(hosts), "host")
 
 
 def _hosts(run: RunStatus) -> list[tuple[str, str]]:
@@ -187,7 +180,7 @@ def _processes(processes: Sequence[ProcessStatus]) -> str:
 def _workers(labels: Sequence[str]) -> str:
     if not all(label.isdecimal() for label in labels):
         return names.labels(labels)
-    return f"rank{'s' * (len(labels) > 1)} {names.labels(labels)}"
+    return f"{plural(len(labels), 'rank')} {names.labels(labels)}"
 
 
 def _outcome(process: ProcessStatus) -> str:

@@ -12,6 +12,7 @@ from dtrain.framing import clean
 from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.measured import Difference
 from dtrain.runs.summary import Summary
+from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.finite import finite
 from dtrain_cli.views.overview import attach_hint
@@ -66,14 +67,14 @@ def facts(run: Summary) -> list[tuple[str, str]]:
     if measured.tokens_per_second is not None:
         speed.append(f"{measured.tokens_per_second:,.0f} tokens/s")
     losses = [point.loss for point in run.curve if point.loss is not None]
-    gpus = f", {names.count(run.gpus, 'GPU')}" if run.gpus else ""
+    gpus = f", {counted(run.gpus, 'GPU')}" if run.gpus else ""
     found = [
         ("Run", run.record.run),
         ("State", state(run)),
         ("Began", moment(run.began)),
         ("Launcher", "" if run.attended else f"none; {attach_hint(run.record.run)}"),
         ("Took", names.spent(run.until - run.began)),
-        ("Hosts", f"{names.hosts(run.hosts)}: {names.count(run.workers, 'worker')}{gpus}"),
+        ("Hosts", f"{names.hosts(run.hosts)}: {counted(run.workers, 'worker')}{gpus}"),
         ("Steps", f"{last:,}" if last is not None else ""),
         ("Loss", f"{losses[0]:.4g} to {losses[-1]:.4g}" if losses else ""),
         ("Speed", ", ".join(speed)),
@@ -87,7 +88,7 @@ def facts(run: Summary) -> list[tuple[str, str]]:
         ("Logs", names.path(run.folder)),
         (
             "Journal",
-            f"{names.count(run.unreadable, 'line')} could not be read" if run.unreadable else "",
+            f"{counted(run.unreadable, 'line')} could not be read" if run.unreadable else "",
         ),
     ]
     return [(title, text) for title, text in found if text]

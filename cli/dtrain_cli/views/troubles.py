@@ -7,6 +7,7 @@ from statistics import median
 
 from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample
 from dtrain.records import dataclass
+from dtrain.wording import counted
 from dtrain_cli.views import names
 
 FULL = 0.95
@@ -29,7 +30,7 @@ def trouble(gpu: GpuSample, *, busy: bool) -> GpuTrouble | None:
     """The worst problem of a GPU; None if it has none. ``busy``: whether most GPUs of the job
     work."""
     if gpu.xids:
-        errors = names.count(gpu.xids, "Xid error")
+        errors = counted(gpu.xids, "Xid error")
         return GpuTrouble("X", "white on red", "GPU errors", f"{errors} since the start")
     if gpu.ecc:
         return GpuTrouble(

@@ -10,6 +10,7 @@ from dtrain.checks.evidence import Evidence, HostFacts
 from dtrain.checks.finding import Finding, error, warning
 from dtrain.checks.sizes import GIB, in_words
 from dtrain.checks.skew import outliers
+from dtrain.wording import counted, plural
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -110,7 +111,7 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
         yield host.warning(
             "memory",
             f"{in_words(found['available'])} of {in_words(total)} are available"
-            f" for {workers} worker{'s' * (workers != 1)}",
+            f" for {counted(workers, 'worker')}",
             "at least 512 MiB for each worker",
             "find the processes that use it (`ps aux --sort=-rss | head`) and stop them",
         )
@@ -120,7 +121,7 @@ def _leftovers(host: HostFacts) -> Iterator[Finding]:
     for run, pids in host.fact("leftovers").items():
         yield host.warning(
             "processes",
-            f"{len(pids)} process{'es' * (len(pids) != 1)} of run {run} still"
+            f"{counted(len(pids), 'process')} of run {run} still"
             f" {'run' if len(pids) != 1 else 'runs'} there",
             "no other job of yours on this host",
             f"if it is not needed: dtrain stop {run}, or run there:"
@@ -135,7 +136,7 @@ def _cores(host: HostFacts) -> Iterator[Finding]:
     if cpus < workers:
         yield host.warning(
             "cpu",
-            f"{workers} workers share {cpus} core{'s' * (cpus != 1)}",
+            f"{workers} workers share {counted(cpus, 'core')}",
             "at least one core for each worker in the affinity mask",
             "give the job more cores (Slurm: --cpus-per-task, containers: --cpuset-cpus), or start"
             " fewer workers",
@@ -149,9 +150,9 @@ def _cores(host: HostFacts) -> Iterator[Finding]:
         if len(cores) > 1 and node is not None and usable < gpus:
             yield host.warning(
                 "cpu",
-                f"{gpus} GPU{'s' * (gpus != 1)} of the job {'are' if gpus != 1 else 'is'} on NUMA"
+                f"{counted(gpus, 'GPU')} of the job {'are' if gpus != 1 else 'is'} on NUMA"
                 f" node {node}, but the affinity mask has {usable or 'no'}"
-                f" core{'s' * (usable != 1)} of that node",
+                f" {plural(usable, 'core')} of that node",
                 "one core of the node for each GPU; dtrain does not bind these workers",
                 "give the job cores of that node (Slurm: --gpu-bind, containers: --cpuset-cpus),"
                 " or set `job.binding: none`",
@@ -166,8 +167,7 @@ def _processors(evidence: Evidence) -> Iterator[Finding]:
         if found.get("governors"):
             governors[host.name] = "governor " + "+".join(sorted(found["governors"]))
         if found.get("numa_nodes"):
-            count = found["numa_nodes"]
-            nodes[host.name] = f"{count} NUMA node{'s' * (count != 1)}"
+            nodes[host.name] = counted(found["numa_nodes"], "NUMA node")
     for outlier in outliers(governors):
         yield outlier.warning(
             "cpu",

@@ -25,6 +25,7 @@ from dtrain.runs.measured import (
 )
 from dtrain.runs.record import Record
 from dtrain.spec.model import Expected
+from dtrain.wording import counted
 
 SAMPLES, ALL_SAMPLES = 480, 1 << 14
 """Averages that are read of each host, evenly over the run, and of all hosts."""
@@ -187,7 +188,7 @@ def _text(event: journal.JournalEvent) -> str:
         case journal.HostState(host, state, detail) if state in NOTABLE:
             return f"{host} is {state}{f': {detail}' if detail else ''}"
         case journal.NextAttempt(number, hosts):
-            return f"attempt {number} begins on {len(hosts)} host{'s' * (len(hosts) != 1)}"
+            return f"attempt {number} begins on {counted(len(hosts), 'host')}"
         case journal.LauncherAttached():
             return "another launcher takes charge of the run"
         case journal.StragglersChanged(found):

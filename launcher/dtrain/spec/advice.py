@@ -13,6 +13,7 @@ from dtrain.spec.model import Cluster, Host
 from dtrain.spec.problems import Problems, TextSpan, either, shown
 from dtrain.spec.resolve import Resolved
 from dtrain.spec.schema import Section
+from dtrain.wording import counted
 
 
 def advise(
@@ -94,7 +95,7 @@ def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> Non
     if steps < layout.pipeline:
         refuses = "" if layout.schedule == "gpipe" else "; dtrain.runtime needs more of them"
         warnings.add(
-            f"with {steps} micro-batch{'es' * (steps > 1)} for {layout.pipeline} stages, each is "
+            f"with {counted(steps, 'micro-batch')} for {layout.pipeline} stages, each is "
             f"idle for {_bubble(layout):.0%} of a step{refuses}",
             _place("grad_accumulation", job),
             f"make grad_accumulation {2 * layout.pipeline} or more, with smaller micro-batches",

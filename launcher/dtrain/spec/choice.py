@@ -11,6 +11,7 @@ from dtrain.runtime.layout import Layout
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.layouts import Given, strategy_of
 from dtrain.spec.model import Host
+from dtrain.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def choose_tensorflow(
     if len(set(gpus)) == 1:
         return StrategyChoice(
             "multi_worker_mirrored",
-            f"there are {len(hosts)} hosts with {gpus[0] or 'no'} GPU{'s' * (gpus[0] != 1)} each",
+            f"there are {len(hosts)} hosts with {gpus[0] or 'no'} {plural(gpus[0], 'GPU')} each",
         )
     if all(gpus):
         return StrategyChoice(

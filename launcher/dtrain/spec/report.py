@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dtrain.diagnostics import Problem, SpecError
 from dtrain.spec.problems import visible
+from dtrain.wording import counted
 
 MAX_SHOWN = 50
 WIDTH = 100
@@ -21,10 +22,9 @@ def render_problems(error: SpecError) -> str:
     left = len(error.problems) - MAX_SHOWN
     if left > 0:
         blocks.append(f"… and {left} more\n")
-    count = len(error.problems)
     position = error.problems[0].position
     where = f" in {_safe(position.file)}" if position else ""
-    blocks.append(f"{count} problem{'s' if count != 1 else ''}{where}\n")
+    blocks.append(f"{counted(len(error.problems), 'problem')}{where}\n")
     return "\n".join(blocks)
 
 

@@ -20,6 +20,7 @@ from dtrain.sync.source import Tree, local_folder, shown
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.incoming import Incoming
+from dtrain.wording import counted, in_bytes
 
 ATTEMPTED = "sending the working folder"
 _WRITE = 1 << 18
@@ -53,12 +54,10 @@ class SyncResult:
 
     def summary(self, where: str) -> str:
         """What was sent to ``where``."""
-        sent = self.sent_bytes
-        size = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
-        files = "1 file" if self.sent_files == 1 else f"{self.sent_files} files"
         known = self.unchanged_files
         same = f"; {known} {'was' if known == 1 else 'were'} up to date" if known else ""
-        return f"sent {files} ({size}) to {where}{same}"
+        files = counted(self.sent_files, "file")
+        return f"sent {files} ({in_bytes(self.sent_bytes)}) to {where}{same}"
 
 
 def send(

@@ -22,6 +22,7 @@ from dtrain.diagnostics import StoppedError, UsageError
 from dtrain.records import dataclass
 from dtrain.sync.contents import Contents, File, local_path
 from dtrain.sync.exclude import Exclusion
+from dtrain.wording import counted, in_bytes
 
 MANY_FILES, MUCH = 50_000, 1 << 30
 """Files and bytes above which a tree gets a notice."""
@@ -156,20 +157,11 @@ class _Found:
             counts[top] += 1
         by = sizes if sum(sizes.values()) > MUCH else counts
         heaviest = ", ".join(
-            f"{shown(top)} ({readable(sizes[top])} in {counts[top]} files)"
+            f"{shown(top)} ({in_bytes(sizes[top])} in {counted(counts[top], 'file')})"
             for top, _ in by.most_common(3)
         )
-        return f"{readable(sum(sizes.values()))} in {len(self.files)} files, most in {heaviest}"
-
-
-def readable(size: int) -> str:
-    """A number of bytes in readable form."""
-    amount = float(size)
-    for unit in ("bytes", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"
+        files = counted(len(self.files), "file")
+        return f"{in_bytes(sum(sizes.values()))} in {files}, most in {heaviest}"
 
 
 def _walk(root: bytes, exclusion: Exclusion, go_on: Callable[[], None]) -> _Found:

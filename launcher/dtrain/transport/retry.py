@@ -53,5 +53,5 @@ def pause(
 
 
 def jitter(low: float, high: float) -> float:
-    """The ``uniform`` argument of `pause` in a launch."""
+    """A number that spreads the retries of many hosts; the ``uniform`` argument of `pause`."""
     return random.uniform(low, high)  # noqa: S311 (no secret depends on it)

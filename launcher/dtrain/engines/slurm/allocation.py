@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dtrain.spec.model import ClusterFile
+from dtrain.wording import counted
 
 if TYPE_CHECKING:
     from dtrain.engines.slurm.state import SlurmState
@@ -31,12 +32,8 @@ def check(number: str, state: SlurmState | None, nodes: int) -> None:
         why = f"the job is {state.state}" if state is not None else "Slurm does not know the job"
     elif len(state.hosts) != nodes:
         have = len(state.hosts)
-        why = f"it has {machines(have)}, and the job needs {nodes}"
+        why = f"it has {counted(have, 'machine')}, and the job needs {nodes}"
         hint = f"set 'nodes: {have}', or use `salloc --nodes={nodes}`; {hint}"
     else:
         return
     raise SubmitError("this machine", f"using the allocation of job {number}", why, hint=hint)
-
-
-def machines(count: int) -> str:
-    return f"{count} machine{'s' * (count != 1)}"

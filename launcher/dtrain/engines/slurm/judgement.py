@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from dtrain.checks.finding import Finding, Severity, error, warning
-from dtrain.engines.slurm.allocation import machines
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine, chosen
 from dtrain.engines.slurm.submission import hint_for, is_absent
 from dtrain.records import dataclass
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.spec.problems import either, nearest
+from dtrain.wording import counted
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.:+@-]+")
 _GIVEN_PARTITION = re.compile(r"Job \d+ to start at .* in partition (\S+)$", re.MULTILINE)
@@ -154,7 +154,8 @@ class RequestJudge:
         if len(left) < nodes:
             yield self._error(
                 "nodes",
-                f"partition {name} has {machines(len(left))}, and the job asks for {nodes}",
+                f"partition {name} has {counted(len(left), 'machine')}, and the job asks for"
+                f" {nodes}",
                 f"at most {len(left)}",
                 f"set cluster.nodes to {len(left)} or less, or choose another partition",
             )
@@ -164,7 +165,7 @@ class RequestJudge:
             if len(left) < nodes:
                 yield self._error(
                     key,
-                    f"{len(left)} of {machines(len(before))} of partition {name} {seen}",
+                    f"{len(left)} of {counted(len(before), 'machine')} of partition {name} {seen}",
                     f"{nodes} such machines, as cluster.nodes says",
                     remedy,
                 )
@@ -175,8 +176,8 @@ class RequestJudge:
             yield warning(
                 "cluster.nodes",
                 [self.login],
-                f"{len(usable)} of the {machines(len(left))} that fit in partition {name} can run"
-                f" jobs; the others are {', '.join(states)}",
+                f"{len(usable)} of the {counted(len(left), 'machine')} that fit in partition"
+                f" {name} can run jobs; the others are {', '.join(states)}",
                 f"{nodes} of them can: the job waits until then",
                 "`sinfo -R` shows why; set a smaller cluster.nodes, or choose another partition",
                 self.place("cluster.nodes"),

@@ -31,6 +31,7 @@ from dtrain.launchplan.shell import (
 from dtrain.launchplan.tasks import Task, exported_lines, numbers, tasks_of, uniform
 from dtrain.quoting import path, sh, word
 from dtrain.spec.model import Container, Slurm
+from dtrain.wording import counted
 
 NAME = "job.sbatch"
 
@@ -197,7 +198,7 @@ def _hosts(plan: LaunchPlan) -> Iterator[str]:
     yield 'mapfile -t dtrain_hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
     yield f"if ((${{#dtrain_hosts[@]}} != {count})); then"
     yield (
-        f'  echo "dtrain: the job needs {count} node{"s" * (count != 1)}, and the allocation has'
+        f'  echo "dtrain: the job needs {counted(count, "node")}, and the allocation has'
         ' ${#dtrain_hosts[@]}" >&2'
     )
     yield "  exit 1"
@@ -266,9 +267,8 @@ def _gpus(count: int) -> Iterator[str]:
     first = " ".join(map(str, range(count)))
     yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({first})"
     yield f"  if ((${{#dtrain_gpus[@]}} < {count})); then"
-    needed = f"{count} GPU{'s' * (count != 1)}"
     yield (
-        f'    echo "dtrain: the job needs {needed} on each node, and Slurm gives it'
+        f'    echo "dtrain: the job needs {counted(count, "GPU")} on each node, and Slurm gives it'
         ' ${#dtrain_gpus[@]}" >&2'
     )
     yield "    exit 1"

@@ -6,17 +6,15 @@ cleanup reports nothing: no observer, no journal, no output.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum, auto
 
 from dtrain.diagnostics import NodeError
-from dtrain.engines.ssh import agent
 from dtrain.engines.ssh.guarded import run_guarded
 from dtrain.engines.ssh.outage import Outage
-from dtrain.engines.ssh.requests import attach_request
+from dtrain.engines.ssh.relay_connection import RelayConnection
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
@@ -26,7 +24,8 @@ from dtrain.node.agent.commands import Command
 from dtrain.runs.record import Record
 from dtrain.session.liveness import PingLimit
 from dtrain.session.relay import FLUSH_SECONDS, CommandWriter, RelayChannel, close_all
-from dtrain.transport.contract import Connection, Transport
+from dtrain.transport.contract import Transport
+from dtrain.transport.retry import jitter
 
 
 class Cleanup(Enum):
@@ -49,15 +48,10 @@ class CleanupLink:
         self.host = part.host.name
         self.attempt = attempt
         self.state = Cleanup.PENDING
-        self._transport = transport
-        self._plan = plan
-        self._part = part
-        self._run = run
         self._sequence = MessageSequence(part, plan.world_size)
-        self._connection: Connection | None = None
-        self._lock = threading.Lock()
         self._closed = threading.Event()
         self._commands = CommandWriter[Command](lambda: PingLimit.STOPPING, self._fail)
+        self._connection = RelayConnection(transport, plan, part, run, self._commands)
 
     def start(self) -> None:
         self._commands.start()
@@ -68,18 +62,15 @@ class CleanupLink:
         self._commands.finish()
 
     def disconnect(self, timeout: float) -> None:
-        self._commands.join(timeout)
-        with self._lock:
-            connection = self._connection
-        if connection is not None:
-            connection.close()
+        self._connection.disconnect(timeout)
 
     def _read(self) -> None:
         outage = Outage()
         while not self._closed.is_set() and self.state is Cleanup.PENDING:
-            previous = self._commands.relay
             try:
-                relay = self._attach(previous.pid if previous is not None else None)
+                relay = self._connection.attach(
+                    lambda: not self._closed.is_set(), offsets={}, outputs=False
+                )
                 if relay is None:
                     return
                 self._follow(relay)
@@ -88,29 +79,10 @@ class CleanupLink:
             except ProtocolError:
                 self._commands.send({"op": "kill"})
                 self.state = Cleanup.FAILED
-            self._closed.wait(outage.next_delay() * random.uniform(0.5, 1.0))  # noqa: S311
+            self._closed.wait(outage.next_delay() * jitter(0.5, 1.0))
         # The run may go on for days, and so would the connection.
         self.close()
         self.disconnect(FLUSH_SECONDS)
-
-    def _attach(self, previous: int | None) -> RelayChannel | None:
-        """A relay on a new connection. None if the link is closed."""
-        connection = self._transport.connect(self._part.host)
-        with self._lock:
-            last, self._connection = self._connection, connection
-        if last is not None:
-            last.close()
-        if self._closed.is_set():
-            connection.close()
-            return None
-        request = attach_request(
-            self._plan, self._part, self._run, offsets={}, outputs=False, previous=previous
-        )
-        python = self._plan.agent_python(self._part)
-        process = agent.start(connection, python, self._run, request)
-        relay = RelayChannel(self.host, connection, process)
-        self._commands.relay = relay
-        return relay
 
     def _fail(self, bug: Exception) -> None:
         self.state = Cleanup.FAILED

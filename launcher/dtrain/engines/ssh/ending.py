@@ -21,6 +21,7 @@ from dtrain.runs import restart
 from dtrain.runs.storage import StorageError
 from dtrain.session.failure_output import explained
 from dtrain.session.hang_watch import HangWatch
+from dtrain.wording import counted
 
 _EXIT_CODES = {
     AttemptOutcome.DONE: ExitCode.OK,
@@ -128,8 +129,8 @@ class Ending:
             case AttemptOutcome.WORKER_FAILED:
                 return "something outside dtrain stopped a worker"
             case _ if self._findings:
-                errors = len(self._findings)
-                return f"not started: the host check found {errors} error{'s' * (errors > 1)}"
+                errors = counted(len(self._findings), "error")
+                return f"not started: the host check found {errors}"
             case _:
                 if self.storage_failed:
                     return "this machine cannot store the run's files"

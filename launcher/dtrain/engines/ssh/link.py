@@ -10,33 +10,33 @@ the controller requests, the relay sends and the link observes.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 from dtrain.diagnostics import ConnectError, NodeError
-from dtrain.engines.ssh import agent, host_events, host_state, problems
+from dtrain.engines.ssh import host_events, host_state, problems
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.guarded import fault, run_guarded
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.host_state import HostPhase, LinkState
 from dtrain.engines.ssh.inbox import Inbox, Reported
 from dtrain.engines.ssh.outage import Outage
-from dtrain.engines.ssh.requests import attach_request, launch_request
+from dtrain.engines.ssh.relay_connection import RelayConnection
+from dtrain.engines.ssh.requests import launch_request
 from dtrain.engines.ssh.worker_reports import WorkerReports
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
-from dtrain.node.agent.commands import AttachRequest, Command, FirstCommand
+from dtrain.node.agent.commands import Command
 from dtrain.runs import journal
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.evidence import HostEvidence
 from dtrain.session.liveness import PingLimit
 from dtrain.session.relay import CommandWriter, RelayChannel, SilentRelayError
 from dtrain.sync import SyncResult, send
-from dtrain.transport.contract import Connection, RemoteProcess
+from dtrain.transport.retry import jitter
 
 
 class Link:
@@ -52,12 +52,14 @@ class Link:
         self._timeout = context.plan.job.restart.node_timeout
         self._python = context.plan.agent_python(part)
         self._outage = Outage()
-        self._connection: Connection | None = None
         self._closed = threading.Event()
         self.evidence = HostEvidence(self.host, part.host.gpus)
-        self.reports = WorkerReports(context, part, lambda: self._connection)
+        self.reports = WorkerReports(context, part, lambda: self._connection.current)
         self._inbox = Inbox(context, part, self.evidence, self.reports, self._outage, self._step)
         self._commands = CommandWriter[Command](self._patience, self._fail)
+        self._connection = RelayConnection(
+            context.transport, context.plan, part, context.name, self._commands
+        )
         self._all_received = threading.Event()
         """Set once the link reads nothing any more."""
 
@@ -111,11 +113,7 @@ class Link:
     def disconnect(self, timeout: float) -> None:
         """Close the connection of a closed link once its commands are sent, or after ``timeout``
         seconds."""
-        self._commands.join(timeout)
-        with self._lock:
-            connection = self._connection
-        if connection is not None:
-            connection.close()
+        self._connection.disconnect(timeout)
 
     # State for the attempt ----------------------------------------------------------------------
 
@@ -158,7 +156,7 @@ class Link:
                         self._show(action)
                     case Post():
                         self._context.post(action)
-                    case host_events.Disconnect() if self._connection is not None:
+                    case host_events.Disconnect():
                         self._connection.close()
         return phase
 
@@ -208,7 +206,7 @@ class Link:
         """
         context, part = self._context, self._part
         self._step(host_events.Connecting(ShownState.CONNECTING))
-        connection = self._connect()
+        connection = self._connection.connect(self._goes_on)
         if connection is None:
             return None
         if context.inspection is not None:
@@ -237,32 +235,13 @@ class Link:
             context.plan, part, context.name, workdir=workdir, secrets=context.secrets
         )
         relays = {} if context.inspection is None else context.inspection.relays
-        relay = self._start_agent(connection, request, relays.get(self.host))
+        relay = self._connection.start(connection, request, relays.get(self.host))
         self._commands.start()
         return relay
 
-    def _connect(self) -> Connection | None:
-        """Replace the connection with a new one. None if the link needs no connection any more."""
-        connection = self._context.transport.connect(self._part.host)
-        with self._lock:
-            wanted = self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
-            last = self._connection
-            self._connection = connection if wanted else None
-        if last is not None:
-            last.close()
-        if not wanted:
-            connection.close()
-            return None
-        return connection
-
-    def _start_agent(
-        self, connection: Connection, request: FirstCommand, started: RemoteProcess | None = None
-    ) -> RelayChannel:
-        """Start an agent, as `agent.start`. Its request precedes all of the writer's commands."""
-        process = agent.start(connection, self._python, self._context.name, request, started)
-        relay = RelayChannel(self.host, connection, process)
-        self._commands.relay = relay
-        return relay
+    def _goes_on(self) -> bool:
+        """Whether the link still follows the host, or wants to."""
+        return self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
 
     def _reconnect(self, *, at_once: bool = False) -> RelayChannel | None:
         """Connect a new relay to the running job. None if the host is lost or the link closed."""
@@ -271,13 +250,11 @@ class Link:
         while not self._closed.is_set() and self._outage.lasts(time.monotonic()) < self._timeout:
             if not at_once:
                 # Jitter: after a network outage, not every host reconnects at the same moment.
-                delay = self._outage.next_delay() * random.uniform(0.5, 1.0)  # noqa: S311
-                self._closed.wait(delay)
+                self._closed.wait(self._outage.next_delay() * jitter(0.5, 1.0))
             try:
-                connection = self._connect()
-                if connection is None:
-                    return None
-                return self._start_agent(connection, self._attach_request())
+                return self._connection.attach(
+                    self._goes_on, offsets=self._inbox.output.offsets, outputs=True
+                )
             except NodeError as error:
                 problem = error
                 if at_once:
@@ -289,17 +266,6 @@ class Link:
         problem = problem or problems.cut_off(self.host, self._timeout, self._context.plan.job)
         self._step(host_events.TimedOut(problem))
         return None
-
-    def _attach_request(self) -> AttachRequest:
-        context, previous = self._context, self._commands.relay
-        return attach_request(
-            context.plan,
-            self._part,
-            context.name,
-            offsets=self._inbox.output.offsets,
-            outputs=True,
-            previous=previous.pid if previous is not None else None,
-        )
 
     # Following ----------------------------------------------------------------------------------
 
@@ -313,10 +279,10 @@ class Link:
         def take(frame: protocol.Message | protocol.Data) -> bool:
             self._outage.answered(time.monotonic())
             self._inbox.take(frame, relay, self._state)
-            return self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
+            return self._goes_on()
 
         def end(problem: Exception | None) -> None:
-            if problem is None and self._state.phase in (HostPhase.OVER, HostPhase.CLOSED):
+            if problem is None and not self._goes_on():
                 self._all_received.set()  # a thread for each host would end as soon as it starts
             else:
                 self._run(lambda: self._ended(relay, problem))
@@ -336,6 +302,6 @@ class Link:
             raise problem
         elif self._state.phase is HostPhase.ABORTING:
             self._step(messages.Bye())
-        elif self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED):
+        elif self._goes_on():
             self._step(host_events.Unreachable(relay.failure(self._python)))
         return self._state.started and self._follow(self._reconnect())

@@ -1,0 +1,84 @@
+"""The connection to one host and the relay on it, which a link replaces when they break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dtrain.engines.ssh import agent
+from dtrain.engines.ssh.requests import attach_request
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.node.agent.commands import Command, FirstCommand
+from dtrain.session.relay import CommandWriter, RelayChannel
+from dtrain.transport.contract import Connection, RemoteProcess, Transport
+
+
+class RelayConnection:
+    """Only the link's reader connects. Any thread may close what it has connected."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        plan: LaunchPlan,
+        part: HostPlan,
+        run: str,
+        commands: CommandWriter[Command],
+    ) -> None:
+        """``run`` is the attempt's name on hosts. ``commands`` go to the current relay."""
+        self.current: Connection | None = None
+        self._transport = transport
+        self._plan = plan
+        self._part = part
+        self._run = run
+        self._commands = commands
+
+    def connect(self, wanted: Callable[[], bool]) -> Connection | None:
+        """A new connection instead of the current one. None if it is not ``wanted`` any more.
+        Raises NodeError."""
+        connection = self._transport.connect(self._part.host)
+        last, self.current = self.current, connection
+        if last is not None:
+            last.close()
+        # Asked last: who wants no connection any more has closed only the one that was current.
+        if wanted():
+            return connection
+        connection.close()
+        return None
+
+    def start(
+        self, connection: Connection, request: FirstCommand, started: RemoteProcess | None = None
+    ) -> RelayChannel:
+        """Start an agent, as `agent.start`. Its request precedes all of the writer's commands."""
+        python = self._plan.agent_python(self._part)
+        process = agent.start(connection, python, self._run, request, started)
+        relay = RelayChannel(self._part.host.name, connection, process)
+        self._commands.relay = relay
+        return relay
+
+    def attach(
+        self, wanted: Callable[[], bool], *, offsets: Mapping[str, int], outputs: bool
+    ) -> RelayChannel | None:
+        """A relay on a new connection, which replaces the current one, see `attach_request`. None
+        if it is not ``wanted`` any more. Raises NodeError."""
+        connection = self.connect(wanted)
+        if connection is None:
+            return None
+        last = self._commands.relay
+        request = attach_request(
+            self._plan,
+            self._part,
+            self._run,
+            offsets=offsets,
+            outputs=outputs,
+            previous=last.pid if last is not None else None,
+        )
+        return self.start(connection, request)
+
+    def close(self) -> None:
+        """Close the current connection, even if a thread is using it."""
+        if self.current is not None:
+            self.current.close()
+
+    def disconnect(self, timeout: float) -> None:
+        """`close`, once all commands are sent, or after ``timeout`` seconds."""
+        self._commands.join(timeout)
+        self.close()
