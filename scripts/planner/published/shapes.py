@@ -109,6 +109,7 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
     length = count(row, "seq_len") or seq_len or (base.seq_len if base is not None else 2048)
     block = r"\bparallel (?:transformer )?(?:block|layer|residual)"
     parallel = re.search(block, row.get("notes", ""), re.IGNORECASE) is not None
+    shared = re.search(r"\b(\d+) shared experts?", row.get("notes", ""))
     ffn = chosen("ffn_hidden")
     if base is not None and ffn == base.dense_ffn_hidden:
         ffn = base.ffn_hidden  # the width of the few dense layers, not of the experts
@@ -133,6 +134,7 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
             tied=tied,
             experts=experts,
             experts_per_token=topk,
+            shared_experts=int(shared[1]) if shared else plain.shared_experts,
             dense_layers=min(plain.dense_layers, layers - 1),
             parallel=plain.parallel or parallel,
         )
