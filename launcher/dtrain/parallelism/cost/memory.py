@@ -137,6 +137,10 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         again += _activation_gradients(shape, layout, assumed)
         temporary = max(temporary, again * tokens)
 
+    step = states.step(dense, ranks) + states.step(experts, expert_replicas)
+    if step > activations + logits + temporary:
+        activations, logits, temporary = 0.0, 0.0, step
+
     habits = assumed.habits
     # States of 16 bits that stay in place are not copied between shards, sums and products.
     copied = layout.shards_parameters or not assumed.narrow_states
@@ -227,8 +231,8 @@ class _States:
     """Bytes of each parameter's states, and the number of data ranks that shard each state.
 
     Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 if it is
-    accumulated so) and a copy and two moments in 32: 18 bytes in total with bf16; 20 with fp16,
-    whose gradients the optimizer copies to 32 bits (Megatron-LM, ``dist_optimizer.md``); 16 under
+    accumulated so) and a copy and two moments in 32: 18 bytes in total with bf16; 16 with fp16, and
+    20 while the step has the gradients in 32 bits (Megatron-LM, ``dist_optimizer.md``); 16 under
     full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054). 8 if all of them
     have 16 bits.
     """
@@ -238,6 +242,9 @@ class _States:
     gradient: float
     moments: float
     copies: float
+    cast: float = 0.0
+    """Of gradients that the step casts when the activations are gone. `copies` has those of flat
+    tensors, which do not fit where activations were."""
 
     @staticmethod
     def of(layout: Layout, assumed: Assumptions) -> _States:
@@ -249,7 +256,7 @@ class _States:
         if assumed.precision in ("tf32", "fp32"):
             return _States(layout, 4, 4, 8, copies)
         if assumed.precision == "fp16":
-            return _States(layout, 2, 2, 16, copies)
+            return _States(layout, 2, 2, 12, copies + 4 if copies else 0, 0 if copies else 4)
         gradient = assumed.habits.gradient_bytes or (4 if assumed.fp32_gradients else 2)
         return _States(layout, 2, gradient, 12, copies)
 
@@ -270,5 +277,11 @@ class _States:
         """Bytes of the moments and the 32-bit copy, and of what the step copies."""
         if self.layout.offload:
             return 0.0
-        spread = self._spread(ranks, self.layout.sharding != "none")
-        return (self.moments + self.copies) * count / spread
+        return (self.moments + self.copies) * count / self._update_spread(ranks)
+
+    def step(self, count: float, ranks: int) -> float:
+        """Bytes of gradients that the step casts to 32 bits."""
+        return 0.0 if self.layout.offload else self.cast * count / self._update_spread(ranks)
+
+    def _update_spread(self, ranks: int) -> int:
+        return self._spread(ranks, self.layout.sharding != "none")
