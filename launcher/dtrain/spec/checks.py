@@ -5,20 +5,19 @@ Each check skips values that were not read correctly, so one mistake is reported
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from dtrain.environ.reserved import RESERVED, refusal
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
 from dtrain.spec.machines import devices_sound, machines, overrides
 from dtrain.spec.notify_keys import check_notify
 from dtrain.spec.placeholders import check_placeholders
-from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
+from dtrain.spec.problems import Problems, either, nearest, shown
 from dtrain.spec.program import check_container, check_per, check_program
 from dtrain.spec.schema import Section
-from dtrain.spec.source import Mapping
 from dtrain.spec.strategies import STRATEGIES, Strategy
+from dtrain.spec.variables import check_variables
 
 
 def check(document: Section, problems: Problems) -> None:
@@ -33,7 +32,7 @@ def check(document: Section, problems: Problems) -> None:
         check_container(job, problems)
         check_per(cluster, job, problems)
         check_placeholders(cluster, job, problems)
-        _check_environment(cluster, job, problems)
+        check_variables(cluster, job, problems)
         _check_strategy(cluster, job, problems)
         _check_roles(job, problems)
         _check_rendezvous(job, problems)
@@ -119,27 +118,6 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
             cluster.key_place("slots"),
             "slots is for hosts without GPUs; remove it, or set 'gpus: 0'",
         )
-
-
-def _check_environment(cluster: Section, job: Section, problems: Problems) -> None:
-    secrets = set(job.get("secrets", ()))
-    for name, place in _variables(cluster, job):
-        _refuse_reserved(name, place, problems)
-        if name in secrets and name not in RESERVED:
-            problems.add(
-                f"{name} is also listed in job.secrets",
-                place,
-                "the value of a secret comes from your own environment; keep one of the two",
-            )
-    secrets_node = job.entries["secrets"].value if "secrets" in job else None
-    for item in getattr(secrets_node, "items", ()):
-        _refuse_reserved(getattr(item, "text", ""), item.place, problems)
-
-
-def _refuse_reserved(name: str, place: TextSpan, problems: Problems) -> None:
-    if name in RESERVED:
-        message, hint = refusal(name)
-        problems.add(message, place, hint)
 
 
 def _check_strategy(cluster: Section, job: Section, problems: Problems) -> None:
@@ -268,21 +246,6 @@ def _check_elastic(cluster: Section, job: Section, problems: Problems) -> None:
             elastic.place("min_hosts"),
             "set it to the fewest hosts on which the job should continue",
         )
-
-
-def _variables(cluster: Section, job: Section) -> Iterator[tuple[str, TextSpan]]:
-    """Every environment variable that the file sets, with the position of its name."""
-    environments = [job]
-    seen: set[int] = set()
-    for _, settings in cluster.get("overrides", ()):
-        if id(settings) not in seen:
-            seen.add(id(settings))
-            environments.append(settings)
-    for section in environments:
-        env = section.entries["env"].value if "env" in section else None
-        if isinstance(env, Mapping):
-            for entry in env.entries:
-                yield entry.key.text, entry.key.place
 
 
 def _last(settings: Iterable[Section], key: str) -> Any:

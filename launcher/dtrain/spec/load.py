@@ -40,6 +40,7 @@ from dtrain.spec.schema import Section
 from dtrain.spec.source import MAX_SIZE, compose
 from dtrain.spec.strategies import STRATEGIES
 from dtrain.spec.unreadable import unreadable
+from dtrain.spec.variables import advise_on_variables
 
 
 def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
@@ -105,6 +106,7 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
     warnings = problems.fresh()
     advise(resolved, cluster, job, values, warnings)
     advise_on_placeholders(cluster, job, warnings)
+    advise_on_variables(cluster, job, warnings)
     spec = ClusterFile(
         document.get("name") or _default_name(file),
         values,
