@@ -93,7 +93,7 @@ def test_it_lists_asks_and_removes(tmp_path: Path) -> None:
     make("old", 40)
     make("new", 1)
     listed = ps(tmp_path, "--prune")
-    assert re.search(r"old +done +40 d 0 h ago +[\d.]+ KB\n\n1 run, ", listed.stdout)
+    assert re.search(r"old +done +40 d 0 h ago +[\d.]+ kB\n\n1 run, ", listed.stdout)
     assert "nothing is removed: add --yes" in listed.stdout
     assert left() == {"old", "new"}
     done = ps(tmp_path, "--prune", "--yes")

@@ -7,9 +7,10 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from dtrain.diagnostics import UsageError
 from dtrain.node.trust import Trust, UnsafeError
@@ -57,13 +58,21 @@ def write_object(
     survives a crash of the machine. Raises OSError."""
     import json
 
-    draft = path.with_name(f".{path.name}")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
-        json.dump(body, file, indent=indent)
+    with replaced(path) as file:
+        file.write(json.dumps(body, indent=indent).encode())
         if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """The new content of a file, to be written. It takes the place of the old one at the end;
+    readers never see half of it. Raises OSError."""
+    draft = path.with_name(f".{path.name}")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        yield file
     draft.replace(path)
 
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.telemetry import Sample
-from dtrain.runs.stored_file import check_host_name, open_stored
+from dtrain.runs.stored_file import check_host_name, open_stored, replaced
 
 PERIOD = 10.0
 """Seconds of an average."""
@@ -122,12 +122,8 @@ class TelemetryWriter:
                 return
             file.seek(0)
             averages = [*_averages(file)]
-        draft = self._averages.with_suffix(".draft")
-        draft.unlink(missing_ok=True)
-        fd = open_stored(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with os.fdopen(fd, "wb") as file:
+        with replaced(self._averages) as file:
             file.writelines(thinned(averages, self._limit))
-        draft.replace(self._averages)
 
     def show(self, sample: Sample) -> None:
         self._write(self._now, sample, 0)

@@ -61,6 +61,7 @@ def cut() -> Generator[list[bytes]]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(reading, "LAST_DELAY", 0.01)
+    monkeypatch.setattr(reading, "REREAD_SECONDS", 0.01)
 
 
 class Server:

@@ -29,6 +29,7 @@ from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.launchplan.pods import REPLICATED_JOB, child_job
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.records import dataclass
+from dtrain.session.backoff import Backoff
 
 FIRST_DELAY, LAST_DELAY = 0.5, 15.0
 """Seconds before the first and the later attempts to ask again."""
@@ -36,6 +37,10 @@ JOB_SECONDS = 1.0
 """Seconds between two questions for the state of the job."""
 WARNINGS_SECONDS = 5.0
 """Seconds between two questions for warnings."""
+REREAD_SECONDS = 1.0
+"""Seconds between two reads of a log that cannot be followed."""
+CREATION_SECONDS = 2.0
+"""Longest pause between two questions for the log of a container that is being created."""
 WATCH_SECONDS = 240
 """Seconds after which the server ends a watch, and the next one begins."""
 MAX_PROBLEM = 500
@@ -198,20 +203,19 @@ class Readers:
     # The job and its pods --------------------------------------------------------------------
 
     def _ask_for_job(self) -> None:
-        delay = FIRST_DELAY
+        backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         while not self._stopped.is_set():
             try:
                 state = self._launched.state()
             except NodeError as error:
                 self._trouble("job", error)
-                self._stopped.wait(delay)
-                delay = min(LAST_DELAY, 2 * delay)
+                self._stopped.wait(backoff.next())
                 continue
             self._recovered("job")
             waits = state.uid if state is not None and state.suspended else ""
             self._send(JobSeen(state, self._queue.reason(waits) if waits else ""))
             self._ask_for_warnings()
-            delay = FIRST_DELAY
+            backoff.reset()
             self._stopped.wait(JOB_SECONDS)
 
     def _ask_for_warnings(self) -> None:
@@ -229,14 +233,14 @@ class Readers:
                     self._send(Warned(text, pod))
 
     def _watch_pods(self) -> None:
-        delay = FIRST_DELAY
+        backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         version = ""
         while not self._stopped.is_set():
             try:
                 if not version:
                     version = self._list_pods()
                 version = self._follow_pods(version)
-                delay = FIRST_DELAY
+                backoff.reset()
                 # A server that ends each watch at once is not asked all the time.
                 self._stopped.wait(FIRST_DELAY / 5)
             except QuietError:
@@ -247,8 +251,7 @@ class Readers:
             except (NodeError, ProtocolError) as error:
                 version = ""
                 self._trouble("pods", error)
-                self._stopped.wait(delay)
-                delay = min(LAST_DELAY, 2 * delay)
+                self._stopped.wait(backoff.next())
 
     def _list_pods(self) -> str:
         found = objects.object_list(
@@ -297,7 +300,7 @@ class Readers:
         self._thread(pod.uid, pod.name, lambda: self._read_log(pod, cursor, over))
 
     def _read_log(self, pod: Pod, cursor: Cursor, over: threading.Event) -> None:
-        delay = FIRST_DELAY
+        backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         whole = False
         follow = True
         failed = False
@@ -306,13 +309,13 @@ class Readers:
             try:
                 whole = self._stream_log(pod, cursor, follow=follow)
                 failed = False
+                backoff.reset()
                 self._recovered(pod.uid)
                 if complete and (whole or not follow):
                     break
                 # Kubelets that can watch no more files cannot follow a log, but they can read it.
                 follow = whole or not complete
-                over.wait(delay)
-                delay = min(1.0, 2 * delay)
+                over.wait(REREAD_SECONDS)
             except QuietError:
                 whole = False
             except NotFoundError:
@@ -324,14 +327,12 @@ class Readers:
                 if failed or isinstance(error, ForbiddenError):
                     self._trouble(pod.uid, error)
                 failed = True
-                self._stopped.wait(delay)
-                delay = min(LAST_DELAY, 2 * delay)
+                self._stopped.wait(backoff.next())
             except NodeError:
                 # The container is being created, or its log is gone.
                 if complete:
                     break
-                over.wait(delay)
-                delay = min(2.0, 2 * delay)
+                over.wait(min(CREATION_SECONDS, backoff.next()))
         self._recovered(pod.uid)
         self._send(LogEnded(pod.uid, whole))
 

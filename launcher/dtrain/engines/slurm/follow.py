@@ -23,6 +23,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
 from dtrain.runs.storage import StorageError
+from dtrain.session.backoff import Backoff
 from dtrain.session.control import Control, Force
 from dtrain.session.liveness import PingLimit
 from dtrain.session.relay import PING_SECONDS, CommandWriter, RelayChannel
@@ -88,7 +89,7 @@ class SlurmFollower:
         return job.leave(report) if self._control.left else job.finish(report)
 
     def _follow(self, order: Submission | None) -> Report:
-        job, delay = self._job, FIRST_DELAY
+        job, backoff = self._job, Backoff(FIRST_DELAY, LAST_DELAY)
         inside = job.record.request.allocation
         if order is not None and inside is not None:
             try:
@@ -104,7 +105,7 @@ class SlurmFollower:
                     if not job.has_restarted():
                         return job.ended(self._control.why if self._force else "")
                     job.begin_next_attempt()
-                    delay = FIRST_DELAY
+                    backoff.reset()
                     continue
             except (AnswerError, submission.SubmitError) as error:
                 return job.failed(error)
@@ -118,8 +119,7 @@ class SlurmFollower:
                 return Report(ExitCode.INTERRUPTED, "left")
             if self._gave_up:
                 return job.given_up(self._control.why)
-            self._control.wait(delay)
-            delay = min(LAST_DELAY, 2 * delay)
+            self._control.wait(backoff.next())
 
     def _serve(self, order: FirstOrder) -> bool:
         """Handle what one program sends. Whether the job is over. Raises NodeError."""

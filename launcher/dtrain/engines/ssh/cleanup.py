@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 from dtrain.diagnostics import NodeError
 from dtrain.engines.ssh.guarded import run_guarded
-from dtrain.engines.ssh.outage import Outage
+from dtrain.engines.ssh.outage import DELAY, DELAY_MOST
 from dtrain.engines.ssh.relay_connection import RelayConnection
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import agent as messages
@@ -22,6 +22,7 @@ from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.node.agent.commands import Command
 from dtrain.runs.record import Record
+from dtrain.session.backoff import Backoff
 from dtrain.session.liveness import PingLimit
 from dtrain.session.relay import FLUSH_SECONDS, CommandWriter, RelayChannel, close_all
 from dtrain.transport.contract import Transport
@@ -65,7 +66,7 @@ class CleanupLink:
         self._connection.disconnect(timeout)
 
     def _read(self) -> None:
-        outage = Outage()
+        backoff = Backoff(DELAY, DELAY_MOST)
         while not self._closed.is_set() and self.state is Cleanup.PENDING:
             try:
                 relay = self._connection.attach(
@@ -79,7 +80,7 @@ class CleanupLink:
             except ProtocolError:
                 self._commands.send({"op": "kill"})
                 self.state = Cleanup.FAILED
-            self._closed.wait(outage.next_delay() * jitter(0.5, 1.0))
+            self._closed.wait(backoff.next() * jitter(0.5, 1.0))
         # The run may go on for days, and so would the connection.
         self.close()
         self.disconnect(FLUSH_SECONDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dtrain.session.backoff import Backoff
+
 STABLE = 5.0
 """Seconds for which a relay must follow the job and answer until the outage is over. New data from
 the job ends the outage at once."""
@@ -20,7 +22,7 @@ class Outage:
         """Whether a relay follows the job."""
         self._since: float | None = None
         self._attached_at: float | None = None
-        self._delay = DELAY
+        self._backoff = Backoff(DELAY, DELAY_MOST)
 
     def begin(self, now: float) -> None:
         """The connection broke or does not exist yet."""
@@ -49,8 +51,8 @@ class Outage:
 
     def next_delay(self) -> float:
         """Seconds to wait before the next attempt to connect; longer each time."""
-        delay, self._delay = self._delay, min(self._delay * 2, DELAY_MOST)
-        return delay
+        return self._backoff.next()
 
     def _end(self) -> None:
-        self._since, self._delay = None, DELAY
+        self._since = None
+        self._backoff.reset()

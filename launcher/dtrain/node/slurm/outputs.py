@@ -1,0 +1,133 @@
+"""Sends the output of a Slurm job from files in a shared folder.
+
+Shipped to login nodes: Python 3.8, standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import time
+
+from dtrain.launchplan.names import rank_name
+from dtrain.node.agent.folder import listed
+from dtrain.node.agent.launcher_channel import LauncherChannel
+from dtrain.node.agent.wire import CHUNK, shown
+from dtrain.node.agent.worker_files import open_regular
+
+STREAM = re.compile(rb"([a-z]+)-(0|[1-9][0-9]{0,8})\.(?:out|err)")
+LIST_SECONDS = 1.0
+"""Seconds between two looks for new files."""
+
+
+class Outputs:
+    """The output files of a run, each read from an offset on: ``<folder>/<host>/worker-0.out``."""
+
+    def __init__(
+        self,
+        folder: bytes,
+        offsets: dict[str, dict[str, int]],
+        roles: dict[str, int],
+        torchruns: dict[str, tuple[int, int]],
+        channel: LauncherChannel,
+    ) -> None:
+        """``roles``: the number of processes of each role. ``torchruns``: the first rank and the
+        number of ranks of each torchrun."""
+        self._folder = folder
+        self._roles = roles
+        self._offsets = offsets
+        self._torchruns = torchruns
+        self._channel = channel
+        self._files: dict[bytes, list[int]] = {}
+        """Number and offset of each file, and where it begins in its stream."""
+        self._latest: dict[tuple[str, str], bytes] = {}
+        self._list_at = 0.0
+
+    def send(self, *, last: bool) -> bool:
+        """Send new data; return whether there was any. ``last``: open every file, because a shared
+        folder may know the size only then."""
+        now = time.monotonic()
+        if last or now >= self._list_at:
+            self._list_at = now + LIST_SECONDS
+            self._find()
+        found = False
+        for path, place in list(self._files.items()):
+            found |= self._send(path, place, last)
+        return found
+
+    def any(self) -> bool:
+        """Whether a machine has written something; looks every few seconds."""
+        now = time.monotonic()
+        if now < self._list_at:
+            return False
+        self._list_at = now + LIST_SECONDS
+        paths = [os.path.join(self._folder, name) for name in listed(self._folder)]
+        return any(map(os.path.isdir, paths))
+
+    def _find(self) -> None:
+        for host in sorted(listed(self._folder)):
+            place = os.path.join(self._folder, host)
+            for name in sorted(listed(place)):
+                found = STREAM.fullmatch(name)
+                # A program may keep files of its own there.
+                if found and int(found[2]) < self._roles.get(found[1].decode(), 0):
+                    self._add(os.path.join(place, name), shown(host), name.decode())
+                elif name.endswith(b".ranks"):
+                    for path, stream in self._ranks_of(os.path.join(place, name)):
+                        self._add(path, shown(host), stream)
+
+    def _ranks_of(self, folder: bytes) -> list[tuple[bytes, str]]:
+        """The output files of torchrun's ranks, the oldest first, each with its stream's name:
+        ``<run>/attempt_<n>/<local rank>/stdout.log``."""
+        first, count = self._torchruns.get(
+            shown(os.path.basename(folder)[: -len(b".ranks")]), (0, 0)
+        )
+        found: list[tuple[float, bytes, str]] = []
+        for path in glob.glob(
+            os.path.join(glob.escape(folder), b"*", b"attempt_*", b"*", b"std*.log")
+        ):
+            local, log = path.split(b"/")[-2:]
+            suffix = {b"stdout.log": ".out", b"stderr.log": ".err"}.get(log)
+            if suffix and local.isdigit() and len(local) <= 6 and int(local) < count:
+                with contextlib.suppress(OSError):
+                    began = os.stat(os.path.dirname(os.path.dirname(path))).st_mtime
+                    found.append((began, path, rank_name(first + int(local)) + suffix))
+        return [(path, stream) for _, path, stream in sorted(found)]
+
+    def _add(self, path: bytes, host: str, name: str) -> None:
+        """Send a file from now on. A restarted torchrun writes new files: they continue the stream
+        of the last attempt's files, once these are sent."""
+        if path in self._files:
+            return
+        base, latest = 0, self._latest.get((host, name))
+        if latest is not None:
+            _, offset, before = self._files[latest]
+            if os.path.exists(latest) and os.stat(latest).st_size > offset:
+                return
+            base = before + offset
+        stored = self._offsets.get(host, {}).get(name, 0) - base
+        with contextlib.suppress(OSError):
+            number, size = len(self._files) + 1, os.stat(path).st_size
+            self._files[path] = [number, max(0, min(stored, size)), base]
+            self._latest[host, name] = path
+            self._channel.report("stream", id=number, host=host, name=name)
+
+    def _send(self, path: bytes, place: list[int], last: bool) -> bool:
+        number, offset, base = place
+        try:
+            if not last and os.stat(path).st_size <= offset:
+                return False
+            # Opened for each piece: there may be more files than a process may have open.
+            fd = open_regular(path)
+            try:
+                data = os.pread(fd, CHUNK, offset)
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
+        if data:
+            self._channel.send_data(number, base + offset, data)
+            place[1] += len(data)
+        return bool(data)
