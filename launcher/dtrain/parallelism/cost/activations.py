@@ -183,7 +183,8 @@ def _terms(
         # Attention keeps its output in 16 bits, and the product after it a narrow copy.
         yield narrow * values / t
     if not flash_attention and recompute != "selective":
-        yield (5 if shape.dropout else 4) * shape.heads * s / t
+        # PyTorch's modules compute the softmax in 32 bits and keep it, and a copy in 16.
+        yield (6 if torch else 5 if shape.dropout else 4) * shape.heads * s / t
     # Megatron-LM's fused SwiGLU recomputes its output; torch keeps two more tensors.
     matrices = (4 if torch else 3) if shape.gated else 2
     if shape.lora is not None and not shape.lora.adapts_mlp:
