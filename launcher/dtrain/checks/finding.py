@@ -60,6 +60,14 @@ def warning(
     return Finding(Severity.WARNING, subject, tuple(hosts), seen, expected, remedy, place)
 
 
+def refusal(errors: int) -> tuple[str, str]:
+    """The reason and the hint of a launch that ended because the check found ``errors``."""
+    return (
+        f"not started: the check found {errors} error{'s' * (errors > 1)}",
+        "fix what it found; `dtrain launch --no-check` skips the check",
+    )
+
+
 def fold(findings: Iterable[Finding], order: Sequence[str]) -> tuple[Finding, ...]:
     """Each distinct finding once, with all its hosts in ``order``. Worst first, then by number of
     hosts, highest first."""
