@@ -331,6 +331,51 @@ def check(desk: Desk, command: str) -> None:
     assert "2 hosts checked" in desk.succeeds(command)
 
 
+JSON_PAGE = DOCS[ROOT / "cli/dtrain_cli/help/json.md"]
+OPEN = (
+    "environment",
+    "node_variables",
+    "layout",
+    "metrics",
+    "facts",
+    "dialed",
+    "seconds",
+    "expected",
+)
+"""Fields whose content is not listed on the page."""
+
+
+def fields(value: object) -> Iterator[str]:
+    """The names of all fields; those of `OPEN` without their content."""
+    if isinstance(value, list):
+        for item in value:
+            yield from fields(item)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            # In `ps --json`, hosts are by name.
+            if not name.startswith("gpu0"):
+                yield name
+            if name not in OPEN:
+                yield from fields(inner)
+
+
+def json_fields(desk: Desk, command: str) -> None:
+    """Of a job that fails, each command that prints JSON about it."""
+    desk.on_this_machine(FAILS, hosts="gpu[01-03]", slots=8)
+    printed = ""
+    for one in (command, "dtrain launch cluster.yaml --dry-run --json", "dtrain ps --all --json",
+                "dtrain report cluster --json", "dtrain logs cluster --json",
+                "dtrain check cluster.yaml --json", "dtrain ps --prune --json"):  # fmt: skip
+        printed += desk.run(one).stdout
+    decoder, at, seen = json.JSONDecoder(), 0, set[str]()
+    while at < len(printed):
+        document, end = decoder.raw_decode(printed, at)
+        seen |= set(fields(document))
+        at = end + 1
+    assert {"traceback", "goodput", "argv", "in_charge", "findings"} <= seen
+    assert seen - set(re.findall(r"`(\w+)`", JSON_PAGE)) == set()
+
+
 COVERED: dict[str, Callable[[Desk, str], None]] = {
     "scripts/demo": run_by_ci,
     "scripts/test": run_by_ci,
@@ -357,6 +402,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
         launch_with_metrics
     ),
     "dtrain launch cluster.yaml --tensorboard-dir runs": launch_with_metrics,
+    "dtrain launch cluster.yaml --json": json_fields,
     "dtrain launch cluster.yaml --detach": detached,
     "dtrain top cluster": observed,
     "dtrain ps": observed,

@@ -29,7 +29,7 @@ def not_started(done: Done, cluster: Cluster, launcher: Launcher, *, left: bool 
     """``left``: whether files of an earlier run may exist."""
     assert done.code == 3, str(done)
     assert done.stdout == ""
-    assert "error: not started: the host check found" in done.stderr
+    assert "error: not started: the check found" in done.stderr
     assert "--no-check" in done.stderr
     assert launcher.left(cluster) == {}
     for host in cluster.hosts:
@@ -73,7 +73,7 @@ def test_a_fault_ends_the_launch(hosts: Hosts, launcher: Launcher) -> None:
     not_started(done, cluster, launcher)
     assert "error    node[2,4] (2): network" in done.stderr
     assert "remedy   " in done.stderr
-    assert "error: not started: the host check found 1 error\n" in done.stderr
+    assert "error: not started: the check found 1 error\n" in done.stderr
     # The user can launch without the check.
     assert launcher.run(file, "--no-check").code == 0
 

@@ -109,7 +109,7 @@ def _show(folder: RunFolder) -> None:
     text = view.details(one, PIPE) + view.table([one], PIPE, of=1)
     assert text.replace("\n", "").isprintable()
     text.encode()
-    view.as_json([one])
+    view.as_json([one], of=1)
 
 
 _READERS: list[Callable[[RunFolder], object]] = [

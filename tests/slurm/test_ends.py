@@ -31,10 +31,23 @@ def test_what_fails_before_the_program_starts_is_shown(
     assert "cd: /no/such/folder: No such file or directory" in report
 
 
+def test_a_job_that_can_never_start_is_not_submitted(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    """Slurm would accept it, and let it wait."""
+    file = write_job("", cluster={"slurm": {}, "nodes": 9, "gpus": 0, "python": sys.executable})
+    done = launcher.run(file, env=slurm.environment)
+    assert done.code == 3, str(done)
+    assert "partition gpu has 4 machines, and the job asks for 9" in done.stderr
+    assert "error: not started: the check found 1 error" in done.stderr
+    assert "is submitted" not in done.stderr
+
+
 def test_a_refused_job_is_reported_with_the_words_of_sbatch(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:
-    done = launcher.run(write_job("", slurm={"partition": "nope"}), env=slurm.environment)
+    file = write_job("", slurm={"partition": "nope"})
+    done = launcher.command("launch", str(file), "--no-check", env=slurm.environment).wait()
     assert done.code == 3, str(done)
     assert "this machine: submitting the job: sbatch --parsable" in done.stderr
     assert "sbatch: error: invalid partition specified: nope" in done.stderr

@@ -57,11 +57,12 @@ def ps(
         raise UsageError("--older-than, --keep and --yes are for --prune", hint="add --prune")
     if run is not None:
         one = _one(run)
-        output.write(view.as_json([one]) if json else view.details(one, stdout_paper()))
+        output.write(view.as_json([one], of=1) if json else view.details(one, stdout_paper()))
         return
     found = statuses()
     shown = found if everything else [one for one in found if one.active] or found[-5:]
-    output.write(view.as_json(shown) if json else view.table(shown, stdout_paper(), of=len(found)))
+    of = len(found)
+    output.write(view.as_json(shown, of=of) if json else view.table(shown, stdout_paper(), of=of))
 
 
 def _age(text: str | None) -> float | None:

@@ -130,10 +130,14 @@ def _plain(lines: Sequence[RenderableType], paper: Paper) -> list[RenderableType
     return [paper.line(clean(line)) if isinstance(line, str) else line for line in lines]
 
 
-def as_json(runs: Sequence[RunStatus]) -> str:
-    """Return one object with ``runs``."""
-    body = [{**asdict(run), "state": run.state} for run in runs]
-    return json.dumps({"schema": SCHEMA, "runs": finite(body)}, indent=2) + "\n"
+def as_json(runs: Sequence[RunStatus], *, of: int) -> str:
+    """Return one object with ``runs``; ``of`` is the number of all runs."""
+    body = []
+    for run in runs:
+        report = run.report.as_json() if run.report is not None else None
+        body.append({**asdict(run), "state": run.state, "report": report})
+    document = {"schema": SCHEMA, "runs": finite(body), "more": of - len(runs)}
+    return json.dumps(document, indent=2) + "\n"
 
 
 def _unreadable_lines(run: RunStatus) -> str:

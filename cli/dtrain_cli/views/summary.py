@@ -31,7 +31,7 @@ TITLES = {
     "save": "saving checkpoints",
     "load": "loading checkpoints",
     "lost": "lost work",
-    "waiting": "waiting for a host",
+    "waiting": "waiting",
     "hung": "hung",
     "other": "other",
 }

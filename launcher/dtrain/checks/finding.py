@@ -9,6 +9,7 @@ from typing import Any
 
 from dtrain import hostlist
 from dtrain.records import dataclass
+from dtrain.wording import counted
 
 
 @unique
@@ -58,6 +59,14 @@ def warning(
     subject: str, hosts: Sequence[str], seen: str, expected: str, remedy: str, place: str = ""
 ) -> Finding:
     return Finding(Severity.WARNING, subject, tuple(hosts), seen, expected, remedy, place)
+
+
+def refusal(errors: int) -> tuple[str, str]:
+    """The reason and the hint of a launch that ended because the check found ``errors``."""
+    return (
+        f"not started: the check found {counted(errors, 'error')}",
+        "fix what it found; `dtrain launch --no-check` skips the check",
+    )
 
 
 def fold(findings: Iterable[Finding], order: Sequence[str]) -> tuple[Finding, ...]:

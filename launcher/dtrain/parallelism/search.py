@@ -59,7 +59,7 @@ class Plan:
         return next(self.ranked(), None)
 
     def ranked(self) -> Iterator[Candidate]:
-        """Yield the layouts that fit, fastest first (simpler first if equally fast)."""
+        """Yield the layouts that fit, best first: see `_effort`."""
         return _ranked(self.layouts)
 
     @property

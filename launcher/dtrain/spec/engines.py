@@ -140,7 +140,7 @@ FEATURES = (
         kubernetes=False,
         instead="remove 'engine', to use pyxis or apptainer",
     ),
-    Feature("checks before a launch", slurm=False, kubernetes=False),
+    Feature("checks of the machines before a launch", slurm=False, kubernetes=False),
     Feature("TensorBoard of `dtrain.runtime`", slurm=False, kubernetes=False),
     Feature(
         "folder of runs on the machines",

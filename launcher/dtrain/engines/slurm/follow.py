@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from dtrain.checks.finding import refusal
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
 from dtrain.engines.followed_run import not_stored
 from dtrain.engines.slurm import allocation, submission
@@ -69,6 +70,11 @@ class SlurmFollower:
     def refuse(self, error: NodeError) -> Report:
         """End a run whose job cannot be submitted."""
         return self._job.finish(self._job.failed(error))
+
+    def refuse_unfit(self, errors: int) -> Report:
+        """End a run whose request the cluster cannot fulfil."""
+        reason, hint = refusal(errors)
+        return self._job.finish(Report(ExitCode.NODE_FAILED, reason, hint=hint))
 
     # The connection ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dtrain.checks import Evidence, Finding, HostFacts, Severity
 from dtrain.checks.finding import error, warning
@@ -49,6 +49,7 @@ PATIENCE = 30
 PROBES = ("machine", "memory", "script", "storage", "interpreter", "infiniband", "gpus")
 ATTEMPTED = "checking the machine"
 
+_T = TypeVar("_T")
 _STARTED = re.compile(r"^([0-9]{1,6}) @ (\S{1,255})$", re.MULTILINE)
 _PART = re.compile(r"^([0-9]{1,6}) ([A-Za-z0-9+/=]+|\.)$", re.MULTILINE)
 _BUSY = ("busy", "queued and waiting", "not available now", "immediate execution impossible")
@@ -59,23 +60,54 @@ def examine(
 ) -> Evidence:
     """The evidence of a file with `cluster.slurm`. Problems become findings or failures. For
     ``stopped`` see `everywhere`."""
+    plan = build(request.spec())
+
+    def look(shell: LoginShell) -> Evidence:
+        if request.allocation:
+            return _inside(request, plan, shell)
+        return _examine(request, plan, shell)
+
+    limit = 4 * LIMIT + PATIENCE + 60 * (STEP_MINUTES + 1)
+    found = _on_login(request, transport, look, limit, stopped)
+    if isinstance(found, NodeError):
+        return Evidence.without_hosts(plan, failures=[found])
+    return found
+
+
+def before_launch(
+    request: Request, transport: Transport, stopped: Callable[[], bool]
+) -> tuple[Finding, ...]:
+    """What Slurm says about the request alone, which takes less than a second. A login node that
+    does not answer has no findings: the submission says why. For ``stopped`` see `everywhere`."""
+    plan = build(request.spec())
+
+    def look(shell: LoginShell) -> tuple[Finding, ...]:
+        return _judged(request, plan, shell)[0]
+
+    found = _on_login(request, transport, look, 3 * LIMIT, stopped)
+    return () if isinstance(found, NodeError) else found
+
+
+def _on_login(
+    request: Request,
+    transport: Transport,
+    work: Callable[[LoginShell], _T],
+    limit: float,
+    stopped: Callable[[], bool],
+) -> _T | NodeError:
+    """What ``work`` returns, or the error that it raises. For ``limit`` and ``stopped`` see
+    `everywhere`."""
     spec = request.spec()
     slurm = spec.cluster.slurm or Slurm()
     if request.allocation:
         slurm = replace(slurm, login=None)
-    plan = build(spec)
-    host = login_host(slurm)
+    login = replace(build(spec).hosts[0], host=login_host(slurm))
 
-    def look(part: HostPlan) -> Evidence:
+    def look(_: HostPlan) -> _T:
         with opened(transport, slurm) as shell:
-            if request.allocation:
-                return _inside(request, plan, shell)
-            return _examine(request, plan, shell)
+            return work(shell)
 
-    limit = 4 * LIMIT + PATIENCE + 60 * (STEP_MINUTES + 1)
-    (found,) = everywhere(look, [replace(plan.hosts[0], host=host)], limit, stopped=stopped)
-    if isinstance(found, NodeError):
-        return Evidence.without_hosts(plan, failures=[found])
+    (found,) = everywhere(look, [login], limit, stopped=stopped)
     return found
 
 
@@ -99,7 +131,10 @@ def _inside(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
     return _in_step(plan, shell, request.place, number)
 
 
-def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
+def _judged(
+    request: Request, plan: LaunchPlan, shell: LoginShell
+) -> tuple[tuple[Finding, ...], bool]:
+    """What is wrong with the request, and whether enough machines may be free now."""
     tested = shell.run(["sbatch", "--test-only", *batch_options(plan)], render(plan).encode())
     judge = RequestJudge(request.spec(), shell.host, request.place)
     try:
@@ -111,9 +146,14 @@ def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
         if tested.status == 0:
             raise
         partitions, found = (), [judge.refusal(tested)]
+    return tuple(found), judge.free(partitions, tested)
+
+
+def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
+    found, free = _judged(request, plan, shell)
     if any(each.severity is Severity.ERROR for each in found):
         return Evidence.without_hosts(plan, request=found)
-    if judge.free(partitions, tested):
+    if free:
         evidence = _in_step(plan, shell, request.place)
         return replace(evidence, request=(*found, *evidence.request))
     return Evidence.without_hosts(plan, request=[*found, _busy(plan, shell.host)])

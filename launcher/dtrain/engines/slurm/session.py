@@ -10,14 +10,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from dtrain.checks import Severity
 from dtrain.diagnostics import NodeError
 from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.follow import SlurmFollower
+from dtrain.engines.slurm.inspection import before_launch
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.script import batch_options, render
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
@@ -58,8 +61,11 @@ class SlurmEngine:
         with new_run(self._request, self._observer, self._control) as (record, folder):
             plan, job = record.plan(), spec.job
             follower = self._follower(record, folder, secret_values)
+            recorder = Recorder(folder, self._observer)
+            if errors := self._check(recorder):
+                return follower.refuse_unfit(errors)
             try:
-                plan = self._synced(plan, tree, record, Recorder(folder, self._observer))
+                plan = self._synced(plan, tree, record, recorder)
             except NodeError as error:
                 return follower.refuse(error)
             order = submission.submit_order(
@@ -73,6 +79,19 @@ class SlurmEngine:
                 hidden=[name for name in secret_values if name not in job.secrets],
             )
             return follower.follow(order)
+
+    def _check(self, recorder: Recorder) -> int:
+        """Compare the request with the cluster, and report the findings. Returns the number of
+        errors."""
+        if not self._request.check or self._request.allocation is not None:
+            return 0
+        try:
+            found = before_launch(self._request, self._transport, lambda: self._control.interrupted)
+        except KeyboardInterrupt:  # following the job ends the run
+            return 0
+        if found:
+            recorder.record(journal.Findings(found))
+        return sum(finding.severity is Severity.ERROR for finding in found)
 
     def _synced(
         self, plan: LaunchPlan, tree: Tree | None, record: Record, recorder: Recorder

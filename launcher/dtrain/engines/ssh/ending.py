@@ -8,6 +8,7 @@ from dataclasses import field, replace
 
 from dtrain import hostlist
 from dtrain.checks import Finding
+from dtrain.checks.finding import refusal
 from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_state import Leftovers
@@ -21,7 +22,6 @@ from dtrain.runs import restart
 from dtrain.runs.storage import StorageError
 from dtrain.session.failure_output import explained
 from dtrain.session.hang_watch import HangWatch
-from dtrain.wording import counted
 
 _EXIT_CODES = {
     AttemptOutcome.DONE: ExitCode.OK,
@@ -76,7 +76,7 @@ class Ending:
                     problems.append(f"{host}: {message.what}")
                     hints.append(message.remedy)
         if self._findings:
-            hints.append("fix what it found; `dtrain launch --no-check` skips the check")
+            hints.append(refusal(len(self._findings))[1])
         if self.hang.why and outcome is AttemptOutcome.WORKER_FAILED:
             problems += [*self.hang.standing, *self.hang.stuck_workers()]
         elif failures and failures[0].is_echo:
@@ -129,8 +129,7 @@ class Ending:
             case AttemptOutcome.WORKER_FAILED:
                 return "something outside dtrain stopped a worker"
             case _ if self._findings:
-                errors = counted(len(self._findings), "error")
-                return f"not started: the host check found {errors}"
+                return refusal(len(self._findings))[0]
             case _:
                 if self.storage_failed:
                     return "this machine cannot store the run's files"
