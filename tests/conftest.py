@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def golden(update_golden: bool) -> Callable[[str, Path], None]:
+    """Compares a text with its reference."""
+
+    def compare(text: str, reference: Path) -> None:
+        if update_golden:
+            reference.write_text(text, encoding="utf-8")
+        assert reference.exists(), f"{reference} is missing: read the text, then --update-golden"
+        assert text == reference.read_text(encoding="utf-8")
+
+    return compare
 
 
 SIGNALS = ("SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM", "SIGTSTP", "SIGWINCH")

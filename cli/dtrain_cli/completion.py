@@ -56,7 +56,7 @@ def cluster_files(incomplete: str) -> list[str]:
         and not any(part.startswith(".") for part in path.relative_to(here).parts)
         and _is_cluster_file(path)
     )
-    return [*found]
+    return list(found)
 
 
 def _is_cluster_file(path: Path) -> bool:

@@ -19,7 +19,7 @@ from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.session.gather_order import QUICK, peers
 from dtrain.spec.load import parse
-from dtrain_cli.views.findings import as_text
+from dtrain_cli.views.findings import as_json, as_text
 from dtrain_cli.views.paper import Paper
 
 FILE = """
@@ -169,6 +169,12 @@ def test_text_from_hosts_is_cleaned_for_the_terminal() -> None:
     text = as_text(evidence, judge(evidence), 1.0, Paper(100, color=False, unicode=True))
     assert text.replace("\n", " ").isprintable()
     assert "no route" in text
+
+
+def test_text_from_hosts_that_no_encoding_has_is_escaped_in_json() -> None:
+    plan = plan_of(1)
+    host = HostFacts(plan.hosts[0], {"machine": {"hostname": "\ud83d"}})
+    assert r"\ud83d" in as_json(Evidence(plan, (host,)), ())
 
 
 def test_the_examples_have_no_findings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ from support.machines import KINDS, MACHINES, recorded_evidence
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_findings(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update_golden: bool
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    golden: Callable[[str, Path], None],
 ) -> None:
     evidence = recorded_evidence(kind, tmp_path, monkeypatch)
     text = as_text(evidence, judge(evidence), 1.0, Paper(100, color=False, unicode=True))
-    golden = MACHINES / kind / "findings.txt"
-    if update_golden:
-        golden.write_text(text)
-    assert text == golden.read_text()
+    golden(text, MACHINES / kind / "findings.txt")

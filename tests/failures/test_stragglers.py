@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from dtrain.failures.round_trips import RoundTripTimes
 from dtrain.failures.stragglers import (
     Block,
-    RoundTripTimes,
     Straggler,
     StragglerDetector,
     causes_seen,

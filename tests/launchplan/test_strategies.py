@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,10 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_golden(case: Path, update_golden: bool) -> None:
+def test_golden(case: Path, golden: Callable[[str, Path], None]) -> None:
     spec = parse(case.read_bytes(), case.name)
     shown = as_text(build(spec)) + render_warnings(spec.warnings)
-    reference = case.with_suffix(".txt")
-    if update_golden:
-        reference.write_text(shown, encoding="utf-8")
-    assert shown == reference.read_text(encoding="utf-8")
+    golden(shown, case.with_suffix(".txt"))
 
 
 def test_every_strategy_has_a_case() -> None:

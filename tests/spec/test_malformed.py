@@ -1,6 +1,7 @@
 """The report for each malformed cluster file (golden)."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ CASES = sorted(FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_report(case: Path, update_golden: bool) -> None:
+def test_report(case: Path, golden: Callable[[str, Path], None]) -> None:
     with pytest.raises(SpecError) as caught:
         parse(case.read_bytes(), case.name)
     for problem in caught.value.problems:
@@ -24,12 +25,7 @@ def test_report(case: Path, update_golden: bool) -> None:
     report = render_problems(caught.value)
     assert re.match(rf"error: {re.escape(case.name)}:\d+:\d+: ", report)
     assert all(line.isprintable() for line in report.splitlines())
-
-    reference = case.with_suffix(".txt")
-    if update_golden:
-        reference.write_text(report, encoding="utf-8")
-    assert reference.exists(), f"{reference} is missing: read the report, then --update-golden"
-    assert report == reference.read_text(encoding="utf-8")
+    golden(report, case.with_suffix(".txt"))
 
 
 def test_every_reference_has_a_case() -> None:

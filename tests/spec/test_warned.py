@@ -1,5 +1,6 @@
 """The warnings for each cluster file that launches, but badly (golden)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,11 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_warnings(case: Path, update_golden: bool) -> None:
+def test_warnings(case: Path, golden: Callable[[str, Path], None]) -> None:
     spec = parse(case.read_bytes(), case.name)
     report = render_warnings(spec.warnings)
     assert report.startswith(f"warning: {case.name}:")
-    reference = case.with_suffix(".txt")
-    if update_golden:
-        reference.write_text(report, encoding="utf-8")
-    assert report == reference.read_text(encoding="utf-8")
+    golden(report, case.with_suffix(".txt"))
 
 
 def test_every_reference_has_a_case() -> None:

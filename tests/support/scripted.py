@@ -10,6 +10,7 @@ from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE
 from dtrain.spec.model import Host
 from dtrain.transport.contract import TcpStream
+from support.limits import HANG
 
 PIECE = 4093
 """Bytes of one read: messages are cut anywhere."""
@@ -73,3 +74,24 @@ class ScriptedHosts:
 
     def close(self) -> None:
         pass
+
+
+class SilentHost(ScriptedHosts, ScriptedProcess):
+    """A transport, its only connection, and its process that writes nothing until it is closed."""
+
+    def __init__(self) -> None:
+        self.opened, self.closed = threading.Event(), threading.Event()
+
+    def connect(self, host: Host) -> SilentHost:
+        self.opened.set()
+        return self
+
+    def start(self, command: str) -> SilentHost:
+        return self
+
+    def read(self, size: int = 1 << 18) -> bytes:
+        assert self.closed.wait(HANG)
+        return b""
+
+    def close(self) -> None:
+        self.closed.set()

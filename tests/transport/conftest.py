@@ -33,6 +33,12 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 
 @pytest.fixture
+def bastion(tmp_path: Path, sshd: Sshd) -> Iterator[Sshd]:
+    with running_sshd(tmp_path, name="bastion", identity=sshd.identity) as server:
+        yield server
+
+
+@pytest.fixture
 def notices() -> list[str]:
     """Notices that the transport gave to the user."""
     return []

@@ -20,15 +20,9 @@ from dtrain.transport.ssh import SshTransport
 from support.limits import HANG
 from support.other_users import MALLORY, acting_as
 from support.ports import free_port
-from support.sshd import Sshd, host_on, running_sshd
+from support.sshd import Sshd, host_on
 
 pytestmark = pytest.mark.sshd
-
-
-@pytest.fixture
-def bastion(tmp_path: Path, sshd: Sshd) -> Iterator[Sshd]:
-    with running_sshd(tmp_path, name="bastion", identity=sshd.identity) as server:
-        yield server
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,12 +17,6 @@ from support.ports import free_port
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
-
-
-@pytest.fixture
-def bastion(tmp_path: Path, sshd: Sshd) -> Iterator[Sshd]:
-    with running_sshd(tmp_path, name="bastion", identity=sshd.identity) as server:
-        yield server
 
 
 @pytest.fixture

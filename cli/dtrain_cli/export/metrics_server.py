@@ -16,7 +16,61 @@ CLIENT_LIMIT = 5.0
 """Seconds for the request of one client; others wait."""
 
 
-def serve(text: str, metrics: Callable[[], str]) -> HTTPServer:
+class MetricsServer(HTTPServer):
+    """Answers with what ``metrics`` returns."""
+
+    def __init__(self, host: str, port: int, metrics: Callable[[], str]) -> None:
+        """Raises OSError if it cannot listen."""
+        self.metrics = metrics
+        if ":" in host:
+            self.address_family = AF_INET6
+        super().__init__((host, port), _Handler)
+
+    def handle_error(self, *_: object) -> None:
+        """A client that disconnects is no error."""
+
+    def server_bind(self) -> None:
+        # HTTPServer asks DNS for the name of the address. The next launch may use the port at once.
+        self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: MetricsServer
+    timeout = CLIENT_LIMIT
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404)
+            return
+        body = self.server.metrics().encode()
+        self.send_response(200)
+        self.send_header("Content-Type", open_metrics.CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def setup(self) -> None:
+        super().setup()
+        # A client that sends a byte now and then never reaches the timeout of a read.
+        self._end = threading.Timer(CLIENT_LIMIT, self._hang_up)
+        self._end.daemon = True
+        self._end.start()
+
+    def finish(self) -> None:
+        self._end.cancel()
+        super().finish()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(SHUT_RDWR)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing: the terminal shows the run."""
+
+
+def serve(text: str, metrics: Callable[[], str]) -> MetricsServer:
     """A server of what ``metrics`` returns, at ``[ADDRESS:]PORT``. Raises UsageError."""
     host, _, digits = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
@@ -24,54 +78,8 @@ def serve(text: str, metrics: Callable[[], str]) -> HTTPServer:
         raise UsageError(
             f"--metrics-port {excerpt(text)}: not a port", hint="write 9400 or 0.0.0.0:9400"
         )
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = CLIENT_LIMIT
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] not in ("/", "/metrics"):
-                self.send_error(404)
-                return
-            body = metrics().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", open_metrics.CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def setup(self) -> None:
-            super().setup()
-            # A client that sends a byte now and then never reaches the timeout of a read.
-            self._end = threading.Timer(CLIENT_LIMIT, self._hang_up)
-            self._end.daemon = True
-            self._end.start()
-
-        def finish(self) -> None:
-            self._end.cancel()
-            super().finish()
-
-        def _hang_up(self) -> None:
-            with contextlib.suppress(OSError):
-                self.connection.shutdown(SHUT_RDWR)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing: the terminal shows the run."""
-
-    class Server(HTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """A client that disconnects is no error."""
-
-        def server_bind(self) -> None:
-            # HTTPServer asks DNS for the name of the address. The next launch may use the port at
-            # once.
-            self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-            self.socket.bind(self.server_address)
-            self.server_address = self.socket.getsockname()
-
-    if ":" in host:
-        Server.address_family = AF_INET6
     try:
-        return Server((host, int(digits)), Handler)
+        return MetricsServer(host, int(digits), metrics)
     except OSError as error:
         raise UsageError(
             f"--metrics-port {excerpt(text)}: cannot listen: {error.strerror}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from dtrain.checks import Evidence, Finding, HostFacts, Severity, bandwidth
 from dtrain.framing import clean
 from dtrain.wording import counted
 from dtrain_cli.views import fabric, names
+from dtrain_cli.views.document import document
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -81,14 +81,14 @@ def as_json(evidence: Evidence, found: Sequence[Finding]) -> str:
         for name in evidence.plan.host_names
     ]
     measured = bandwidth.fabric(evidence)
-    document = {
+    body = {
         "schema": SCHEMA,
         "name": evidence.plan.name,
         "hosts": hosts,
         **({"bandwidth": fabric.as_document(measured)} if measured else {}),
         "findings": [finding.as_json() for finding in found],
     }
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return document(body)
 
 
 def _host(host: HostFacts) -> dict[str, Any]:

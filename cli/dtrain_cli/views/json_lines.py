@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtrain.framing import split
 from dtrain.session.feed import RunReceiver, StreamKey
-from dtrain_cli.views.finite import finite
+from dtrain_cli.views.document import finite
 from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dtrain.framing import clean
-from dtrain.hostlist import fold
+from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import fold_ranks
+from dtrain.wording import plural
 
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue")
 """Colors of prefixes, each also used bright; red is only for errors."""
@@ -46,6 +47,14 @@ def labels(names: Iterable[str]) -> str:
     ranks = fold_ranks(int(name) for name in names if name.isdecimal())
     others = fold(dict.fromkeys(name for name in names if not name.isdecimal()))
     return ",".join(filter(None, (ranks, others)))
+
+
+def workers(names: Sequence[str]) -> str:
+    """Labels in words: ``rank 3``, ``ranks 0-3,8``, ``ranks 0-3, ps[0-1]``."""
+    ranks = [name for name in names if name.isdecimal()]
+    others = [name for name in names if not name.isdecimal()]
+    who = [f"{plural(len(ranks), 'rank')} {labels(ranks)}"] if ranks else []
+    return ", ".join([*who, labels(in_order(others))] if others else who)
 
 
 def path(text: str) -> str:

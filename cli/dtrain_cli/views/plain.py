@@ -56,7 +56,7 @@ class Plain(RunReceiver):
         self._last_progress = float("-inf")
 
     def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self._starting = {host.host.name for host in plan.hosts}
+        self._starting = set(plan.host_names)
         self.notice(f"run {run}, logs in {names.path(folder)}")
         self.known(plan)
         self.notice(f"starting {self._count(plan)}")
@@ -66,14 +66,14 @@ class Plain(RunReceiver):
         self.notice(f"run {run}: {self._count(plan)}, logs in {names.path(folder)}")
 
     def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
-        self._starting = {host.host.name for host in plan.hosts}
+        self._starting = set(plan.host_names)
         self._unreachable.clear()
         self._progress_line = ProgressLine()
         self.known(plan)
         self.notice(f"attempt {attempt}: starting {self._count(plan)}")
 
     def allocated(self, plan: LaunchPlan) -> None:
-        self._starting = {host.host.name for host in plan.hosts}
+        self._starting = set(plan.host_names)
         self.known(plan)
         self.notice(self._count(plan))
 
@@ -81,13 +81,12 @@ class Plain(RunReceiver):
         self._progress_line.expect(plan)
         self._workers = plan.world_size
         self._hosts = len(plan.hosts)
-        hosts = [len(host.host.name) for host in plan.hosts]
         labels = [len(process.label) for host in plan.hosts for process in host.processes]
-        self._widths = (max(hosts), max(labels, default=0))
+        self._widths = (max(map(len, plan.host_names)), max(labels, default=0))
 
     def _count(self, plan: LaunchPlan) -> str:
         """``4 workers on 2 hosts (node0, node1)``."""
-        hosts = [host.host.name for host in plan.hosts]
+        hosts = plan.host_names
         count = f"{counted(self._workers, 'worker')} on {counted(len(hosts), 'host')}"
         return f"{count} ({names.hosts(hosts)})" if plan.hosts_known else count
 

@@ -11,7 +11,7 @@ from dtrain.failures.traceback import shorten
 from dtrain.framing import clean
 from dtrain.hostlist import in_order
 from dtrain.session.feed import StreamKey
-from dtrain.wording import counted, plural
+from dtrain.wording import counted
 from dtrain_cli.views import names
 
 _TRACEBACK_HEAD = 4
@@ -91,12 +91,8 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
     lines = []
     for outcome, group in list(outcomes.items())[:_MAX_OUTCOMES]:
         hosts = names.hosts(in_order({failure.host for failure in group}))
-        ranks = [failure.label for failure in group if failure.rank is not None]
-        others = [failure.label for failure in group if failure.rank is None]
-        who = [f"{plural(len(ranks), 'rank')} {names.labels(ranks)}"] if ranks else []
-        who += [names.labels(in_order(others))] if others else []
-        how = outcome.removeprefix("was ")
-        lines.append(clean(f"then also failed: {hosts} {', '.join(who)} ({how})"))
+        who = names.workers([failure.label for failure in group])
+        lines.append(clean(f"then also failed: {hosts} {who} ({outcome.removeprefix('was ')})"))
     if (more := sum(map(len, list(outcomes.values())[_MAX_OUTCOMES:]))) > 0:
         lines.append(f"then also failed: {counted(more, 'other')}")
     return lines

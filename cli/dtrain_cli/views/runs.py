@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING
 from dtrain.framing import clean
 from dtrain.session.prune import OldRun
 from dtrain.session.status import HostStatus, ProcessStatus, RunStatus, age
-from dtrain.wording import counted, in_bytes, plural
+from dtrain.wording import counted, in_bytes
 from dtrain_cli.views import names
-from dtrain_cli.views.finite import finite
+from dtrain_cli.views.document import document
 from dtrain_cli.views.report import render
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def old_as_json(found: Sequence[OldRun], *, removed: bool) -> str:
         {"run": one.run.run, "state": one.run.state, "started": one.run.started, "bytes": one.size}
         for one in found
     ]
-    return json.dumps({"schema": SCHEMA, "removed": removed, "runs": body}, indent=2) + "\n"
+    return document({"schema": SCHEMA, "removed": removed, "runs": body})
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
@@ -136,8 +135,7 @@ def as_json(runs: Sequence[RunStatus], *, of: int) -> str:
     for run in runs:
         report = run.report.as_json() if run.report is not None else None
         body.append({**asdict(run), "state": run.state, "report": report})
-    document = {"schema": SCHEMA, "runs": finite(body), "more": of - len(runs)}
-    return json.dumps(document, indent=2) + "\n"
+    return document({"schema": SCHEMA, "runs": body, "more": of - len(runs)})
 
 
 def _unreadable_lines(run: RunStatus) -> str:
@@ -178,13 +176,7 @@ def _processes(processes: Sequence[ProcessStatus]) -> str:
     groups: dict[str, list[str]] = {}
     for one in processes:
         groups.setdefault(_outcome(one), []).append(one.label)
-    return "; ".join(f"{_workers(labels)} {outcome}" for outcome, labels in groups.items())
-
-
-def _workers(labels: Sequence[str]) -> str:
-    if not all(label.isdecimal() for label in labels):
-        return names.labels(labels)
-    return f"{plural(len(labels), 'rank')} {names.labels(labels)}"
+    return "; ".join(f"{names.workers(labels)} {outcome}" for outcome, labels in groups.items())
 
 
 def _outcome(process: ProcessStatus) -> str:

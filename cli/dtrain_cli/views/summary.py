@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from dtrain.runs.measured import Difference
 from dtrain.runs.summary import Summary
 from dtrain.wording import counted
 from dtrain_cli.views import names
-from dtrain_cli.views.finite import finite
+from dtrain_cli.views.document import document
 from dtrain_cli.views.overview import attach_hint
 from dtrain_cli.views.report import render
 
@@ -236,8 +235,7 @@ def _ratio(first: float | None, second: float | None) -> str:
 
 def as_json(runs: Sequence[Summary]) -> str:
     """Return one object with ``runs``. Times are seconds since the epoch."""
-    body = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
-    return json.dumps(finite(body), indent=2) + "\n"
+    return document({"schema": SCHEMA, "runs": [_document(run) for run in runs]})
 
 
 def _document(run: Summary) -> dict[str, Any]:

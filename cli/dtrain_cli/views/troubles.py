@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample
+from dtrain.messages.telemetry import HEAT, GpuSample
 from dtrain.records import dataclass
 from dtrain.wording import counted
 from dtrain_cli.views import names
@@ -36,9 +36,8 @@ def trouble(gpu: GpuSample, *, busy: bool) -> GpuTrouble | None:
         return GpuTrouble(
             "E", "white on red", "uncorrected memory errors", f"{gpu.ecc:,} since the boot"
         )
-    slowed = gpu.slowed or 0
-    if slowed & (HEAT | HARDWARE):
-        why = "heat" if slowed & HEAT else "power or hardware"
+    if gpu.throttled:
+        why = "heat" if (gpu.slowed or 0) & HEAT else "power or hardware"
         parts = [] if gpu.temperature is None else [f"{gpu.temperature:.0f} °C"]
         if gpu.clock is not None and gpu.clock_max:
             parts.append(f"{gpu.clock:,.0f} of {gpu.clock_max:,.0f} MHz")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from statistics import median
 
-from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample
+from dtrain.messages.telemetry import GpuSample
 from dtrain.records import dataclass
 
 MEMORY = 120.0
@@ -56,7 +56,7 @@ class GpuActivity:
             part = 1 - math.exp(-max(0.0, now - gpu.then) / MEMORY)
             gpu.use += part * (use - gpu.use)
             gpu.process, gpu.then, gpu.clock = process, now, sample.clock
-            gpu.throttled = bool((sample.slowed or 0) & (HEAT | HARDWARE))
+            gpu.throttled = sample.throttled
 
     def slow(self, now: float) -> list[tuple[str, str, float]]:
         """The process and host of each slow GPU, the slowest first, and how much less it works, as

@@ -22,9 +22,10 @@ from dataclasses import field
 from statistics import median
 from typing import Literal
 
+from dtrain.failures.quartile import lower_quartile
 from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import name_processes
-from dtrain.messages.telemetry import HARDWARE, HEAT, GpuSample, Sample
+from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.records import dataclass
 from dtrain.runtime.steps import STEPS
 
@@ -48,16 +49,8 @@ BUSY_CPUS, FOREIGN_CPUS = 0.9, 0.1
 """Fractions of a host's CPUs. The job lacks CPU time if more than the first are busy, and more than
 the second with processes outside the job."""
 
-FRESH, TRIPS = 10.0, 360
-"""Seconds for which a round trip counts, and how many of the job's typical round trips, one every
-`FRESH` seconds, give the usual one."""
-BETWEEN_TRIPS = 1.0
-"""Seconds between two comparisons of round trips."""
 LONG = 0.3
 """If all ranks wait for this part of each step, and one host is far, its network is slow."""
-FAR, LEAST_FAR = 3.0, 1.0
-"""A host is far if its round trips take this many times as long as usual in the job, and this many
-milliseconds longer."""
 
 Cause = Literal["data", "cpu", "clock", "gpu", "network", "far", "unknown"]
 CAUSES: Mapping[Cause, str] = {
@@ -197,7 +190,7 @@ def causes_seen(sample: Sample, job_gpus: Collection[int]) -> dict[str, set[Caus
     seen: dict[str, set[Cause]] = {rank.process: {*of_host} for rank in sample.ranks}
     for process, gpu in gpus_of_ranks(sample, job_gpus):
         causes = seen.get(process, set())
-        if (gpu.slowed or 0) & (HEAT | HARDWARE):
+        if gpu.throttled:
             causes.add("clock")
         if gpu.others:
             causes.add("gpu")
@@ -229,47 +222,6 @@ def less_active(
         step=0,
         measured="activity",
     )
-
-
-class RoundTripTimes:
-    """Compares the round trips of the hosts of a job."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[float, float]] = {}
-        self._usual: deque[float] = deque(maxlen=TRIPS)
-        self._due = 0.0
-        self._far: set[str] = set()
-        self._far_until = 0.0
-
-    def add(self, host: str, milliseconds: float, now: float) -> None:
-        """A host's sample at ``now``."""
-        self._last[host] = (milliseconds, now)
-        if now >= self._due:
-            self._due = now + FRESH
-            self._usual.append(_normal([*self._current(now).values()]))
-
-    def _current(self, now: float) -> dict[str, float]:
-        return {host: trip for host, (trip, then) in self._last.items() if now - then < FRESH}
-
-    def far(self, now: float) -> set[str]:
-        """The hosts whose round trips take long: all of two, or at most half of more. Compared
-        once in `BETWEEN_TRIPS`, because each sample of each host asks."""
-        if now >= self._far_until:
-            self._far_until = now + BETWEEN_TRIPS
-            self._far = self._compare(now)
-        return self._far
-
-    def _compare(self, now: float) -> set[str]:
-        current = self._current(now)
-        if len(current) < 2:
-            return set()
-        usual = min(_normal([*current.values()]), _normal([*self._usual]))
-        found = {
-            host
-            for host, trip in current.items()
-            if trip > FAR * usual and trip > usual + LEAST_FAR
-        }
-        return found if len(found) * 2 <= len(current) or len(current) == 2 else set()
 
 
 class StragglerDetector:
@@ -350,7 +302,7 @@ class StragglerDetector:
         if not 0 < len(ranks) <= most:
             return None
         recent = list(self._waits)[-BLOCKS:]
-        usual = _normal([wait for _, wait in self._waits])
+        usual = lower_quartile(wait for _, wait in self._waits)
         longer = [(wait - usual) / step for step, wait in recent if step > 0]
         if sum(one > LONGER for one in longer) < SLOW_BLOCKS:
             if cause != "far" or len({rank.host for rank in self._ranks.values()}) < 3:
@@ -385,9 +337,9 @@ class StragglerDetector:
         for group in groups.values():
             if len(group) < 2:
                 continue
-            busy = _normal([block.busy for block in group.values()])
-            data = _normal([block.data for block in group.values()])
-            queued = _normal([block.queued for block in group.values()])
+            busy = lower_quartile(block.busy for block in group.values())
+            data = lower_quartile(block.data for block in group.values())
+            queued = lower_quartile(block.queued for block in group.values())
             for process, block in group.items():
                 extra = block.busy - busy
                 normal = block.step if block.compute is None else busy
@@ -396,8 +348,3 @@ class StragglerDetector:
                 self._ranks[process].judge(
                     _Excess(slower, extra, block.data - data, block.queued - queued, slow)
                 )
-
-
-def _normal(values: list[float]) -> float:
-    """The lower quartile."""
-    return sorted(values)[(len(values) - 1) // 4]

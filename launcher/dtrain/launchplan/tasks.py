@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.launchplan.shell import argument, completed, exported
-from dtrain.quoting import sh
+from dtrain.quoting import path, sh, word
 from dtrain.records import dataclass
 from dtrain.spec.model import LAUNCH_ROLES
 
@@ -58,6 +58,25 @@ def numbers(task: Task) -> Iterator[str]:
     yield f"dtrain_node_rank={task.part.node_rank}"
     yield f"dtrain_role={task.process.role}"
     yield f"dtrain_index={task.process.index}"
+
+
+def prepared(plan: LaunchPlan, part: HostPlan) -> Iterator[str]:
+    """Lines that enter the working folder and run the job's setup lines."""
+    yield f"cd -- {path(part.workdir)} || exit"
+    yield "dtrain_workdir=$PWD"
+    if plan.job.setup and "PATH" in part.node_variables:
+        # Setup lines find the programs beside cluster.python.
+        yield f"export PATH={completed('PATH', part.node_variables['PATH'])}"
+    for line in plan.job.setup:
+        yield f"eval {word(line)} || exit"
+
+
+def exports(plan: LaunchPlan, tasks: Sequence[Task]) -> tuple[list[str], list[list[str]]]:
+    """Lines that export the environment: those of all tasks, and the others of each task. The tasks
+    of a uniform job differ only in shell variables."""
+    lines = [exported_lines(task) for task in (tasks[:1] if uniform(plan, tasks) else tasks)]
+    common = [line for line in lines[0] if all(line in other for other in lines)]
+    return common, [[line for line in its if line not in common] for its in lines]
 
 
 def exported_lines(task: Task) -> list[str]:

@@ -66,6 +66,11 @@ class GpuSample:
             return None
         return min(1.0, self.memory_used / self.memory_total)
 
+    @property
+    def throttled(self) -> bool:
+        """Whether heat, power or the hardware slows its clock down."""
+        return bool((self.slowed or 0) & (HEAT | HARDWARE))
+
 
 @dataclass(frozen=True, slots=True)
 class RankUse:

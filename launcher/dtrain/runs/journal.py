@@ -189,7 +189,7 @@ class PhasesSpent(JournalEvent):
 
 @dataclass(frozen=True, slots=True)
 class StragglersChanged(JournalEvent):
-    """Other ranks are slow than before; None: no rank is slow any more."""
+    """The slow ranks have changed; None: no rank is slow any more."""
 
     kind = "stragglers"
     found: Straggler | None

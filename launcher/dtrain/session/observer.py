@@ -54,7 +54,7 @@ class Observer(Protocol):
         """What ``host`` does now. Comes once a second from each host that runs."""
 
     def stragglers(self, found: Straggler | None) -> None:
-        """Other ranks are slow than before; None: no rank is slow any more."""
+        """The slow ranks have changed; None: no rank is slow any more."""
 
     def stall(self, found: Stall | None) -> None:
         """The job or other ranks stand still; None: the job goes on."""

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Collection
 
 from dtrain.failures.activity import GpuActivity
+from dtrain.failures.round_trips import RoundTripTimes
 from dtrain.failures.stalls import Stall, StallDetector
 from dtrain.failures.stragglers import (
     Cause,
-    RoundTripTimes,
     Straggler,
     StragglerDetector,
     causes_seen,

@@ -270,17 +270,22 @@ def test_processes_that_a_deletion_has_ended_are_no_cause(
     assert job.ended("").reason == reason
 
 
-def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJob) -> None:
-    job.pod_seen(pod("a"))
-    ends(job, "a", 9)
-    job.leave(job.ended(""))
-    attached = KubernetesJob(
+def followed_again(job: KubernetesJob) -> KubernetesJob:
+    """The job as another process follows it."""
+    return KubernetesJob(
         job.record,
         job._run.folder,
         observer=NullObserver(),
         on_running=lambda run: None,
         secrets={},
     )
+
+
+def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJob) -> None:
+    job.pod_seen(pod("a"))
+    ends(job, "a", 9)
+    job.leave(job.ended(""))
+    attached = followed_again(job)
     attached.pod_seen(pod("a"))
     attached.job_seen(FAILED, "")
     assert blamed(attached) == [("node0", 9)]
@@ -291,13 +296,7 @@ def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> N
     job.pod_seen(pod("a"))
     job.leave(job.ended(""))
     job.keep(PodLines("a", (b"[worker-0] stored\n",), 5, 1, 5))
-    attached = KubernetesJob(
-        job.record,
-        job._run.folder,
-        observer=NullObserver(),
-        on_running=lambda run: None,
-        secrets={},
-    )
+    attached = followed_again(job)
     attached.pod_seen(pod("a"))
     attached.keep(PodLines("a", (b"[worker-0] new\n",), 9, 1, 9, gap=True))
     log = job._run.folder.logs / "node0" / "worker-0.out"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,9 @@ def objects(text: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(rendered(plan(text))))
 
 
-def test_golden(case: Path, update_golden: bool) -> None:
+def test_golden(case: Path, golden: Callable[[str, Path], None]) -> None:
     text = rendered(build(read(case)))
-    reference = case.with_suffix(".manifest")
-    if update_golden:
-        reference.write_text(text)
-    assert text == reference.read_text()
+    golden(text, case.with_suffix(".manifest"))
 
 
 def test_the_objects_are_valid(case: Path) -> None:

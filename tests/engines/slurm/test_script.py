@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,10 @@ def plan(text: str) -> LaunchPlan:
     return build(parse(text, "job.yaml"))
 
 
-def test_golden(case: Path, update_golden: bool) -> None:
+def test_golden(case: Path, golden: Callable[[str, Path], None]) -> None:
     text = rendered(build(read(case)))
     subprocess.run(["bash", "-n"], input=text.encode(), check=True)
-    reference = case.with_suffix(".sbatch")
-    if update_golden:
-        reference.write_text(text)
-    assert text == reference.read_text()
+    golden(text, case.with_suffix(".sbatch"))
 
 
 def test_every_process_of_a_uniform_job_has_the_same_lines() -> None:

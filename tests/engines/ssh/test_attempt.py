@@ -19,34 +19,13 @@ from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.spec.model import Host
 from support.attempts import GONE, HELLO, TWO_HOSTS, context_of
 from support.limits import HANG
-from support.scripted import ScriptedHosts, ScriptedProcess, relay_stdout
-
-
-class Silent(ScriptedHosts, ScriptedProcess):
-    """Hosts whose only connection is open until it is closed."""
-
-    def __init__(self) -> None:
-        self.opened, self.closed = threading.Event(), threading.Event()
-
-    def connect(self, host: Host) -> Silent:
-        self.opened.set()
-        return self
-
-    def start(self, command: str) -> Silent:
-        return self
-
-    def read(self, size: int = 1 << 18) -> bytes:
-        assert self.closed.wait(HANG)
-        return b""
-
-    def close(self) -> None:
-        self.closed.set()
+from support.scripted import ScriptedHosts, ScriptedProcess, SilentHost, relay_stdout
 
 
 def test_an_interrupt_while_the_links_start_closes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts, posts = Silent(), queue.SimpleQueue[Post]()
+    hosts, posts = SilentHost(), queue.SimpleQueue[Post]()
     launch = Link.launch
 
     def interrupted(link: Link) -> None:
@@ -63,7 +42,7 @@ def test_an_interrupt_while_the_links_start_closes_them(
 
 def test_an_answer_that_has_arrived_comes_before_the_time_limit(tmp_path: Path) -> None:
     posts = queue.SimpleQueue[Post]()
-    attempt = Attempt(context_of(Silent(), tmp_path, posts), posts, lambda: None)
+    attempt = Attempt(context_of(SilentHost(), tmp_path, posts), posts, lambda: None)
     attempt._act(machine.SetAlarm(0.0))  # as if this process was stopped (SIGSTOP) until now
     posts.put(Post(machine.HostEnded("first")))
     assert attempt._next().event == machine.HostEnded("first")

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from dtrain.engines.ssh import inquiry
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
 from support.limits import HANG
-from support.scripted import ScriptedHosts, ScriptedProcess
+from support.scripted import SilentHost
 
 FILE = "cluster: {hosts: [silent], gpus: 1}\njob: {framework: none, script: train.py}\n"
 
 
-class Silent(ScriptedHosts, ScriptedProcess):
-    """A connection, and its process that writes nothing until it is closed."""
-
-    def __init__(self) -> None:
-        self.closed = threading.Event()
-
-    def connect(self, host: object) -> Silent:
-        return self
-
-    def start(self, command: str) -> Silent:
-        return self
-
-    def read(self, size: int = 1 << 18) -> bytes:
-        assert self.closed.wait(HANG)
-        return b""
-
-    def close(self) -> None:
-        self.closed.set()
-
-
 def test_nobody_waits_for_a_host_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquiry, "LIMIT", 0.0)
-    host = Silent()
+    host = SilentHost()
     record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
     found = inquiry.ask(record, {}, host)
     assert found["silent"].state is ShownState.UNREACHABLE

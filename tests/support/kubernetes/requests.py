@@ -15,6 +15,7 @@ from support.kubernetes.access import Access
 from support.kubernetes.deletion import delete
 from support.kubernetes.errors import ApiError
 from support.kubernetes.kinds import ACCESS, NAMESPACE, SECRET, Kind, Object
+from support.kubernetes.schema import without_nulls
 from support.kubernetes.selectors import matches
 from support.kubernetes.store import Store
 
@@ -144,21 +145,13 @@ def _parsed(body: bytes, media: str) -> Object:
 
 def _normal(kind: Kind, sent: Object) -> Object:
     """Without nulls, and with a Secret's text encoded."""
-    normal: Object = _without_nulls(copy.deepcopy(sent))
+    normal: Object = without_nulls(copy.deepcopy(sent))
     if kind == SECRET:
         for key, text in normal.pop("stringData", {}).items():
             encoded = base64.b64encode(text.encode()).decode()
             normal.setdefault("data", {})[key] = encoded
         normal.setdefault("type", "Opaque")
     return normal
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
-    return value
 
 
 def merge(base: Any, patch: Any, *, lists: bool = False) -> Any:

@@ -52,7 +52,7 @@ def check(kind: Kind, wanted: Object, *, strict: bool) -> None:
     if rules is None:
         return
     unknown, wrong = [], []
-    for error in jsonschema.Draft202012Validator(rules).iter_errors(_without_nulls(wanted)):
+    for error in jsonschema.Draft202012Validator(rules).iter_errors(without_nulls(wanted)):
         for leaf in _leaves(error):
             path = _path(leaf.absolute_path)
             if leaf.validator == "additionalProperties":
@@ -87,9 +87,9 @@ def _path(parts: Any) -> str:
     return f"{text.lstrip('.')}." if text else ""
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
     if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
+        return [without_nulls(one) for one in value]
     return value

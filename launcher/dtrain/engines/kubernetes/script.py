@@ -18,8 +18,8 @@ from math import ceil
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name, pod_address
 from dtrain.launchplan.programs import CODE
-from dtrain.launchplan.shell import command, comment, completed
-from dtrain.launchplan.tasks import Task, exported_lines, numbers, tasks_of, uniform
+from dtrain.launchplan.shell import command, comment
+from dtrain.launchplan.tasks import Task, exports, numbers, prepared, tasks_of, uniform
 from dtrain.quoting import path, word
 
 NAME = "job.sh"
@@ -121,24 +121,14 @@ def _process(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     """The function that becomes a process."""
     part = tasks[0].part
     even = uniform(plan, tasks)
-    # The processes of a uniform job differ only in shell variables.
-    lines = [exported_lines(task) for task in (tasks[:1] if even else tasks)]
-    common = [line for line in lines[0] if all(line in other for other in lines)]
+    common, own = exports(plan, tasks)
     yield "dtrain_process() {"
-    yield f"  cd -- {path(part.workdir)} || exit"
-    yield "  dtrain_workdir=$PWD"
-    if plan.job.setup and "PATH" in part.node_variables:
-        # Setup lines find the programs beside cluster.python.
-        yield f"  export PATH={completed('PATH', part.node_variables['PATH'])}"
-    for line in plan.job.setup:
-        yield f"  eval {word(line)} || exit"
-    yield from (f"  {line}" for line in common)
+    yield from (f"  {line}" for line in (*prepared(plan, part), *common))
     programs = {str(command(task.process)) for task in tasks}
     if not even:
         yield "  case $dtrain_node_rank.$dtrain_local_rank in"
-        for task, its in zip(tasks, lines, strict=True):
-            own = "; ".join(line for line in its if line not in common) or ":"
-            yield f"    {task.part.node_rank}.{task.local_rank}) {own} ;;"
+        for task, its in zip(tasks, own, strict=True):
+            yield f"    {task.part.node_rank}.{task.local_rank}) {'; '.join(its) or ':'} ;;"
         yield "  esac"
     yield '  cd -- "$dtrain_workdir" || exit'
     if len(programs) == 1 or even:

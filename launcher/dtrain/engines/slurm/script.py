@@ -24,11 +24,10 @@ from dtrain.launchplan.shell import (
     argument,
     command,
     comment,
-    completed,
     find_interface,
     given_to_client,
 )
-from dtrain.launchplan.tasks import Task, exported_lines, numbers, tasks_of, uniform
+from dtrain.launchplan.tasks import Task, exports, numbers, prepared, tasks_of, uniform
 from dtrain.quoting import path, sh, word
 from dtrain.spec.model import Container, Slurm
 from dtrain.wording import counted
@@ -218,9 +217,7 @@ def _hosts(plan: LaunchPlan) -> Iterator[str]:
 def _function(name: str, plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[str]:
     """A shell function that becomes one of the ``tasks``."""
     part = tasks[0].part
-    # The processes of a uniform job differ only in shell variables.
-    lines = [exported_lines(task) for task in (tasks[:1] if uniform(plan, tasks) else tasks)]
-    common = [line for line in lines[0] if all(line in other for other in lines)]
+    common, own = exports(plan, tasks)
     folder = sh(path(plan.run_dir), "/nodes/$dtrain_run/${dtrain_hosts[dtrain_node_rank]}")
     yield f"{name}() {{"
     if _by_pyxis(plan):
@@ -232,9 +229,8 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[st
         yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
     else:
         yield "  case $SLURM_PROCID in"
-        for number, (task, its) in enumerate(zip(tasks, lines, strict=True)):
-            own = (*numbers(task), *(line for line in its if line not in common))
-            yield f"    {number}) {'; '.join(own)} ;;"
+        for number, (task, its) in enumerate(zip(tasks, own, strict=True)):
+            yield f"    {number}) {'; '.join((*numbers(task), *its))} ;;"
         yield "  esac"
     yield f"  DTRAIN_RUN_DIR={folder}"
     yield '  (umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'
@@ -243,19 +239,12 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[st
         archive = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/runtime.zip")
         yield f'  ln -s {archive} "$DTRAIN_RUN_DIR" 2>/dev/null'
     yield "  export DTRAIN_RUN_DIR"
-    yield f"  cd -- {path(part.workdir)} || exit"
-    yield "  dtrain_workdir=$PWD"
-    if plan.job.setup and "PATH" in part.node_variables:
-        # Setup lines find the programs beside cluster.python.
-        yield f"  export PATH={completed('PATH', part.node_variables['PATH'])}"
-    for line in plan.job.setup:
-        yield f"  eval {word(line)} || exit"
-    yield from (f"  {line}" for line in common)
+    lines = [*prepared(plan, part), *common]
     for variable, value in part.node_variables.items():
         if value.kind == "interface":
-            yield from (f"  {line}" for line in find_interface(variable, value))
-    given = given_to_client(plan, part, tasks[0].process)
-    yield from (f"  {line}" for line in given)
+            lines += find_interface(variable, value)
+    lines += given_to_client(plan, part, tasks[0].process)
+    yield from (f"  {line}" for line in lines)
     yield '  cd -- "$dtrain_workdir" || exit'
     yield from _exec(plan, tasks[0].process)
     yield "}"

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
 from dtrain import hostlist
-from dtrain.checks import Finding
 from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.cleanup import Cleanups
@@ -44,6 +42,8 @@ from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 
 CLEAN_POLL = 0.2
+CLEAN_NOTICE_SECONDS = 3.0
+"""Seconds after which a notice names the hosts that cannot be reached yet."""
 
 
 @dataclass(slots=True)
@@ -192,12 +192,13 @@ class SshEngine:
         """
         run = _Run(record, folder, Recorder(folder, self._observer), None, {})
         self._cleanups.start(run.record, run.record.leftovers)
-        until = time.monotonic() + self._spec.job.restart.node_timeout
+        begun = time.monotonic()
+        until = begun + self._spec.job.restart.node_timeout
         notified = False
         while self._cleanups.pending and time.monotonic() < until:
             if self._control.wait(CLEAN_POLL):
                 break
-            if not notified and time.monotonic() > until - self._spec.job.restart.node_timeout + 3:
+            if not notified and time.monotonic() > begun + CLEAN_NOTICE_SECONDS:
                 notified = True
                 waiting = hostlist.fold(self._cleanups.pending)
                 run.recorder.notice(f"{waiting} cannot be reached yet; retrying")
@@ -269,13 +270,12 @@ class SshEngine:
         self._known |= newcomers
         inspection = None
         if self._request.check and newcomers:
-            report = partial(_record_findings, run.recorder)
             inspection = Inspection(
                 plan,
                 newcomers,
                 launch=run.record.on_hosts,
                 base=self._request.base,
-                report=report,
+                report=lambda found: run.recorder.record(journal.Findings(tuple(found))),
             )
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         context = AttemptContext(
@@ -311,10 +311,6 @@ class SshEngine:
         else:
             finish(report, run.record, run.recorder, notifications)
         return report
-
-
-def _record_findings(recorder: Recorder, findings: Sequence[Finding]) -> None:
-    recorder.record(journal.Findings(tuple(findings)))
 
 
 def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:

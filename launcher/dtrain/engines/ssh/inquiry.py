@@ -18,9 +18,9 @@ from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.everywhere import everywhere
 from dtrain.session.host_connections import HostConnections
+from dtrain.session.relay import RelayChannel
 from dtrain.session.status import HostStatus, ProcessStatus
-from dtrain.transport import node_program
-from dtrain.transport.contract import RemoteProcess, Transport
+from dtrain.transport.contract import Transport
 
 LIMIT = 10.0
 """Seconds that a host may take to answer."""
@@ -37,8 +37,9 @@ def ask(
     def inquire(part: HostPlan) -> HostStatus:
         request = status_request(plan, part, record.on_hosts)
         python = plan.agent_python(part)
-        process = agent.start(connections(part), python, record.on_hosts, request)
-        return _answer(part, python, process)
+        connection = connections(part)
+        process = agent.start(connection, python, record.on_hosts, request)
+        return _answer(part, python, RelayChannel(part.host.name, connection, process))
 
     try:
         answers = everywhere(inquire, plan.hosts, LIMIT)
@@ -58,27 +59,25 @@ def _silent(before: HostStatus | None, error: NodeError) -> HostStatus:
     return HostStatus(ShownState.UNREACHABLE, since, error.reason)
 
 
-def _answer(part: HostPlan, python: str, process: RemoteProcess) -> HostStatus:
+def _answer(part: HostPlan, python: str, relay: RelayChannel) -> HostStatus:
     host = part.host.name
-    decoder = protocol.FrameDecoder()
     behind = 0.0
     try:
-        while data := process.read():
-            for frame in decoder.feed(data):
-                if isinstance(frame, protocol.Data):
-                    raise ProtocolError("unrequested output of a worker")
-                match messages.read_message(frame.body):
-                    case messages.Hello(time=theirs):
-                        behind = time.time() - theirs
-                    case messages.RunSeen() as seen:
-                        return _status(seen, part, behind)
-                    case messages.Refused(reason=reason):
-                        raise PrepareError(host, ATTEMPTED, reason)
-                    case other:
-                        raise ProtocolError(f"{messages.name_of(other)}: unexpected answer")
+        for frame in relay.frames():
+            if isinstance(frame, protocol.Data):
+                raise ProtocolError("unrequested output of a worker")
+            match messages.read_message(frame.body):
+                case messages.Hello(time=theirs):
+                    behind = time.time() - theirs
+                case messages.RunSeen() as seen:
+                    return _status(seen, part, behind)
+                case messages.Refused(reason=reason):
+                    raise PrepareError(host, ATTEMPTED, reason)
+                case other:
+                    raise ProtocolError(f"{messages.name_of(other)}: unexpected answer")
     except ProtocolError as error:
         raise AnswerError(host, ATTEMPTED, error) from None
-    raise node_program.failure(host, ATTEMPTED, python, process, decoder.noise)
+    raise relay.failure(python)
 
 
 def _status(seen: messages.RunSeen, part: HostPlan, behind: float) -> HostStatus:

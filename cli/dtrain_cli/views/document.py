@@ -1,9 +1,15 @@
-"""Values that JSON can express."""
+"""JSON documents for programs."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
+
+
+def document(body: dict[str, Any]) -> str:
+    """Return ``body`` as JSON. It is ASCII, because a host may send text that no encoding has."""
+    return json.dumps(finite(body), indent=2) + "\n"
 
 
 def finite(value: Any) -> Any:
