@@ -112,9 +112,12 @@ def _descend(sample: Sequence[PublishedRun], best: Efficiency, free: Sequence[st
 
 
 def _sample(runs: Iterable[PublishedRun]) -> Iterable[PublishedRun]:
+    """Some runs of each table. If the host waits for each kernel, a run shows the time of a round
+    trip, and not of a launch, which few tables depend on."""
     tables: dict[str, list[PublishedRun]] = {}
     for run in runs:
-        tables.setdefault(run.table, []).append(run)
+        if not run.assumed.blocking:
+            tables.setdefault(run.table, []).append(run)
     for found in tables.values():
         every = max(1.0, len(found) / ROWS)
         yield from (found[int(place * every)] for place in range(int(len(found) / every)))

@@ -580,3 +580,52 @@ def test_the_dispatcher_that_a_row_names() -> None:
     row = {"model_name": "Qwen3-235B-A22B", "gpu_type": "H100-80GB", "n_gpus": "256", "ep": "8"}
     for notes, copies in (("DeepEP", False), ("all-to-all dispatcher", True), ("", None)):
         assert run(**row, global_batch="2048", notes=notes).assumed.sends_copies is copies
+
+
+@pytest.mark.parametrize(
+    ("notes", "flash2"),
+    [("flash attention 2", True), ("FlashAttention-3", False), ("flash attn v2", True), ("", None)],
+)
+def test_the_version_of_flash_attention_in_the_notes(notes: str, flash2: bool | None) -> None:
+    assert run(notes=f"Megatron-LM; {notes}").assumed.flash2 is flash2
+
+
+def test_the_version_of_flash_attention_of_the_software() -> None:
+    assert run(notes="Megatron-LM").assumed.flash2 is None
+    assert run().assumed.flash2  # of no known software
+
+
+def test_a_host_may_wait_for_each_kernel() -> None:
+    assert run(notes="x; CUDA_LAUNCH_BLOCKING=1; y").assumed.blocking
+    assert not run(notes="CUDA_LAUNCH_BLOCKING=0").assumed.blocking
+
+
+def test_only_nvidia_s_own_benchmarks_hide_tensor_traffic() -> None:
+    assert run(source="NVIDIA/Megatron-LM README").assumed.hides_tensor
+    assert not run(source="a/b training/nvidia/x.md", notes="Megatron-LM").assumed.hides_tensor
+
+
+def test_software_of_no_known_name_has_the_kernels_of_pytorch() -> None:
+    assert run().assumed.separate_kernels
+    assert not run().assumed.fuses_gradients
+    assert not run(notes="Megatron-LM").assumed.separate_kernels
+
+
+def test_megatron_deepspeed_with_flash_attention_is_of_2023() -> None:
+    """Its optimizer for bf16 shards its states at every ZeRO stage."""
+    cells = {"notes": "Megatron-DeepSpeed", "sharding": "none", "precision": ""}
+    old = run(**cells, flash_attention="no")
+    assert (old.assumed.precision, old.layout.sharding, old.assumed.idle) == ("fp16", "none", 0.011)
+    new = run(**cells, flash_attention="yes")
+    assert (new.assumed.precision, new.assumed.idle, new.assumed.flash2) == ("bf16", 0, True)
+    sharded = run(**{**cells, "precision": "bf16"}, flash_attention="yes")
+    assert sharded.layout.sharding == "optimizer"
+    halves = run(**{**cells, "precision": "fp16"}, flash_attention="yes")
+    assert halves.layout.sharding == "none"
+
+
+def test_the_shared_experts_of_the_notes() -> None:
+    cells = {"model_name": "Mixtral-8x7B", "layers": "32", "ep": "8"}
+    plain, shared = run(**cells).shape, run(**cells, notes="2 shared experts").shape
+    assert plain.shared_experts == 0
+    assert shared.shared_experts == 2

@@ -109,6 +109,57 @@ def test_selective_recompute_of_torchtitan_repeats_half_of_the_products(name: st
     assert share == pytest.approx(again / every, rel=1e-3)
 
 
+@pytest.mark.parametrize(("name", "attends"), [("llama-3-8b", True), ("deepseek-v3", False)])
+def test_selective_recompute_of_megatron_repeats_attention_or_modules(
+    name: str, attends: bool
+) -> None:
+    """Flash attention runs again in the backward pass (``core_attn``), unless the modules of large
+    models with experts are chosen in its place."""
+
+    def recompute(speed: float) -> float:
+        layout = Layout(backend="megatron", recompute="selective")
+        one = candidate(name, layout, Assumptions())
+        usual = replace(one.efficiency, attention=one.efficiency.attention * speed)
+        return Kernels(usual, one.cluster, one.shape, layout, one.assumed).recompute(moe=False)
+
+    assert (recompute(0.5) > recompute(1.0)) is attends
+
+
+def test_no_traffic_overlaps_if_the_host_waits_for_each_kernel() -> None:
+    layout = Layout(backend="megatron", data=8, grad_accumulation=4, sharding="optimizer")
+    usual, blocking = (
+        candidate("llama-3-8b", layout, Assumptions(blocking=each)).time for each in (False, True)
+    )
+    assert blocking.compute == usual.compute
+    assert blocking.data > 2 * usual.data
+
+
+def test_a_host_that_waits_for_each_kernel_adds_each_launch_to_the_step() -> None:
+    def total(launch: float, *, blocking: bool) -> float:
+        one = candidate("llama-3-8b", Layout(data=8), Assumptions(blocking=blocking))
+        return replace(one, efficiency=replace(one.efficiency, launch=launch)).time.total
+
+    first, second = (
+        total(launch, blocking=True) - total(0.0, blocking=True) for launch in (10e-6, 20e-6)
+    )
+    assert second == pytest.approx(2 * first)
+    assert first > 0
+    # Otherwise the host starts kernels ahead of time.
+    assert total(10e-6, blocking=False) == total(0.0, blocking=False)
+
+
+def test_flash_attention_2_is_as_fast_on_a_b200_as_on_an_h100() -> None:
+    """It has no instructions of either. arXiv 2307.08691 measures 335 TFLOP/s."""
+
+    def attention(chosen: str, *, flash2: bool) -> float:
+        one = candidate("llama-3-8b", Layout(), Assumptions(flash2=flash2), chosen)
+        parts = Kernels(one.efficiency, one.cluster, one.shape, one.layout, one.assumed)
+        return parts.attention_flop() / parts.attention_forward()
+
+    assert attention("b200", flash2=False) > 2 * attention("h100-80gb", flash2=False)
+    assert attention("b200", flash2=True) < 1.5 * attention("h100-80gb", flash2=True)
+
+
 def test_flash_attention_in_triton_is_slower() -> None:
     def attention(chosen: str, *, triton: bool) -> float:
         layout = Layout(backend="torchtitan")
@@ -124,15 +175,16 @@ def test_flash_attention_in_triton_is_slower() -> None:
 
 
 def test_some_software_has_an_older_flash_attention_than_its_backend() -> None:
-    def attention(backend: BackendName, *, flash2: bool) -> float:
+    def attention(backend: BackendName, *, flash2: bool | None) -> float:
         layout = Layout(backend=backend, data=8, sharding="optimizer")
         one = candidate("llama-3-8b", layout, Assumptions(flash2=flash2))
         parts = Kernels(one.efficiency, one.cluster, one.shape, one.layout, one.assumed)
         return parts.attention_forward()
 
-    older = attention("torchtitan", flash2=False)
+    older, newer = (attention(each, flash2=None) for each in ("torchtitan", "megatron"))
+    assert older > newer
     assert attention("megatron", flash2=True) == older
-    assert attention("megatron", flash2=False) < older
+    assert attention("torchtitan", flash2=False) == newer
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ class MemoryHabits:
 class Assumptions(KeepsHash):
     precision: Precision = "bf16"
     flash_attention: bool = True
-    flash2: bool = False
-    """Whether flash attention is FlashAttention-2 although the backend has a newer one."""
+    flash2: bool | None = None
+    """Whether flash attention is FlashAttention-2, and not a newer one. None: as the backend's."""
     document: int = 0
     """Tokens of each document, if several are packed into a sequence and flash attention does not
     look from one into another; 0: a sequence is one document."""
@@ -135,6 +135,9 @@ class Assumptions(KeepsHash):
     (AutoGPTQ). bitsandbytes has one kernel for it."""
     host_work: float = 0.0
     """Host time in each pass through a layer beside its kernels, as a number of launches."""
+    blocking: bool = False
+    """Whether the host waits for each kernel before it starts the next (``CUDA_LAUNCH_BLOCKING``).
+    Then no communication overlaps with computation."""
     fuses_gradients: bool = True
     """Whether a product adds a weight's gradient to its sum itself (Megatron-LM's
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
@@ -179,6 +182,10 @@ class Assumptions(KeepsHash):
             flash_attention=gpu.family not in OLD or BACKENDS[backend].flash2,
             fp32_gradients=precision != "fp16",
         )
+
+    def old_attention(self, layout: Layout) -> bool:
+        """Whether flash attention is FlashAttention-2."""
+        return backend_of(layout).flash2 if self.flash2 is None else self.flash2
 
     def by_torch(self, layout: Layout) -> bool:
         """Whether PyTorch's own modules run, without Megatron-LM's fused kernels."""

@@ -92,7 +92,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         narrow_states=_narrow_states(row),
         separate_kernels=practice.separate_kernels and not compiled,
         flash_attention=flash,
-        flash2=practice.flash2,
+        flash2=_flash2(text, practice),
         document=_document(row, practice),
         triton_attention=practice.triton_attention,
         fused_loss=practice.fused_loss
@@ -101,6 +101,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         varied_lengths=re.search(r"lengths of the examples differ", text) is not None,
         repeats_loss=practice.repeats_loss,
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
+        blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
         host_work=practice.host_work if _zero_3(row) else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
@@ -131,6 +132,12 @@ def _loss_bytes(text: str, practice: Practice) -> float | None:
     if re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE):
         return 8
     return practice.loss_bytes
+
+
+def _flash2(text: str, practice: Practice) -> bool | None:
+    """Whether attention is FlashAttention-2, and not a newer one, if a row names its version."""
+    named = re.search(r"flash[- ]?att(?:entio)?n[- ]?v?([234])\b", text, re.IGNORECASE)
+    return named[1] == "2" if named else practice.flash2
 
 
 def _sends_copies(text: str) -> bool | None:
@@ -277,7 +284,9 @@ def _sharding(row: Row, practice: Practice) -> Sharding:
     if text:
         for pattern, sharding in _SHARDINGS:
             if re.search(pattern, text):
-                return sharding
+                unsharded = sharding == "none" and practice.always_shards
+                bf16 = "bf16" in row.get("precision", "").casefold()
+                return "optimizer" if unsharded and bf16 else sharding
     if count(row, "n_gpus") == 1:
         return "none"
     return practice.sharding

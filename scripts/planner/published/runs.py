@@ -19,7 +19,9 @@ The columns:
   the source's software.
 - ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
   16 bits with fp16, with MosaicML's PURE and in NeMo. ``bf16-true`` means that all states have 16.
-- ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those that every token takes.
+- ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those for every token.
+- Notes name the version of flash attention (``flash attention 2``), if it is not that of the
+  source's software, and ``CUDA_LAUNCH_BLOCKING=1``.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.

@@ -30,6 +30,9 @@ class Practice:
     sequence_parallel: bool = True
     hardware_flops: bool = False
     """Whether TFLOP/s of runs with full recomputation count it."""
+    always_shards: bool = False
+    """Whether optimizer states in bf16 runs are sharded even at ZeRO stage 0, as DeepSpeed's
+    ``BF16_Optimizer`` does."""
     counter: Counter = "total"
     seq_len: int | None = None
     fp32_gradients: bool = True
@@ -43,7 +46,7 @@ class Practice:
     overlaps_reduction: bool = True
     overlaps_sends: bool = True
     gathers_late: bool = False
-    flash2: bool = False
+    flash2: bool | None = None
     triton_attention: bool = False
     idle: float = 0.0
     host_work: float = 0.0
@@ -79,6 +82,15 @@ _DEEPSPEED = replace(
         gradient_bytes=6, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
     ),
 )  # fmt: skip
+_MEGATRON_DEEPSPEED = replace(_DEEPSPEED, idle=0.011)
+"""Until 2022. Each layer and micro-batch takes about 11 ms more than in Megatron-LM. The value is
+from MT-NLG's three step times (arXiv 2201.11990, section 2.3), which are not in the tables here."""
+_MEGATRON_DEEPSPEED_2023 = replace(
+    _DEEPSPEED, precision="bf16", flash_attention=True, flash2=True, separate_kernels=True,
+    reduces_to_all=True, always_shards=True,
+)  # fmt: skip
+"""With flash attention: Llama's norms and rotations are PyTorch's, and gradients are reduced after
+the last backward pass, to all ranks."""
 _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
 grad_reduce_in_fp32 to False."""
@@ -104,12 +116,9 @@ PRACTICES = (
         r"2205\.05198|Reducing Activation",
         Practice("none", "fp16", False, overlaps_reduction=False, overlaps_sends=False),
     ),
-    # Megatron-DeepSpeed and related software of 2021 and 2022.
-    # Each layer and micro-batch takes about 11 ms more than in Megatron-LM. The value is from
-    # MT-NLG's three step times (arXiv 2201.11990, section 2.3), which are not in the tables here.
     (
-        r"Megatron-DeepSpeed|BLOOM|BigScience|2211\.05100|MT-NLG|Turing|2201\.11990|NeoX|GLM-130B",
-        replace(_DEEPSPEED, idle=0.011),
+        r"Megatron-DeepSpeed|BLOOM|BigScience|2211\.05100|MT-NLG|Turing|2201\.11990|GLM-130B",
+        _MEGATRON_DEEPSPEED,
     ),
     (r"vTrain|DeepSpeed|metaseq", _DEEPSPEED),
     # It sums gradients in ``no_sync``, reduces them in 32 bits (``default_mp_policy``), updates
@@ -159,8 +168,8 @@ PRACTICES = (
     (r"NVIDIA/NeMo\b|dgxc", _NEMO_ON_SQUAD),
     (r"MLPerf", _MLPERF),
     (r"NVIDIA[-/ ]NeMo", _NEMO),
-    # The benchmarks of its README, and of the library that follows it.
-    (r"NVIDIA", Practice(hides_tensor=True)),
+    # The benchmarks of its own repositories: Megatron-LM, and the libraries that follow it.
+    (r"^NVIDIA", Practice(hides_tensor=True)),
     (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
     # Its library (Aleph-Alpha/scaling, released a year after the paper) consists of PyTorch's
     # modules. Gradients stay in 16 bits and are summed over all ranks after the last backward
@@ -226,9 +235,11 @@ PRACTICES = (
 )
 _RECENT = Practice()
 """Megatron-LM since 2023: distributed optimizer, flash attention, sequence parallel."""
-_UNKNOWN = Practice(habits=MemoryHabits(unfused=True))
-"""Software that no text names: like Megatron-LM, but few have its fused kernels, which keep less
-for the backward pass."""
+_UNKNOWN = Practice(
+    separate_kernels=True, fuses_gradients=False, flash2=True, habits=MemoryHabits(unfused=True)
+)
+"""Software that no text names: split like Megatron-LM, but with PyTorch's kernels, because few have
+fused ones, which are faster and keep less for the backward pass."""
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
 _MODULES = replace(_FSDP, sharding="none")
@@ -256,14 +267,15 @@ _SHARDING_SOFTWARE = (
     r"|llm[- ]foundry|\bComposer\b|\bLightning\b|\bLingua\b"
 )
 SOFTWARE = (
-    (r"Megatron[- ]DeepSpeed|NeoX|\bDeepSpeed|OpenRLHF|Colossal", _DEEPSPEED),
+    (r"Megatron[- ]DeepSpeed", _MEGATRON_DEEPSPEED),
+    (r"NeoX|\bDeepSpeed|OpenRLHF|Colossal", _DEEPSPEED),
     (r"\bNeMo\b|Megatron[- ]Bridge", _NEMO),
     (r"\btorch ?tune\b", _TORCHTUNE),
     (r"\blit[- ]?(gpt|llama)\b", _LITGPT),
     (r"Hugging ?Face|\bAccelerate\b|\bTRL\b|Axolotl|fsdp_qlora", _HUGGING_FACE),
     (_SHARDING_SOFTWARE, _FSDP),
     (r"MaxText|Levanter|\bJAX\b|\bAlpa\b|\bXLA\b|\bTPU", _XLA),
-    (r"Megatron|\bm-?core\b|\bveScale\b", _RECENT),
+    (r"Megatron|\bm-?core\b|\bveScale\b|MegaScale|Fast-LLM", _RECENT),
     (r"ms-swift|\bPEFT\b|LLaMA[- ]?Factory|unsloth", _HUGGING_FACE),
 )
 """The software that a row may name in any of its texts, if its source is not in `PRACTICES`."""
@@ -284,6 +296,8 @@ def practice_of(row: Row) -> Practice:
                 if re.search(pattern, text, re.IGNORECASE):
                     if how is _DEEPSPEED and _new(row):
                         return _ZERO
+                    if how is _MEGATRON_DEEPSPEED and _flash(row):
+                        return _MEGATRON_DEEPSPEED_2023
                     early = how in (_NEMO, _NEMO_ON_SQUAD, _MLPERF) and not _new(row)
                     return _NEMO_ON_A100 if early else how
     sharding = row.get("sharding", "")
@@ -296,13 +310,16 @@ def practice_of(row: Row) -> Practice:
     return _MODULES if re.search(r"16-true", row.get("precision", "")) else _UNKNOWN
 
 
+def _flash(row: Row) -> bool:
+    return re.match("y", row.get("flash_attention", ""), re.IGNORECASE) is not None
+
+
 def _new(row: Row) -> bool:
     """Whether a run is from 2023 or later, by its attention, its GPU or its model."""
-    flash = re.match("y", row.get("flash_attention", ""), re.IGNORECASE)
     newer = r"H[128]\d\d|H20\b|B[123]00|MI[23]\d\d|Gaudi"
     models = r"llama|vicuna|mi[sx]tral|qwen|baichuan|internlm|deepseek|gemma|\bphi-|\byi-|olmo|grok"
     return (
-        flash is not None
+        _flash(row)
         or re.search(newer, row.get("gpu_type", ""), re.IGNORECASE) is not None
         or re.search(models, row.get("model_name", ""), re.IGNORECASE) is not None
     )

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.cost.products import Product, products, tokens, up_projections
@@ -172,7 +171,7 @@ class Kernels:
         peak = self._peak(self._wide)
         flop = self.attention_flop()
         if self.assumed.flash_attention:
-            own = efficiency.flash2 if self.assumed.flash2 or backend_of(layout).flash2 else 1.0
+            own = efficiency.flash2 if self.assumed.old_attention(layout) else 1.0
             if self.assumed.triton_attention:
                 own = min(own, TRITON_ATTENTION)
             flop *= self._softmax_share / (2 if self.shape.causal else 1)
@@ -264,7 +263,7 @@ class Kernels:
             speed = self._peak(self._wide) * efficiency.attention
             if not part.attends:
                 speed *= efficiency.flash2 * SCAN
-            elif self.assumed.flash2 or backend_of(layout).flash2:
+            elif self.assumed.old_attention(layout):
                 speed *= efficiency.flash2
             seconds += self.tokens * part.kernel_flop / layout.tensor / speed
             seconds += self._stream(part.split_passes(shape.hidden) / layout.tensor)
@@ -300,8 +299,9 @@ class Kernels:
             case "selective" if self.assumed.by_torch(self.layout):
                 return _recompute_half(self, moe=moe)
             case "selective":
-                scores = 0.0 if self.assumed.flash_attention else self.attention_forward()
-                return scores + self._recompute_modules(moe=moe)
+                if self.assumed.recomputes_modules(self.shape, self.layout):
+                    return self._recompute_modules(moe=moe)
+                return self.attention_forward()
             case _:
                 return 0.0
 

@@ -136,7 +136,7 @@ def step_time(
     # Layers with experts need on the host how many tokens arrive. Until it knows, it cannot start
     # kernels ahead of time, and the GPU waits for some of them.
     stalled = layers * layer.stalled * efficiency.launch * efficiency.stalls
-    waiting = max(0.0, host - stages[slowest], stalled)
+    waiting = host if assumed.blocking else max(0.0, host - stages[slowest], stalled)
     # All stages wait for the slowest one, and at both ends of the step for all other stages:
     # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
     others = sum([max(stage, host) for stage in stages]) - max(stages[slowest], host)
@@ -410,7 +410,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
             traffic += _traffic(kernels, count, size, apart, gradient, layers)
     if frozen and layout.shards_parameters:
         traffic += _gathers(kernels, frozen, layers)
-    if not kernels.assumed.overlaps_reduction:
+    if kernels.assumed.blocking or not kernels.assumed.overlaps_reduction:
         return traffic, optimizer
     late = 0.0
     if kernels.assumed.gathers_late and layout.shards_parameters and not keeps_stage(layout):
