@@ -23,16 +23,27 @@ def read_text(path: Path) -> str | None:
     return contents(path).decode("utf-8", "surrogateescape") if target.exists() else None
 
 
-def writable(path: Path) -> bool:
+HTML, JSON = "<!doctype html", "{"
+"""How the pages and documents that dtrain writes begin."""
+
+
+def writable(path: Path, begins: str = "") -> bool:
     """Return whether there is a file to replace. For use before the long work whose result
     `write_text` gets.
 
-    Raises UsageError if `write_text` would refuse the path, or if its folder is read-only.
+    Raises UsageError if `write_text` would refuse the path, if its folder is read-only, or if the
+    file has a content that does not begin with ``begins``: it is none that dtrain wrote.
     """
     target = _target(path)
     if not os.access(target.parent, os.W_OK | os.X_OK, effective_ids=True):
         raise _unwritable(path, target, "its folder is read-only")
-    return target.exists()
+    content = read_text(path)
+    if content and not content.startswith(begins):
+        raise UsageError(
+            f"{str(path)!r} has another content than dtrain would write: not replaced",
+            hint="name a new file, or remove this one",
+        )
+    return content is not None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -65,7 +65,7 @@ def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], me
 def test_a_question_is_asked_again_after_a_wrong_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = iter(["gpu[01-", "gpu[01-02]", "jax", "torch", "train.py"])
+    answers = iter(["gpu[01-", "ml@gpu01", "gpu[01-02]", "jax", "torch", "-x", "train.py"])
     monkeypatch.setattr("shutil.which", lambda _: None)  # no Slurm
     monkeypatch.setattr(command, "_interactive", lambda: True)
     monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
@@ -78,6 +78,8 @@ def test_a_question_is_asked_again_after_a_wrong_answer(
     )
     said = capsys.readouterr().err
     assert "--hosts gpu[01-: " in said
+    assert "--hosts: the host name 'ml@gpu01' contains a user" in said
+    assert "--script cannot start with '-'" in said
     assert "--framework jax is unknown (use torch or tensorflow)" in said
 
 

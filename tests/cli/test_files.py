@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain_cli.files import read_text, writable, write_text
+from dtrain_cli.files import HTML, read_text, writable, write_text
 
 NOBODY = 65534
 
@@ -64,6 +64,18 @@ def test_readers_of_the_old_file_keep_it(path: Path) -> None:
     with path.open() as file:
         write_text(path, "new")
         assert file.read() == "old"
+
+
+def test_a_file_of_another_kind_is_not_replaced(path: Path) -> None:
+    assert not writable(path, HTML)
+    path.write_text("")
+    assert writable(path, HTML)
+    path.write_text(f"{HTML}>…")
+    assert writable(path, HTML)
+    path.write_text("cluster: {}\n")
+    assert writable(path)
+    with pytest.raises(UsageError, match="another content than dtrain would write"):
+        writable(path, HTML)
 
 
 def test_a_link_still_points_to_the_file(path: Path, tmp_path: Path) -> None:

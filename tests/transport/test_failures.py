@@ -365,6 +365,7 @@ def test_a_refused_connection_is_not_retried(transport: SshTransport, address: s
         transport.connect(Host("gpu01", address, ssh=Ssh("ml", port)))
     assert caught.value.reason == "connection refused"
     assert f"port {port}" in caught.value.hint
+    assert "`transport: local`" in caught.value.hint
 
 
 def test_a_name_that_does_not_exist(transport: SshTransport) -> None:

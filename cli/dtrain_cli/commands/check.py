@@ -18,7 +18,7 @@ from dtrain.loading import load
 from dtrain.session.signals import on_signals
 from dtrain.wording import counted
 from dtrain_cli import prompt
-from dtrain_cli.files import writable, write_text
+from dtrain_cli.files import JSON, writable, write_text
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.output import notice, progress, write
 from dtrain_cli.parameters import ClusterFilePath
@@ -54,7 +54,7 @@ def check(
     if output is not None and not bandwidth:
         raise UsageError("--output requires --bandwidth", hint="add --bandwidth")
     if output is not None:
-        writable(output)
+        writable(output, JSON)
     begun = time.monotonic()
     hosts = counted(len(request.spec().cluster.hosts), "host")
     asked = threading.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -38,6 +38,7 @@ _OPTIONS = {
     "job.script": "--script",
 }
 """The options for keys of the file."""
+_EXAMPLE = first_file.Answers(("gpu01",), "torch", "train.py")
 _HOSTS = "Hosts, as ssh knows them (such as gpu[01-08])"
 _FRAMEWORK = "Framework, torch or tensorflow"
 _SCRIPT = "Training script"
@@ -103,9 +104,9 @@ def init(
             _write(file, text)
             return
     answers = first_file.Answers(
-        _ask("--hosts", hosts, _HOSTS, partial(unfolded, "--hosts"), or_else=_SLURM),
+        _ask("--hosts", hosts, _HOSTS, _hosts, or_else=_SLURM),
         _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
-        _ask("--script", script, _SCRIPT, str, "train.py"),
+        _ask("--script", script, _SCRIPT, _script, "train.py"),
         user,
     )
     if probe is None:
@@ -191,11 +192,22 @@ def _for_slurm(
         chosen,
         nodes,
         _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
-        _ask("--script", script, _SCRIPT, str, "train.py"),
+        _ask("--script", script, _SCRIPT, _script, "train.py"),
         login,
         str(file.absolute().parent),
     )
     return first_slurm_file.text(answers, partitions)
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = unfolded("--hosts", text)
+    _check(first_file.text(replace(_EXAMPLE, hosts=hosts), None))
+    return hosts
+
+
+def _script(name: str) -> str:
+    _check(first_file.text(replace(_EXAMPLE, script=name), None))
+    return name
 
 
 def _framework(name: str) -> str:

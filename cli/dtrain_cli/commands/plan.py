@@ -233,10 +233,11 @@ def plan(
         calibrate_runs=calibrate_run or (),
     )
     if output is not None or html is not None:
-        from dtrain_cli.files import writable
+        from dtrain_cli.files import HTML, writable
 
-        for target in filter(None, (output, html)):
-            writable(target)
+        for target, begins in ((output, ""), (html, HTML)):
+            if target is not None:
+                writable(target, begins)
     with errors_name_options():
         answer = api.plan(
             request, strategies=True, ask=prompt.asker(), on_notice=notice, signals=True

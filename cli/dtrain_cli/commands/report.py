@@ -39,9 +39,10 @@ def report(
     gc.disable()
     found = [summary(find_run(name), now) for name in (run, other) if name is not None]
     if html is not None:
-        from dtrain_cli.files import write_text
+        from dtrain_cli.files import HTML, writable, write_text
         from dtrain_cli.views.summary_html import page
 
+        writable(html, HTML)
         write_text(html, page(found[0]))
     if json:
         output.write(view.as_json(found))

@@ -83,5 +83,5 @@ def serve(text: str, metrics: Callable[[], str]) -> MetricsServer:
     except OSError as error:
         raise UsageError(
             f"--metrics-port {excerpt(text)}: cannot listen: {error.strerror}",
-            hint="choose another port; 0 takes a free one",
+            hint="choose another port (0 takes a free one), or an address of this machine",
         ) from None

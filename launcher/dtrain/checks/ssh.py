@@ -44,15 +44,18 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 def _unusable(evidence: Evidence, kinds: Sequence[Sequence[NodeError]]) -> Finding:
     """``kinds``: failures with one hint, by `of_one_kind`."""
     hosts = [failure.host for same in kinds for failure in same]
-    # Slurm starts dtrain's program on its machines; SSH leads to the login node alone.
-    machine = evidence.plan.slurm and hosts[0] in evidence.plan.host_names
+    subject, expected = "ssh", "dtrain can run Python on every host"
+    if evidence.plan.kubernetes:
+        subject, expected = "kubernetes", "the API server answers"
+    elif evidence.plan.slurm and hosts[0] in evidence.plan.host_names:
+        subject = "machines"  # Slurm reaches them: SSH leads to the login node alone
     return error(
-        "machines" if machine else "ssh",
+        subject,
         hosts,
         "; ".join(
             f"{same[0].attempted}: {same[0].reason}{shown_for(same[0].host, same)}"
             for same in kinds
         ),
-        "dtrain can run Python on every host",
+        expected,
         common_hint([same[0] for same in kinds]).replace("\n", "; "),
     )

@@ -279,6 +279,7 @@ def _is_settled(jump: Future[_Jump]) -> bool:
     return jump.result().alive
 
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _DROPPED_HINTS = {
     Transient.THROTTLED: "too many connections at once for its sshd: raise MaxStartups there, or "
     "wait if other users are logging in",
@@ -353,7 +354,11 @@ def _bind(connection: socket.socket, address: str) -> None:
 
 def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
     if isinstance(failure, ConnectionRefusedError):
-        return f"check that sshd runs there, and on port {endpoint.port} (`ssh.port`)"
+        here = "; `transport: local` runs workers on this machine without SSH"
+        return (
+            f"check that sshd runs there, and on port {endpoint.port} (`ssh.port`)"
+            f"{here if endpoint.address in _LOOPBACK else ''}"
+        )
     if isinstance(failure, TimeoutError) or failure.errno in {
         errno.EHOSTUNREACH,
         errno.ENETUNREACH,

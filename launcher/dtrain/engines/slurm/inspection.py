@@ -137,6 +137,8 @@ def _judged(
     """What is wrong with the request, and whether enough machines may be free now."""
     tested = shell.run(["sbatch", "--test-only", *batch_options(plan)], render(plan).encode())
     judge = RequestJudge(request.spec(), shell.host, request.place)
+    if tested.status is None:  # the other commands would take as long
+        return (judge.refusal(tested),), False
     try:
         partitions = shell.partitions()
         found = judge.judge(partitions, tested)
