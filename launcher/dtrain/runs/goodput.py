@@ -20,20 +20,13 @@ attempt has done a step: its first step follows the checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from dtrain.records import dataclass
-from dtrain.runs import journal
-from dtrain.runs.clocks import HostClock
-from dtrain.runs.journal import JournalEvent
+from dtrain.runs.attempt_events import AttemptEvents, ProgressPoint, Records, attempts_in
 
 CLASSES = ("start", "data", "steps", "save", "load", "lost", "waiting", "hung", "other")
-Records = Iterable[tuple[float, JournalEvent]]
-"""Events of a journal with their times in seconds since the epoch, in the journal's order."""
-
-_Point = tuple[float, int, Mapping[str, float] | None]
-"""A report: its time, the steps done, and the phases, if it has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,52 +85,10 @@ class Goodput:
         return self.seconds["steps"] / self.wall
 
 
-@dataclass(slots=True)
-class _Reports:
-    """The reports that carry one clock of a host."""
-
-    clock: HostClock = field(default_factory=HostClock)
-    points: list[_Point] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What the journal says about one attempt."""
-
-    number: int
-    begin: float
-    end: float = math.inf
-    """When the next attempt begins, or the run ends."""
-    reports: list[_Reports] = field(default_factory=lambda: [_Reports()])
-    """More than one if the clock was set."""
-    hung: list[tuple[float, float]] = field(default_factory=list)
-    apart: dict[str, float] = field(default_factory=dict)
-    """Hosts that cannot be reached, each with the time since when."""
-    queued: float | None = None
-    waits: list[tuple[float, float]] = field(default_factory=list)
-    started: dict[str, float] = field(default_factory=dict)
-    """When the workers of each host started. A host that is reached again runs again."""
-    stopped: float = math.inf
-    """When its work ended: the first failure, or a stop request."""
-    failed: float = math.inf
-    """When the attempt was over and its successor was decided."""
-    why: str = ""
-    ok: bool | None = None
-
-    @property
-    def points(self) -> list[_Point]:
-        """The reports, on the launcher's clock."""
-        return [
-            (at + reports.clock.offset, step, phases)
-            for reports in self.reports
-            for at, step, phases in reports.points
-        ]
-
-
 def goodput(records: Records, now: float) -> Goodput:
     """What became of each moment of a run, until ``now`` (seconds since the epoch) if the journal
     has no end."""
-    attempts = _attempts(records, now)
+    attempts = attempts_in(records, now)
     reports = any(one.points for one in attempts)
     resumed = math.inf
     found: list[AttemptTime] = []
@@ -157,89 +108,7 @@ def goodput(records: Records, now: float) -> Goodput:
     return Goodput(wall, seconds, tuple(found))
 
 
-def _attempts(records: Records, now: float) -> list[_Attempt]:
-    attempts: list[_Attempt] = []
-    latest = 0.0
-    for then, event in records:
-        if isinstance(event, journal.Cleaned):
-            continue
-        latest = max(latest, then)  # a clock may have been set back
-        if not attempts:
-            attempts.append(_Attempt(1, latest))
-        one = attempts[-1]
-        match event:
-            case journal.NextAttempt(number):
-                one.end = latest
-                attempts.append(_Attempt(number, latest))
-            case journal.Finished(report):
-                one.end = latest
-                one.why, one.ok = report.reason, report.ok
-                _fail(one, (failure.time for failure in report.failures))
-            case _:
-                _add(one, latest, event)
-    if attempts and attempts[-1].end == math.inf:
-        attempts[-1].end = max(latest, now)
-    for one in attempts:
-        # Reports that arrive after the end of an attempt, and states that last until its end.
-        over = min(one.end, one.stopped)
-        one.hung = [(begin, min(end, over)) for begin, end in one.hung]
-        if one.queued is not None:
-            one.waits.append((one.queued, one.end))
-    return attempts
-
-
-def _add(one: _Attempt, then: float, event: JournalEvent) -> None:
-    match event:
-        case journal.Progressed(report):
-            _point(one, then, report.time, report.step, None)
-        case journal.PhasesSpent(at, step, seconds):
-            _point(one, then, at, step, seconds)
-        case journal.StallChanged(found):
-            if one.hung and one.hung[-1][1] == math.inf:
-                one.hung[-1] = (one.hung[-1][0], then)
-            if found is not None:
-                one.hung.append((then - found.seconds, math.inf))
-        case journal.HostState(host, state):
-            if state == "running":
-                one.started.setdefault(host, then)
-            if state == "unreachable":
-                one.apart.setdefault(host, then)
-            elif state != "lost":
-                one.apart.pop(host, None)
-            if state == "queued":
-                one.queued = then if one.queued is None else one.queued
-            elif one.queued is not None:
-                one.waits.append((one.queued, then))
-                one.queued = None
-        case journal.StopRequested():
-            one.stopped = min(one.stopped, then)
-        case journal.AttemptFailed(attempt=result, report=report):
-            one.failed = then
-            one.why, one.ok = report.reason, False
-            _fail(one, (failure.time for failure in report.failures))
-            reports = one.reports[-1]
-            if result.step is not None and reports.points and one.stopped < math.inf:
-                # The journal has only some of its reports, and not the last one.
-                at = one.stopped - reports.clock.offset
-                reports.points.append((at, result.step, None))
-
-
-def _point(
-    one: _Attempt, then: float, at: float, step: int, phases: Mapping[str, float] | None
-) -> None:
-    if one.reports[-1].clock.was_set(then, at):
-        one.reports.append(_Reports())
-    one.reports[-1].clock.add(then, at)
-    one.reports[-1].points.append((at, step, phases))
-
-
-def _fail(one: _Attempt, times: Iterable[float]) -> None:
-    """Its work ended with the first failure, if the failure's time is that of this attempt."""
-    first = min((at for at in times if at >= one.begin), default=math.inf)
-    one.stopped = min(one.stopped, first)
-
-
-def _timed(one: _Attempt, resumed: float, reports: bool) -> AttemptTime:
+def _timed(one: AttemptEvents, resumed: float, reports: bool) -> AttemptTime:
     """``resumed``: the step after which a later attempt did the steps again. ``reports``: whether
     the job reports its steps."""
     end = min(one.end, one.failed)
@@ -278,7 +147,7 @@ def _timed(one: _Attempt, resumed: float, reports: bool) -> AttemptTime:
     )
 
 
-def _segments(begin: float, points: Sequence[_Point]) -> list[Segment]:
+def _segments(begin: float, points: Sequence[ProgressPoint]) -> list[Segment]:
     """The attempt until its last report of phases: its start, and then its steps."""
     if not points:
         return []
@@ -301,7 +170,7 @@ def _segments(begin: float, points: Sequence[_Point]) -> list[Segment]:
     return segments
 
 
-def _ordered(one: _Attempt, end: float) -> list[_Point]:
+def _ordered(one: AttemptEvents, end: float) -> list[ProgressPoint]:
     """The reports after the first step, on the launcher's clock, within the attempt."""
     points = []
     for at, step, phases in sorted(one.points, key=lambda point: point[:2]):
@@ -310,7 +179,7 @@ def _ordered(one: _Attempt, end: float) -> list[_Point]:
     return points
 
 
-def _lost_since(points: Sequence[_Point], resumed: float) -> float | None:
+def _lost_since(points: Sequence[ProgressPoint], resumed: float) -> float | None:
     """When the job had done step ``resumed``; None if all its steps count."""
     kept = [(at, step) for at, step, _ in points if step <= resumed]
     after = next(((at, step) for at, step, _ in points if step > resumed), None)

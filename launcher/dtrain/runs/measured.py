@@ -7,7 +7,8 @@ from statistics import median
 
 from dtrain.records import dataclass
 from dtrain.runs import journal
-from dtrain.runs.goodput import Goodput, Records
+from dtrain.runs.attempt_events import Records
+from dtrain.runs.goodput import Goodput
 from dtrain.spec.model import Expected
 
 CLOSE = 0.1

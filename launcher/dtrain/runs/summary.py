@@ -10,9 +10,10 @@ from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
 from dtrain.runs import journal, telemetry
+from dtrain.runs.attempt_events import Records
 from dtrain.runs.clocks import HostClocks
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.goodput import Goodput, Records, goodput
+from dtrain.runs.goodput import Goodput, goodput
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.measured import (
     Difference,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
@@ -17,6 +16,7 @@ from dtrain.engines.kubernetes.client import Client, ConflictError, NotFoundErro
 from dtrain.engines.kubernetes.image_check import ImageCheck
 from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT
 from dtrain.engines.kubernetes.objects import Word, object_list, without_nulls
+from dtrain.engines.kubernetes.quantities import amount, written
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, decode
@@ -247,7 +247,7 @@ class KubernetesInspection:
             return  # Users need not be allowed to list machines.
         wanted = self._keys.node_selector.items()
         each = [
-            int(_amount(machine.status.allocatable.get(resource, "0")))
+            int(amount(machine.status.allocatable.get(resource, "0")))
             for machine in machines
             if not machine.spec.unschedulable and wanted <= machine.metadata.labels.items()
         ]
@@ -284,68 +284,40 @@ class KubernetesInspection:
         asked = {**self._keys.resources, manifest.GPUS[self._keys.gpu_vendor]: str(gpus)}
         for resource, text in asked.items():
             for kind in ("requests.", "limits.", ""):
-                needed[f"{kind}{resource}"] = _amount(text) * count
+                needed[f"{kind}{resource}"] = amount(text) * count
         try:
             answer = self._client.request("GET", f"{CORE}/resourcequotas")
         except PrepareError:
             return
         for one in object_list(answer).items:
             found = decode(_Measured, without_nulls(one), "quota")
-            if found.spec.scopes or found.spec.scopeSelector:
+            if not (found.spec.scopes or found.spec.scopeSelector):
+                yield from self._compare(needed, found.status)
+
+    def _compare(self, needed: Mapping[str, float], quota: _Amounts) -> Iterator[Finding]:
+        expected = f"the quota of the namespace {self._client.namespace} has room"
+        for resource, wanted in needed.items():
+            if resource not in quota.hard:
                 continue
-            quota = found.status
-            for resource, amount in needed.items():
-                if resource not in quota.hard:
-                    continue
-                hard, used = _amount(quota.hard[resource]), _amount(quota.used.get(resource, "0"))
-                expected = f"the quota of the namespace {self._client.namespace} has room"
-                if amount > hard:
-                    yield self._error(
-                        "nodes",
-                        f"the job needs {_text(amount)} {resource}, and the quota is {_text(hard)}",
-                        expected,
-                        "set cluster.nodes or cluster.gpus lower, or ask for a larger quota",
-                    )
-                elif amount > hard - used:
-                    yield warning(
-                        "cluster.nodes",
-                        [self._client.host],
-                        f"the job needs {_text(amount)} {resource}; {_text(used)} of {_text(hard)}"
-                        " are in use",
-                        expected,
-                        "`kubectl describe quota` shows it; the pods wait until others end",
-                    )
+            hard, used = amount(quota.hard[resource]), amount(quota.used.get(resource, "0"))
+            needs = f"the job needs {written(wanted)} {resource}"
+            if wanted > hard:
+                yield self._error(
+                    "nodes",
+                    f"{needs}, and the quota is {written(hard)}",
+                    expected,
+                    "set cluster.nodes or cluster.gpus lower, or ask for a larger quota",
+                )
+            elif wanted > hard - used:
+                yield warning(
+                    "cluster.nodes",
+                    [self._client.host],
+                    f"{needs}; {written(used)} of {written(hard)} are in use",
+                    expected,
+                    "`kubectl describe quota` shows it; the pods wait until others end",
+                )
 
 
 def _claim(text: str) -> str | None:
     found = CLAIM.fullmatch(text)
     return found["name"] if found else None
-
-
-_UNITS = "kMGTPE"
-_SUFFIXES = {
-    "": 1.0,
-    "m": 1e-3,
-    **{unit: 1e3 ** (number + 1) for number, unit in enumerate(_UNITS)},
-    **{f"{unit.upper()}i": 1024.0 ** (number + 1) for number, unit in enumerate(_UNITS)},
-}
-_QUANTITY = re.compile(
-    r"([0-9]{1,30}(?:\.[0-9]{1,9})?)(?:(m|k|[MGTPE]|[KMGTPE]i)|[eE]([0-9]{1,2}))?"
-)
-
-
-def _amount(text: str) -> float:
-    """A quantity as Kubernetes writes it, such as ``8``, ``500m``, ``1.5Gi`` or ``1e3``. Raises
-    ProtocolError."""
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
-        raise ProtocolError(f"not a quantity: {text[:40]!r}")
-    return float(found[1]) * _SUFFIXES[found[2] or ""] * 10.0 ** int(found[3] or 0)
-
-
-def _text(amount: float) -> str:
-    for unit in reversed(_UNITS):
-        size = _SUFFIXES[f"{unit.upper()}i"]
-        if amount >= 10 * size and amount % size == 0:
-            return f"{amount / size:.0f}{unit.upper()}i"
-    return f"{amount:.10g}"

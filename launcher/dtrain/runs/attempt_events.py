@@ -1,0 +1,142 @@
+"""What the journal says about each attempt of a run, for `dtrain.runs.goodput`. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+
+from dtrain.failures.cause import Report
+from dtrain.records import dataclass
+from dtrain.runs import journal
+from dtrain.runs.clocks import HostClock
+from dtrain.runs.journal import JournalEvent
+
+Records = Iterable[tuple[float, JournalEvent]]
+"""Events of a journal with their times in seconds since the epoch, in the journal's order."""
+
+ProgressPoint = tuple[float, int, Mapping[str, float] | None]
+"""A report: its time, the steps done, and the phases, if it has them."""
+
+
+@dataclass(slots=True)
+class _Reports:
+    """The reports that carry one clock of a host."""
+
+    clock: HostClock = field(default_factory=HostClock)
+    points: list[ProgressPoint] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class AttemptEvents:
+    """What the journal says about one attempt; times in seconds since the epoch."""
+
+    number: int
+    begin: float
+    end: float = math.inf
+    """When the next attempt begins, or the run ends."""
+    reports: list[_Reports] = field(default_factory=lambda: [_Reports()])
+    """More than one if the clock was set."""
+    hung: list[tuple[float, float]] = field(default_factory=list)
+    apart: dict[str, float] = field(default_factory=dict)
+    """Hosts that cannot be reached, each with the time since when."""
+    queued: float | None = None
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    started: dict[str, float] = field(default_factory=dict)
+    """When the workers of each host started. A host that is reached again runs again."""
+    stopped: float = math.inf
+    """When its work ended: the first failure, or a stop request."""
+    failed: float = math.inf
+    """When the attempt was over and its successor was decided."""
+    why: str = ""
+    ok: bool | None = None
+
+    @property
+    def points(self) -> list[ProgressPoint]:
+        """The reports, on the launcher's clock."""
+        return [
+            (at + reports.clock.offset, step, phases)
+            for reports in self.reports
+            for at, step, phases in reports.points
+        ]
+
+    def add(self, then: float, event: JournalEvent) -> None:
+        match event:
+            case journal.Progressed(report):
+                self._point(then, report.time, report.step, None)
+            case journal.PhasesSpent(at, step, seconds):
+                self._point(then, at, step, seconds)
+            case journal.StallChanged(found):
+                if self.hung and self.hung[-1][1] == math.inf:
+                    self.hung[-1] = (self.hung[-1][0], then)
+                if found is not None:
+                    self.hung.append((then - found.seconds, math.inf))
+            case journal.HostState(host, state):
+                self._host_state(then, host, state)
+            case journal.StopRequested():
+                self.stopped = min(self.stopped, then)
+            case journal.AttemptFailed(attempt=result, report=report):
+                self.failed = then
+                self._failed(report)
+                reports = self.reports[-1]
+                if result.step is not None and reports.points and self.stopped < math.inf:
+                    # The journal has only some of its reports, and not the last one.
+                    at = self.stopped - reports.clock.offset
+                    reports.points.append((at, result.step, None))
+            case journal.Finished(report):
+                self.end = then
+                self._failed(report)
+
+    def close(self, end: float) -> None:
+        """The journal has no more events. ``end``: of an attempt that has not ended."""
+        self.end = min(self.end, end)
+        # Reports that arrive after the end of an attempt, and states that last until its end.
+        over = min(self.end, self.stopped)
+        self.hung = [(begin, min(until, over)) for begin, until in self.hung]
+        if self.queued is not None:
+            self.waits.append((self.queued, self.end))
+
+    def _point(self, then: float, at: float, step: int, phases: Mapping[str, float] | None) -> None:
+        if self.reports[-1].clock.was_set(then, at):
+            self.reports.append(_Reports())
+        self.reports[-1].clock.add(then, at)
+        self.reports[-1].points.append((at, step, phases))
+
+    def _host_state(self, then: float, host: str, state: str) -> None:
+        if state == "running":
+            self.started.setdefault(host, then)
+        if state == "unreachable":
+            self.apart.setdefault(host, then)
+        elif state != "lost":
+            self.apart.pop(host, None)
+        if state == "queued":
+            self.queued = then if self.queued is None else self.queued
+        elif self.queued is not None:
+            self.waits.append((self.queued, then))
+            self.queued = None
+
+    def _failed(self, report: Report) -> None:
+        self.why, self.ok = report.reason, report.ok
+        # Its work ended with the first failure, if the failure's time is that of this attempt.
+        times = [failure.time for failure in report.failures if failure.time >= self.begin]
+        self.stopped = min([self.stopped, *times])
+
+
+def attempts_in(records: Records, now: float) -> list[AttemptEvents]:
+    """The attempts of a run, which goes on until ``now`` if the journal has no end."""
+    attempts: list[AttemptEvents] = []
+    latest = 0.0
+    for then, event in records:
+        if isinstance(event, journal.Cleaned):
+            continue
+        latest = max(latest, then)  # a clock may have been set back
+        if not attempts:
+            attempts.append(AttemptEvents(1, latest))
+        if isinstance(event, journal.NextAttempt):
+            attempts[-1].end = latest
+            attempts.append(AttemptEvents(event.attempt, latest))
+        else:
+            attempts[-1].add(latest, event)
+    for one in attempts:
+        one.close(max(latest, now))
+    return attempts
