@@ -11,6 +11,7 @@ import struct
 
 from dtrain.node.agent.processes import read_file
 from dtrain.node.agent.wire import RefusedError
+from dtrain.node.host_name import encoded
 from dtrain.node.listening import on_all_addresses
 from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder, tcp_entries
 
@@ -21,7 +22,7 @@ def interface_to(target: str) -> bytes | None:
     """The name of the network interface through which this host reaches ``target``, or None if the
     kernel has no route. Sends no packet."""
     try:
-        found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(encoded(target), 9, type=socket.SOCK_DGRAM)
     except (OSError, ValueError):  # unknown or not a valid name
         return None
     for family, kind, _, _, address in found:

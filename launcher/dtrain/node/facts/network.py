@@ -11,6 +11,7 @@ import time
 
 from dtrain.node.facts.files import listed, number, text_of
 from dtrain.node.facts.probing import at_once
+from dtrain.node.host_name import encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def look_up(names: Iterable[str]) -> dict[str, Places | Exception]:
 
 def places_of(name: str, flags: int = 0) -> Places | Exception:
     try:
-        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, flags=flags)
+        found = socket.getaddrinfo(encoded(name), 0, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as error:
         return error
     return [(family, place) for family, _, _, _, place in found]
@@ -114,7 +115,9 @@ def network(request: GatherOrder) -> Json:
 def source_towards(address: str) -> str | None:
     """Our own address on the route to ``address``; None without a route. Sends no packet."""
     with contextlib.suppress(OSError, UnicodeError):
-        for family, kind, _, _, place in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM):
+        for family, kind, _, _, place in socket.getaddrinfo(
+            encoded(address), 9, type=socket.SOCK_DGRAM
+        ):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(place)
                 return str(probe.getsockname()[0])
