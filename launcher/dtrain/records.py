@@ -1,17 +1,16 @@
 """`dataclass` as in the standard library, for classes that take little time to make.
 
 Before Python 3.13, the standard library compiles six functions for each frozen class: half a
-millisecond, and a third of what `dtrain launch` did before its first connection. Here only
-``__init__`` is compiled, when the class makes its first object: a command uses less than half of
-its classes. All classes share the functions below. Frozen classes have no ``__setattr__``: the type
-checker finds assignments to their fields.
+millisecond, and a third of what `dtrain launch` did before its first connection. Here it compiles
+only ``__init__``; all classes share the functions below. Frozen classes have no ``__setattr__``:
+the type checker finds assignments to their fields.
 """
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +38,9 @@ else:
 
         def make(given: type) -> type:
             given.__doc__ = given.__doc__ or given.__name__  # or its signature would be inspected
-            made = dataclasses.dataclass(given, init=False, eq=False, repr=False, **options)
+            made = dataclasses.dataclass(given, eq=False, repr=False, **options)
             found = fields(made)
-            methods = {"__init__": _Uncompiled(made)}
-            if repr:
-                methods["__repr__"] = _representation(found)
+            methods = {"__repr__": _representation(found)} if repr else {}
             if eq:
                 methods |= _comparison(found, hashable=frozen)
             if issubclass(given, KeepsHash):
@@ -54,51 +51,6 @@ else:
             return made
 
         return make if cls is None else make(cls)
-
-
-class _Uncompiled:
-    """An ``__init__`` that is compiled when it is looked up, to be called or inspected."""
-
-    def __init__(self, made: Any) -> None:
-        self._made = made
-
-    def __get__(self, instance: object, owner: type) -> Callable[..., None]:
-        self._made.__init__ = initialize = _initializer(self._made)
-        bound: Callable[..., None] = initialize.__get__(instance, owner)
-        return bound
-
-
-def _initializer(made: Any) -> Any:
-    """The same ``__init__`` as in the standard library."""
-    scope: dict[str, Any] = {"_missing": MISSING}
-    positional, named, body = ["self"], ["*"], []
-    for number, one in enumerate(fields(made)):
-        has_factory, has_default = one.default_factory is not MISSING, one.default is not MISSING
-        default = f"_default_{number}"
-        scope[default] = one.default_factory if has_factory else one.default
-        parameter, value = one.name, one.name
-        if has_factory:
-            parameter += "=_missing"
-            value = f"{default}() if {one.name} is _missing else {one.name}"
-        elif has_default:
-            parameter += f"={default}"
-        if one.init:
-            (named if one.kw_only else positional).append(parameter)
-        elif has_factory or has_default:
-            value = f"{default}()" if has_factory else default
-        else:
-            continue
-        body.append(f"self.{one.name} = {value}")
-    if hasattr(made, "__post_init__"):
-        body.append("self.__post_init__()")
-    parameters = ", ".join(positional + (named if len(named) > 1 else []))
-    text = f"def __init__({parameters}): {'; '.join(body) or 'pass'}"
-    exec(text, scope)  # noqa: S102 (names of fields, as in the standard library)
-    initialize = scope["__init__"]
-    initialize.__annotations__ = {one.name: one.type for one in fields(made) if one.init}
-    initialize.__annotations__["return"] = None
-    initialize.__qualname__ = f"{made.__qualname__}.__init__"
-    return initialize
 
 
 def _representation(found: Sequence[Field[Any]]) -> Callable[[Any], str]:
