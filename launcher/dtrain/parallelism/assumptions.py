@@ -170,7 +170,9 @@ class Assumptions(KeepsHash):
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod
-    def usual(cls, precision: Precision, gpu: Gpu, backend: BackendName) -> Assumptions:
+    def usual(
+        cls, precision: Precision, gpu: Gpu, backend: BackendName, *, narrow_states: bool = False
+    ) -> Assumptions:
         """Return what ``backend`` does on a GPU. FlashAttention-2 needs an A100 or newer; on older
         GPUs, PyTorch has a kernel that keeps no score matrix either, and other software has none.
         """
@@ -178,6 +180,7 @@ class Assumptions(KeepsHash):
             precision,
             flash_attention=gpu.family not in OLD or BACKENDS[backend].flash2,
             fp32_gradients=precision != "fp16",
+            narrow_states=narrow_states,
         )
 
     def by_torch(self, layout: Layout) -> bool:
