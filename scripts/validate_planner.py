@@ -40,8 +40,8 @@ UNSEEN_3 = DATA / "published_runs_unseen_3.csv"
 """Runs of a third blind test, of publishers and tables that the others do not have."""
 UNSEEN_4 = DATA / "published_runs_unseen_4.csv"
 """Runs of a fourth blind test, of the memory of fine-tuning."""
-UNSEEN_5 = DATA / "published_runs_unseen_5.csv"
-"""Runs of a fifth blind test, of the memory of pretraining."""
+UNSEEN_6 = DATA / "published_runs_unseen_6.csv"
+"""Runs of a sixth blind test, of the memory of pretraining."""
 
 
 @dataclass(frozen=True, slots=True)
