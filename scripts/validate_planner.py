@@ -42,6 +42,8 @@ UNSEEN_4 = DATA / "published_runs_unseen_4.csv"
 """Runs of a fourth blind test, of the memory of fine-tuning."""
 UNSEEN_5 = DATA / "published_runs_unseen_5.csv"
 """Runs of a fifth blind test, of step times."""
+UNSEEN_6 = DATA / "published_runs_unseen_6.csv"
+"""Runs of a sixth blind test, of the memory of pretraining."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class PlanRequest:
     """16 or 4; needs ``lora_rank``."""
     tokens: str | None = None
     precision: str | None = None
+    state_bits: int | None = None
+    """16 or 32: bits of Adam's moments, and whether there is a copy of the parameters in 32."""
     gpus: int | None = None
     gpu: str | None = None
     gpus_per_host: int | None = None
@@ -140,6 +142,22 @@ def of_a_training(request: PlanRequest, key: str) -> float | None:
     if request.tokens is None:
         raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")
     return value
+
+
+def narrow_states(request: PlanRequest, precision: str) -> bool:
+    """Return whether all states have 16 bits.
+
+    Raises:
+        UsageError: the number is not known, or does not go with another value.
+    """
+    bits = request.state_bits
+    if bits not in (None, 16, 32):
+        raise UsageError(f"`state_bits={bits}` is not known", hint="16 or 32")
+    if bits == 16 and precision != "bf16":
+        raise UsageError(
+            f"`state_bits=16` needs bf16, not {precision}", hint="leave it out, or `precision` bf16"
+        )
+    return bits == 16
 
 
 def tokens_of(request: PlanRequest, step: int) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dtrain import hostlist
+from dtrain import hostlist, plan_request
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import (
@@ -68,6 +68,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         _efficiency(request, cluster, probe),
         batch,
         precision=precision,
+        narrow_states=plan_request.narrow_states(request, precision),
         framework=_framework(request, spec, shape),
         backend=backend or "runtime",
         backend_required=backend is not None,
@@ -103,11 +104,10 @@ def _framework(
     if framework == "torch":
         return "torch"
     if framework != "tensorflow":
-        raise UsageError(
-            f"`framework={framework!r}`: dtrain cannot plan for it",
-            hint="use torch or tensorflow",
-        )
-    for_torch = [*request.fixed, *(["lora_rank"] if request.lora_rank is not None else [])]
+        text = f"`framework={framework!r}`: dtrain cannot plan for it"
+        raise UsageError(text, hint="use torch or tensorflow")
+    others = (name for name in ("lora_rank", "state_bits") if getattr(request, name) is not None)
+    for_torch = [*request.fixed, *others]
     if for_torch:
         raise UsageError(
             f"`{for_torch[0]}` applies only to torch layouts",

@@ -90,6 +90,32 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
     )
 
 
+def test_states_of_16_bits_are_half_as_large_and_torchtitans() -> None:
+    request = PlanRequest(model="llama-3.2-3b", gpus=1, gpu="a100-80gb", state_bits=16)
+    answer = pose(request).answer()
+    assert answer.best.layout.backend == "torchtitan"
+    assert "states of 16 bits" in answer.question.notes[0]
+    found = answer.best.memory
+    states = (found.parameters + found.gradients + found.optimizer) * 2**30
+    assert states == pytest.approx(8 * answer.question.shape.parameters, rel=0.01)
+    wide = pose(replace(request, state_bits=32, backend="torchtitan"))
+    assert wide.candidate(answer.best.layout).memory.optimizer > 1.9 * found.optimizer
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"state_bits": 8}, "`state_bits=8` is not known"),
+        ({"precision": "fp8"}, "`state_bits=16` needs bf16, not fp8"),
+        ({"framework": "tensorflow"}, "`state_bits` applies only to torch"),
+    ],
+)
+def test_states_of_16_bits_are_refused(asked: dict[str, Any], error: str) -> None:
+    request = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100-80gb", state_bits=16)
+    with pytest.raises(UsageError, match=error):
+        pose(replace(request, **asked))
+
+
 def test_a_faster_backend_is_shown_in_one_line() -> None:
     line = gain(ask("qwen3-30b-a3b", "h100-80gb", 32).answer())
     assert line.startswith("`backend='megatron'`")

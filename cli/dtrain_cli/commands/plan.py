@@ -105,6 +105,12 @@ def plan(
             autocompletion=completion.one_of("bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"),
         ),
     ] = None,
+    state_bits: Annotated[
+        int | None,
+        typer.Option(
+            help="Bits of weights and Adam's states, 32 or 16 (no copy in 32); default: 32."
+        ),
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="Cluster: total number of GPUs.")] = None,
     gpu: Annotated[
         str | None,

@@ -64,7 +64,8 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
     tokens = explain.large(asked.global_batch * shape.seq_len)
     batch = (
         f"{counted(asked.global_batch, 'sequence')} = {tokens} tokens a step, in "
-        f"{asked.precision}{_source(asked.batch_source)}"
+        f"{asked.precision}{', states too' if asked.narrow_states else ''}"
+        f"{_source(asked.batch_source)}"
     )
     entries = [("Model", model), ("Cluster", gpus), ("Batch", batch)]
     if asked.probe is not None:

@@ -18,6 +18,12 @@ CONTEXT = 0.7
 """GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""
 
 
+def fp8_copies(gpu: Gpu) -> float:
+    """Return the bytes of Transformer Engine's quantized copies for each parameter of a matrix: the
+    matrix, and its transpose where products need it (``is_non_tn_fp8_gemm_supported``)."""
+    return 1.0 if gpu.family == "blackwell" else 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryHabits:
     """What software keeps in memory, if it differs from Megatron-LM."""
@@ -123,6 +129,10 @@ class Assumptions(KeepsHash):
     (``LanguageCrossEntropy`` and ``LanguagePerplexity``, llm-foundry's ``use_train_metrics``)."""
     fp32_gradients: bool = True
     """Whether 16-bit gradients are accumulated in 32 bits, as in Megatron-LM with bf16."""
+    quantized: float = 0.0
+    """Bytes for each parameter of a layer that fp8 adds to those of 16 bits: Transformer Engine
+    quantizes a matrix once a step, and keeps that beside the 16-bit one. Below 0 if it has fp8
+    parameters only (``--fp8-param-gather``)."""
     narrow_states: bool = False
     """Whether parameters, gradients and Adam's moments have 16 bits, without a copy in 32: what
     fine-tuning with ``--precision bf16-true`` (Lightning), torchtune's ``dtype: bf16`` and a model
@@ -173,7 +183,9 @@ class Assumptions(KeepsHash):
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod
-    def usual(cls, precision: Precision, gpu: Gpu, backend: BackendName) -> Assumptions:
+    def usual(
+        cls, precision: Precision, gpu: Gpu, backend: BackendName, *, narrow_states: bool = False
+    ) -> Assumptions:
         """Return what ``backend`` does on a GPU. FlashAttention-2 needs an A100 or newer; on older
         GPUs, PyTorch has a kernel that keeps no score matrix either, and other software has none.
         """
@@ -181,6 +193,8 @@ class Assumptions(KeepsHash):
             precision,
             flash_attention=gpu.family not in OLD or BACKENDS[backend].flash2,
             fp32_gradients=precision != "fp16",
+            quantized=fp8_copies(gpu) if precision == "fp8" and backend == "megatron" else 0.0,
+            narrow_states=narrow_states,
         )
 
     def old_attention(self, layout: Layout) -> bool:

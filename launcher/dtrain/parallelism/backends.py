@@ -61,6 +61,9 @@ class Backend:
     """Whether it trains adapters of a frozen model (LoRA)."""
     frozen_bits: tuple[int, ...] = (16,)
     """Bits in which it can keep frozen matrices."""
+    narrow_states: bool = False
+    """Whether parameters, gradients and Adam's moments can all have 16 bits: torchtitan's
+    ``training.dtype = "bfloat16"``."""
     shards_stages: bool = True
     """Whether plans shard the parameters of pipeline stages, which each micro-batch gathers."""
     keeps_stages: bool = False
@@ -107,6 +110,7 @@ BACKENDS: dict[BackendName, Backend] = {
             copies_keys=False,
             trains_parts=(Modulation, Twin),
             frozen_bits=(16, 4),
+            narrow_states=True,
             keeps_stages=True,
         ),
     )
@@ -163,11 +167,15 @@ def most_pieces(shape: Shape, layout: Layout) -> int:
     return places if ends_count else shape.layers
 
 
-def refusals(shape: Shape, layout: Layout, precision: Precision) -> Iterator[str]:
+def refusals(
+    shape: Shape, layout: Layout, precision: Precision, *, narrow_states: bool = False
+) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend, t = backend_of(layout), layout.tensor
     if shape.pattern or shape.parts:
         yield from _missing_parts(shape, backend)
+    if narrow_states and not backend.narrow_states:
+        yield "states of 16 bits without a copy in 32"
     if shape.lora is not None:
         if not backend.trains_adapters:
             yield "LoRA"

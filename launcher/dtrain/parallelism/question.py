@@ -56,6 +56,8 @@ class Question:
     global_batch: int
     """Sequences in one optimizer step."""
     precision: Precision = "bf16"
+    narrow_states: bool = False
+    """Whether all states have 16 bits, as in `Assumptions`."""
     framework: Literal["torch", "tensorflow"] = "torch"
     backend: BackendName = "runtime"
     backend_required: bool = True
@@ -126,7 +128,7 @@ class Question:
         fewest: list[str] = []
         for one in found.layouts:
             layout = replace(one.layout, backend=self.backend)
-            reasons = [*refusals(self.shape, layout, self.precision)]
+            reasons = [*self.refusals(layout)]
             if reasons and (not fewest or len(reasons) < len(fewest)):
                 fewest = reasons
             if len(fewest) == 1:
@@ -159,12 +161,19 @@ class Question:
             self.efficiency,
             global_batch=self.global_batch,
             precision=self.precision,
+            narrow_states=self.narrow_states,
             fixed={**({"offload": False} if self.pinned else {}), **self.fixed, **fixed},
             start=Layout(backend=self.backend, **(self.kept if self.backend == "runtime" else {})),
         )
 
+    def refusals(self, layout: Layout) -> Iterator[str]:
+        """Yield the reasons why the layout's backend cannot train the model this way."""
+        return refusals(self.shape, layout, self.precision, narrow_states=self.narrow_states)
+
     def candidate(self, layout: Layout) -> Candidate:
-        assumed = Assumptions.usual(self.precision, self.cluster.gpu, layout.backend)
+        assumed = Assumptions.usual(
+            self.precision, self.cluster.gpu, layout.backend, narrow_states=self.narrow_states
+        )
         return Candidate(self.shape, layout, self.cluster, self.efficiency, assumed)
 
 

@@ -96,6 +96,7 @@ def candidates(
     *,
     global_batch: int,
     precision: Precision,
+    narrow_states: bool = False,
     fixed: Mapping[str, Any] | None = None,
     start: Layout | None = None,
 ) -> Iterator[Iterator[Candidate]]:
@@ -110,7 +111,9 @@ def candidates(
     """
     cluster.gpu.peak(precision)
     start = start or Layout()
-    assumed = Assumptions.usual(precision, cluster.gpu, start.backend)
+    assumed = Assumptions.usual(
+        precision, cluster.gpu, start.backend, narrow_states=narrow_states
+    )  # fmt: skip
     choices = _Choices(shape, cluster, global_batch, fixed or {}, assumed)
     for offload in choices.of("offload", (False, True)):
         yield (
@@ -166,7 +169,12 @@ class _Choices:
                     for layout in self._schedules(split, share):
                         # Only separately fixed values can be inconsistent.
                         if (not self.fixed or sound(layout, self.shape)) and not any(
-                            refusals(self.shape, layout, self.assumed.precision)
+                            refusals(
+                                self.shape,
+                                layout,
+                                self.assumed.precision,
+                                narrow_states=self.assumed.narrow_states,
+                            )
                         ):
                             yield layout
 

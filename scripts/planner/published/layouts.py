@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.assumptions import Assumptions, fp8_copies
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
@@ -89,6 +89,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
+        quantized=_quantized(practice, precision, gpu),
         narrow_states=_narrow_states(row),
         separate_kernels=practice.separate_kernels and not compiled,
         flash_attention=flash,
@@ -123,6 +124,13 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         and precision != "fp16"
         and "PURE" not in row.get("precision", ""),
     )
+
+
+def _quantized(practice: Practice, precision: Precision, gpu: Gpu) -> float:
+    """As in `Assumptions`."""
+    if precision != "fp8" or practice.backend != "megatron" or not practice.transformer_engine:
+        return 0.0
+    return fp8_copies(gpu) - (2.0 if practice.fp8_params else 0.0)
 
 
 def _loss_bytes(text: str, practice: Practice) -> float | None:

@@ -59,6 +59,8 @@ class Practice:
     """Whether the sequences of a step are split into micro-batches, if nothing says how many."""
     fp8_params: bool = False
     """Whether fp8's parameters are kept and gathered in fp8, and LoRA's frozen matrices too."""
+    transformer_engine: bool = True
+    """Whether Transformer Engine computes in fp8, if the backend is Megatron-LM."""
     tunes_on_squad: bool = False
     """Whether its fine-tuning is measured on the short examples of SQuAD."""
     habits: MemoryHabits = _MEGATRON
@@ -101,7 +103,7 @@ _NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True, whole_experts=False)
 _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
 """NeMo's tables of GPT-3 on A100s are from before it had flash attention, in 2023."""
 _XLA = Practice(
-    "full", fp32_gradients=False, fused_loss=True, accumulates=False,
+    "full", fp32_gradients=False, fused_loss=True, accumulates=False, transformer_engine=False,
     habits=MemoryHabits(foreach=False),
 )  # fmt: skip
 """JAX: the compiler fuses operations, those of the loss and of Adam too, and overlaps traffic, much
@@ -145,7 +147,10 @@ PRACTICES = (
     (r"Megatron-Kwai", Practice(overlaps_reduction=False, hides_tensor=True)),
     # A program in C++ and CUDA with a kernel for each group of operations. It computes the loss in
     # chunks, and all its states have 16 bits.
-    (r"llmq (benchmarks/|README)", Practice(fp32_gradients=False, fused_loss=True)),
+    (
+        r"llmq (benchmarks/|README)",
+        Practice(fp32_gradients=False, fused_loss=True, transformer_engine=False),
+    ),
     # Its memory has the softmax's 5·a·s² bytes. Megatron-LM reports the allocator's peak
     # (``report_memory``).
     (r"Zero Bubble|2401\.10241", Practice("none", "bf16", False, counter="allocated")),

@@ -188,7 +188,8 @@ def split(candidate: Candidate) -> dict[str, Any]:
         "sequence_parallel", "offload",
     )  # fmt: skip
     return {name: getattr(layout, name) for name in names} | {
-        "precision": candidate.assumed.precision
+        "precision": candidate.assumed.precision,
+        "state_bits": 16 if candidate.assumed.narrow_states else 32,
     }
 
 

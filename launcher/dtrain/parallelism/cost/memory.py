@@ -100,6 +100,9 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     parameters = (
         frozen + states.parameters(dense, ranks) + states.parameters(experts, expert_replicas)
     )
+    if shape.lora is None and not assumed.by_torch(layout):
+        matrices = dense - _ends(shape, layout, stage) + experts
+        parameters += assumed.quantized * matrices
     gradients = states.gradients(dense, ranks) + states.gradients(experts, expert_replicas)
     optimizer = states.optimizer(dense, ranks) + states.optimizer(experts, expert_replicas)
 
@@ -198,12 +201,17 @@ def _matrix_bytes(shape: Shape, assumed: Assumptions) -> float:
 
 def _frozen(shape: Shape, layout: Layout, assumed: Assumptions, count: float, stage: int) -> float:
     """Bytes of ``count`` frozen parameters, all but the experts', on one GPU of a stage."""
+    whole = _ends(shape, layout, stage)
+    rest = 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
+    return rest * whole + _matrix_bytes(shape, assumed) * (count - whole)
+
+
+def _ends(shape: Shape, layout: Layout, stage: int) -> float:
+    """Parameters of the embedding and the output layer on one GPU of a stage."""
     ends = shape.embedding_parameters if stage == 0 else 0
     if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
         ends += shape.head_parameters
-    whole = ends / layout.tensor
-    rest = 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
-    return rest * whole + _matrix_bytes(shape, assumed) * (count - whole)
+    return ends / layout.tensor
 
 
 def _by_runtime(
