@@ -207,6 +207,15 @@ def test_the_error_in_the_fifth_blind_test_is_limited() -> None:
     assert refused(every) < 0.13
 
 
+def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
+    """Memory of pretraining. Only the rule of fp8's copies comes from it."""
+    every = scored(validate_planner.UNSEEN_6)
+    assert len(every.memory) == 48
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.18
+    assert every.fit["false_oom"] <= 4
+    assert every.fit["false_fit"] <= 1
+
+
 @pytest.mark.parametrize("held", [None, "NVIDIA/NeMo"])
 def test_a_fit_recovers_the_constants_of_generated_times(held: str | None) -> None:
     truth = replace(FAMILIES["hopper"], gemm=0.55, attention=0.4, fp8=0.7)

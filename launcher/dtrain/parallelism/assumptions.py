@@ -48,8 +48,8 @@ class MemoryHabits:
     """Whether a kernel updates each tensor in place, without temporaries: PyTorch's
     ``AdamW(fused=True)``."""
     keeps_outputs: bool = False
-    """Whether a pipeline stage keeps its output until the micro-batch's backward pass, as
-    DeepSpeed's engine does. Megatron-LM frees it after the send."""
+    """Whether a pipeline stage keeps its output until the micro-batch's backward pass, and has few
+    receive buffers, as in DeepSpeed's engine. Megatron-LM frees it after the send."""
     keeps_logits: bool = False
     """Whether a pipeline's last stage keeps the logits of all micro-batches until the end of a
     step: PyTorch's ``PipelineStage.output_chunks``, without ``return_outputs=False``."""

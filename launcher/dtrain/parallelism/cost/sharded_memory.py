@@ -54,7 +54,7 @@ def highest_phase(
     """
     tokens = _tokens(shape, layout)
     waiting = (held - 1) * layers * mean_activations(shape, layout, assumed, stage) * tokens
-    if backend_of(layout).torch_kernels:
+    if backend_of(layout).torch_kernels and not assumed.habits.keeps_outputs:
         split = layout.tensor if layout.sequence_parallel else 1
         waiting += 2 * shape.hidden / split * tokens * receive_buffers(layout, stage)
     if assumed.habits.keeps_logits and stage == layout.pipeline - 1 > 0:
