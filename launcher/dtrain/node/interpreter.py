@@ -135,13 +135,14 @@ def as_json(found: Json) -> str:
     """As `json.dumps`, with the C code that json uses in CPython."""
     try:
         from _json import encode_basestring_ascii, make_encoder
-    except ImportError:
+
+        encode = make_encoder(
+            None, repr, encode_basestring_ascii, None, ": ", ", ", False, False, False
+        )
+    except (ImportError, TypeError):  # another Python
         import json
 
         return json.dumps(found)
-    encode = make_encoder(
-        None, repr, encode_basestring_ascii, None, ": ", ", ", False, False, False
-    )
     return "".join(encode(found, 0))
 
 
