@@ -47,7 +47,8 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
             "job:",
             f"  framework: {answers.framework}",
             f"  script: {scalar(answers.script)}",
-            "  sync: {source: .}  # sends the folder of this file to every host first",
+            "  # Sends the folder of this file to every host first.",
+            "  sync: {source: ., exclude: [.git, .venv]}",
             "",
         ]
     )

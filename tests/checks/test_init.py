@@ -10,6 +10,7 @@ import yaml
 
 from cluster import Cluster
 from dtrain.spec.load import read
+from dtrain.spec.model import Sync
 from dtrain_cli import first_file
 from dtrain_cli.commands import init as command
 from support.cluster import Launcher
@@ -26,6 +27,7 @@ def test_from_flags_alone(launcher: Launcher) -> None:
     spec = read(launcher.folder / "first.yaml")
     assert [host.name for host in spec.cluster.hosts] == ["gpu01", "gpu02"]
     assert spec.job.script == "train.py"
+    assert spec.job.sync == Sync(".", (".git", ".venv"))
     assert "CHANGE" in done.stdout
     dry = launcher.command("launch", "first.yaml", "--dry-run").wait()
     assert dry.code == 0, dry

@@ -116,6 +116,9 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     assert "rtx-" in caught.value.hint
     with pytest.raises(UsageError):
         gpu("")
+    with pytest.raises(UsageError) as caught:
+        hardware().gpu("zzz")
+    assert caught.value.hint == "describe another with `hardware=FILE`"
 
 
 def test_an_unknown_precision_lists_the_known_ones() -> None:

@@ -194,7 +194,7 @@ def test_color_in_a_pipe_only_when_forced(workers, monkeypatch):
 def test_a_lost_host_is_reported_immediately_and_the_report_comes_last(workers):
     shown = Shown()
     shown.view.started("demo-1", plan(), "/runs/demo-1")
-    for state in ("running", "unreachable", "running", "unreachable"):
+    for state in ("running", "unreachable", "running", "unreachable", "stopping", "lost"):
         shown.view.host_state("node1", state, "no route")
     report = Report(
         ExitCode.NODE_FAILED, "node1: connecting: no route to host", hint="is it on?", seconds=3

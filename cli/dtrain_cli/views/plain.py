@@ -103,7 +103,7 @@ class Plain(RunReceiver):
                 self.notice(
                     "more hosts cannot be reached; their workers keep running, reconnecting"
                 )
-        elif host in self._unreachable and state != "unreachable":
+        elif host in self._unreachable and state in ("running", "ended"):
             self._unreachable.remove(host)
             if not self._unreachable:
                 self.notice("all hosts are reachable again")

@@ -46,11 +46,9 @@ def find(
     close = nearest(name, names)
     # A prefix such as "h100" may match several names: suggest all of them.
     suggestions = [known for known in names if wanted and wanted in key(known)][:4] or close
-    hint = (
-        f"did you mean {' or '.join(suggestions)}? {otherwise}".strip()
-        if suggestions
-        else otherwise
-    )
+    hint = otherwise[:1].lower() + otherwise[1:]
+    if suggestions:
+        hint = f"did you mean {' or '.join(suggestions)}? {otherwise}".strip()
     raise UsageError(f"{name!r} is not a {what} that dtrain knows", hint=hint)
 
 

@@ -187,7 +187,8 @@ def _text(event: journal.JournalEvent) -> str:
         case journal.NoticeShown(text) | journal.TensorBoardAddress(text=text):
             return text
         case journal.HostState(host, state, detail) if state in NOTABLE:
-            return f"{host} is {state}{f': {detail}' if detail else ''}"
+            is_so = "failed" if state == "failed" else f"is {state}"
+            return f"{host} {is_so}{f': {detail}' if detail else ''}"
         case journal.NextAttempt(number, hosts):
             return f"attempt {number} begins on {counted(len(hosts), 'host')}"
         case journal.LauncherAttached():
