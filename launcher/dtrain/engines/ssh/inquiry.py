@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.engines.ssh import agent
@@ -32,7 +33,6 @@ def ask(
 ) -> dict[str, HostStatus]:
     """The state of every host of the current attempt. ``known`` has the last known states."""
     plan = record.plan()
-    connections = HostConnections(transport)
 
     def inquire(part: HostPlan) -> HostStatus:
         request = status_request(plan, part, record.on_hosts)
@@ -41,10 +41,8 @@ def ask(
         process = agent.start(connection, python, record.on_hosts, request)
         return _answer(part, python, RelayChannel(part.host.name, connection, process))
 
-    try:
+    with closing(HostConnections(transport)) as connections:
         answers = everywhere(inquire, plan.hosts, LIMIT)
-    finally:
-        connections.close()
     return {
         part.host.name: _silent(known.get(part.host.name), answer)
         if isinstance(answer, NodeError)
