@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
-from dtrain.engines.ssh import agent
+from dtrain.engines.ssh.relay_connection import start_relay
 from dtrain.engines.ssh.requests import status_request
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan
@@ -35,11 +35,10 @@ def ask(
     plan = record.plan()
 
     def inquire(part: HostPlan) -> HostStatus:
-        request = status_request(plan, part, record.on_hosts)
-        python = plan.agent_python(part)
-        connection = connections(part)
-        process = agent.start(connection, python, record.on_hosts, request)
-        return _answer(part, python, RelayChannel(part.host.name, connection, process))
+        run, python = record.on_hosts, plan.agent_python(part)
+        request = status_request(plan, part, run)
+        relay = start_relay(part.host.name, connections(part), python, run, request)
+        return _answer(part, python, relay)
 
     with closing(HostConnections(transport)) as connections:
         answers = everywhere(inquire, plan.hosts, LIMIT)
