@@ -23,7 +23,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -423,20 +423,17 @@ def examine(
         direct = replace(file.job.rendezvous, backend="direct")
         file = replace(file, job=replace(file.job, rendezvous=direct))
     plan = build(file, port=draw_ports(file)[0], local_python=sys.executable)
-    transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
-    connections = HostConnections(transport)
-    preflight = Preflight(plan, connections, base=request.base, stopped=stopped)
-    try:
+    with (
+        closing(Transports(request.base, ask, on_notice or (lambda text: None))) as transport,
+        closing(HostConnections(transport)) as connections,
+        closing(Preflight(plan, connections, base=request.base, stopped=stopped)) as preflight,
+    ):
         evidence = preflight.look(depth or THOROUGH)
         if rendezvous:
             evidence = preflight.rehearse(evidence)
         if bandwidth:
             evidence = preflight.measure(evidence, compute=compute)
         return evidence
-    finally:
-        preflight.close()
-        connections.close()
-        transport.close()
 
 
 @overload

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import StoppedError, UsageError
-from dtrain.sync import local_folder, scan
+from dtrain.sync import local_folder, scan, walk
 from dtrain.sync import source as source_module
 from support.other_users import VICTIM, acting_as, folder_of
 from support.synced import Folders
@@ -122,7 +122,7 @@ def test_files_that_disappear_during_the_walk_are_not_sent(
         (folders.source / "lock").unlink()
         return iter(entries)
 
-    monkeypatch.setattr(source_module.os, "scandir", slow)
+    monkeypatch.setattr(walk.os, "scandir", slow)
     tree = folders.scan()
     assert ([file.path for file in tree.files], tree.links) == (["train.py"], ())
 
@@ -160,7 +160,7 @@ def test_a_big_folder_gets_a_notice_and_a_huge_one_is_refused(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders.write({f"data/{n}": "" for n in range(9)} | {"train.py": ""})
-    monkeypatch.setattr(source_module, "MANY_FILES", 8)
+    monkeypatch.setattr(walk, "MANY_FILES", 8)
     (notice,) = folders.scan().notices
     assert "data/ (0 B in 9 files)" in notice
     with open(folders.source / "model.pt", "wb") as sparse:

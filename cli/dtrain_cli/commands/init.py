@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -141,16 +142,14 @@ def _write(file: Path, text: str, failures: Sequence[NodeError] = ()) -> None:
 
 def _partitions(login: str | None, file: Path, *, required: bool) -> tuple[Partition, ...]:
     """What Slurm says; empty if it says nothing and is not ``required``. Raises NodeError."""
-    transport = Transports(file.absolute().parent, prompt.asker(), notice=notice)
-    try:
-        with progress("asking Slurm for its partitions …"):
-            return login_shell.partitions(transport, Slurm(login=login))
-    except NodeError:
-        if required:
-            raise
-        return ()
-    finally:
-        transport.close()
+    with closing(Transports(file.absolute().parent, prompt.asker(), notice)) as transport:
+        try:
+            with progress("asking Slurm for its partitions …"):
+                return login_shell.partitions(transport, Slurm(login=login))
+        except NodeError:
+            if required:
+                raise
+            return ()
 
 
 def _for_slurm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
 
 from dtrain import hostlist
 from dtrain.diagnostics import ExitCode, UsageError
@@ -43,12 +44,9 @@ def execute(
     if len(argv) == 1:
         argv = ("/bin/sh", "-c", argv[0])
     chosen = _chosen(targets(request, record), hosts)
-    transport = Transports(request.base, ask, notice)
     hidden = (*IDENTITY, *secret_names(request.spec()))
-    try:
+    with closing(Transports(request.base, ask, notice)) as transport:
         return Commands(chosen, argv, transport, hidden=hidden, limit=limit).run(receiver, control)
-    finally:
-        transport.close()
 
 
 def exit_code(outcomes: Iterable[Outcome], *, interrupted: bool) -> ExitCode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,20 +38,14 @@ def examine_allocated(
         from dtrain.engines.kubernetes import inspection as kubernetes
 
         return kubernetes.examine(request, stopped)
-    transport = Transports(request.base, ask, notice=on_notice or (lambda text: None))
-    try:
-        inside = allocation.current(request.spec(), os.environ)
-        return inspection.examine(replace(request, allocation=inside), transport, stopped)
-    finally:
-        transport.close()
+    request = replace(request, allocation=allocation.current(request.spec(), os.environ))
+    with closing(Transports(request.base, ask, on_notice or (lambda text: None))) as transport:
+        return inspection.examine(request, transport, stopped)
 
 
 def queue_gpus(spec: ClusterFile, file: Path | None, ask: Ask | None) -> QueueGpus:
     """The GPUs that the partition of a cluster file has. Raises DtrainError."""
     slurm = spec.cluster.slurm or Slurm()
     folder = file.absolute().parent if file else Path.cwd()
-    transport = Transports(folder, ask, notice=lambda text: None)
-    try:
+    with closing(Transports(folder, ask)) as transport:
         return partition_gpus.gpus_of(login_shell.partitions(transport, slurm), slurm)
-    finally:
-        transport.close()

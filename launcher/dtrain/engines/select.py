@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from dtrain.diagnostics import UsageError
 from dtrain.engines.contract import Engine
@@ -33,14 +33,13 @@ def engine(
 
         yield KubernetesEngine(request, observer=observer, control=control, on_running=on_running)
         return
-    transport = Transports(request.base, ask, notice=observer.notice)
     kind: Callable[..., Engine] = SshEngine
     if request.spec().cluster.slurm is not None:
         # Most launches need nothing of Slurm.
         from dtrain.engines.slurm.session import SlurmEngine
 
         kind = SlurmEngine
-    try:
+    with closing(Transports(request.base, ask, observer.notice)) as transport:
         yield kind(
             request,
             transport=transport,
@@ -48,8 +47,6 @@ def engine(
             control=control,
             on_running=on_running,
         )
-    finally:
-        transport.close()
 
 
 def targets(request: Request, record: Record | None) -> list[Target]:

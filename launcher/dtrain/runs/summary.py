@@ -160,9 +160,11 @@ def _hosts(records: Records) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for _, event in records:
         match event:
-            case journal.RunStarted(hosts=hosts) | journal.HostsAllocated(hosts):
-                found.update(dict.fromkeys(hosts))
-            case journal.NextAttempt(hosts=hosts):
+            case (
+                journal.RunStarted(hosts=hosts)
+                | journal.NextAttempt(hosts=hosts)
+                | journal.HostsAllocated(hosts)
+            ):
                 found.update(dict.fromkeys(hosts))
     return tuple(found)
 

@@ -198,6 +198,31 @@ _OWN_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 def check_kubernetes(section: Section, job: Section, problems: Problems) -> None:
     """Report keys that contradict each other."""
+    _check_api(section, job, problems)
+    if "topology" in section and "queue" not in section:
+        problems.add(
+            "cluster.kubernetes.topology has no effect without a queue: Kueue chooses by topology",
+            section.key_place("topology"),
+            "add queue, or remove topology",
+        )
+    for name in _OWN_RESOURCES:
+        if name in section.get("resources", {}):
+            problems.add(
+                f"cluster.kubernetes.resources cannot hold {name}, which cluster.gpus sets",
+                section.place("resources"),
+                "remove it, and set cluster.gpus",
+            )
+    for name in _OF_PODS:
+        if name in job.get("secrets", ()):
+            problems.add(
+                f"job.secrets cannot hold {name}, which Kubernetes sets for each pod",
+                job.place("secrets"),
+                "give your variable another name",
+            )
+    _check_volumes(section, problems)
+
+
+def _check_api(section: Section, job: Section, problems: Problems) -> None:
     if section.get("api") == "trainjob":
         for key, instead in _JOBSET_ONLY.items():
             if key in section:
@@ -219,26 +244,9 @@ def check_kubernetes(section: Section, job: Section, problems: Problems) -> None
             section.key_place("runtime"),
             "remove it, or set 'api: trainjob'",
         )
-    if "topology" in section and "queue" not in section:
-        problems.add(
-            "cluster.kubernetes.topology has no effect without a queue: Kueue chooses by topology",
-            section.key_place("topology"),
-            "add queue, or remove topology",
-        )
-    for name in _OWN_RESOURCES:
-        if name in section.get("resources", {}):
-            problems.add(
-                f"cluster.kubernetes.resources cannot hold {name}, which cluster.gpus sets",
-                section.place("resources"),
-                "remove it, and set cluster.gpus",
-            )
-    for name in _OF_PODS:
-        if name in job.get("secrets", ()):
-            problems.add(
-                f"job.secrets cannot hold {name}, which Kubernetes sets for each pod",
-                job.place("secrets"),
-                "give your variable another name",
-            )
+
+
+def _check_volumes(section: Section, problems: Problems) -> None:
     targets: set[str] = set()
     for key, pattern in (("claims", CLAIM), ("host_paths", HOST_PATH)):
         for text in section.get(key, ()):

@@ -16,7 +16,8 @@ from dtrain.node.sync.wire import ABANDONED, LENGTH, PREAMBLE, REQUEST
 from dtrain.records import dataclass
 from dtrain.spec.model import Host
 from dtrain.sync.contents import SourceChangedError, frame
-from dtrain.sync.source import Tree, local_folder, shown
+from dtrain.sync.source import Tree, local_folder
+from dtrain.sync.walk import shown
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.incoming import Incoming

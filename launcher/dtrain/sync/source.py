@@ -13,8 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from pathlib import Path
 
@@ -22,14 +21,9 @@ from dtrain.diagnostics import StoppedError, UsageError
 from dtrain.records import dataclass
 from dtrain.sync.contents import Contents, File, local_path
 from dtrain.sync.exclude import Exclusion
-from dtrain.wording import counted, in_bytes
+from dtrain.sync.walk import FolderWalk, shown
 
-MANY_FILES, MUCH = 50_000, 1 << 30
-"""Files and bytes above which a tree gets a notice."""
-TOO_MANY_FILES, TOO_MUCH = 1_000_000, 64 << 30
-"""Files and bytes above which a tree is refused unread: probably a data set by mistake."""
 _CHUNK = 1 << 20
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +79,9 @@ def scan(source: Path, exclude: Sequence[str], stopped: Callable[[], bool] = lam
         if stopped():
             raise StoppedError(f"stopped while reading {source}; nothing was started")
 
-    found = _walk(root, Exclusion(exclude), go_on)
-    found.refuse_if_bad(source)
+    found = FolderWalk(source, root)
+    found.run(Exclusion(exclude), go_on)
+    found.refuse_if_bad()
     files = tuple(_read(root, path, go_on) for path in sorted(found.files))
     folders, links = tuple(sorted(found.folders)), tuple(sorted(found.links))
     return Tree(
@@ -96,127 +91,8 @@ def scan(source: Path, exclude: Sequence[str], stopped: Callable[[], bool] = lam
         files=files,
         digest=_digest(folders, links, files),
         contents=Contents(root),
-        notices=tuple(found.notices(source)),
+        notices=tuple(found.notices()),
     )
-
-
-def shown(path: str) -> str:
-    """``path`` for a message: on one line, and printable."""
-    return path if path.isprintable() else ascii(path)
-
-
-@dataclass(slots=True)
-class _Found:
-    """The result of a walk over the folder, before any file is opened."""
-
-    files: dict[str, int] = field(default_factory=dict)
-    """Path and size."""
-    folders: list[str] = field(default_factory=list)
-    links: list[tuple[str, str]] = field(default_factory=list)
-    special: list[str] = field(default_factory=list)
-    bad: list[str] = field(default_factory=list)
-    outside: bool = False
-
-    def refuse_if_bad(self, source: Path) -> None:
-        if self.bad:
-            more = len(self.bad) - _SHOWN
-            listed = self.bad[:_SHOWN] + ([f"and {more} more"] if more > 0 else [])
-            raise UsageError(
-                f"job.sync: {source} cannot be sent: " + "; ".join(listed),
-                hint=(
-                    "a link must be relative and stay inside the folder; "
-                    if self.outside
-                    else "make it readable, or "
-                )
-                + "add what the job does not need to job.sync.exclude",
-            )
-        if len(self.files) > TOO_MANY_FILES or sum(self.files.values()) > TOO_MUCH:
-            raise UsageError(
-                f"job.sync: {source} is too big to send: {self._weight()}",
-                hint="add data and environments to job.sync.exclude, "
-                "and copy them to the nodes another way",
-            )
-
-    def notices(self, source: Path) -> Iterator[str]:
-        if len(self.files) > MANY_FILES or sum(self.files.values()) > MUCH:
-            yield (
-                f"{source} is big for a working folder: {self._weight()}; "
-                "add what the job does not need to job.sync.exclude"
-            )
-        if self.special:
-            listed = ", ".join(shown(path) for path in sorted(self.special)[:_SHOWN])
-            yield f"not sent, because they are sockets, pipes or devices: {listed}"
-
-    def _weight(self) -> str:
-        """The totals and the heaviest entries of the top folder."""
-        sizes: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
-        for path, size in self.files.items():
-            top = path.split("/", 1)[0] + ("/" if "/" in path else "")
-            sizes[top] += size
-            counts[top] += 1
-        by = sizes if sum(sizes.values()) > MUCH else counts
-        heaviest = ", ".join(
-            f"{shown(top)} ({in_bytes(sizes[top])} in {counted(counts[top], 'file')})"
-            for top, _ in by.most_common(3)
-        )
-        files = counted(len(self.files), "file")
-        return f"{in_bytes(sum(sizes.values()))} in {files}, most in {heaviest}"
-
-
-def _walk(root: bytes, exclusion: Exclusion, go_on: Callable[[], None]) -> _Found:
-    found = _Found()
-    pending = [""]
-    while pending:
-        go_on()
-        folder = pending.pop()
-        try:
-            entries = list(os.scandir(local_path(root, folder)))
-        except OSError as error:
-            found.bad.append(f"{shown(folder) or root!r} cannot be read ({error.strerror})")
-            continue
-        for entry in entries:
-            name = entry.name.decode("utf-8", "surrogateescape")
-            path = f"{folder}/{name}" if folder else name
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if exclusion.covers(path, folder=is_folder):
-                continue
-            if is_folder:
-                found.folders.append(path)
-                pending.append(path)
-                continue
-            try:
-                _add(found, root, path, entry)
-            except FileNotFoundError:
-                continue  # removed after its folder was read, such as an editor's temporary file
-            except OSError as error:
-                found.bad.append(f"{shown(path)} cannot be read ({error.strerror})")
-    return found
-
-
-def _add(found: _Found, root: bytes, path: str, entry: os.DirEntry[bytes]) -> None:
-    """Raises OSError."""
-    if entry.is_symlink():
-        _add_link(found, root, path)
-    elif entry.is_file(follow_symlinks=False):
-        found.files[path] = entry.stat(follow_symlinks=False).st_size
-    else:
-        found.special.append(path)
-
-
-def _add_link(found: _Found, root: bytes, path: str) -> None:
-    where = local_path(root, path)
-    raw = os.readlink(where)
-    target = raw.decode("utf-8", "surrogateescape")
-    lexical = os.path.normpath(os.path.join(os.path.dirname(path), target))
-    # Both interpretations of `..` must stay inside. The node checks only the text.
-    real = os.path.realpath(where)
-    inside = real == root or real.startswith(root.rstrip(b"/") + b"/")
-    if os.path.isabs(raw) or lexical == ".." or lexical.startswith("../") or not inside:
-        found.outside = True
-        found.bad.append(f"{shown(path)} is a link to {shown(target)}, which leads outside")
-    else:
-        found.links.append((path, target))
 
 
 def _read(root: bytes, path: str, go_on: Callable[[], None]) -> File:

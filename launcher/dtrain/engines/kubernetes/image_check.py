@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -134,14 +135,11 @@ class ImageCheck:
 
     def _log(self, pod_path: str) -> bytes:
         read = bytearray()
-        lines = self._client.stream(f"{pod_path}/log", limitBytes=MAX_LOG)
-        try:
+        with closing(self._client.stream(f"{pod_path}/log", limitBytes=MAX_LOG)) as lines:
             for several in lines:
                 read += b"".join(several)
                 if len(read) > MAX_LOG:
                     break
-        finally:
-            lines.close()
         return bytes(read[:MAX_LOG])
 
     def _does_not_start(self, why: str) -> Finding:

@@ -264,7 +264,7 @@ class Readers:
     def _follow_pods(self, version: str) -> str:
         """Watch until the server ends the watch. Returns the version to go on from. Raises
         GoneError, other NodeErrors and ProtocolError."""
-        lines = self._client.stream(
+        stream = self._client.stream(
             PODS,
             watch="true",
             labelSelector=self._launched.selector,
@@ -272,9 +272,9 @@ class Readers:
             timeoutSeconds=WATCH_SECONDS,
             allowWatchBookmarks="true",
         )
-        # Not before: a user who may list pods may not watch them.
-        self._recovered("pods")
-        try:
+        with contextlib.closing(stream) as lines:
+            # Not before: a user who may list pods may not watch them.
+            self._recovered("pods")
             for several in lines:
                 for line in several:
                     if self._stopped.is_set() or not line.endswith(b"\n"):
@@ -288,8 +288,6 @@ class Readers:
                     if event.type != "BOOKMARK" and (pod := objects.pod(event.object)) is not None:
                         removed = event.type == "DELETED"
                         self._send(PodRemoved(pod) if removed else PodChanged(pod))
-        finally:
-            lines.close()
         return version
 
     # Logs ------------------------------------------------------------------------------------
@@ -348,8 +346,8 @@ class Readers:
             **since,
         )
         cursor.begin()
-        try:
-            for several in stream:
+        with contextlib.closing(stream) as pieces:
+            for several in pieces:
                 new: list[bytes] = []
                 gap = False
                 for line in several:
@@ -371,6 +369,4 @@ class Readers:
                     self._send(PodLines(pod.uid, tuple(new), *position, gap))
                 if self._stopped.is_set():
                     break
-        finally:
-            stream.close()
         return clean

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from dtrain.diagnostics import AnswerError, NodeError
@@ -51,19 +51,15 @@ class Login:
     @contextmanager
     def opened(self, order: FirstOrder) -> Iterator[RelayChannel]:
         """A new program with its first order. Raises NodeError."""
-        connection = self._transport.connect(self._host)
-        try:
+        with closing(self._transport.connect(self._host)) as connection:
             label = self._record.run
             process = node_program.start(connection, "slurm", self.python, label=label)
             process.write(protocol.encode_command(order))
             yield RelayChannel(self.name, connection, process)
-        finally:
-            connection.close()
 
     def send(self, tree: Tree, workdir: str) -> SyncResult:
         """Send the files of the job to a folder that all machines share. Raises NodeError."""
-        connection = self._transport.connect(self._host)
-        try:
+        with closing(self._transport.connect(self._host)) as connection:
             return send(
                 connection,
                 self._host,
@@ -72,8 +68,6 @@ class Login:
                 python=self.python,
                 patience=Patience(unused=KEPT),
             )
-        finally:
-            connection.close()
 
     def status(self, known: Mapping[str, HostStatus]) -> dict[str, HostStatus]:
         """The state of each host of the job, as the controller says now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from dtrain.diagnostics import PrepareError
@@ -120,11 +120,8 @@ class LoginShell:
 def opened(transport: Transport, slurm: Slurm) -> Iterator[LoginShell]:
     """A shell on the login host. Raises NodeError."""
     host = login_host(slurm)
-    connection = transport.connect(host)
-    try:
+    with closing(transport.connect(host)) as connection:
         yield LoginShell(host.name, connection)
-    finally:
-        connection.close()
 
 
 def partitions(transport: Transport, slurm: Slurm) -> tuple[Partition, ...]:

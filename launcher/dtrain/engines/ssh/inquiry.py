@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
-from dtrain.engines.ssh import agent
+from dtrain.engines.ssh.relay_connection import start_relay
 from dtrain.engines.ssh.requests import status_request
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan
@@ -32,19 +33,15 @@ def ask(
 ) -> dict[str, HostStatus]:
     """The state of every host of the current attempt. ``known`` has the last known states."""
     plan = record.plan()
-    connections = HostConnections(transport)
 
     def inquire(part: HostPlan) -> HostStatus:
-        request = status_request(plan, part, record.on_hosts)
-        python = plan.agent_python(part)
-        connection = connections(part)
-        process = agent.start(connection, python, record.on_hosts, request)
-        return _answer(part, python, RelayChannel(part.host.name, connection, process))
+        run, python = record.on_hosts, plan.agent_python(part)
+        request = status_request(plan, part, run)
+        relay = start_relay(part.host.name, connections(part), python, run, request)
+        return _answer(part, python, relay)
 
-    try:
+    with closing(HostConnections(transport)) as connections:
         answers = everywhere(inquire, plan.hosts, LIMIT)
-    finally:
-        connections.close()
     return {
         part.host.name: _silent(known.get(part.host.name), answer)
         if isinstance(answer, NodeError)

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dtrain.engines.ssh import agent
 from dtrain.engines.ssh.requests import attach_request
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.node import protocol
 from dtrain.node.agent.commands import Command, FirstCommand
 from dtrain.session.relay import CommandWriter, RelayChannel
+from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
+
+
+def start_relay(
+    host: str,
+    connection: Connection,
+    python: str,
+    run: str,
+    request: FirstCommand,
+    started: RemoteProcess | None = None,
+) -> RelayChannel:
+    """Start an agent, unless the check has ``started`` one, and send its first command. Raises
+    ConnectError."""
+    name = "agent" if request["op"] == "launch" else "relay"
+    process = started or node_program.start(connection, name, python, label=run)
+    process.write(protocol.encode_command(request))
+    return RelayChannel(host, connection, process)
 
 
 class RelayConnection:
@@ -47,10 +64,9 @@ class RelayConnection:
     def start(
         self, connection: Connection, request: FirstCommand, started: RemoteProcess | None = None
     ) -> RelayChannel:
-        """Start an agent, as `agent.start`. Its request precedes all of the writer's commands."""
-        python = self._plan.agent_python(self._part)
-        process = agent.start(connection, python, self._run, request, started)
-        relay = RelayChannel(self._part.host.name, connection, process)
+        """As `start_relay`. The request precedes all of the writer's commands."""
+        python, host = self._plan.agent_python(self._part), self._part.host.name
+        relay = start_relay(host, connection, python, self._run, request, started)
         self._commands.relay = relay
         return relay
 

@@ -1,0 +1,141 @@
+"""A walk over the folder to send, before any file is opened."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dtrain.diagnostics import UsageError
+from dtrain.sync.contents import local_path
+from dtrain.sync.exclude import Exclusion
+from dtrain.wording import counted, in_bytes
+
+MANY_FILES, MUCH = 50_000, 1 << 30
+"""Files and bytes above which a tree gets a notice."""
+TOO_MANY_FILES, TOO_MUCH = 1_000_000, 64 << 30
+"""Files and bytes above which a tree is refused unread: probably a data set by mistake."""
+_SHOWN = 5
+
+
+class FolderWalk:
+    """What the folder has."""
+
+    def __init__(self, source: Path, root: bytes) -> None:
+        """``root``: the real path of ``source``, which messages name."""
+        self.files: dict[str, int] = {}
+        """Path and size."""
+        self.folders: list[str] = []
+        self.links: list[tuple[str, str]] = []
+        """Path and target."""
+        self._source, self._root = source, root
+        self._special: list[str] = []
+        self._bad: list[str] = []
+        self._outside = False
+        """Whether a link leads outside."""
+
+    def run(self, exclusion: Exclusion, go_on: Callable[[], None]) -> None:
+        """Walk, without what ``exclusion`` covers. ``go_on`` is called for each folder."""
+        pending = [""]
+        while pending:
+            go_on()
+            folder = pending.pop()
+            try:
+                entries = list(os.scandir(local_path(self._root, folder)))
+            except OSError as error:
+                name = shown(folder or os.fsdecode(self._root))
+                self._bad.append(f"{name} cannot be read ({error.strerror})")
+                continue
+            for entry in entries:
+                name = entry.name.decode("utf-8", "surrogateescape")
+                path = f"{folder}/{name}" if folder else name
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if exclusion.covers(path, folder=is_folder):
+                    continue
+                if is_folder:
+                    self.folders.append(path)
+                    pending.append(path)
+                    continue
+                try:
+                    self._add(path, entry)
+                except FileNotFoundError:
+                    continue  # removed after its folder was read, such as a temporary file
+                except OSError as error:
+                    self._bad.append(f"{shown(path)} cannot be read ({error.strerror})")
+
+    def _add(self, path: str, entry: os.DirEntry[bytes]) -> None:
+        """Raises OSError."""
+        if entry.is_symlink():
+            self._add_link(path)
+        elif entry.is_file(follow_symlinks=False):
+            self.files[path] = entry.stat(follow_symlinks=False).st_size
+        else:
+            self._special.append(path)
+
+    def _add_link(self, path: str) -> None:
+        where, root = local_path(self._root, path), self._root
+        raw = os.readlink(where)
+        target = raw.decode("utf-8", "surrogateescape")
+        lexical = os.path.normpath(os.path.join(os.path.dirname(path), target))
+        # Both interpretations of `..` must stay inside. The node checks only the text.
+        real = os.path.realpath(where)
+        inside = real == root or real.startswith(root.rstrip(b"/") + b"/")
+        if os.path.isabs(raw) or lexical == ".." or lexical.startswith("../") or not inside:
+            self._outside = True
+            self._bad.append(f"{shown(path)} is a link to {shown(target)}, which leads outside")
+        else:
+            self.links.append((path, target))
+
+    def refuse_if_bad(self) -> None:
+        """Raise UsageError if the folder cannot be sent."""
+        if self._bad:
+            more = len(self._bad) - _SHOWN
+            listed = self._bad[:_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+            raise UsageError(
+                f"job.sync: {self._source} cannot be sent: " + "; ".join(listed),
+                hint=(
+                    "a link must be relative and stay inside the folder; "
+                    if self._outside
+                    else "make it readable, or "
+                )
+                + "add what the job does not need to job.sync.exclude",
+            )
+        if len(self.files) > TOO_MANY_FILES or sum(self.files.values()) > TOO_MUCH:
+            raise UsageError(
+                f"job.sync: {self._source} is too big to send: {self._weight()}",
+                hint="add data and environments to job.sync.exclude, "
+                "and copy them to the nodes another way",
+            )
+
+    def notices(self) -> Iterator[str]:
+        """Messages for the user, one sentence each."""
+        if len(self.files) > MANY_FILES or sum(self.files.values()) > MUCH:
+            yield (
+                f"{self._source} is big for a working folder: {self._weight()}; "
+                "add what the job does not need to job.sync.exclude"
+            )
+        if self._special:
+            listed = ", ".join(shown(path) for path in sorted(self._special)[:_SHOWN])
+            yield f"not sent, because they are sockets, pipes or devices: {listed}"
+
+    def _weight(self) -> str:
+        """The totals and the heaviest entries of the top folder."""
+        sizes: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for path, size in self.files.items():
+            top = path.split("/", 1)[0] + ("/" if "/" in path else "")
+            sizes[top] += size
+            counts[top] += 1
+        by = sizes if sum(sizes.values()) > MUCH else counts
+        heaviest = ", ".join(
+            f"{shown(top)} ({in_bytes(sizes[top])} in {counted(counts[top], 'file')})"
+            for top, _ in by.most_common(3)
+        )
+        files = counted(len(self.files), "file")
+        return f"{in_bytes(sum(sizes.values()))} in {files}, most in {heaviest}"
+
+
+def shown(path: str) -> str:
+    """``path`` for a message: on one line, and printable."""
+    return path if path.isprintable() else ascii(path)
