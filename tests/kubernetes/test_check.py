@@ -117,9 +117,9 @@ def test_a_server_that_does_not_answer(kubernetes: Kubernetes, launcher: Launche
     with kubernetes.down():
         done = check(kubernetes, launcher)
     assert done.code == 3, str(done)
-    assert ": kubernetes\n" in done.stdout
-    assert "asking the API server" in done.stdout
-    assert "expected the API server answers" in done.stdout
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["subject"], finding["expected"]) == ("kubernetes", "the API server answers")
+    assert "asking the API server" in finding["seen"]
 
 
 def test_an_image_that_has_all(kubernetes: Kubernetes, launcher: Launcher) -> None:
