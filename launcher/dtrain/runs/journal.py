@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import Enum
@@ -332,20 +331,20 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._fd = -1
 
     def write(self, time: float, event: JournalEvent) -> None:
         """Append one event. ``time`` is seconds since the epoch."""
         line = encode(time, event)
         with self._lock:
             try:
-                if self._fd < 0:
-                    self._fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-                    weakref.finalize(self, os.close, self._fd)
-                size = os.fstat(self._fd).st_size
-                # A crash or a full disk may have cut the last line short.
-                torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
-                os.write(self._fd, b"\n" * torn + line)
+                fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+                try:
+                    size = os.fstat(fd).st_size
+                    # A crash or a full disk may have cut the last line short.
+                    torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+                    os.write(fd, b"\n" * torn + line)
+                finally:
+                    os.close(fd)
             except OSError:
                 return
 
