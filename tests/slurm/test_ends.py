@@ -43,6 +43,19 @@ def test_a_job_that_can_never_start_is_not_submitted(
     assert "is submitted" not in done.stderr
 
 
+def test_a_job_for_a_partition_that_is_down_waits_until_it_is_up(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    slurm.run("scontrol", "update", "partitionname=gpu", "state=down")
+    try:
+        launch = launcher.start(write_job('print("trained")'), env=slurm.environment)
+        launch.until("is queued: the partition is down")
+    finally:
+        slurm.run("scontrol", "update", "partitionname=gpu", "state=up")
+    assert launch.wait().code == 0
+    assert "] trained" in launch.stdout
+
+
 def test_a_refused_job_is_reported_with_the_words_of_sbatch(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:

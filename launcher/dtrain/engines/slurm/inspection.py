@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareErro
 from dtrain.engines.slurm import allocation
 from dtrain.engines.slurm.judgement import RequestJudge
 from dtrain.engines.slurm.login_shell import LIMIT, CommandAnswer, LoginShell, opened
+from dtrain.engines.slurm.partitions import Partition
 from dtrain.engines.slurm.script import batch_options, render, requested
 from dtrain.engines.slurm.state import parse
 from dtrain.engines.slurm.step import program_start
@@ -77,12 +78,16 @@ def examine(
 def before_launch(
     request: Request, transport: Transport, stopped: Callable[[], bool]
 ) -> tuple[Finding, ...]:
-    """What Slurm says about the request alone, which takes less than a second. A login node that
-    does not answer has no findings: the submission says why. For ``stopped`` see `everywhere`."""
+    """What partitions cannot give of the request, which takes less than a second. No findings if
+    Slurm refuses the request now, or does not answer: the submission tells. For ``stopped`` see
+    `everywhere`."""
     plan = build(request.spec())
 
     def look(shell: LoginShell) -> tuple[Finding, ...]:
-        return _judged(request, plan, shell)[0]
+        tested, judge = _tested(request, plan, shell)
+        if tested.status is None:  # the other commands would take as long
+            return ()
+        return tuple(judge.compared(shell.partitions(), tested, now=False))
 
     found = _on_login(request, transport, look, 3 * LIMIT, stopped)
     return () if isinstance(found, NodeError) else found
@@ -131,31 +136,32 @@ def _inside(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
     return _in_step(plan, shell, request.place, number)
 
 
-def _judged(
+def _tested(
     request: Request, plan: LaunchPlan, shell: LoginShell
-) -> tuple[tuple[Finding, ...], bool]:
-    """What is wrong with the request, and whether enough machines may be free now."""
+) -> tuple[CommandAnswer, RequestJudge]:
+    """What `sbatch --test-only` answers, and who judges it."""
     tested = shell.run(["sbatch", "--test-only", *batch_options(plan)], render(plan).encode())
-    judge = RequestJudge(request.spec(), shell.host, request.place)
-    if tested.status is None:  # the other commands would take as long
-        return (judge.refusal(tested),), False
+    return tested, RequestJudge(request.spec(), shell.host, request.place)
+
+
+def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
+    tested, judge = _tested(request, plan, shell)
+    partitions: Sequence[Partition] = ()
     try:
-        partitions = shell.partitions()
-        found = judge.judge(partitions, tested)
+        if tested.status is None:  # the other commands would take as long
+            found = [judge.refusal(tested)]
+        else:
+            partitions = shell.partitions()
+            found = judge.judge(partitions, tested)
     except PrepareError:
         # Slurm does not answer. sbatch has failed too, and its error is the better one, unless
         # Slurm stopped just now.
         if tested.status == 0:
             raise
-        partitions, found = (), [judge.refusal(tested)]
-    return tuple(found), judge.free(partitions, tested)
-
-
-def _examine(request: Request, plan: LaunchPlan, shell: LoginShell) -> Evidence:
-    found, free = _judged(request, plan, shell)
+        found = [judge.refusal(tested)]
     if any(each.severity is Severity.ERROR for each in found):
         return Evidence.without_hosts(plan, request=found)
-    if free:
+    if judge.free(partitions, tested):
         evidence = _in_step(plan, shell, request.place)
         return replace(evidence, request=(*found, *evidence.request))
     return Evidence.without_hosts(plan, request=[*found, _busy(plan, shell.host)])

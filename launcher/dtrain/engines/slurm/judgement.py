@@ -48,10 +48,17 @@ class RequestJudge:
 
     def judge(self, partitions: Sequence[Partition], tested: CommandAnswer) -> list[Finding]:
         """All findings. ``tested`` is the answer to `sbatch --test-only`."""
-        found = list(self._partitions(partitions, tested))
+        found = self.compared(partitions, tested, now=True)
         if tested.status != 0 and not any(each.severity is Severity.ERROR for each in found):
             found.append(self.refusal(tested))
         return found
+
+    def compared(
+        self, partitions: Sequence[Partition], tested: CommandAnswer, *, now: bool
+    ) -> list[Finding]:
+        """What partitions cannot give. ``tested`` names the default one; ``now``: whether they must
+        start jobs now."""
+        return list(self._partitions(partitions, tested, now))
 
     def free(self, partitions: Sequence[Partition], tested: CommandAnswer) -> bool:
         """Whether enough machines may be free now."""
@@ -73,7 +80,7 @@ class RequestJudge:
         return error(f"cluster.{key}", [self.login], seen, expected, remedy, where)
 
     def _partitions(
-        self, partitions: Sequence[Partition], tested: CommandAnswer
+        self, partitions: Sequence[Partition], tested: CommandAnswer, now: bool
     ) -> Iterator[Finding]:
         by_name = {one.name: one for one in partitions}
         shown = [one.name for one in partitions if not one.hidden]
@@ -101,13 +108,13 @@ class RequestJudge:
                     f"set cluster.slurm.partition to {close or either(shown)}",
                 )
         # A job with several partitions runs in the first that can take it.
-        found = [list(self._partition(one)) for one in possible]
+        found = [list(self._partition(one, now)) for one in possible]
         yield from min(
             found, key=lambda one: sum(f.severity is Severity.ERROR for f in one), default=[]
         )
 
-    def _partition(self, partition: Partition) -> Iterator[Finding]:
-        if partition.state != "UP":
+    def _partition(self, partition: Partition, now: bool) -> Iterator[Finding]:
+        if now and partition.state != "UP":
             yield self._error(
                 "slurm.partition",
                 f"partition {partition.name} is {partition.state}",
