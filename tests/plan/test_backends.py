@@ -80,6 +80,14 @@ def test_unsupported_layouts_are_refused_with_a_backend_that_supports_them(
     assert "`backend` megatron" in (refused.value.hint or "")
 
 
+def test_torchtitan_does_not_shard_the_optimizer_alone() -> None:
+    question = replace(
+        ask("llama-3-8b", "h100-80gb", 32, "torchtitan"), fixed={"sharding": "optimizer"}
+    )
+    with pytest.raises(UsageError, match="torchtitan does not support .*ZeRO-1"):
+        question.answer()
+
+
 def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
     question = replace(ask("llama-3-8b", "h100-80gb", 32), precision="fp8", backend_required=False)
     answer = question.answer()

@@ -64,6 +64,9 @@ class Backend:
     narrow_states: bool = False
     """Whether parameters, gradients and Adam's moments can all have 16 bits: torchtitan's
     ``training.dtype = "bfloat16"``."""
+    shards_optimizer_alone: bool = True
+    """Whether it has ZeRO-1. torchtitan shards by FSDP2: the gradients too, and at least between
+    steps the parameters."""
     shards_stages: bool = True
     """Whether plans shard the parameters of pipeline stages, which each micro-batch gathers."""
     keeps_stages: bool = False
@@ -111,6 +114,7 @@ BACKENDS: dict[BackendName, Backend] = {
             trains_parts=(Modulation, Twin),
             frozen_bits=(16, 4),
             narrow_states=True,
+            shards_optimizer_alone=False,
             keeps_stages=True,
         ),
     )
@@ -174,6 +178,8 @@ def refusals(
     backend, t = backend_of(layout), layout.tensor
     if shape.pattern or shape.parts:
         yield from _missing_parts(shape, backend)
+    if layout.sharding == "optimizer" and not backend.shards_optimizer_alone:
+        yield "an optimizer that is sharded without the gradients (ZeRO-1)"
     if narrow_states and not backend.narrow_states:
         yield "states of 16 bits without a copy in 32"
     if shape.lora is not None:
