@@ -40,7 +40,7 @@ def writable(path: Path, begins: str = "") -> bool:
     content = read_text(path)
     if content and not content.startswith(begins):
         raise UsageError(
-            f"{str(path)!r} has another content than dtrain would write: not replaced",
+            f"{str(path)!r} was not written by dtrain, so it is not replaced",
             hint="name a new file, or remove this one",
         )
     return content is not None

@@ -152,10 +152,11 @@ def narrow_states(request: PlanRequest, precision: str) -> bool:
     """
     bits = request.state_bits
     if bits not in (None, 16, 32):
-        raise UsageError(f"`state_bits={bits}` is not known", hint="16 or 32")
+        raise UsageError(f"`state_bits={bits}` is not known", hint="use 16 or 32")
     if bits == 16 and precision != "bf16":
         raise UsageError(
-            f"`state_bits=16` needs bf16, not {precision}", hint="leave it out, or `precision` bf16"
+            f"`state_bits=16` needs bf16, not {precision}",
+            hint="leave it out, or use `precision` bf16",
         )
     return bits == 16
 

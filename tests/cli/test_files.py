@@ -74,7 +74,7 @@ def test_a_file_of_another_kind_is_not_replaced(path: Path) -> None:
     assert writable(path, HTML)
     path.write_text("cluster: {}\n")
     assert writable(path)
-    with pytest.raises(UsageError, match="another content than dtrain would write"):
+    with pytest.raises(UsageError, match="was not written by dtrain"):
         writable(path, HTML)
 
 

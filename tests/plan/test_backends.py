@@ -84,7 +84,7 @@ def test_torchtitan_does_not_shard_the_optimizer_alone() -> None:
     question = replace(
         ask("llama-3-8b", "h100-80gb", 32, "torchtitan"), fixed={"sharding": "optimizer"}
     )
-    with pytest.raises(UsageError, match="torchtitan does not support .*ZeRO-1"):
+    with pytest.raises(UsageError, match=r"torchtitan does not support .*ZeRO-1"):
         question.answer()
 
 

@@ -26,7 +26,7 @@ def shell_words(text: str, folder: Path) -> tuple[str, ...]:
     return tuple(run.stdout.decode().split("\0")[:-1])
 
 
-@given(st.text("ab{}-=[]!'\"\\ $#~*", min_size=1, max_size=12).filter(lambda text: text.strip()))
+@given(st.text("ab{}-=[]!'\"\\ \n$#~*", min_size=1, max_size=12).filter(lambda text: text.strip()))
 @example("""train.py --name 'it''s' "a b" c\\ d "\\"" \\\\ '$y' \\; {rank}""")
 @example("accelerate launch \\\n  --num_processes 8")
 def test_the_words_are_those_of_a_shell(
@@ -44,7 +44,20 @@ def test_the_words_are_those_of_a_shell(
     ["a | b", "a && b", "a > b", "$A", '"$A"', '"; $A"', "`a`", "~/a", "b *", "a\nb", "a #b"],
 )
 def test_what_a_shell_would_carry_out_is_refused(text: str) -> None:
-    with pytest.raises(SpecError, match=r"job\.command: a shell would interpret"):
+    with pytest.raises(SpecError, match=r"job\.command: .* has a meaning only in a shell"):
+        words(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("train.py \\", "ends with"),
+        ("train.py 'a", "a quote that is not closed"),
+        ("GPUS=0 python train.py", "is a variable"),
+    ],
+)
+def test_what_no_program_can_be_started_with(text: str, fault: str) -> None:
+    with pytest.raises(SpecError, match=fault):
         words(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,7 @@ _TRACEBACK_TAIL = 26
 _LINE_WIDTH = 400
 _MAX_OUTCOMES = 4
 _MAX_PROBLEMS = 8
+_COMMAND = re.compile(r"`[^`]+`")
 
 
 def render(
@@ -119,7 +121,11 @@ def _marked(word: str, style: str, text: str, color: bool, columns: int | None) 
         wrap = textwrap.TextWrapper(
             columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         ).wrap
-        first, *rest = [part for line in (first, *rest) for part in wrap(line)]
+        # A command stays in one line, to be copied.
+        whole = [
+            _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line) for line in (first, *rest)
+        ]
+        first, *rest = [part.replace("\0", " ") for line in whole for part in wrap(line)]
     if color:
         first = names.paint(mark, f"bold {style}") + first.removeprefix(mark)
     return [first, *rest]

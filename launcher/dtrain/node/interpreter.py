@@ -73,7 +73,7 @@ def installed(name: str) -> Json | None:
                     found[key] = value[1:-1]
     except (OSError, ValueError):  # some packages have no such file
         pass
-    return found if "version" in found else {"version": distributed(name)}
+    return found if "version" in found else {**found, "version": distributed(name)}
 
 
 def imported(name: str) -> Json:

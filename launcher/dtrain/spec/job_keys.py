@@ -57,9 +57,9 @@ JOB = SectionType(
             example="my.train",
         ),
         "command": Field(
-            Words(Text(lines=True), minimum=1),
+            Words(Text(lines=True), program=True),
             "Any program with its arguments, instead of a script: a list with an item for each, or "
-            "a text that is split at spaces and may have quotes, as in a shell. Placeholders in "
+            "a string that is split at spaces and may have quotes, as in a shell. Placeholders in "
             f"command, args and env: {', '.join(f'{{{name}}}' for name in NAMES)}.",
             otherwise="job.script",
             example='[./train, --rank, "{rank}"]',
@@ -79,8 +79,8 @@ JOB = SectionType(
         ),
         "args": Field(
             Words(Text(empty=True, lines=True)),
-            "Arguments of the program, as a list or a text (see command). dtrain passes each item "
-            "exactly as written, with placeholders filled in.",
+            "Arguments of the program, as a list or a string (see command). dtrain passes each "
+            "item exactly as written, with placeholders filled in.",
             otherwise="none",
             example="[--config, gpt.yaml, --lr, 1e-5]",
         ),
@@ -128,7 +128,7 @@ JOB = SectionType(
                     "options": Field(
                         Words(Text()),
                         "More options of the engine's command, after those of dtrain; a list or a "
-                        "text (see job.command).",
+                        "string (see job.command).",
                         otherwise="none",
                         example='[--ulimit, "memlock=-1"]',
                     ),

@@ -26,10 +26,10 @@ NOTIFY = SectionType(
             example="[failed]",
         ),
         "command": Field(
-            Words(Text(lines=True), minimum=1),
+            Words(Text(lines=True), program=True),
             "A program to run on the launching machine, in the cluster file's folder, with its "
-            "arguments (a list or a text, see job.command). It reads the report from stdin, as one "
-            "JSON object.",
+            "arguments (a list or a string, see job.command). It reads the report from stdin, as "
+            "one JSON object.",
             otherwise="none",
             example="[./notify.sh, ml@example.org]",
         ),

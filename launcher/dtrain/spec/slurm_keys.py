@@ -107,7 +107,7 @@ SLURM = SectionType(
         ),
         "options": Field(
             Words(Text(_option)),
-            "Further options of sbatch, as a list or a text (see job.command).",
+            "Further options of sbatch, as a list or a string (see job.command).",
             otherwise="none",
             example='["--exclusive", "--mem=0"]',
         ),

@@ -10,8 +10,10 @@ from dtrain.spec.problems import Problems, TextSpan, shown
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Entry, Mapping, Scalar
 
-_REFERENCE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|\{[A-Z_][A-Z0-9_]*\})")
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 """A use of a variable in a shell."""
+_USUAL = {"HOME", "LD_LIBRARY_PATH", "PATH", "PWD", "PYTHONPATH", "SCRATCH", "TMPDIR", "USER"}
+"""Variables of hosts. Others may be meant as they are written: $ORIGIN, or a part of a password."""
 
 
 def check_variables(cluster: Section, job: Section, problems: Problems) -> None:
@@ -34,15 +36,18 @@ def check_variables(cluster: Section, job: Section, problems: Problems) -> None:
 def advise_on_variables(cluster: Section, job: Section, warnings: Problems) -> None:
     """Warn about values such as ``/opt/bin:$PATH``, which only a shell would expand."""
     for entry in _entries(cluster, job):
-        value = entry.value
-        found = _REFERENCE.search(value.text) if isinstance(value, Scalar) else None
-        if found and isinstance(value, Scalar):
+        name, value = entry.key.text, entry.value
+        if not isinstance(value, Scalar):
+            continue
+        for found in _REFERENCE.finditer(value.text):
+            if {*_USUAL, name}.isdisjoint(found.groups()):
+                continue
             warnings.add(
-                f"no shell reads the values of env: {entry.key.text} gets {shown(found[0])} as it "
-                "is written",
+                f"no shell reads the values of env: {name} gets {shown(found[0])} as it is written",
                 value.part(found.start(), len(found[0])),
-                f"to use a variable of the host, set {entry.key.text} with `export` in job.setup",
+                f"to use a variable of the host, set {name} with `export` in job.setup",
             )
+            break
 
 
 def _refuse_reserved(name: str, place: TextSpan, problems: Problems) -> None:

@@ -21,6 +21,9 @@ _SYNTAX = re.compile(
 )
 """What a shell gives a meaning, in one of the two groups; quoted text is in none. Braces are for
 placeholders."""
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Words(Type[tuple[str, ...]]):
     carry out is refused, unless it is quoted."""
 
     item: Text
-    minimum: int = 0
+    program: bool = False
+    """Whether the first word is a program, and not missing."""
 
     @property
     def expects(self) -> str:
@@ -43,16 +47,22 @@ class Words(Type[tuple[str, ...]]):
         for found in _SYNTAX.finditer(node.text):
             if special := found["bare"] or found["quoted"]:
                 problems.add(
-                    f"{name}: a shell would interpret {shown(special)}, but none reads this text",
+                    f"{name}: {shown(special)} has a meaning only in a shell, and dtrain runs none",
                     node.part(found.end() - 1),
                     "put it in single quotes to pass it on, or run a shell: [bash, -c, '…']",
                 )
                 return None
         try:
-            words = shlex.split(node.text.replace("\\\n", ""))
-        except ValueError:
+            words = shlex.split(_one_line(node.text))
+        except ValueError as error:
+            fault = "ends with \\" if "escaped" in str(error) else "has a quote that is not closed"
+            problems.add(f"{name} {fault}", node.place, "complete it, or write a list of words")
+            return None
+        if self.program and words and _ASSIGNMENT.match(words[0]):
             problems.add(
-                f"{name}: a quote is not closed", node.place, "close it, or write a list of words"
+                f"{name}: {shown(words[0])} is a variable, and dtrain runs no shell that sets it",
+                node.place,
+                "set variables in job.env, or run a shell: [bash, -c, '…']",
             )
             return None
         items = tuple(Scalar(word, False, node.place) for word in words)
@@ -60,8 +70,19 @@ class Words(Type[tuple[str, ...]]):
 
     @property
     def _list(self) -> ListOf[str]:
-        return ListOf(self.item, minimum=self.minimum)
+        return ListOf(self.item, minimum=int(self.program))
 
     def json_schema(self) -> JsonSchema:
         text = {"type": ["string", "number", "boolean"]}
         return {"anyOf": [text, self._list.json_schema()]}
+
+
+def _one_line(text: str) -> str:
+    """The text without the line breaks that a backslash removes in a shell, unlike shlex."""
+
+    def joined(found: re.Match[str]) -> str:
+        if found[0].startswith("'"):
+            return found[0]
+        return _ESCAPED.sub(lambda pair: "" if pair[0] == "\\\n" else pair[0], found[0])
+
+    return _QUOTED.sub(joined, text)

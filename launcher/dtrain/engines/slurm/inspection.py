@@ -78,16 +78,14 @@ def examine(
 def before_launch(
     request: Request, transport: Transport, stopped: Callable[[], bool]
 ) -> tuple[Finding, ...]:
-    """What partitions cannot give of the request, which takes less than a second. No findings if
-    Slurm refuses the request now, or does not answer: the submission tells. For ``stopped`` see
-    `everywhere`."""
+    """What the cluster's machines can never give of the request, which takes less than a second.
+    Nothing if Slurm would start the job, or does not answer: the submission tells. For ``stopped``
+    see `everywhere`."""
     plan = build(request.spec())
 
     def look(shell: LoginShell) -> tuple[Finding, ...]:
         tested, judge = _tested(request, plan, shell)
-        if tested.status is None:  # the other commands would take as long
-            return ()
-        return tuple(judge.compared(shell.partitions(), tested, now=False))
+        return tuple(judge.impossible(shell.partitions())) if tested.status else ()
 
     found = _on_login(request, transport, look, 3 * LIMIT, stopped)
     return () if isinstance(found, NodeError) else found

@@ -7,7 +7,7 @@ with the partitions, and Slurm's own answer to `sbatch --test-only` covers the r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dtrain.checks.finding import Finding, Severity, error, warning
 from dtrain.engines.slurm.login_shell import CommandAnswer
@@ -48,17 +48,18 @@ class RequestJudge:
 
     def judge(self, partitions: Sequence[Partition], tested: CommandAnswer) -> list[Finding]:
         """All findings. ``tested`` is the answer to `sbatch --test-only`."""
-        found = self.compared(partitions, tested, now=True)
+        found = list(self._partitions(partitions, tested))
         if tested.status != 0 and not any(each.severity is Severity.ERROR for each in found):
             found.append(self.refusal(tested))
         return found
 
-    def compared(
-        self, partitions: Sequence[Partition], tested: CommandAnswer, *, now: bool
-    ) -> list[Finding]:
-        """What partitions cannot give. ``tested`` names the default one; ``now``: whether they must
-        start jobs now."""
-        return list(self._partitions(partitions, tested, now))
+    def impossible(self, partitions: Sequence[Partition]) -> list[Finding]:
+        """What the machines can give neither now nor later. Nothing if a partition shows no
+        machines: those of a cloud may be powered down."""
+        possible = chosen(partitions, self._slurm.partition)
+        if not all(one.machines for one in possible):
+            return []
+        return _fewest_errors(list(self._machines(one)) for one in possible)
 
     def free(self, partitions: Sequence[Partition], tested: CommandAnswer) -> bool:
         """Whether enough machines may be free now."""
@@ -80,7 +81,7 @@ class RequestJudge:
         return error(f"cluster.{key}", [self.login], seen, expected, remedy, where)
 
     def _partitions(
-        self, partitions: Sequence[Partition], tested: CommandAnswer, now: bool
+        self, partitions: Sequence[Partition], tested: CommandAnswer
     ) -> Iterator[Finding]:
         by_name = {one.name: one for one in partitions}
         shown = [one.name for one in partitions if not one.hidden]
@@ -107,14 +108,10 @@ class RequestJudge:
                     f"one of the cluster's partitions: {', '.join(shown)}",
                     f"set cluster.slurm.partition to {close or either(shown)}",
                 )
-        # A job with several partitions runs in the first that can take it.
-        found = [list(self._partition(one, now)) for one in possible]
-        yield from min(
-            found, key=lambda one: sum(f.severity is Severity.ERROR for f in one), default=[]
-        )
+        yield from _fewest_errors(list(self._partition(one)) for one in possible)
 
-    def _partition(self, partition: Partition, now: bool) -> Iterator[Finding]:
-        if now and partition.state != "UP":
+    def _partition(self, partition: Partition) -> Iterator[Finding]:
+        if partition.state != "UP":
             yield self._error(
                 "slurm.partition",
                 f"partition {partition.name} is {partition.state}",
@@ -252,6 +249,11 @@ class RequestJudge:
             hint_for(said, self.login)
             or "`dtrain launch FILE --dry-run > job.sbatch` shows what dtrain asks for",
         )
+
+
+def _fewest_errors(found: Iterable[list[Finding]]) -> list[Finding]:
+    """Those of the best partition: a job with several runs in the first that can take it."""
+    return min(found, key=lambda one: sum(f.severity is Severity.ERROR for f in one), default=[])
 
 
 def duration(seconds: float) -> str:

@@ -65,7 +65,8 @@ class SlurmEngine:
             if errors := self._check(recorder):
                 return follower.refuse_unfit(errors)
             try:
-                plan = self._synced(plan, tree, record, recorder)
+                if not self._control.interrupted:  # following the job ends the run
+                    plan = self._synced(plan, tree, record, recorder)
             except NodeError as error:
                 return follower.refuse(error)
             order = submission.submit_order(
@@ -87,7 +88,7 @@ class SlurmEngine:
             return 0
         try:
             found = before_launch(self._request, self._transport, lambda: self._control.interrupted)
-        except KeyboardInterrupt:  # following the job ends the run
+        except KeyboardInterrupt:
             return 0
         if found:
             recorder.record(journal.Findings(found))

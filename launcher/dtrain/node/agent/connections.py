@@ -112,11 +112,11 @@ def connections_of(family: int) -> Iterator[Connection]:
             data = sock.recv(1 << 16)
             while data:
                 size, kind = struct.unpack_from("=IH", data)
-                if kind == NLMSG_DONE:
-                    return
-                if kind == NLMSG_ERROR:
+                if kind in (NLMSG_ERROR, NLMSG_DONE):
                     code = -struct.unpack_from("=i", data, 16)[0]
-                    raise OSError(code, os.strerror(code))
+                    if code:
+                        raise OSError(code, os.strerror(code))
+                    return
                 _, _, _, _, _, _, state, ports, local, remote, inode = ANSWER.unpack_from(data)
                 here, there = struct.unpack(">HH", ports)
                 yield end_of(family, local, here), end_of(family, remote, there), state, inode
