@@ -21,13 +21,14 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import of_gpu
+from planner.interval import described_interval
 from planner.published.runs import PublishedRun, Skipped, read
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"
@@ -175,10 +176,23 @@ def table(report: Report) -> str:
     text = [text[0], rule, *text[1:-1], rule, text[-1], ""]
     text.append("time, memory: runs compared; errors in percent: mean of absolute ones, and bias")
     text.append("ran, oom: of the runs that ran and that did not fit, those predicted correctly")
+    text += [f"{interval}." for interval in _intervals(report)]
     if report.skipped:
         text += ["", f"{sum(report.skipped.values())} rows skipped:"]
         text += [f"  {rows:5}  {reason}" for reason, rows in report.skipped.most_common()]
     return "\n".join(text)
+
+
+def _intervals(report: Report) -> Iterator[str]:
+    for what, measured in (("step times", "time"), ("memory peaks", "memory")):
+        errors: dict[tuple[str, str], list[float]] = {}
+        for outcome in report.outcomes:
+            error = None if isinstance(outcome, Skipped) else getattr(outcome, measured)
+            if error is not None:
+                run = outcome.run
+                errors.setdefault((run.publisher, run.table), []).append(math.log1p(error))
+        if errors:
+            yield described_interval(errors, what)
 
 
 def _cells(score: Score) -> tuple[str, ...]:

@@ -29,10 +29,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
@@ -40,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency, at_its_clock, of_family
+from planner.interval import ODD, Errors, described_interval
 from planner.published.runs import PublishedRun, read
 from validate_planner import RUNS
 
@@ -57,13 +56,6 @@ ROWS = 20
 """Runs of one table that the fit uses, evenly spread. Errors are reported on all."""
 ENOUGH = 0.003
 """Relative step below which the search ends."""
-ODD = 1.0
-"""Mean error, as a logarithm, above which a publisher's table neither moves the constants nor
-counts for the interval: nanotron's runs reach 3 % of the peak."""
-
-
-Errors = Mapping[tuple[str, str], Sequence[float]]
-"""ln(estimate / measured) of step times, by publisher and table."""
 
 
 def errors(runs: Iterable[PublishedRun], efficiency: Efficiency) -> Errors:
@@ -158,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif timed:
             _print_fit(architecture, timed)
     if every:
-        print(f"all architectures: {described_interval(every)}")
+        print(f"all architectures: {described_interval(every, 'step times')}")
     return 0
 
 
@@ -185,36 +177,8 @@ def _print_held_out(architecture: str, runs: Sequence[PublishedRun]) -> Errors:
             print(f"  (only {publisher} has runs: with the constants of other architectures)")
         found |= errors((run for run in runs if run.publisher == publisher), efficiency)
     _print_errors(found)
-    print(f"  {described_interval(found)}\n")
+    print(f"  {described_interval(found, 'step times')}\n")
     return found
-
-
-def interval(found: Errors) -> tuple[float, float]:
-    """The first and the last decile of measured / estimate. Publishers have equal weight, and so
-    have the tables of one publisher, except those with an `ODD` error.
-    """
-    publishers: dict[str, list[Sequence[float]]] = {}
-    for (publisher, _), table in found.items():
-        if abs(fmean(table)) < ODD:
-            publishers.setdefault(publisher, []).append(table)
-    weighted = sorted(
-        (-error, 1 / len(publishers) / len(tables) / len(table))
-        for tables in publishers.values()
-        for table in tables
-        for error in table
-    )
-    below = list(accumulate(weight for _, weight in weighted))
-    low, high = (weighted[bisect_left(below, share)][0] for share in (0.1, 0.9))
-    return math.exp(low), math.exp(high)
-
-
-def described_interval(found: Errors) -> str:
-    low, high = interval(found)
-    odd = [table for (_, table), each in found.items() if abs(fmean(each)) >= ODD]
-    return (
-        f"80 % of the runs took {low:.2f} to {high:.2f} times the estimate, "
-        f"with equal weight for each publisher{''.join(f', without {table}' for table in odd)}"
-    )
 
 
 def _print_errors(found: Errors) -> None:

@@ -15,6 +15,7 @@ import pytest
 import validate_planner
 from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency
 from planner import fit as fit_planner
+from planner.interval import described_interval, interval
 from planner.published.rows import rows
 from planner.published.runs import PublishedRun, read
 from validate_planner import RUNS, UNSEEN, Score, outcome_of
@@ -263,10 +264,10 @@ def test_an_odd_table_does_not_move_the_constants() -> None:
 def test_the_interval_gives_publishers_equal_weight_and_leaves_odd_ones_out() -> None:
     even = [math.log(share) for share in (0.5, 0.8, 1.0, 1.25, 2.0)]
     found = {("a", "one"): even, ("b", "two"): even * 40, ("c", "odd"): [-1.5] * 9}
-    assert fit_planner.interval(found) == pytest.approx((0.5, 2.0))
-    assert fit_planner.described_interval(found) == (
-        "80 % of the runs took 0.50 to 2.00 times the estimate, "
+    assert interval(found) == pytest.approx((0.5, 2.0))
+    assert described_interval(found, "step times") == (
+        "80 % of the step times are 0.50 to 2.00 times the estimate, "
         "with equal weight for each publisher, without odd"
     )
     narrow = {**found, ("d", "exact"): [0.0] * 2, ("e", "exact"): [0.0], ("f", "exact"): [0.0]}
-    assert fit_planner.interval(narrow) == pytest.approx((0.8, 1.25))
+    assert interval(narrow) == pytest.approx((0.8, 1.25))

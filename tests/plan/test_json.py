@@ -38,6 +38,7 @@ SPLIT = {
 }
 COSTS = {
     "fits": {"type": "boolean"},
+    "memory_interval_gib": {"type": "array", "minItems": 2, "maxItems": 2},
     "time_s": {
         "type": "object",
         "required": ["compute", "bubble", "total"],
@@ -96,8 +97,12 @@ def test_the_object_is_complete_and_consistent(plan: Plan, job: tuple[str, ...])
         )
         adds_up(layout["memory_gib"], "cached", "limit")
         adds_up(layout["time_s"])
-        low, high = layout["time_interval_s"]
-        assert 0 < low < layout["time_s"]["total"] < high
+        for part, interval in (
+            ("time_s", "time_interval_s"),
+            ("memory_gib", "memory_interval_gib"),
+        ):
+            low, high = layout[interval]
+            assert 0 < low < layout[part]["total"] < high
         memory = layout["memory_gib"]
         assert layout["fits"] == (memory["total"] <= memory["limit"])
         tokens = layout["global_batch"] * seq_len / layout["time_s"]["total"]
@@ -126,8 +131,8 @@ def test_layouts_are_ranked_fit_and_differ(plan: Plan) -> None:
     assert len(layouts) == 12
     assert all(layout["fits"] for layout in layouts)
     times = [layout["time_s"]["total"] for layout in layouts]
-    # A layout that splits in more ways and is hardly faster ranks lower.
-    assert times == pytest.approx(sorted(times), rel=0.09)
+    # A layout that is hardly faster ranks lower if it splits more, or may run out of memory.
+    assert times == pytest.approx(sorted(times), rel=0.13)
     assert times[-1] > times[0]
     kinds = {
         tuple(

@@ -33,7 +33,7 @@ def as_text(
     sections: list[Iterable[RenderableType]] = [
         question(answer.question, notes, paper),
         _result(answer, paper),
-        _memory(answer.best, paper),
+        _memory(answer, paper),
         _time(answer.best, paper),
         _trials(answer, paper),
         _table(answer.shortlist(count), paper),
@@ -70,10 +70,13 @@ def _result(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
     yield paper.paragraph(explain.headline(best))
 
 
-def _memory(best: Candidate, paper: Paper) -> Iterator[RenderableType]:
+def _memory(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
+    best = answer.best
     parts = {title: getattr(best.memory, name) for name, title in explain.MEMORY_PARTS.items()}
     yield paper.line(("Memory", "bold"))
     yield paper.paragraph(explain.fullness(best), "" if best.fits else "red")
+    if reserve := alternatives.reserve(answer):
+        yield paper.paragraph(reserve)
     yield _stairs(parts, max(best.limit, best.memory.total), best.limit, explain.gib, paper)
 
 
@@ -204,6 +207,10 @@ def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
     if any("×" in value for value in columns["pipeline"]):
         notes.append("pipeline: stages × virtual stages")
     notes.append("MFU: with non-causal attention, then with causal")
+    notes.append(
+        "ranked by time, plus 4 % for each split of layers or sequences, and for memory that may "
+        "run out"
+    )
     notes.append(f"steps within {explain.percent(CLOSE)} of each other are too close to call")
     return "; ".join(notes) + "."
 

@@ -30,6 +30,9 @@ LEAST_TOKENS = 4096
 """Minimum tokens of a sequence on each context rank; fewer leave attention kernels idle."""
 MOST_PIECES = 8
 """Maximum pieces of one stage in an interleaved schedule."""
+TIGHT = 0.04
+"""Added to the factor of a step's time in the ranking for a layout that may run out of memory, by
+the interval of its memory. It counts as much as a split: see `_effort`."""
 _BESIDE_MICRO_BATCH = attrgetter(
     "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding", "recompute",
     "sequence_parallel", "offload",
@@ -302,7 +305,9 @@ def _ranked(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
         if exact:
             yield candidate
         elif candidate.fits:
-            worth = _effort(candidate.layout) * candidate.time.total
+            worth = (
+                _effort(candidate.layout) + TIGHT * (not candidate.roomy)
+            ) * candidate.time.total
             heappush(queue, (worth, place, True))
 
 

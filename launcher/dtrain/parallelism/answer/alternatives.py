@@ -89,6 +89,26 @@ def textbook(answer: Answer) -> str:
     return text
 
 
+def reserve(answer: Answer) -> str:
+    """Name the layout to take if the best one runs out of memory; '' if that is improbable, or if
+    no layout has clearly more room.
+
+    Trials have shown whether the best one fits.
+    """
+    if not answer.fits or answer.trials or answer.best.roomy:
+        return ""
+    spare = next((one for one in answer.plan.ranked() if one.roomy), None)
+    if spare is None:
+        return ""
+    slower = spare.time.total / answer.best.time.total - 1
+    compared = f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'}"
+    return (
+        f"If it runs out of memory, take {brief(spare)}, with micro-batches of "
+        f"{count(spare.layout.micro_batch, 'sequence')}: {gib(spare.memory.total)}, "
+        f"{seconds(spare.time.total)} a step ({compared})."
+    )
+
+
 def rivals(answer: Answer) -> tuple[Rival, ...]:
     """Return the best layout of each plausible kind, except the kind of the best layout.
 

@@ -2,10 +2,10 @@
 
 Memory is in GiB, time in seconds, bandwidth in Gb/s, and shares (``mfu``, ``hfu``) go from 0
 to 1. ``memory_gib`` and ``time_s`` hold their parts and the ``total``, which is the sum of the
-parts. ``time_interval_s`` contains the step time with a probability of 80 %. Two values of
-``memory_gib`` are no parts: ``cached`` are blocks that the allocator frees if memory is short, and
-``limit`` is the share of the GPU's memory that a layout may use. With trials, the times of
-``layouts`` are the estimates times their ``slowdown``.
+parts. ``memory_interval_gib`` and ``time_interval_s`` contain the peak memory and the step time,
+each with a probability of 80 %. Two values of ``memory_gib`` are no parts: ``cached`` are blocks
+that the allocator frees if memory is short, and ``limit`` is the share of the GPU's memory that a
+layout may use. With trials, the times of ``layouts`` are the estimates times their ``slowdown``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ def document(answer: Answer, count: int, notes: Sequence[str] = ()) -> dict[str,
 
 
 def _explanation(answer: Answer) -> list[str]:
-    parts = [explain.headline(answer.best), explain.fullness(answer.best)]
+    parts = [
+        explain.headline(answer.best),
+        explain.fullness(answer.best),
+        alternatives.reserve(answer),
+    ]
     if answer.fits:
         parts.insert(1, explain.figures(answer.best))
     if not answer.question.pinned:
@@ -132,6 +136,7 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
         **split(candidate),
         "fits": candidate.fits and not answer.ruled_out(candidate),
         "memory_gib": memory(candidate),
+        "memory_interval_gib": [_short(gib) for gib in candidate.memory_interval],
         "time_s": _parts(candidate.time, explain.TIME_PARTS),
         "time_interval_s": [_short(seconds) for seconds in candidate.interval],
         "tokens_per_s_per_gpu": _short(speed.tokens_per_s_per_gpu),

@@ -178,7 +178,10 @@ def fullness(candidate: Candidate) -> str:
     total, limit, whole = candidate.memory.total, candidate.limit, candidate.cluster.gpu.memory
     room = f"{gib(limit)} usable ({gib(whole)}, less {HEADROOM * 100:.0f} % headroom)"
     if candidate.fits:
-        return f"The fullest GPU needs {gib(total)} of {room}."
+        low, high = map(gib, candidate.memory_interval)
+        return (
+            f"The fullest GPU needs {gib(total)}, {low} to {high} with 80 % confidence, of {room}."
+        )
     return f"The fullest GPU needs {gib(total)}: {gib(total - limit)} more than its {room}."
 
 

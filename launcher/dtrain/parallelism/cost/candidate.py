@@ -29,6 +29,10 @@ fast. Runs of publishers held out took up to 1.66 times the estimate, and 1.5 ti
 release of one library as with another. Layers with parts have the same factor: the only published
 runs that have any took 1.08 to 1.19 times the estimate (Nemotron 3 Nano)."""
 
+MEMORY_INTERVAL = 0.85, 1.2
+"""Measured peaks of memory as multiples of the estimate: 80 % of the published peaks are between
+these two, with equal weight for each publisher (``scripts/validate_planner.py`` with all runs)."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -72,6 +76,19 @@ class Candidate:
         unsure = self.shape.experts or self.shape.every_part
         slowest = efficiency.interval_high * (EXPERTS if unsure else 1.0)
         return seconds * efficiency.interval_low, seconds * slowest
+
+    @property
+    def memory_interval(self) -> tuple[float, float]:
+        """GiB between which the fullest GPU needs with a probability of 80 %."""
+        low, high = MEMORY_INTERVAL
+        return self.memory.total * low, self.memory.total * high
+
+    @property
+    def roomy(self) -> bool:
+        """Whether the layout also fits with the upper end of the interval of its memory."""
+        return self.least_memory * MEMORY_INTERVAL[1] <= self.cluster.gpu.memory and (
+            self.memory_interval[1] <= self.cluster.gpu.memory
+        )
 
     @property
     def limit(self) -> float:
