@@ -21,7 +21,7 @@ from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.build import build
 from dtrain.messages.telemetry import GpuSample, RankUse, Sample
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.spec.load import parse_once
@@ -56,8 +56,8 @@ def play(exports: Exports, folder: RunFolder) -> None:
     slow = Straggler(("rank-1",), ("n2",), False, 0.2, "clock", 3)
     exports.stragglers(slow)
     exports.stall(Stall(("rank-0",), ("n1",), 20.0, 3, 1))
-    events: list[tuple[float, journal.JournalEvent]] = [
-        (1e9, journal.RunStarted("run-1", ("n1", "n2")))
+    written: list[tuple[float, events.JournalEvent]] = [
+        (1e9, events.RunStarted("run-1", ("n1", "n2")))
     ]
     for step in (1, 2, 3):
         at = 1e9 + 10 * step
@@ -65,9 +65,9 @@ def play(exports: Exports, folder: RunFolder) -> None:
             metrics = {HOSTILE: 0.5, "grad_norm": float("nan")}
             report = Progress(f"rank-{rank}", at, step, 3, 1.5 / step, 1000 * step, metrics)
             exports.progress(f"n{rank + 1}", report)
-        events.append((at, journal.Progressed(Progress("rank-0", at, step, 3, 1.5, None, {}))))
-    events.append((1e9 + 30, journal.Finished(Report(ExitCode.OK, "done"))))
-    folder.journal.write_bytes(b"".join(journal.encode(at, event) for at, event in events))
+        written.append((at, events.Progressed(Progress("rank-0", at, step, 3, 1.5, None, {}))))
+    written.append((1e9 + 30, events.Finished(Report(ExitCode.OK, "done"))))
+    folder.journal.write_bytes(b"".join(journal.encode(at, event) for at, event in written))
     folder.journal.chmod(0o600)
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines import existing
+from dtrain.runs.events import RunStarted
 from dtrain.runs.folder import Holder
-from dtrain.runs.journal import RunStarted, encode
+from dtrain.runs.journal import encode
 from dtrain.session.control import Control
 from dtrain.session.observer import NullObserver
 from support.stored import make_run

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.runs.events import NextAttempt
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import Journal, NextAttempt
+from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import NullObserver

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import NullObserver
@@ -40,7 +40,7 @@ def test_hosts_allocated_while_attach_begins(
     folder = RunFolder.create("run-1")
     record = replace(QUEUED, allocated=known)
     record.save(folder.path)
-    folder.journal.write_bytes(journal.encode(1e9, journal.HostsAllocated(("n1", "n2"))))
+    folder.journal.write_bytes(journal.encode(1e9, events.HostsAllocated(("n1", "n2"))))
     watching = Watching()
     RunFollower(folder, record, watching).skip()
     assert watching.hosts == shown

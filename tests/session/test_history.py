@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain.messages.agent import Exited, Happened
+from dtrain.runs.events import HostEvent, NextAttempt, RunStarted
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import HostEvent, Journal, JournalReader, NextAttempt, RunStarted
+from dtrain.runs.journal import Journal, JournalReader
 from dtrain.session import history
 from dtrain.session.beginning import earlier_run
 from dtrain.session.control import Control

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import UsageError
+from dtrain.runs.events import HostState
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import HostState, Journal
+from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record, Request, run_name
 from dtrain.session.status import find_run
 from support.stored import END

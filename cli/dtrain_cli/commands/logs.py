@@ -15,8 +15,9 @@ import typer
 
 from dtrain.diagnostics import ExitCode
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs.events import NextAttempt, Sizes
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import JournalReader, NextAttempt, Sizes
+from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals

@@ -15,9 +15,10 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import DtrainError, UsageError
+from dtrain.runs.events import JournalEvent
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.goodput import goodput
-from dtrain.runs.journal import JournalEvent, JournalReader
+from dtrain.runs.journal import JournalReader
 from dtrain.runs.progress import Pace, Progress, speaker
 from dtrain.session.observer import NullObserver
 from dtrain_cli.export.metrics_server import serve

@@ -9,7 +9,7 @@ from dtrain.failures.cause import Report
 from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
-from dtrain.runs import journal, telemetry
+from dtrain.runs import events, telemetry
 from dtrain.runs.attempt_events import Records
 from dtrain.runs.clocks import HostClocks
 from dtrain.runs.folder import RunFolder
@@ -102,7 +102,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
         for gpu in sample.gpus
         if gpu.memory_used is not None
     ]
-    ends = [(then, event.report) for then, event in records if isinstance(event, journal.Finished)]
+    ends = [(then, event.report) for then, event in records if isinstance(event, events.Finished)]
     attended = bool(ends) or folder.in_charge() is not None
     if not attended:  # nobody knows what has become of it since its last event
         now = max((then for then, _ in records), default=now)
@@ -112,7 +112,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     slow = tuple(
         (then, event.found)
         for then, event in records
-        if isinstance(event, journal.StragglersChanged) and event.found is not None
+        if isinstance(event, events.StragglersChanged) and event.found is not None
     )
     expected = plan.job.expected
     gpus = sum(len(part.host.gpus) for part in plan.hosts)
@@ -161,9 +161,9 @@ def _hosts(records: Records) -> tuple[str, ...]:
     for _, event in records:
         match event:
             case (
-                journal.RunStarted(hosts=hosts)
-                | journal.NextAttempt(hosts=hosts)
-                | journal.HostsAllocated(hosts)
+                events.RunStarted(hosts=hosts)
+                | events.NextAttempt(hosts=hosts)
+                | events.HostsAllocated(hosts)
             ):
                 found.update(dict.fromkeys(hosts))
     return tuple(found)
@@ -171,11 +171,11 @@ def _hosts(records: Records) -> tuple[str, ...]:
 
 def _last_failure(records: Records) -> Report | None:
     """The failure of the last attempt that ended, of a run that goes on."""
-    failed = [event for _, event in records if isinstance(event, journal.AttemptFailed)]
+    failed = [event for _, event in records if isinstance(event, events.AttemptFailed)]
     return failed[-1].report if failed else None
 
 
-def _events(records: Sequence[tuple[float, journal.JournalEvent]]) -> list[TimelineEntry]:
+def _events(records: Sequence[tuple[float, events.JournalEvent]]) -> list[TimelineEntry]:
     found = [TimelineEntry(then, text) for then, event in records if (text := _text(event))]
     if len(found) <= EVENTS:
         return found
@@ -184,19 +184,19 @@ def _events(records: Sequence[tuple[float, journal.JournalEvent]]) -> list[Timel
     return [*found[:half], replace(found[half], text=left_out), *found[-half:]]
 
 
-def _text(event: journal.JournalEvent) -> str:
+def _text(event: events.JournalEvent) -> str:
     match event:
-        case journal.NoticeShown(text) | journal.TensorBoardAddress(text=text):
+        case events.NoticeShown(text) | events.TensorBoardAddress(text=text):
             return text
-        case journal.HostState(host, state, detail) if state in NOTABLE:
+        case events.HostState(host, state, detail) if state in NOTABLE:
             is_so = "failed" if state == "failed" else f"is {state}"
             return f"{host} {is_so}{f': {detail}' if detail else ''}"
-        case journal.NextAttempt(number, hosts):
+        case events.NextAttempt(number, hosts):
             return f"attempt {number} begins on {counted(len(hosts), 'host')}"
-        case journal.LauncherAttached():
+        case events.LauncherAttached():
             return "another launcher takes charge of the run"
-        case journal.StragglersChanged(found):
+        case events.StragglersChanged(found):
             return str(found) if found is not None else ""
-        case journal.StallChanged(stall):
+        case events.StallChanged(stall):
             return str(stall) if stall is not None else "the job goes on"
     return ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record, Request, run_name
@@ -43,7 +43,7 @@ def new_run(
         record = Record(name, request, port, sys.executable, begun)
         plan = save(record, folder)
         observer.started(name, plan, str(folder.path))
-        started = journal.RunStarted(name, plan.host_names)
+        started = events.RunStarted(name, plan.host_names)
         Journal(folder.journal).write(begun, started)
         with listening(folder, control):
             yield record, folder
@@ -61,13 +61,13 @@ def earlier_run(
     folder = replace(folder, attempt=record.attempt)
     plan = record.plan()
     observer.attached(record.run, plan, str(folder.path))
-    events = Journal(folder.journal)
+    journal = Journal(folder.journal)
     if history.latest_attempt(folder) < record.attempt:
         # The last launcher was killed after it saved the record of this attempt. Without this
         # event, what hosts reported of the attempt before would count as reports of this one.
         gone = tuple(host for host, since in record.dropped.items() if since == record.attempt)
-        events.write(time.time(), journal.NextAttempt(record.attempt, plan.host_names, gone))
-    events.write(time.time(), journal.LauncherAttached(os.getpid()))
+        journal.write(time.time(), events.NextAttempt(record.attempt, plan.host_names, gone))
+    journal.write(time.time(), events.LauncherAttached(os.getpid()))
     for stream, size in folder.sizes(plan).items():
         observer.skip(stream, size)
     if not control.interrupted and (why := history.stop_reason(folder)):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import Stream
@@ -56,41 +56,41 @@ class RunFollower:
 
     def skip(self) -> None:
         """Show the current state, and then only new events and output."""
-        states: dict[str, journal.JournalEvent] = {}
-        pages: dict[str, journal.JournalEvent] = {}
-        findings: list[journal.JournalEvent] = []
-        stall: list[journal.JournalEvent] = []
-        moved: list[journal.JournalEvent] = []
+        states: dict[str, events.JournalEvent] = {}
+        pages: dict[str, events.JournalEvent] = {}
+        findings: list[events.JournalEvent] = []
+        stall: list[events.JournalEvent] = []
+        moved: list[events.JournalEvent] = []
         for then, event in self._journal.read():
             match event:
-                case journal.HostState(host):
+                case events.HostState(host):
                     states[host] = event
-                case journal.TensorBoardAddress(host):
+                case events.TensorBoardAddress(host):
                     pages[host] = event
-                case journal.LauncherAttached():
+                case events.LauncherAttached():
                     self.stragglers = None
                     stall = []
                     pages.clear()
-                case journal.Findings():
+                case events.Findings():
                     findings = [event]
-                case journal.Progressed():
+                case events.Progressed():
                     self.progress = (*self.progress[-1:], event.report)
-                case journal.StragglersChanged(found):
+                case events.StragglersChanged(found):
                     self.stragglers = found
-                case journal.StallChanged(standing):
+                case events.StallChanged(standing):
                     stall = [_until_now(standing, then)] if standing is not None else []
-                case journal.NextAttempt(attempt):
+                case events.NextAttempt(attempt):
                     self.progress, self.stragglers = (), None
                     states.clear()
                     pages.clear()
                     findings, stall, moved = [], [], []
                     if attempt > self._record.attempt:
                         self._forward(event)  # it began after the record was read
-                case journal.HostsAllocated(hosts):
+                case events.HostsAllocated(hosts):
                     states.clear()
                     # It may be newer than the record that was read.
                     moved = [event] if hosts != self._record.allocated else []
-                case journal.Finished(report):
+                case events.Finished(report):
                     self.report = report
         for event in (*moved, *findings, *states.values(), *pages.values(), *stall):
             self._forward(event)
@@ -118,35 +118,35 @@ class RunFollower:
                 self._sampled[host] = sample.time
                 self._observer.telemetry(host, sample)
 
-    def _forward(self, event: journal.JournalEvent) -> None:
+    def _forward(self, event: events.JournalEvent) -> None:
         match event:
-            case journal.Progressed(report):
+            case events.Progressed(report):
                 self._observer.progress("", report)
-            case journal.NextAttempt(attempt):
+            case events.NextAttempt(attempt):
                 # The record may already describe a later attempt.
                 self._record = replace(Record.load(self._folder.path), attempt=attempt)
                 self._plan = self._record.plan()
                 self._folder = replace(self._folder, attempt=attempt)
                 self._observer.next_attempt(attempt, self._plan)
-            case journal.HostsAllocated(hosts) if len(hosts) == len(self._plan.hosts):
+            case events.HostsAllocated(hosts) if len(hosts) == len(self._plan.hosts):
                 self._plan = self._plan.on(hosts)
                 self._observer.allocated(self._plan)
-            case journal.Finished(ended):
+            case events.Finished(ended):
                 self.report = ended
             case _:
                 show(event, self._observer)
 
 
-def _until_now(stall: Stall, then: float) -> journal.StallChanged:
+def _until_now(stall: Stall, then: float) -> events.StallChanged:
     """``stall``, which was found at ``then`` (seconds since the epoch), as it is now."""
     longer = max(0.0, time.time() - then)
-    return journal.StallChanged(replace(stall, seconds=stall.seconds + longer))
+    return events.StallChanged(replace(stall, seconds=stall.seconds + longer))
 
 
 def ending(folder: RunFolder) -> Report | None:
     """How a run ended; None if it has not. Raises UsageError as `JournalReader.read` does."""
     report = None
     for _, event in JournalReader(folder.journal).read():
-        if isinstance(event, journal.Finished):
+        if isinstance(event, events.Finished):
             report = event.report
     return report

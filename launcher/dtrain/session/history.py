@@ -8,7 +8,7 @@ from contextlib import suppress
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Happened, read_event
 from dtrain.messages.decode import ProtocolError
-from dtrain.runs import journal, restart
+from dtrain.runs import events, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 
@@ -18,22 +18,22 @@ def past_attempts(folder: RunFolder, attempt: int) -> list[restart.AttemptResult
     found = {
         event.number: event.attempt
         for _, event in JournalReader(folder.journal).read()
-        if isinstance(event, journal.AttemptFailed)
+        if isinstance(event, events.AttemptFailed)
     }
     return [found[number] for number in sorted(found) if number < attempt]
 
 
 def latest_attempt(folder: RunFolder) -> int:
     """The number of the latest attempt in the journal."""
-    events = JournalReader(folder.journal).read()
-    begun = (event.attempt for _, event in events if isinstance(event, journal.NextAttempt))
+    records = JournalReader(folder.journal).read()
+    begun = (event.attempt for _, event in records if isinstance(event, events.NextAttempt))
     return max(begun, default=1)
 
 
-def notified(folder: RunFolder) -> set[journal.Notified]:
+def notified(folder: RunFolder) -> set[events.Notified]:
     """The notifications that a launcher has sent, or was about to send."""
-    events = JournalReader(folder.journal).read()
-    return {event for _, event in events if isinstance(event, journal.Notified)}
+    records = JournalReader(folder.journal).read()
+    return {event for _, event in records if isinstance(event, events.Notified)}
 
 
 def began(folder: RunFolder) -> float:
@@ -41,7 +41,7 @@ def began(folder: RunFolder) -> float:
     times = [
         then
         for then, event in JournalReader(folder.journal).read()
-        if isinstance(event, journal.RunStarted | journal.NextAttempt)
+        if isinstance(event, events.RunStarted | events.NextAttempt)
     ]
     return times[-1] if times else time.time()
 
@@ -51,9 +51,9 @@ def stop_reason(folder: RunFolder) -> str:
     why = ""
     for _, event in JournalReader(folder.journal).read():
         match event:
-            case journal.RunStarted() | journal.NextAttempt():
+            case events.RunStarted() | events.NextAttempt():
                 why = ""
-            case journal.StopRequested():
+            case events.StopRequested():
                 why = event.why
     return why
 
@@ -64,9 +64,9 @@ def reported(folder: RunFolder) -> dict[str, list[tuple[float, Happened]]]:
     found: dict[str, list[tuple[float, Happened]]] = {}
     for arrived, event in JournalReader(folder.journal).read():
         match event:
-            case journal.NextAttempt():
+            case events.NextAttempt():
                 found.clear()
-            case journal.HostEvent(host, offset, said):
+            case events.HostEvent(host, offset, said):
                 with suppress(ProtocolError):
                     found.setdefault(host, []).append((arrived, Happened(offset, read_event(said))))
     return found
@@ -80,9 +80,9 @@ def received(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
             offsets[stream.host][stream.path.name] = size
     for _, event in JournalReader(folder.journal).read():
         match event:
-            case journal.NextAttempt():
+            case events.NextAttempt():
                 for of_host in offsets.values():
                     of_host.pop("events", None)
-            case journal.HostEvent(host, offset) if host in offsets:
+            case events.HostEvent(host, offset) if host in offsets:
                 offsets[host]["events"] = offset
     return offsets

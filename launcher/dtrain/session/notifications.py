@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.failures.cause import Report, signal_name
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session.history import notified
@@ -58,7 +58,7 @@ class Notifications:
     def send(self, event: NotifyEvent, attempt: int, report: Report) -> None:
         """Begin to send a notification, if the file asks for it and no other process has sent it.
         Returns at once."""
-        notify, this = self._spec.notify, journal.Notified(event, attempt)
+        notify, this = self._spec.notify, events.Notified(event, attempt)
         if notify is None or event not in notify.on or this in self._sent:
             return
         self._sent.add(this)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events
+from dtrain.runs.events import JournalEvent
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import Journal, JournalEvent
+from dtrain.runs.journal import Journal
 from dtrain.session.observer import Observer
 from dtrain.spec.model import Job
 
@@ -32,15 +33,15 @@ class Recorder:
     def notice(self, text: str, here: str | None = None) -> None:
         """Show ``text`` to the user, now or when they read the journal. This process's user sees
         ``here`` instead: elsewhere, Ctrl-C does not stop the job."""
-        self._journal.write(time.time(), journal.NoticeShown(text))
+        self._journal.write(time.time(), events.NoticeShown(text))
         self.observer.notice(text if here is None else here)
 
     def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
-        self.record(journal.NextAttempt(number, plan.host_names, tuple(dropped)))
+        self.record(events.NextAttempt(number, plan.host_names, tuple(dropped)))
         self.observer.next_attempt(number, plan)
 
     def allocated(self, plan: LaunchPlan) -> None:
-        self.record(journal.HostsAllocated(plan.host_names))
+        self.record(events.HostsAllocated(plan.host_names))
         self.observer.allocated(plan)
 
     def finished(self, report: Report, job: Job) -> None:
@@ -51,20 +52,20 @@ class Recorder:
             with contextlib.suppress(DtrainError):  # the folder may be damaged
                 if text := against_plan(self._folder, time.time()):
                     self.notice(text)
-        self.record(journal.Finished(report))
+        self.record(events.Finished(report))
         self.observer.finished(report)
 
 
 def show(event: JournalEvent, observer: Observer) -> None:
     """Pass an event to the observer. Events that need more than the journal has are left out."""
     match event:
-        case journal.HostState(host, state, detail):
+        case events.HostState(host, state, detail):
             observer.host_state(host, state, detail)
-        case journal.NoticeShown(text) | journal.TensorBoardAddress(_, text):
+        case events.NoticeShown(text) | events.TensorBoardAddress(_, text):
             observer.notice(text)
-        case journal.Findings(findings):
+        case events.Findings(findings):
             observer.checked(findings)
-        case journal.StragglersChanged(found):
+        case events.StragglersChanged(found):
             observer.stragglers(found)
-        case journal.StallChanged(standing):
+        case events.StallChanged(standing):
             observer.stall(standing)

@@ -12,7 +12,7 @@ from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.records import dataclass
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import tail
@@ -117,20 +117,20 @@ def status(folder: RunFolder) -> RunStatus:
     lines = JournalReader(folder.journal)
     for then, event in lines.read():
         match event:
-            case journal.HostState(host, state, detail) if host in hosts:
+            case events.HostState(host, state, detail) if host in hosts:
                 hosts[host] = HostStatus(state, then, detail)
-            case journal.NextAttempt():
+            case events.NextAttempt():
                 hosts = dict.fromkeys(hosts, HostStatus("", then))
                 stragglers = stall = None
-            case journal.Progressed():
+            case events.Progressed():
                 progress = event.report
-            case journal.StragglersChanged(found):
+            case events.StragglersChanged(found):
                 stragglers = found
-            case journal.StallChanged(standing):
+            case events.StallChanged(standing):
                 stall = standing
-            case journal.LauncherAttached():
+            case events.LauncherAttached():
                 stragglers = stall = None  # it reports them again
-            case journal.Finished():
+            case events.Finished():
                 report = event.report
     if report is not None:
         # The launcher may have been killed before it reported the final states.

@@ -23,7 +23,7 @@ from dtrain.engines.ssh.inspection import Inspection
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
-from dtrain.runs import journal, restart
+from dtrain.runs import events, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.runs.storage import StorageError
@@ -131,7 +131,7 @@ class SshEngine:
                         run.recorder.notice(f"not restarted: {decision.why}")
                     break
                 self._cleanups.start(run.record, uncleaned)
-                failed = journal.AttemptFailed(run.record.attempt, results[-1], report)
+                failed = events.AttemptFailed(run.record.attempt, results[-1], report)
                 run.recorder.record(failed)
                 so_far = completed(report, run.record, run.folder)
                 notifications.send("restarted", run.record.attempt, so_far)
@@ -205,7 +205,7 @@ class SshEngine:
         self._cleanups.close()
         self._save_uncleaned(run)
         left = tuple(host for host, _ in run.record.leftovers)
-        run.recorder.record(journal.Cleaned(left))
+        run.recorder.record(events.Cleaned(left))
         return not run.record.leftovers
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
@@ -275,7 +275,7 @@ class SshEngine:
                 newcomers,
                 launch=run.record.on_hosts,
                 base=self._request.base,
-                report=lambda found: run.recorder.record(journal.Findings(tuple(found))),
+                report=lambda found: run.recorder.record(events.Findings(tuple(found))),
             )
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         context = AttemptContext(
