@@ -113,7 +113,7 @@ def test_a_run_without_a_launcher_is_not_taken_over() -> None:
     hint = "no launcher; `dtrain attach one-1` takes charge of it and shows it"
     assert dtrain("top").stdout == f" one-1 has {hint}\n"
     board = Board("one-1", attended=False)
-    board.telemetry("n1", sample(0), 0.0)
+    board.on_event(events.Sampled("n1", sample(0)), 0.0)
     lines = [line.plain for line in draw([board], 80, 24, 1.0)]
     assert lines[3].strip() == hint
     assert not any(lines[4:])  # what is known of it is old

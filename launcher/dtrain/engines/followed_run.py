@@ -96,7 +96,7 @@ class FollowedRun:
         """The job goes on without this process."""
         self._journal_sizes()
         self._notifications.close()
-        self._observer.left(self.record.run)
+        self._observer.on_event(events.RunLeft(self.record.run))
         return replace(report, logs=str(self.folder.path))
 
     def finish(self, report: Report) -> Report:

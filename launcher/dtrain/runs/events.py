@@ -1,21 +1,26 @@
-"""What happens in a run, as values. The journal keeps them, and views show them.
+"""What happens in a run, as values.
 
-`JournalEvent.as_json` and `JournalEvent.from_json` are the fields of a line of the journal. Another
-process may have damaged the line, so `from_json` checks each field.
+The journal keeps each `JournalEvent`: `JournalEvent.as_json` and `JournalEvent.from_json` are the
+fields of its line. Another process may have damaged the line, so `from_json` checks each field.
+
+Observers of a run get the events of `SHOWN` as they are, and in place of the others those that no
+journal keeps: they have plans and samples, which are stored elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from dtrain.checks import Finding
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Offset, Time
 from dtrain.messages.decode import MAX_ITEMS, Length, ProtocolError, Range, decode
+from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
 from dtrain.runs import restart
 from dtrain.runs.progress import Progress
@@ -275,6 +280,93 @@ EVENTS: dict[str, type[JournalEvent]] = {
         Finished,
     )
 }
+
+SHOWN = (
+    LauncherAttached,
+    HostState,
+    NoticeShown,
+    TensorBoardAddress,
+    Findings,
+    StragglersChanged,
+    StallChanged,
+    Finished,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLaunched:
+    """The run has a name and a folder. No host has started anything yet."""
+
+    run: str
+    plan: LaunchPlan
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunAttached:
+    """Replaces `RunLaunched` for a run that was launched before."""
+
+    run: str
+    plan: LaunchPlan
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlanned:
+    """The job failed and restarts: `NextAttempt` with its plan."""
+
+    plan: LaunchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class HostsPlanned:
+    """The engine has chosen the hosts: `HostsAllocated` with the plan that names them."""
+
+    plan: LaunchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFollows:
+    """Replaces `RunLaunched` if only the output of these workers is shown."""
+
+    plan: LaunchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported:
+    """A worker reports its progress."""
+
+    host: str
+    report: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a host does now. Comes once a second from each host that runs."""
+
+    host: str
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class RunLeft:
+    """Replaces `Finished` if the run continues."""
+
+    run: str
+    still_running: bool = True
+
+
+RunEvent: TypeAlias = (
+    JournalEvent
+    | RunLaunched
+    | RunAttached
+    | AttemptPlanned
+    | HostsPlanned
+    | OutputFollows
+    | ProgressReported
+    | Sampled
+    | RunLeft
+)
 
 
 def _shortened(report: Report) -> Report:

@@ -24,6 +24,7 @@ from dtrain.runs.measured import (
     measured,
     points,
 )
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
 from dtrain.spec.model import Expected
 from dtrain.wording import counted
@@ -102,7 +103,8 @@ def summary(folder: RunFolder, now: float) -> Summary:
         for gpu in sample.gpus
         if gpu.memory_used is not None
     ]
-    ends = [(then, event.report) for then, event in records if isinstance(event, events.Finished)]
+    known = ObservedRun.of(records)
+    ends = [then for then, event in records if isinstance(event, events.Finished)]
     attended = bool(ends) or folder.in_charge() is not None
     if not attended:  # nobody knows what has become of it since its last event
         now = max((then for then, _ in records), default=now)
@@ -125,8 +127,8 @@ def summary(folder: RunFolder, now: float) -> Summary:
         workers=plan.world_size,
         gpus=gpus,
         began=records[0][0] if records else record.started,
-        ended=ends[-1][0] if ends else None,
-        until=ends[-1][0] if ends else now,
+        ended=ends[-1] if ends else None,
+        until=ends[-1] if ends else now,
         attended=attended,
         goodput=spent,
         curve=tuple(curve),
@@ -136,7 +138,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
         differs=explanation(found, compared, bool(slow)),
         events=tuple(_events(records)),
         slow=slow,
-        report=ends[-1][1] if ends else _last_failure(records),
+        report=known.report or known.failure,
         samples=samples,
         unreadable=reader.unreadable,
     )
@@ -167,12 +169,6 @@ def _hosts(records: Records) -> tuple[str, ...]:
             ):
                 found.update(dict.fromkeys(hosts))
     return tuple(found)
-
-
-def _last_failure(records: Records) -> Report | None:
-    """The failure of the last attempt that ended, of a run that goes on."""
-    failed = [event for _, event in records if isinstance(event, events.AttemptFailed)]
-    return failed[-1].report if failed else None
 
 
 def _events(records: Sequence[tuple[float, events.JournalEvent]]) -> list[TimelineEntry]:

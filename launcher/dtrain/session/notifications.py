@@ -21,8 +21,8 @@ from typing import Any
 from dtrain.failures.cause import Report, signal_name
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Request
-from dtrain.session.history import notified
 from dtrain.session.recorder import Recorder
 from dtrain.spec.model import NotifyEvent
 
@@ -49,7 +49,7 @@ class Notifications:
     ) -> None:
         self._spec = request.spec()
         self._base = request.base
-        self._sent = notified(folder)
+        self._sent = ObservedRun.read(folder).notified
         self._recorder = recorder
         self._secrets = secrets
         self._lock = threading.Lock()

@@ -28,7 +28,8 @@ class Recorder:
 
     def record(self, event: JournalEvent) -> None:
         self._journal.write(time.time(), event)
-        show(event, self.observer)
+        if isinstance(event, events.SHOWN):
+            self.observer.on_event(event)
 
     def notice(self, text: str, here: str | None = None) -> None:
         """Show ``text`` to the user, now or when they read the journal. This process's user sees
@@ -38,11 +39,11 @@ class Recorder:
 
     def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
         self.record(events.NextAttempt(number, plan.host_names, tuple(dropped)))
-        self.observer.next_attempt(number, plan)
+        self.observer.on_event(events.AttemptPlanned(plan))
 
     def allocated(self, plan: LaunchPlan) -> None:
         self.record(events.HostsAllocated(plan.host_names))
-        self.observer.allocated(plan)
+        self.observer.on_event(events.HostsPlanned(plan))
 
     def finished(self, report: Report, job: Job) -> None:
         """The job is over. If its file expects something, show it beside what was measured."""
@@ -53,19 +54,3 @@ class Recorder:
                 if text := against_plan(self._folder, time.time()):
                     self.notice(text)
         self.record(events.Finished(report))
-        self.observer.finished(report)
-
-
-def show(event: JournalEvent, observer: Observer) -> None:
-    """Pass an event to the observer. Events that need more than the journal has are left out."""
-    match event:
-        case events.HostState(host, state, detail):
-            observer.host_state(host, state, detail)
-        case events.NoticeShown(text) | events.TensorBoardAddress(_, text):
-            observer.notice(text)
-        case events.Findings(findings):
-            observer.checked(findings)
-        case events.StragglersChanged(found):
-            observer.stragglers(found)
-        case events.StallChanged(standing):
-            observer.stall(standing)

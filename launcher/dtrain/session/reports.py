@@ -52,7 +52,7 @@ class ProgressReports:
 
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step
-        self._recorder.observer.progress(host, report)
+        self._recorder.observer.on_event(events.ProgressReported(host, report))
         now = time.monotonic()
         if report.process != self._speaker:
             return

@@ -28,7 +28,7 @@ from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
 from dtrain.session.control import Control
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain.spec.load import parse
 from support.limits import HANG
 
@@ -50,7 +50,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesJob:
     folder = RunFolder.create("run-1")
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
     return KubernetesJob(
-        record, folder, observer=NullObserver(), on_running=lambda run: None, secrets={}
+        record, folder, observer=Observer(), on_running=lambda run: None, secrets={}
     )
 
 
@@ -275,7 +275,7 @@ def followed_again(job: KubernetesJob) -> KubernetesJob:
     return KubernetesJob(
         job.record,
         job._run.folder,
-        observer=NullObserver(),
+        observer=Observer(),
         on_running=lambda run: None,
         secrets={},
     )

@@ -16,7 +16,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 
 FILE = """
 cluster: {nodes: 1, gpus: 1, slurm: {partition: p}}
@@ -24,12 +24,13 @@ job: {framework: torch, script: train.py}
 """
 
 
-class Notices(NullObserver):
+class Notices(Observer):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def notice(self, text: str) -> None:
-        self.texts.append(text)
+    def on_event(self, event: events.RunEvent) -> None:
+        if isinstance(event, events.NoticeShown):
+            self.texts.append(event.text)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return RunFolder.create("run-1")
 
 
-def followed(folder: RunFolder, observer: NullObserver) -> SlurmJob:
+def followed(folder: RunFolder, observer: Observer) -> SlurmJob:
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9, job_id="7")
     return SlurmJob(record, folder, observer=observer, on_running=lambda run: None, secrets={})
 
@@ -63,7 +64,7 @@ def test_a_suspended_job_says_so(folder: RunFolder) -> None:
 
 
 def test_the_last_phases_of_a_job_are_journaled(folder: RunFolder) -> None:
-    job = followed(folder, NullObserver())
+    job = followed(folder, Observer())
     for done in (1, 2, 3):
         said = {
             "event": "steps", "done": done, "waits": None, "group": 1, "blocks": [],

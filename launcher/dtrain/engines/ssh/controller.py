@@ -25,6 +25,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 from dtrain.runs import events, restart
 from dtrain.runs.folder import RunFolder
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record, Request
 from dtrain.runs.storage import StorageError
 from dtrain.runtime.layout_rules import MisfitError
@@ -114,7 +115,8 @@ class SshEngine:
     def _run_attempts(self, run: _Run, first: Callable[[], tuple[Report, Attempt]]) -> Report:
         """Run attempts until the job ends and no restart follows. Returns the last report."""
         # A previous launcher may already have journaled the end of this attempt.
-        results = history.past_attempts(run.folder, run.record.attempt)
+        earlier = ObservedRun.read(run.folder).results
+        results = [earlier[number] for number in sorted(earlier) if number < run.record.attempt]
         report = Report(ExitCode.NODE_FAILED, "this machine cannot store the run's files")
         notifications = Notifications(self._request, run.folder, run.recorder, run.secrets)
         try:
@@ -253,9 +255,10 @@ class SshEngine:
         """Continue the current attempt. If the previous launcher had started nothing, start it from
         the beginning."""
         attempt = self._prepare(run, plan, movable_port=False)
-        received = history.received(run.folder, plan)
-        age = time.time() - history.began(run.folder)
-        report = attempt.attach(received, history.reported(run.folder), age)
+        known = ObservedRun.read(run.folder).attempt
+        received = history.received(known, run.folder, plan)
+        age = time.time() - (known.began or time.time())
+        report = attempt.attach(received, history.reported(known), age)
         if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
         if why := self._missing_for_start(run):
@@ -307,7 +310,7 @@ class SshEngine:
         if self._control.left:
             notifications.close()
             still_running = self._attempt is not None and self._attempt.still_running
-            self._observer.left(run.record.run, still_running=still_running)
+            self._observer.on_event(events.RunLeft(run.record.run, still_running))
         else:
             finish(report, run.record, run.recorder, notifications)
         return report
