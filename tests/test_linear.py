@@ -252,7 +252,7 @@ PATHS: dict[str, Callable[[str], object]] = {
     "cluster file": loaded,
     "folded lines": folded,
     "partly folded lines": partly_folded,
-    "dashboard": lambda text: draw(Board("run", 0.0, 1, 1), [Text(clean(text))], 80, 24, 0.0),
+    "dashboard": lambda text: draw(Board("run", 0.0, 1), [Text(clean(text))], 80, 24, 0.0),
     "problems": problems,
     "report": reported,
 }

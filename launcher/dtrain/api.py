@@ -187,10 +187,10 @@ def attach(
     """
     from dtrain.engines import existing
     from dtrain.session.control import Control
-    from dtrain.session.observer import NullObserver
+    from dtrain.session.observer import Observer
     from dtrain.session.status import find_run
 
-    watching, receiver = control or Control(), observer or NullObserver()
+    watching, receiver = control or Control(), observer or Observer()
     return existing.attach(
         find_run(run),
         engines=lambda record: _engine(record.request, receiver, watching, ask),
@@ -214,10 +214,10 @@ def stop(
     """
     from dtrain.engines import existing
     from dtrain.session.control import Control
-    from dtrain.session.observer import NullObserver
+    from dtrain.session.observer import Observer
     from dtrain.session.status import find_run
 
-    waiting, receiver = control or Control(), observer or NullObserver()
+    waiting, receiver = control or Control(), observer or Observer()
     return existing.stop(
         find_run(run),
         force=force,
@@ -322,10 +322,10 @@ class LaunchedRun:
             return found
         from dtrain.runs.record import Record
         from dtrain.session.control import Control
-        from dtrain.session.observer import NullObserver
+        from dtrain.session.observer import Observer
 
         record = Record.load(self._folder.path)
-        with _engine(record.request, NullObserver(), Control(), None) as engine:
+        with _engine(record.request, Observer(), Control(), None) as engine:
             return replace(found, hosts=engine.status(record, found.hosts))
 
     def wait(self, timeout: float | None = None) -> Report:

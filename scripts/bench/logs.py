@@ -19,6 +19,7 @@ from pathlib import Path
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.framing import LineFramer, clean_all
+from dtrain.runs.events import Finished
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import LogWriter, Stream
 from dtrain_cli.views import Filters, make_view
@@ -61,7 +62,7 @@ def show(streams: list[Stream], size: int, *, json: bool = False, fold: bool = F
             view = make_view(json, stdout, stderr, Filters(), fold, lambda: None)
             for stream in streams:
                 view.output(stream, size)
-            view.finished(Report(ExitCode.OK, "done"))
+            view.on_event(Finished(Report(ExitCode.OK, "done")))
             view.wait()
         reader.stdin.close()
 

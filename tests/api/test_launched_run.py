@@ -11,7 +11,7 @@ import dtrain
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.loading import load
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record
@@ -36,7 +36,7 @@ def test_a_run_that_ends_at_this_moment_gives_its_report(
     def ends_after_the_first_look(folder: RunFolder) -> Report | None:
         found = ending(folder)
         if found is None:
-            Journal(folder.journal).write(1e9, journal.Finished(report))
+            Journal(folder.journal).write(1e9, events.Finished(report))
         return found
 
     monkeypatch.setattr(follow, "ending", ends_after_the_first_look)

@@ -15,8 +15,9 @@ import yaml
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.runs.events import Finished
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import Finished, Journal
+from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record, Request
 from support.launching import completed
 from support.limits import HANG

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from dtrain.runs.events import HostState
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import HostState, encode
+from dtrain.runs.journal import encode
 from dtrain_cli import app
 from support.stored import END, make_run
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.build import build
 from dtrain.messages.telemetry import GpuSample, RankUse, Sample
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.spec.load import parse_once
@@ -45,29 +46,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def play(exports: Exports, folder: RunFolder) -> None:
     """Two hosts do three steps of 10 s, after a start of 10 s."""
     gpu = GpuSample(0, 87.5, 2048, 81920, 500, 700, 60, 1400, 1980, 0x40, 0, None)
-    exports.started("run-1", build(parse_once(SPEC, "c.yaml")), str(folder.path))
+    exports.on_event(
+        events.RunLaunched("run-1", build(parse_once(SPEC, "c.yaml")), str(folder.path))
+    )
     for host, rank in (("n1", "rank-0"), ("n2", "rank-1")):
-        exports.host_state(host, "running")
+        exports.on_event(events.HostState(host, "running"))
         used = (RankUse(rank, None, 4096, 12),)
-        exports.telemetry(
-            host,
-            Sample(1e9, 8, 2.0, (10, 100), None, (5.0, 6.0), None, (gpu,), used, round_trip=0.5),
+        exports.on_event(
+            events.Sampled(
+                host,
+                Sample(
+                    1e9, 8, 2.0, (10, 100), None, (5.0, 6.0), None, (gpu,), used, round_trip=0.5
+                ),
+            )
         )
     slow = Straggler(("rank-1",), ("n2",), False, 0.2, "clock", 3)
-    exports.stragglers(slow)
-    exports.stall(Stall(("rank-0",), ("n1",), 20.0, 3, 1))
-    events: list[tuple[float, journal.JournalEvent]] = [
-        (1e9, journal.RunStarted("run-1", ("n1", "n2")))
+    exports.on_event(events.StragglersChanged(slow))
+    exports.on_event(events.StallChanged(Stall(("rank-0",), ("n1",), 20.0, 3, 1)))
+    written: list[tuple[float, events.JournalEvent]] = [
+        (1e9, events.RunStarted("run-1", ("n1", "n2")))
     ]
     for step in (1, 2, 3):
         at = 1e9 + 10 * step
         for rank in (0, 1):
             metrics = {HOSTILE: 0.5, "grad_norm": float("nan")}
             report = Progress(f"rank-{rank}", at, step, 3, 1.5 / step, 1000 * step, metrics)
-            exports.progress(f"n{rank + 1}", report)
-        events.append((at, journal.Progressed(Progress("rank-0", at, step, 3, 1.5, None, {}))))
-    events.append((1e9 + 30, journal.Finished(Report(ExitCode.OK, "done"))))
-    folder.journal.write_bytes(b"".join(journal.encode(at, event) for at, event in events))
+            exports.on_event(events.ProgressReported(f"n{rank + 1}", report))
+        written.append((at, events.Progressed(Progress("rank-0", at, step, 3, 1.5, None, {}))))
+    written.append((1e9 + 30, events.Finished(Report(ExitCode.OK, "done"))))
+    folder.journal.write_bytes(b"".join(journal.encode(at, event) for at, event in written))
     folder.journal.chmod(0o600)
 
 
@@ -127,10 +134,10 @@ def test_what_an_earlier_attempt_or_a_queued_job_had_is_exported_no_more(folder:
     exports = Exports()
     play(exports, folder)
     plan = build(parse_once(SPEC, "c.yaml"))
-    exports.next_attempt(2, plan)
+    exports.on_event(events.AttemptPlanned(replace(plan, attempt=2)))
     assert "tokens_per_second" not in exports._text()
-    exports.host_state("host 0 of slurm", "queued")
-    exports.allocated(plan)
+    exports.on_event(events.HostState("host 0 of slurm", "queued"))
+    exports.on_event(events.HostsPlanned(plan))
     assert "queued" not in exports._text()
 
 
@@ -217,12 +224,19 @@ def test_a_run_that_this_process_takes_over_is_exported_once(
     with Exports(file=file, scalars=tmp_path / "scalars") as exports:
         play(exports, folder)
         exports._count_goodput()
-        exports.attached("run-1", build(parse_once(SPEC, "c.yaml")), str(folder.path))
-        exports.progress("n1", Progress("rank-0", 1e9 + 40, 4, 4, 0.25, 4000, {}))
+        exports.on_event(
+            events.RunAttached("run-1", build(parse_once(SPEC, "c.yaml")), str(folder.path))
+        )
+        exports.on_event(
+            events.ProgressReported("n1", Progress("rank-0", 1e9 + 40, 4, 4, 0.25, 4000, {}))
+        )
     assert values(openmetrics(file.read_text()))["dtrain_time_seconds", "", "start"] == 10
     found = EventAccumulator(str(tmp_path / "scalars" / "run-1")).Reload()
     assert [one.step for one in found.Scalars("loss")] == [1, 2, 3, 4]
     assert len(list((tmp_path / "scalars" / "run-1").iterdir())) == 1
+    assert not {"dtrain_slow_rank", "dtrain_standing_rank"} & {
+        name for name, *_ in values(openmetrics(file.read_text()))
+    }
 
 
 def test_scalars_that_cannot_be_written_end_neither_the_run_nor_the_file(
@@ -243,12 +257,16 @@ def test_scalars_that_cannot_be_written_end_neither_the_run_nor_the_file(
         exports._scalars.write()
         assert "dtrain_loss" in exports._text()
         scalars.unlink()
-        exports.progress("n1", Progress("rank-0", 1e9 + 40, 4, 4, 0.25, 4000, {}))
+        exports.on_event(
+            events.ProgressReported("n1", Progress("rank-0", 1e9 + 40, 4, 4, 0.25, 4000, {}))
+        )
         exports._scalars.write()
         (file,) = (scalars / "run-1").iterdir()
         with file.open("ab") as stream:
             stream.write(b"what a full disk left")
-        exports.progress("n1", Progress("rank-0", 1e9 + 50, 5, 5, 0.125, 5000, {}))
+        exports.on_event(
+            events.ProgressReported("n1", Progress("rank-0", 1e9 + 50, 5, 5, 0.125, 5000, {}))
+        )
     found = EventAccumulator(str(scalars / "run-1")).Reload()
     assert [(one.step, one.value) for one in found.Scalars("loss")] == [(4, 0.25), (5, 0.125)]
     assert capfd.readouterr() == ("", "")

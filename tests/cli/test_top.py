@@ -14,7 +14,7 @@ import pytest
 
 from dtrain.failures.stalls import Stall
 from dtrain.messages.telemetry import Sample
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.progress import Progress
@@ -49,13 +49,13 @@ def running(name: str) -> RunFolder:
     record.save(folder.path)
     written = Journal(folder.journal)
     for host, slowed in (("n1", 4), ("n2", 0x40)):
-        written.write(1e9, journal.HostState(host, "running", ""))
+        written.write(1e9, events.HostState(host, "running", ""))
         TelemetryWriter(folder.path, host).show(sample(slowed))
     for at, step in ((2.0, 8), (3.0, 10)):
         said = Progress("rank-0", at, step, 100, 0.25, None, {})
-        written.write(1e9, journal.Progressed(said))
+        written.write(1e9, events.Progressed(said))
     found = time.time() - 1000
-    written.write(found, journal.StallChanged(Stall(("rank-1",), ("n2",), 20.0, 10, 1)))
+    written.write(found, events.StallChanged(Stall(("rank-1",), ("n2",), 20.0, 10, 1)))
     return folder
 
 
@@ -113,7 +113,7 @@ def test_a_run_without_a_launcher_is_not_taken_over() -> None:
     hint = "no launcher; `dtrain attach one-1` takes charge of it and shows it"
     assert dtrain("top").stdout == f" one-1 has {hint}\n"
     board = Board("one-1", attended=False)
-    board.telemetry("n1", sample(0), 0.0)
+    board.on_event(events.Sampled("n1", sample(0)), 0.0)
     lines = [line.plain for line in draw([board], 80, 24, 1.0)]
     assert lines[3].strip() == hint
     assert not any(lines[4:])  # what is known of it is old

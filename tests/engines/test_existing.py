@@ -11,10 +11,11 @@ import pytest
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines import existing
+from dtrain.runs.events import RunStarted
 from dtrain.runs.folder import Holder
-from dtrain.runs.journal import RunStarted, encode
+from dtrain.runs.journal import encode
 from dtrain.session.control import Control
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from support.stored import make_run
 
 
@@ -27,7 +28,7 @@ def test_a_process_of_another_machine_gets_no_signal(
     folder.journal.write_bytes(encode(0.0, RunStarted("run-1", ("n1",))))
     claim = folder.claim()
     assert claim is not None
-    observer: Any = NullObserver()
+    observer: Any = Observer()
     with subprocess.Popen(["sleep", "600"]) as other:
         (folder.path / "launcher").write_text(f"{other.pid:<20}\nlogin2 boot pid:[1]\n")
         assert folder.holder() == Holder(other.pid, "login2")
@@ -69,7 +70,7 @@ def test_a_process_that_handles_no_signals_gets_none_before_it_listens(
     folder.journal.write_bytes(encode(0.0, RunStarted("run-1", ("n1",))))
     impatient = Control()
     impatient.stop()
-    observer: Any = NullObserver()
+    observer: Any = Observer()
 
     def stop() -> ExitCode:
         return existing.stop(

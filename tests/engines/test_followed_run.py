@@ -9,11 +9,11 @@ import pytest
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import FollowedRun
 from dtrain.failures.cause import Report
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record, Request
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 
 FILE = """
 cluster: {nodes: 1, gpus: 1, slurm: {partition: p}}
@@ -29,7 +29,7 @@ def test_the_last_output_is_journaled_with_the_time_at_which_it_came(
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     folder = RunFolder.create("run-1")
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
-    run = FollowedRun(record, folder, observer=NullObserver(), secrets={})
+    run = FollowedRun(record, folder, observer=Observer(), secrets={})
     stream = folder.stream("n1", "rank-0.out", ranked=True)
     run.output(stream, 10)
     run.output(stream, 20)  # soon after: not journaled yet
@@ -40,6 +40,6 @@ def test_the_last_output_is_journaled_with_the_time_at_which_it_came(
             run.leave(FAILED)
         case "finish":
             run.finish(FAILED)
-    events = [event for _, event in JournalReader(folder.journal).read()]
+    found = [event for _, event in JournalReader(folder.journal).read()]
     name = str(stream.path.relative_to(folder.path))
-    assert events[:2] == [journal.Sizes({name: 10}), journal.Sizes({name: 20})]
+    assert found[:2] == [events.Sizes({name: 10}), events.Sizes({name: 20})]

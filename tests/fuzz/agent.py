@@ -26,7 +26,7 @@ from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 from dtrain.spec.load import parse
@@ -210,7 +210,7 @@ def attempt(data: bytes) -> Report:
             transport=ScriptedHosts({"bad": data, "good": good}),
             tree=None,
             folder=place,
-            recorder=Recorder(place, NullObserver()),  # type: ignore[arg-type]
+            recorder=Recorder(place, Observer()),  # type: ignore[arg-type]
             inspection=None,
             tensorboard=True,
             post=posts.put,

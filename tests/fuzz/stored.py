@@ -15,10 +15,11 @@ from random import Random
 
 from dtrain.diagnostics import DtrainError
 from dtrain.runs.folder import RunFolder
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
 from dtrain.session import history
 from dtrain.session.follow import RunFollower, ending
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain.session.status import status
 from dtrain.spec.load import parse
 from dtrain.spec.report import render_problems
@@ -114,14 +115,13 @@ def _show(folder: RunFolder) -> None:
 
 _READERS: list[Callable[[RunFolder], object]] = [
     _show,
-    lambda folder: RunFollower(folder, Record.load(folder.path), NullObserver()).skip(),
-    lambda folder: RunFollower(folder, Record.load(folder.path), NullObserver()).read_new(),
+    lambda folder: RunFollower(folder, Record.load(folder.path), Observer()).skip(),
+    lambda folder: RunFollower(folder, Record.load(folder.path), Observer()).read_new(),
     ending,
-    lambda folder: history.past_attempts(folder, Record.load(folder.path).attempt),
-    history.began,
-    history.stop_reason,
-    history.reported,
-    lambda folder: history.received(folder, Record.load(folder.path).plan()),
+    lambda folder: history.reported(ObservedRun.read(folder).attempt),
+    lambda folder: history.received(
+        ObservedRun.read(folder).attempt, folder, Record.load(folder.path).plan()
+    ),
 ]
 
 

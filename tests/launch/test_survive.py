@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.runs.events import NextAttempt
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import Journal, NextAttempt
+from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record
 from dtrain.session.follow import RunFollower
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from support.launching import Launch, Scene, marked, until
 from support.limits import HANG
 
@@ -379,10 +380,10 @@ def test_a_watcher_sees_an_earlier_end(runs: Runs) -> None:
     runs.stop_file.touch()
     until(lambda: "done" in runs.dtrain("ps", run).wait().stdout, "the end of the job")
     folder = RunFolder(runs.scene.home / "runs" / run)
-    follower = RunFollower(folder, Record.load(folder.path), NullObserver())
+    follower = RunFollower(folder, Record.load(folder.path), Observer())
     follower.skip()
-    assert follower.report is not None
-    assert follower.report.exit_code == 0
+    assert follower.state.report is not None
+    assert follower.state.report.exit_code == 0
 
 
 def test_a_stopped_job_does_not_continue_under_a_new_launcher(scene: Scene) -> None:

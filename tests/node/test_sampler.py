@@ -12,11 +12,13 @@ import pytest
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
 from dtrain.node.agent.processes import Proc
-from dtrain.node.telemetry import amd, gpus, host, ranks, sampler
+from dtrain.node.agent.wire import encode
+from dtrain.node.telemetry import amd, files, gpus, host, ranks
 from dtrain.node.telemetry.amd import VIOLATIONS, rows_of
+from dtrain.node.telemetry.averages import average
+from dtrain.node.telemetry.files import STORED, Files
 from dtrain.node.telemetry.follow import TelemetryFiles
 from dtrain.node.telemetry.host import Devices
-from dtrain.node.telemetry.sampler import STORED, Files, average
 from dtrain.node.telemetry.tool import Tool
 from dtrain.node.telemetry.tool import number as number_in
 from dtrain.runs import telemetry
@@ -53,12 +55,12 @@ def test_an_average_keeps_what_a_mean_would_hide():
 
 
 def test_a_host_keeps_the_latest_averages_and_a_relay_misses_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(sampler, "MAX_STORED", 4000)
+    monkeypatch.setattr(files, "MAX_STORED", 4000)
     folder = os.open(tmp_path, os.O_RDONLY)
-    files, relay = Files(folder), TelemetryFiles(os.fsencode(tmp_path), 0)
+    written, relay = Files(folder), TelemetryFiles(os.fsencode(tmp_path), 0)
     got = []
     for number in range(1, 101):
-        files.store(sample(10.0 * number))
+        written.store(sample(10.0 * number))
         got += [body["time"] for _, body in relay.read(over=True)]
     assert got == [10.0 * number for number in range(1, 101)]
     assert (tmp_path / "telemetry").stat().st_size <= 4000
@@ -69,14 +71,14 @@ def test_a_host_keeps_the_latest_averages_and_a_relay_misses_none(tmp_path, monk
 
 def test_a_clock_that_is_set_back_loses_no_averages(tmp_path, monkeypatch):
     """Neither while a launcher is connected, nor for one that connects later."""
-    monkeypatch.setattr(sampler, "MAX_STORED", 4000)
+    monkeypatch.setattr(files, "MAX_STORED", 4000)
     folder = os.open(tmp_path, os.O_RDONLY)
-    files, relay = Files(folder), TelemetryFiles(os.fsencode(tmp_path), 0)
+    written, relay = Files(folder), TelemetryFiles(os.fsencode(tmp_path), 0)
     times = [1000.5 + 10 * number for number in range(5)]
     times += [400.5 + 10 * number for number in range(60)]
     got = []
     for time in times:
-        files.store(sample(time))
+        written.store(sample(time))
         got += [body["time"] for _, body in relay.read(over=True)]
     assert got == times
     late = TelemetryFiles(os.fsencode(tmp_path), telemetry.round_up(Sample.read(sample(times[-3]))))
@@ -106,14 +108,14 @@ def test_a_host_with_eight_gpus_keeps_a_day():
         "ranks": [[f"rank-{rank}", 3.01, 14528512000, 353] for rank in range(100, 108)],
     }
     # The older half is dropped when it is full.
-    assert 8640 * len(sampler.encode(body) + b"\n") <= sampler.MAX_STORED / 2
+    assert 8640 * len(encode(body) + b"\n") <= files.MAX_STORED / 2
 
 
 def test_a_long_history_is_sent_in_pieces(tmp_path):
     folder = os.open(tmp_path, os.O_RDONLY)
-    files = Files(folder)
+    written = Files(folder)
     for number in range(60):
-        files.store(sample(10.0 * number))
+        written.store(sample(10.0 * number))
     os.close(folder)
     relay = TelemetryFiles(os.fsencode(tmp_path), -1.0)
     assert len(list(relay.read(over=False))) == 25
@@ -289,10 +291,10 @@ def test_a_network_file_system_may_be_of_any_size(monkeypatch):
     # Amazon EFS has 8 EiB. Beyond a quota, more is free for others than the disk has for this user.
     disk = os.statvfs_result((1 << 20, 1 << 20, 1 << 43, 0, (1 << 43) - 5, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
-    found = {**sample(10.0), "storage": sampler.storage(b"/")}
+    found = {**sample(10.0), "storage": host.storage(b"/")}
     assert Sample.read(found).storage == (5 << 20, 1 << 63)
     disk = os.statvfs_result((1 << 20, 1 << 20, 100, 0, 200, 0, 0, 0, 0, 255))
-    assert sampler.storage(b"/") == [0, 100 << 20]
+    assert host.storage(b"/") == [0, 100 << 20]
 
 
 @pytest.mark.parametrize(
@@ -407,9 +409,9 @@ def test_rounding_does_not_add_averages(tmp_path, most, lines):
 
 def test_a_full_disk_loses_averages_only_until_it_has_space(tmp_path, monkeypatch):
     """The limit of a file's size cuts a write short, as a full disk does."""
-    monkeypatch.setattr(sampler, "MAX_STORED", 1 << 21)
+    monkeypatch.setattr(files, "MAX_STORED", 1 << 21)
     folder = os.open(tmp_path, os.O_RDONLY)
-    files, writer = Files(folder), telemetry.TelemetryWriter(tmp_path / "run", "gpu01")
+    written, writer = Files(folder), telemetry.TelemetryWriter(tmp_path / "run", "gpu01")
     (tmp_path / "run").mkdir(mode=0o700)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     most = 1 << 20
@@ -419,12 +421,12 @@ def test_a_full_disk_loses_averages_only_until_it_has_space(tmp_path, monkeypatc
         while lost < 3:
             time += 10.0
             size = os.stat(STORED, dir_fd=folder).st_size
-            files.store(sample(time))
+            written.store(sample(time))
             unchanged = os.stat(STORED, dir_fd=folder).st_size == size
             lost += unchanged and not writer.append(Sample.read(sample(time)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    files.store(sample(time + 10.0))
+    written.store(sample(time + 10.0))
     assert writer.append(Sample.read(sample(time + 10.0)))
     read = [json.loads(line)["time"] for line in (tmp_path / "telemetry").open()]
     assert read[-1] == time + 10.0

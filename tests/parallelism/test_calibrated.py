@@ -13,7 +13,7 @@ from dtrain.parallelism.calibrated import MeasuredRun, calibrated
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.question import Question
 from dtrain.planning import pose
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.calibration import learned
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
@@ -123,10 +123,10 @@ def test_a_run_is_read_from_its_folder(
     with pytest.raises(UsageError, match="run-1 reports no time"):
         learned(question, ["run"])
     steps = [(1, 0.0), (2, 30.0), (3, 32.0), (4, 34.0)]
-    events = [
-        journal.Progressed(Progress("rank-0", at, step, 4, 1.0, None, {})) for step, at in steps
+    written = [
+        events.Progressed(Progress("rank-0", at, step, 4, 1.0, None, {})) for step, at in steps
     ]
-    folder.journal.write_bytes(b"".join(journal.encode(1e9, event) for event in events))
+    folder.journal.write_bytes(b"".join(journal.encode(1e9, event) for event in written))
     (error,) = learned(question, ["run"]).calibration
     assert (error.run, error.measured_s) == ("run-1", 2.0)
     plain = FILE.replace("  layout:", "  env: {}\n  # layout:")

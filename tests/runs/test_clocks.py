@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtrain.runs.clocks import HostClocks
-from dtrain.runs.journal import HostEvent, JournalEvent, RelayHello
+from dtrain.runs.events import HostEvent, JournalEvent, RelayHello
 
 HOUR = 3600.0
 

@@ -10,9 +10,9 @@ import pytest
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
-from dtrain.runs import journal, restart
+from dtrain.runs import events, restart
+from dtrain.runs.events import JournalEvent
 from dtrain.runs.goodput import CLASSES, Goodput, goodput
-from dtrain.runs.journal import JournalEvent
 from dtrain.runs.progress import Progress
 from support.stored import FAILURE
 
@@ -31,7 +31,7 @@ class Run:
         self.phases: dict[str, float] = {}
         self.step = 0
         self.skew = SKEW
-        self.write(journal.RunStarted("run-1", ("n1", "n2")))
+        self.write(events.RunStarted("run-1", ("n1", "n2")))
 
     def write(self, event: JournalEvent) -> None:
         self.records.append((self.now + 0.1, event))
@@ -42,7 +42,7 @@ class Run:
 
     def report(self) -> None:
         at = self.now + self.skew
-        self.write(journal.Progressed(Progress("rank-0", at, self.step, 10_000, 1.0, None, {})))
+        self.write(events.Progressed(Progress("rank-0", at, self.step, 10_000, 1.0, None, {})))
 
     def begin(self, seconds: float, load: float = 0.0) -> None:
         """Start an attempt, until its first step is done."""
@@ -70,7 +70,7 @@ class Run:
         self._tell_phases()
 
     def _tell_phases(self) -> None:
-        self.write(journal.PhasesSpent(self.now + self.skew, self.step, dict(self.phases)))
+        self.write(events.PhasesSpent(self.now + self.skew, self.step, dict(self.phases)))
 
     def fail(self, attempt: int, stopping: float, wait: float, step: int) -> None:
         """A worker fails; the next attempt begins after ``wait`` and continues after ``step``."""
@@ -78,13 +78,13 @@ class Run:
         self.spend("other", stopping)
         report = Report(ExitCode.JOB_FAILED, "rank 3 failed", failures=(failed,))
         result = restart.AttemptResult(True, self.step, "n2")
-        self.write(journal.AttemptFailed(attempt, result, report))
+        self.write(events.AttemptFailed(attempt, result, report))
         self.spend("waiting", wait)
-        self.write(journal.NextAttempt(attempt + 1, ("n1", "n2")))
+        self.write(events.NextAttempt(attempt + 1, ("n1", "n2")))
         self.step = step
 
     def end(self) -> None:
-        self.write(journal.Finished(Report(ExitCode.OK, "all 4 workers finished")))
+        self.write(events.Finished(Report(ExitCode.OK, "all 4 workers finished")))
 
 
 def check(run: Run, found: Goodput) -> None:
@@ -137,11 +137,11 @@ def test_a_hang_counts_from_the_last_step_on() -> None:
     run.begin(10)
     run.train(100)
     run.spend("hung", 40)
-    run.write(journal.StallChanged(Stall(("rank-3",), ("n2",), 40.0, run.step, 3)))
+    run.write(events.StallChanged(Stall(("rank-3",), ("n2",), 40.0, run.step, 3)))
     run.spend("hung", 60)
-    run.write(journal.StopRequested("no output and no progress from any worker for 100 s"))
+    run.write(events.StopRequested("no output and no progress from any worker for 100 s"))
     run.spend("other", 5)
-    run.write(journal.Finished(Report(ExitCode.JOB_FAILED, "no output")))
+    run.write(events.Finished(Report(ExitCode.JOB_FAILED, "no output")))
     check(run, goodput(run.records, now=0))
 
 
@@ -150,9 +150,9 @@ def test_a_pause_that_ended_counts_as_hung_too() -> None:
     run.begin(10)
     run.train(100)
     run.spend("hung", 50)
-    run.write(journal.StallChanged(Stall((), (), 50.0, run.step, 0)))
+    run.write(events.StallChanged(Stall((), (), 50.0, run.step, 0)))
     run.spend("hung", 10)
-    run.write(journal.StallChanged(None))
+    run.write(events.StallChanged(None))
     run.train(100)
     run.end()
     check(run, goodput(run.records, now=0))
@@ -160,17 +160,17 @@ def test_a_pause_that_ended_counts_as_hung_too() -> None:
 
 def test_a_lost_host_and_a_queue_are_waits() -> None:
     run = Run()
-    run.write(journal.HostState("n1", "queued"))
+    run.write(events.HostState("n1", "queued"))
     run.spend("waiting", 300)
-    run.write(journal.HostState("n1", "connecting"))
+    run.write(events.HostState("n1", "connecting"))
     run.begin(20)
     run.train(100)
-    run.write(journal.HostState("n2", "unreachable", "no route"))
+    run.write(events.HostState("n2", "unreachable", "no route"))
     run.spend("waiting", 120)
     report = Report(ExitCode.NODE_FAILED, "n2 failed")
-    run.write(journal.AttemptFailed(1, restart.AttemptResult(True, 101, None), report))
+    run.write(events.AttemptFailed(1, restart.AttemptResult(True, 101, None), report))
     run.spend("waiting", 30)
-    run.write(journal.NextAttempt(2, ("n1", "s1")))
+    run.write(events.NextAttempt(2, ("n1", "s1")))
     run.begin(20)
     run.train(50)
     found = goodput(run.records, now=run.now)
@@ -205,7 +205,7 @@ def test_reports_that_arrive_late_say_nothing_about_the_clock() -> None:
 def test_a_run_without_reports_has_no_goodput() -> None:
     run = Run()
     run.spend("start", 12)
-    run.write(journal.HostState("n1", "running"))
+    run.write(events.HostState("n1", "running"))
     run.spend("other", 50)
     run.end()
     found = goodput(run.records, now=0)
@@ -219,10 +219,10 @@ def test_a_host_that_is_reached_again_does_not_start_again() -> None:
     run = Run()
     for host in ("n1", "n2"):
         run.spend("start", 6)
-        run.write(journal.HostState(host, "running"))
+        run.write(events.HostState(host, "running"))
     run.spend("other", 50)
     for state in ("attaching", "running"):
-        run.write(journal.HostState("n1", state))
+        run.write(events.HostState("n1", state))
     run.spend("other", 50)
     run.end()
     check(run, goodput(run.records, now=0))
@@ -234,9 +234,9 @@ def test_a_clock_that_is_set_back_and_odd_reports_never_break_the_sum() -> None:
         run = Run()
         run.begin(10)
         run.records += [
-            (BEGIN - 500, journal.PhasesSpent(0.0, 5, nan)),
-            (BEGIN + 20, journal.PhasesSpent(BEGIN + 9e9, 3, {})),
-            (BEGIN + 3, journal.StallChanged(Stall((), (), 1e6, 1, 0))),
+            (BEGIN - 500, events.PhasesSpent(0.0, 5, nan)),
+            (BEGIN + 20, events.PhasesSpent(BEGIN + 9e9, 3, {})),
+            (BEGIN + 3, events.StallChanged(Stall((), (), 1e6, 1, 0))),
         ]
         found = goodput(run.records, now)
         assert sum(found.seconds.values()) == pytest.approx(found.wall)

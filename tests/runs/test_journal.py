@@ -11,31 +11,31 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.journal import Journal, JournalReader, encode, read_line
 from dtrain.runs.progress import Progress
 from support.stored import END, EVENTS, FAILURE, REPORT
 
 
 def test_the_sample_has_every_event() -> None:
-    assert {type(event) for event in (*EVENTS, END)} == set(journal.EVENTS.values())
+    assert {type(event) for event in (*EVENTS, END)} == set(events.EVENTS.values())
 
 
 @pytest.mark.parametrize("event", [*EVENTS, END], ids=lambda event: str(event.kind))
-def test_what_is_written_is_read_back(event: journal.JournalEvent) -> None:
+def test_what_is_written_is_read_back(event: events.JournalEvent) -> None:
     assert read_line(encode(5.0, event)) == (5.0, event)
 
 
 def test_a_loss_that_diverged_is_kept() -> None:
-    event = journal.Progressed(Progress("rank-0", 1.0, 2, None, math.inf, None, {"g": -math.inf}))
+    event = events.Progressed(Progress("rank-0", 1.0, 2, None, math.inf, None, {"g": -math.inf}))
     assert read_line(encode(5.0, event)) == (5.0, event)
 
 
 def test_a_report_of_many_long_failures_is_shortened_so_that_it_can_be_read() -> None:
     failure = replace(FAILURE, traceback="x" * (1 << 20), message="é" * (1 << 20))
     report = replace(REPORT, failures=(failure,) * 100, hint="h" * (1 << 20))
-    _, event = read_line(encode(5.0, journal.Finished(report)))
-    assert isinstance(event, journal.Finished)
+    _, event = read_line(encode(5.0, events.Finished(report)))
+    assert isinstance(event, events.Finished)
     assert len(event.report.failures) == 100
     assert event.report.failures[0].traceback
     assert not event.report.failures[-1].traceback

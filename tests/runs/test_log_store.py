@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.launchplan.build import build
 from dtrain.messages.decode import ProtocolError
+from dtrain.runs.events import RunStarted
 from dtrain.runs.folder import Holder, RunFolder
-from dtrain.runs.journal import Journal, JournalReader, RunStarted
+from dtrain.runs.journal import Journal, JournalReader
 from dtrain.runs.log_store import LogWriter, tail
 from dtrain.runs.record import Record
 from dtrain.runs.storage import StorageError, home

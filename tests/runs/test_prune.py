@@ -13,7 +13,7 @@ import pytest
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.failures.cause import Report
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import prune
@@ -29,10 +29,10 @@ def make(name: str, days_ago: float, *, over: bool = True) -> RunFolder:
     folder = RunFolder.create(name)
     started = time.time() - days_ago * DAY
     Record(name, REQUEST, 29500, "python3", started).save(folder.path)
-    events: list[journal.JournalEvent] = [journal.RunStarted(name, ("n1", "n2", "n3"))]
+    written: list[events.JournalEvent] = [events.RunStarted(name, ("n1", "n2", "n3"))]
     if over:
-        events.append(journal.Finished(Report(ExitCode.OK, "done", seconds=60.0)))
-    folder.journal.write_bytes(b"".join(journal.encode(started, one) for one in events))
+        written.append(events.Finished(Report(ExitCode.OK, "done", seconds=60.0)))
+    folder.journal.write_bytes(b"".join(journal.encode(started, one) for one in written))
     folder.journal.chmod(0o600)
     (folder.logs / "n1").mkdir()
     (folder.logs / "n1" / "worker-0.out").write_bytes(b"x" * 1000)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dtrain.runs import events
 from dtrain.runs.log_store import Stream
 from dtrain.session.feed import MAX_CALLS, Feed, RunReceiver
 from support.launching import until
@@ -24,12 +25,12 @@ class StoppedTerminal(RunReceiver):
         self.stopped, self.resumed = threading.Event(), threading.Event()
         self.shown: list[object] = []
 
-    def notice(self, text: str) -> None:
-        self.stopped.set()
-        assert self.resumed.wait(HANG)
-
-    def progress(self, host: str, report: object) -> None:
-        self.shown.append(report)
+    def on_event(self, event: events.RunEvent) -> None:
+        if isinstance(event, events.ProgressReported):
+            self.shown.append(event.report)
+        else:
+            self.stopped.set()
+            assert self.resumed.wait(HANG)
 
     def finished(self, report: object, paths: object) -> None:
         self.shown.append(report)
@@ -42,7 +43,7 @@ def test_progress_does_not_fill_the_memory_while_the_terminal_is_stopped() -> No
     assert terminal.stopped.wait(HANG)
     for number in range(MAX_CALLS + 100):
         report: Any = number
-        feed.progress("host", report)
+        feed.on_event(events.ProgressReported("host", report))
     terminal.resumed.set()
     feed.close()
     assert feed.wait(HANG)
@@ -55,7 +56,7 @@ def test_a_feed_that_is_closed_after_the_end_shows_the_report() -> None:
     feed.notice("first")
     assert terminal.stopped.wait(HANG)
     report: Any = "report"
-    feed.finished(report)
+    feed.on_event(events.Finished(report))
     feed.close()
     terminal.resumed.set()
     assert feed.wait(HANG)
@@ -68,7 +69,7 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shown: list[str] = []
     receiver: Any = SimpleNamespace(
         limit=100,
-        host_state=lambda host, state, detail: None,
+        on_event=lambda event: None,
         lines=lambda stream, text, partial: shown.append(text),
         flush=lambda now: None,
         next_flush=lambda now: None,
@@ -94,7 +95,7 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Feed, "_take_grown", interrupted)
     feed = Feed(receiver)
-    feed.host_state("a", "running")
+    feed.on_event(events.HostState("a", "running"))
     assert called.wait(HANG)
     feed.close()
     assert feed.wait(HANG)
@@ -117,7 +118,7 @@ def test_an_interruption_does_not_wait_for_all_output(tmp_path: Path, interrupti
             before.extend(shown)
             paused.set()
 
-    def write(text: str) -> None:
+    def write(event: events.RunEvent) -> None:
         for stream in streams:
             stream.path.write_bytes(output)
             feed.output(stream, len(output))
@@ -134,7 +135,7 @@ def test_an_interruption_does_not_wait_for_all_output(tmp_path: Path, interrupti
 
     receiver: Any = SimpleNamespace(
         limit=100,
-        notice=write,  # in the feed's thread, which then finds the output of all streams
+        on_event=write,  # in the feed's thread, which then finds the output of all streams
         lines=lines,
         flush=lambda now: None,
         next_flush=lambda now: None,

@@ -7,23 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.failures.stalls import Stall
+from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
+from dtrain.runs.journal import Journal
+from dtrain.runs.observed import ObservedRun
 from dtrain.session.follow import RunFollower
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from support.stored import RECORD, REQUEST
 
 FILE = "cluster: {slurm: {}, nodes: 2, gpus: 1}\njob: {framework: torch, script: train.py}\n"
 QUEUED = replace(RECORD, request=replace(REQUEST, text=FILE), attempt=1, replaced={}, leftovers=())
 
 
-class Watching(NullObserver):
+class Watching(Observer):
     def __init__(self) -> None:
         self.hosts: list[tuple[str, ...]] = []
 
-    def allocated(self, plan: LaunchPlan) -> None:
-        self.hosts.append(plan.host_names)
+    def on_event(self, event: events.RunEvent) -> None:
+        if isinstance(event, events.HostsPlanned):
+            self.hosts.append(event.plan.host_names)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,27 @@ def test_hosts_allocated_while_attach_begins(
     folder = RunFolder.create("run-1")
     record = replace(QUEUED, allocated=known)
     record.save(folder.path)
-    folder.journal.write_bytes(journal.encode(1e9, journal.HostsAllocated(("n1", "n2"))))
+    folder.journal.write_bytes(journal.encode(1e9, events.HostsAllocated(("n1", "n2"))))
     watching = Watching()
     RunFollower(folder, record, watching).skip()
     assert watching.hosts == shown
+
+
+def test_a_watcher_learns_of_another_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ranks are slow or stand still is then unknown, until that launcher reports it."""
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-1")
+    QUEUED.save(folder.path)
+    known = ObservedRun()
+    observer = Observer()
+    observer.on_event = lambda event: known.add(0.0, event)  # type: ignore[method-assign]
+    follower = RunFollower(folder, QUEUED, observer)
+    written = Journal(folder.journal)
+    written.write(1e9, events.StallChanged(Stall(("rank-0",), ("n1",), 20.0, 3, 1)))
+    follower.read_new()
+    assert known.attempt.stall is not None
+    written.write(1e9, events.LauncherAttached(7))
+    follower.read_new()
+    assert known.attempt.stall is None

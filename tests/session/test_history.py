@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain.messages.agent import Exited, Happened
+from dtrain.runs.events import HostEvent, NextAttempt, RunStarted
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import HostEvent, Journal, JournalReader, NextAttempt, RunStarted
+from dtrain.runs.journal import Journal, JournalReader
+from dtrain.runs.observed import ObservedRun
 from dtrain.session import history
 from dtrain.session.beginning import earlier_run
 from dtrain.session.control import Control
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from support.stored import RECORD
 
 
@@ -30,7 +32,7 @@ def test_what_hosts_have_reported_of_the_latest_attempt(tmp_path: Path) -> None:
         journal.write(2.0 + offset, HostEvent(host, offset, event.as_json()))
     journal.write(9.0, HostEvent("b", 9, {"event": "exited", "damaged": True}))
     journal.write(9.0, HostEvent("b", 9, ["no event"]))
-    assert history.reported(folder) == {
+    assert history.reported(ObservedRun.read(folder).attempt) == {
         "a": [(2.0, Happened(0, exited(0))), (3.0, Happened(1, exited(1, 1)))],
         "b": [(4.0, Happened(2, exited(2)))],
     }
@@ -43,9 +45,10 @@ def test_a_launcher_killed_before_it_journals_the_next_attempt(tmp_path: Path) -
     folder = RunFolder(tmp_path)
     Journal(folder.journal).write(1.0, HostEvent(host, 9, exited(0, 1).as_json()))
     for _ in range(2):
-        with earlier_run(record, folder, NullObserver(), Control()) as current:
-            assert history.reported(current) == {}
-            assert not any(history.received(current, record.plan()).values())
+        with earlier_run(record, folder, Observer(), Control()) as current:
+            known = ObservedRun.read(current).attempt
+            assert history.reported(known) == {}
+            assert not any(history.received(known, current, record.plan()).values())
     events = [event for _, event in JournalReader(folder.journal).read()]
     begun = [event for event in events if isinstance(event, NextAttempt)]
     assert begun == [NextAttempt(2, record.plan().host_names, ("c",))]

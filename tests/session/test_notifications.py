@@ -13,7 +13,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session import notifications
 from dtrain.session.notifications import Notifications, NotifyError, run
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
 from dtrain.session.secrets import url_fault
 from dtrain.session.webhook import post
@@ -115,8 +115,8 @@ def sender(folder: RunFolder, notify: str, notices: list[str], **secrets: str) -
     job = "{framework: none, command: [x]}"
     text = f"cluster: {{hosts: [a], gpus: 1}}\njob: {job}\nnotify: {notify}"
     request = Request("job.yaml", str(folder.path), text)
-    observer = NullObserver()
-    observer.notice = notices.append  # type: ignore[attr-defined]
+    observer = Observer()
+    observer.notice = notices.append  # type: ignore[method-assign]
     return Notifications(request, folder, Recorder(folder, observer), secrets)  # type: ignore[arg-type]
 
 

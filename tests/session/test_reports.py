@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.session.reports import ProgressReports
 
 
@@ -23,8 +23,8 @@ def test_a_report_during_the_end_is_journaled_once() -> None:
     reports = ProgressReports(plan, recorder, steps)
     progress: Any = None
     reports._unwritten = {
-        "progress": journal.Progressed(progress),
-        "phases": journal.PhasesSpent(0.0, 1, {}),
+        "progress": events.Progressed(progress),
+        "phases": events.PhasesSpent(0.0, 1, {}),
     }
     reports.close()
     assert written == ["Progressed", "PhasesSpent"]

@@ -1,4 +1,4 @@
-"""Which run a command means."""
+"""The status of runs, and which run a command means."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import UsageError
+from dtrain.failures.stalls import Stall
+from dtrain.runs.events import HostState, NextAttempt, Progressed, StallChanged
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import HostState, Journal
+from dtrain.runs.journal import Journal
+from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request, run_name
-from dtrain.session.status import find_run
+from dtrain.session.status import find_run, status
 from support.stored import END
 
 FILE = "{cluster: {hosts: [n1], gpus: 0, transport: local}, job: {framework: none, script: a.py}}"
@@ -76,3 +79,20 @@ def test_the_latest_run_when_summer_time_ends(
         latest = run(run_name("train", begun + 1200), over=True)  # at 02:10
     time.tzset()
     assert find_run("train").name == latest
+
+
+def test_the_status_is_that_of_the_latest_attempt_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.find(run("train-1", over=False))
+    written, found = Journal(folder.journal), round(time.time()) - 100.0
+    written.write(found, Progressed(Progress("rank-0", 1.0, 8, 100, None, None, {})))
+    written.write(found, StallChanged(Stall(("rank-0",), ("n1",), 20.0, 8, 1)))
+    stall = status(folder).stall
+    assert stall is not None
+    assert stall.seconds >= 120
+    written.write(found + 50, NextAttempt(2, ("n1",)))
+    after = status(folder)
+    assert (after.progress, after.stall) == (None, None)
+    assert after.hosts["n1"].since == found + 50

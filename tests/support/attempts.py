@@ -10,7 +10,7 @@ from dtrain.engines.ssh.host_events import Post
 from dtrain.launchplan.build import build
 from dtrain.node.agent.wire import VERSION
 from dtrain.runs.folder import RunFolder
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 from dtrain.spec.load import parse
@@ -38,7 +38,7 @@ def context_of(
         transport=transport,
         tree=None,
         folder=place,
-        recorder=Recorder(place, NullObserver()),
+        recorder=Recorder(place, Observer()),
         inspection=None,
         tensorboard=False,
         post=posts.put,

@@ -13,7 +13,7 @@ from dtrain.failures.cause import Failure, Report
 from dtrain.failures.kernel import KernelMessage
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
-from dtrain.runs import journal, restart
+from dtrain.runs import events, journal, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
@@ -46,30 +46,30 @@ REPORT = Report(
     stragglers=STRAGGLER,
 )
 EVENTS = (
-    journal.RunStarted("run-1", ("n1", "n2", "n3")),
-    journal.Findings((Finding(Severity.WARNING, "clock", ("n1",), "seen", "wanted", "do it"),)),
-    journal.HostState("n1", "connecting"),
-    journal.RelayHello("n1", {"python": "3.12.1", "time": 1.5, "pid": 77}),
-    journal.HostState("n2", "unreachable", "no route to host"),
-    journal.HostEvent("n1", 120, {"event": "started", "time": 2.0, "role": "worker", "index": 0}),
-    journal.NoticeShown("2 workers started"),
-    journal.TensorBoardAddress("n1", "TensorBoard of n1: http://127.0.0.1:6006/"),
-    journal.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, 4096, {"lr": 1e-4})),
-    journal.PhasesSpent(3.5, 10, {"data": 0.5, "save": 2.0}),
-    journal.StragglersChanged(STRAGGLER),
-    journal.StallChanged(Stall(("rank-3",), ("n2",), 20.5, 1200, 3)),
-    journal.Sizes({"logs/n1/worker-0.out": 20}),
-    journal.AttemptFailed(
+    events.RunStarted("run-1", ("n1", "n2", "n3")),
+    events.Findings((Finding(Severity.WARNING, "clock", ("n1",), "seen", "wanted", "do it"),)),
+    events.HostState("n1", "connecting"),
+    events.RelayHello("n1", {"python": "3.12.1", "time": 1.5, "pid": 77}),
+    events.HostState("n2", "unreachable", "no route to host"),
+    events.HostEvent("n1", 120, {"event": "started", "time": 2.0, "role": "worker", "index": 0}),
+    events.NoticeShown("2 workers started"),
+    events.TensorBoardAddress("n1", "TensorBoard of n1: http://127.0.0.1:6006/"),
+    events.Progressed(Progress("rank-0", 3.0, 10, 100, 0.25, 4096, {"lr": 1e-4})),
+    events.PhasesSpent(3.5, 10, {"data": 0.5, "save": 2.0}),
+    events.StragglersChanged(STRAGGLER),
+    events.StallChanged(Stall(("rank-3",), ("n2",), 20.5, 1200, 3)),
+    events.Sizes({"logs/n1/worker-0.out": 20}),
+    events.AttemptFailed(
         1, restart.AttemptResult(True, 10, "n2", lost=frozenset({"n2"}), seconds=5.0), REPORT
     ),
-    journal.NextAttempt(2, ("n1", "s1", "n3"), ("n2",)),
-    journal.LauncherAttached(1234),
-    journal.StopRequested("Ctrl-C"),
-    journal.Notified("restarted", 1),
-    journal.Cleaned(("n3",)),
-    journal.HostsAllocated(("n1", "n2")),
+    events.NextAttempt(2, ("n1", "s1", "n3"), ("n2",)),
+    events.LauncherAttached(1234),
+    events.StopRequested("Ctrl-C"),
+    events.Notified("restarted", 1),
+    events.Cleaned(("n3",)),
+    events.HostsAllocated(("n1", "n2")),
 )
-END = journal.Finished(REPORT)
+END = events.Finished(REPORT)
 
 
 REQUEST = Request("cluster.yaml", "/", FILE, ("--lr", "1e-4"), {"SEED": "1"})

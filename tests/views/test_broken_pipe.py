@@ -10,6 +10,7 @@ import os, sys, threading
 from pathlib import Path
 from dtrain.failures.cause import Report
 from dtrain.diagnostics import ExitCode
+from dtrain.runs.events import Finished
 from dtrain_cli.views import Filters, make_view
 from support.runs import Workers
 
@@ -30,7 +31,7 @@ else:
 print("left in Python's own buffer")
 for batch in range(100):
     view.output(stream, workers.write(stream, b"some text\\n" * 1000))
-view.finished(Report(ExitCode.INTERRUPTED, "its output was closed", seconds=1))
+view.on_event(Finished(Report(ExitCode.INTERRUPTED, "its output was closed", seconds=1)))
 assert view.wait(600)
 sys.exit(len(asked))
 """

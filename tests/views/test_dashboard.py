@@ -8,6 +8,7 @@ from rich.text import Text
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import Sample
+from dtrain.runs import events
 from dtrain.runs.progress import Progress
 from dtrain_cli.views.board import Board, HostRow, state, summary
 from dtrain_cli.views.dashboard import draw
@@ -39,13 +40,13 @@ def sample(*gpus, **fields):
 def board(hosts=8, gpus=8, **odd):
     """A healthy run; ``odd`` has the GPUs of hosts that are not."""
     names = [f"gpu{number:02}" for number in range(1, hosts + 1)]
-    one = Board("gpt", 0.0, 1, hosts * gpus)
+    one = Board("gpt", 0.0, hosts * gpus)
     one.hosts = {name: HostRow(name, (), "running") for name in names}
     for name in names:
         rows = [gpu(index) for index in range(gpus)]
         for odd_one in odd.get(name, ()):
             rows[odd_one[0]] = odd_one
-        one.telemetry(name, sample(*rows), 100.0)
+        one.on_event(events.Sampled(name, sample(*rows)), 100.0)
     return one
 
 
@@ -63,7 +64,9 @@ def line_of(lines, host):
 def test_it_fits_any_screen(columns, rows, hosts, gpus):
     one = board(hosts, gpus)
     one.hosts["日本語 \x1b[2J[bold]" * 9] = HostRow("日本語 \x1b[2J[bold]" * 9, (), "failed")
-    one.add(Progress("rank-0", 1.0, 5, 10, 2.5, 100, {"x" * 64: 1.0}))
+    one.on_event(
+        events.ProgressReported("", Progress("rank-0", 1.0, 5, 10, 2.5, 100, {"x" * 64: 1.0})), 0.0
+    )
     output = [Text(f"line {number} " + "日本" * 200) for number in range(100)]
     lines = draw(one, output, columns, rows, 101.0)
     assert len(lines) == rows
@@ -80,7 +83,10 @@ def test_a_small_screen_has_all_that_matters():
         gpu08=[gpu(1, memory=81_100)],
     )
     for step in (100, 160):
-        one.add(Progress("rank-0", step / 2, step, 1000, 2.4131, None, {}))
+        one.on_event(
+            events.ProgressReported("", Progress("rank-0", step / 2, step, 1000, 2.4131, None, {})),
+            0.0,
+        )
     lines = shown(one, output=[Text(f"line {number}") for number in range(50)])
     assert lines[0].startswith(" gpt  1 min 41 s · 8 hosts running · 64 workers")
     assert lines[1].startswith(" step 160 of 1,000 · loss 2.413 · 2.0 steps/s · 7 min 0 s left  ━")
@@ -110,8 +116,8 @@ def test_the_use_of_ranks_the_disk_and_the_past():
     for second in range(0, 60, 5):
         use = gpu(0, use=100 if second >= 30 else 10)
         body = sample(use, ranks=ranks, storage=[97 << 40, 100 << 40])
-        one.telemetry("gpu01", body, 200.0 + second)
-        one.telemetry("gpu02", sample(use), 200.0 + second)
+        one.on_event(events.Sampled("gpu01", body), 200.0 + second)
+        one.on_event(events.Sampled("gpu02", sample(use)), 200.0 + second)
     lines = shown(one, 160, 40, now=256.0)
     assert lines[1].endswith("  busy █▄▁▁▄██")
     assert "  FULL   RANK: CPU RAM FILES  GPUS: BUSY, MEMORY, HEAT, POWER, CLOCK" in lines[2]
@@ -139,8 +145,11 @@ def test_alike_hosts_fold_and_odd_ones_stand_out():
 
 def test_hosts_of_slow_and_of_hanging_ranks_stand_apart():
     one = board(64, gpu07=[gpu(2, slowed=0x40)], gpu08=[gpu(1, ecc=3)])
-    one.slow = Straggler(("rank-24",), ("gpu04",), False, 0.12, "data", 100)
-    one.set_stall(Stall(("rank-40",), ("gpu06",), 20.0, 100, 511), now=99.0)
+    one.on_event(
+        events.StragglersChanged(Straggler(("rank-24",), ("gpu04",), False, 0.12, "data", 100)),
+        99.0,
+    )
+    one.on_event(events.StallChanged(Stall(("rank-40",), ("gpu06",), 20.0, 100, 511)), 99.0)
     lines = shown(one)
     rows = [line.split()[0] for line in lines[3:8]]
     assert rows == ["60", "gpu04", "gpu06", "gpu07", "gpu08"]
@@ -158,7 +167,9 @@ def test_hosts_of_slow_and_of_hanging_ranks_stand_apart():
 def test_alike_hosts_show_their_mean_rates():
     one = board(64)
     for number, host in enumerate(one.hosts):
-        one.telemetry(host, sample(gpu(0), infiniband=[1e9 * (number % 2), 2e10]), 100.0)
+        one.on_event(
+            events.Sampled(host, sample(gpu(0), infiniband=[1e9 * (number % 2), 2e10])), 100.0
+        )
     assert "  500M 20G" in line_of(shown(one), "64 alike")
 
 
@@ -198,7 +209,7 @@ def test_a_screen_of_128_hosts_is_drawn_in_time():
     one = board(128)
     for name in one.hosts:
         rows = [gpu(index, use=generator.randint(90, 100)) for index in range(8)]
-        one.telemetry(name, sample(*rows), 100.0)
+        one.on_event(events.Sampled(name, sample(*rows)), 100.0)
     assert line_of(shown(one), "128 alike").count("▇") == 8
 
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.messages.telemetry import Sample
+from dtrain.runs import events
 from dtrain.runs.progress import Progress
 from dtrain_cli.views import Display, Filters, make_view
 from dtrain_cli.views.canvas import frame
@@ -113,9 +114,9 @@ def live(terminal, **options):
 
 
 def running(view):
-    view.started("demo-1", plan(), "/runs/demo-1")
+    view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
     for host in ("node0", "node1"):
-        view.host_state(host, "running")
+        view.on_event(events.HostState(host, "running"))
 
 
 def dashboard(terminal, *texts):
@@ -131,22 +132,22 @@ def dashboard(terminal, *texts):
 
 
 def finish(view):
-    view.finished(DONE)
+    view.on_event(events.Finished(DONE))
     assert view.wait(HANG)
 
 
 def test_the_dashboard_leaves_only_the_output_behind(terminal, workers):
     view = live(terminal)
-    view.started("demo-1", plan(), "/runs/demo-1")
-    view.host_state("node0", "connecting")
+    view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
+    view.on_event(events.HostState("node0", "connecting"))
     terminal.wait_for("starting 4 workers")
     assert not terminal.screen().alternate  # a ProxyCommand may ask for a password now
     running(view)
     out, err = workers.stream("node0", 0), workers.stream("node1", 3, "stderr")
     view.output(out, workers.write(out, b"step 1\n"))
     view.output(err, workers.write(err, b"warned\n"))
-    view.progress("node0", Progress("rank-0", 0.0, 1, 10, 2.5, None, {}))
-    view.telemetry("node1", Sample(1.0, 4, 2.0, (1, 4), None, None, None, (), ()))
+    view.on_event(events.ProgressReported("node0", Progress("rank-0", 0.0, 1, 10, 2.5, None, {})))
+    view.on_event(events.Sampled("node1", Sample(1.0, 4, 2.0, (1, 4), None, None, None, (), ())))
     screen = dashboard(terminal, "step 1 of 10 · loss 2.5", " 50%  25%", "[node1 3] warned")
     assert re.match(r" demo-1  \d+ s · 2 hosts running · 4 workers", screen[0])
     assert screen.index("[node0 0] step 1") > next(
@@ -283,7 +284,7 @@ def test_other_displays_move_no_cursor(terminal, workers, display):
     running(view)
     stream = workers.stream("node0", 0)
     view.output(stream, workers.write(stream, b"step 1\n"))
-    view.progress("node0", Progress("rank-0", 0.0, 1, 10, 2.5, None, {}))
+    view.on_event(events.ProgressReported("node0", Progress("rank-0", 0.0, 1, 10, 2.5, None, {})))
     finish(view)
     lines = terminal.close()
     assert b"\x1b" not in terminal.raw
@@ -367,10 +368,11 @@ def test_output_into_a_pipe_does_not_import_rich():
 import sys
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.runs.events import Finished
 from dtrain_cli.views import Filters, make_view
 view = make_view(False, sys.stdout, sys.stderr, Filters(), False, lambda: None)
 view.notice("going on")
-view.finished(Report(ExitCode.OK, "done", seconds=1, logs=""))
+view.on_event(Finished(Report(ExitCode.OK, "done", seconds=1, logs="")))
 assert view.wait(600)
 sys.exit("rich" in sys.modules)
 """

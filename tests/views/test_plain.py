@@ -9,6 +9,7 @@ import pytest
 from dtrain.checks.finding import error, warning
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
+from dtrain.runs import events
 from dtrain_cli.views import Filters, make_view
 from dtrain_cli.views.bars import Bars
 from support.limits import HANG
@@ -29,17 +30,19 @@ class Shown:
         )
 
     def finish(self, report=DONE):
-        self.view.finished(report)
+        self.view.on_event(events.Finished(report))
         assert self.view.wait(HANG)
         return self.out.text(), self.err.text()
 
 
 def test_the_output_of_a_small_run(workers):
     shown = Shown()
-    shown.view.started("demo-1", plan(), os.path.expanduser("~/.dtrain/runs/demo-1"))
+    shown.view.on_event(
+        events.RunLaunched("demo-1", plan(), os.path.expanduser("~/.dtrain/runs/demo-1"))
+    )
     for state in ("connecting", "preparing", "ready", "running"):
         for host in ("node0", "node1"):
-            shown.view.host_state(host, state)
+            shown.view.on_event(events.HostState(host, state))
     stream = workers.stream("node1", 3)
     shown.view.output(stream, workers.write(stream, b"hello\nunfinished"))
     shown.view.notice("stopping on request\nplease wait")
@@ -57,7 +60,7 @@ def test_the_output_of_a_small_run(workers):
 
 def test_stdout_and_stderr_stay_apart_and_prefixes_align(workers):
     shown = Shown()
-    shown.view.started("demo-1", plan(hosts=6, workers=2), "/runs/demo-1")
+    shown.view.on_event(events.RunLaunched("demo-1", plan(hosts=6, workers=2), "/runs/demo-1"))
     for rank, fd, text in ((3, "stdout", b"out\n"), (11, "stderr", b"err\n")):
         stream = workers.stream(f"node{rank // 2}", rank, fd)
         shown.view.output(stream, workers.write(stream, text))
@@ -92,8 +95,8 @@ def test_a_stopped_reader_does_not_delay_the_run(workers):
     size = workers.write(stream, b"some text\n" * 500_000)
     for number in range(10_000):
         view.output(stream, size * number // 9_999)
-        view.host_state("node0", "running")
-    view.finished(DONE)
+        view.on_event(events.HostState("node0", "running"))
+    view.on_event(events.Finished(DONE))
     # Nothing was read yet, so code that waits for the reader would hang here.
     assert not view.wait(0.2)
     out.resume()
@@ -107,7 +110,7 @@ def test_a_muted_view_skips_output_that_waits(workers):
     stream = workers.stream("node0", 0)
     view.output(stream, workers.write(stream, b"some text\n" * 1_000_000))
     view.mute()
-    view.finished(DONE)
+    view.on_event(events.Finished(DONE))
     out.resume()
     assert view.wait(HANG)
     assert len(out.data()) < 10_000_000
@@ -134,7 +137,7 @@ def test_filters(workers, filters, expected):
 
 def test_folded_on_request(workers):
     shown = Shown(fold=True)
-    shown.view.started("demo-1", plan(hosts=8, workers=2), "/runs/demo-1")
+    shown.view.on_event(events.RunLaunched("demo-1", plan(hosts=8, workers=2), "/runs/demo-1"))
     for rank in range(16):
         stream = workers.stream(f"node{rank // 2}", rank)
         own = b"mine\n" if rank == 0 else b""
@@ -161,7 +164,7 @@ def test_hostile_output_and_names_are_harmless(workers):
     attack = b"\x1b]0;owned\x07\x1b[2J[red]x[/red] \xff\n"
     shown.view.output(stream, workers.write(stream, attack))
     shown.view.notice("\x1b[2Jmoved")
-    shown.view.started("demo\x1b[2J", plan(), "/runs/\x1b]0;t\x07")
+    shown.view.on_event(events.RunLaunched("demo\x1b[2J", plan(), "/runs/\x1b]0;t\x07"))
     out, err = shown.finish()
     assert out == "[node0 0] [red]x[/red] \\xff\n"
     assert "\x1b" not in err
@@ -193,9 +196,9 @@ def test_color_in_a_pipe_only_when_forced(workers, monkeypatch):
 
 def test_a_lost_host_is_reported_immediately_and_the_report_comes_last(workers):
     shown = Shown()
-    shown.view.started("demo-1", plan(), "/runs/demo-1")
+    shown.view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
     for state in ("running", "unreachable", "running", "unreachable", "stopping", "lost"):
-        shown.view.host_state("node1", state, "no route")
+        shown.view.on_event(events.HostState("node1", state, "no route"))
     report = Report(
         ExitCode.NODE_FAILED, "node1: connecting: no route to host", hint="is it on?", seconds=3
     )
@@ -222,19 +225,23 @@ def test_the_last_line_of_a_failed_worker_precedes_the_report(workers):
 
 def test_an_error_of_the_view_reaches_the_waiter(workers):
     shown = Shown()
-    shown.view.started("demo-1", None, "/runs/demo-1")
+    shown.view.on_event(events.RunLaunched("demo-1", None, "/runs/demo-1"))
     with pytest.raises(AttributeError):
         shown.view.wait(HANG)
 
 
 def test_errors_are_shown_completely_and_warnings_as_one_line():
     shown = Shown()
-    shown.view.started("demo-1", plan(), "/runs/demo-1")
-    shown.view.checked(
-        [
-            error("script", ["node1"], "there is no a\x1b[2J.py", "a.py is there", "copy it there"),
-            warning("mtu", ["node0", "node1"], "eth0 has MTU 1400", "1500", "ip link set"),
-        ]
+    shown.view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
+    shown.view.on_event(
+        events.Findings(
+            [
+                error(
+                    "script", ["node1"], "there is no a\x1b[2J.py", "a.py is there", "copy it there"
+                ),
+                warning("mtu", ["node0", "node1"], "eth0 has MTU 1400", "1500", "ip link set"),
+            ]
+        )
     )
     _, err = shown.finish()
     assert err.splitlines()[2:11] == [
@@ -252,9 +259,9 @@ def test_errors_are_shown_completely_and_warnings_as_one_line():
 
 def test_many_warnings_are_counted():
     shown = Shown()
-    shown.view.started("demo-1", plan(), "/runs/demo-1")
+    shown.view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
     found = [warning("disk", ["node0"], f"{size} MiB are free", "1 GiB", "") for size in range(64)]
-    shown.view.checked(found)
+    shown.view.on_event(events.Findings(found))
     _, err = shown.finish()
     assert err.count("MiB are free") == 6
     assert "dtrain: 58 more warnings; `dtrain check FILE` shows how to fix them\n" in err
@@ -263,7 +270,7 @@ def test_many_warnings_are_counted():
 def test_the_state_of_a_progress_bar_appears_in_a_pipe(workers, monkeypatch):
     monkeypatch.setattr(Bars.__init__, "__defaults__", (0.01,))
     shown = Shown()
-    shown.view.started("demo-1", plan(), "/runs/demo-1")
+    shown.view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
     stream = workers.stream("node0", 0)
     shown.view.output(stream, workers.write(stream, b"\r 10%|#   |\r 50%|##  |"))
     wait_until(lambda: "[node0 0]  50%|##  |\n" in shown.out.so_far())

@@ -8,6 +8,7 @@ import pytest
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.runs import events
 from dtrain.runs.progress import Progress
 from dtrain.spec.model import Expected
 from dtrain_cli.views import Filters, make_view, names
@@ -102,10 +103,10 @@ def test_the_lowest_rank_is_shown():
 def shown(reports, json=False):
     out, err = Capture(), Capture()
     view = make_view(json, out.stream, err.stream, Filters(), False, lambda: None)
-    view.started("demo-1", plan(), "/runs/demo-1")
+    view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
     for one in reports:
-        view.progress("node0", one)
-    view.finished(DONE)
+        view.on_event(events.ProgressReported("node0", one))
+    view.on_event(events.Finished(DONE))
     assert view.wait(HANG)
     return out.text(), err.text()
 

@@ -14,7 +14,7 @@ import pytest
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.messages.telemetry import GpuSample, Sample
-from dtrain.runs import journal, restart
+from dtrain.runs import events, journal, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
@@ -54,18 +54,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
         folder = RunFolder.create("run-1")
         request = Request("c.yaml", "/", FILE, (HOSTILE,))
         Record("run-1", request, 29500, "python3", BEGIN).save(folder.path)
-        events: list[tuple[float, journal.JournalEvent]] = [
-            (0, journal.RunStarted("run-1", ("n1", "n2"))),
-            *((1, journal.RelayHello(host, {"time": BEGIN + 1 + AHEAD[host]})) for host in AHEAD),
+        written: list[tuple[float, events.JournalEvent]] = [
+            (0, events.RunStarted("run-1", ("n1", "n2"))),
+            *((1, events.RelayHello(host, {"time": BEGIN + 1 + AHEAD[host]})) for host in AHEAD),
             *((at, progress(at, at - 19)) for at in range(20, 101, 10)),
-            (100, journal.StragglersChanged(STRAGGLER)),
-            (102, journal.NoticeShown(HOSTILE)),
+            (100, events.StragglersChanged(STRAGGLER)),
+            (102, events.NoticeShown(HOSTILE)),
             (104, failed()),
-            (110, journal.NextAttempt(2, ("n1", "n2"))),
+            (110, events.NextAttempt(2, ("n1", "n2"))),
             *((at, progress(at, at - 69)) for at in range(120, 311, 10)),
-            (320, journal.Finished(end())),
+            (320, events.Finished(end())),
         ]
-        lines = [journal.encode(BEGIN + at, event) for at, event in events]
+        lines = [journal.encode(BEGIN + at, event) for at, event in written]
         folder.journal.write_bytes(b"".join(lines))
         (folder.path / "telemetry").mkdir(mode=0o700)
         for host, use in (("n1", 80), ("n2", 20)):
@@ -77,15 +77,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
         return summary(folder, BEGIN + 1000)
 
 
-def progress(at: int, step: int) -> journal.Progressed:
+def progress(at: int, step: int) -> events.Progressed:
     report = Progress("rank-0", BEGIN + at, step, 400, 5.0 / step, 1000 * step, {})
-    return journal.Progressed(report)
+    return events.Progressed(report)
 
 
-def failed() -> journal.AttemptFailed:
+def failed() -> events.AttemptFailed:
     failure = replace(FAILURE, time=BEGIN + 100)
     report = Report(ExitCode.JOB_FAILED, HOSTILE, failures=(failure,))
-    return journal.AttemptFailed(1, restart.AttemptResult(True, 81, "n2"), report)
+    return events.AttemptFailed(1, restart.AttemptResult(True, 81, "n2"), report)
 
 
 def end() -> Report:
@@ -130,9 +130,9 @@ def test_nothing_is_said_about_the_time_without_a_launcher(
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
     folder = RunFolder.create("run-2")
     Record("run-2", Request("c.yaml", "/", FILE, ()), 29500, "python3", BEGIN).save(folder.path)
-    events = [(at, progress(at, at - 19)) for at in range(20, 101, 10)]
-    lines = [journal.encode(BEGIN, journal.RunStarted("run-2", ("n1", "n2")))]
-    lines += [journal.encode(BEGIN + at, event) for at, event in events]
+    written = [(at, progress(at, at - 19)) for at in range(20, 101, 10)]
+    lines = [journal.encode(BEGIN, events.RunStarted("run-2", ("n1", "n2")))]
+    lines += [journal.encode(BEGIN + at, event) for at, event in written]
     folder.journal.write_bytes(b"".join(lines))
     folder.journal.chmod(0o600)
     paper = Paper(80, color=False, unicode=True)
@@ -190,7 +190,7 @@ def test_a_stop_is_one_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder = RunFolder.create("run-2")
     Record("run-2", Request("c.yaml", "/", FILE), 29500, "python3", BEGIN).save(folder.path)
     written = journal.Journal(folder.journal)
-    for event in (journal.StopRequested("Ctrl-C"), journal.NoticeShown("Ctrl-C: stopping")):
+    for event in (events.StopRequested("Ctrl-C"), events.NoticeShown("Ctrl-C: stopping")):
         written.write(BEGIN, event)
     assert [one.text for one in summary(folder, BEGIN + 1).events] == ["Ctrl-C: stopping"]
 

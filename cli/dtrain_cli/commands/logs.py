@@ -15,8 +15,9 @@ import typer
 
 from dtrain.diagnostics import ExitCode
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs.events import NextAttempt, OutputFollows, Sizes
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import JournalReader, NextAttempt, Sizes
+from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
@@ -25,7 +26,8 @@ from dtrain_cli.commands.select import duration, hosts, ranks
 from dtrain_cli.commands.watch import Departure
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks
 from dtrain_cli.standard import OutputError
-from dtrain_cli.views import Filters, View, make_view
+from dtrain_cli.views import Filters, make_view
+from dtrain_cli.views.view import View
 
 POLL = 0.1
 """Seconds between two checks of the log files for new output."""
@@ -71,7 +73,7 @@ def _show(
     """Show a run's output, and with ``follow`` new output until the run ends. Leave out output
     older than ``age`` seconds."""
     plan = record.plan()
-    view.known(plan)
+    view.on_event(OutputFollows(plan))
     journal = JournalReader(folder.journal)
     with on_signals(departure.ask):
         if age is not None:

@@ -13,10 +13,11 @@ import typer
 from dtrain.diagnostics import ExitCode
 from dtrain.engines import existing
 from dtrain.framing import clean
+from dtrain.runs.events import RunEvent
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.session.follow import RunFollower
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain.session.signals import on_signals
 from dtrain.session.status import active, age, find_run
 from dtrain_cli import completion, output
@@ -28,11 +29,6 @@ from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
     from dtrain.failures.cause import Report
-    from dtrain.failures.stalls import Stall
-    from dtrain.failures.stragglers import Straggler
-    from dtrain.launchplan.plan import LaunchPlan
-    from dtrain.messages.telemetry import Sample
-    from dtrain.runs.progress import Progress
     from dtrain_cli.views.board import Board
 
 BETWEEN_SEARCHES = 5.0
@@ -128,35 +124,14 @@ def _show_all(out: Outlet) -> None:
         out.write(LEAVE)
 
 
-class _Watcher(NullObserver):
+class _Watcher(Observer):
     """Passes the events of a run to its board."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
 
-    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self._board.expect(plan)
-
-    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
-        self._board.expect(plan)
-
-    def allocated(self, plan: LaunchPlan) -> None:
-        self._board.expect(plan)
-
-    def host_state(self, host: str, state: str, detail: str = "") -> None:
-        self._board.host_state(host, state)
-
-    def progress(self, host: str, report: Progress) -> None:
-        self._board.add(report)
-
-    def stragglers(self, found: Straggler | None) -> None:
-        self._board.slow = found
-
-    def stall(self, found: Stall | None) -> None:
-        self._board.set_stall(found, time.monotonic())
-
-    def telemetry(self, host: str, sample: Sample) -> None:
-        self._board.telemetry(host, sample, time.monotonic())
+    def on_event(self, event: RunEvent) -> None:
+        self._board.on_event(event, time.monotonic())
 
 
 class _ShownRun:
@@ -171,15 +146,13 @@ class _ShownRun:
         self._folder = folder
         self._follower = RunFollower(folder, record, _Watcher(self.board))
         self._follower.skip()
-        for one in self._follower.progress:
-            self.board.add(one)
-        self.board.slow = self._follower.stragglers
+        self._follower.show_training()
         self.read_new()
 
     @property
     def report(self) -> Report | None:
         """How the run ended; None if it has not."""
-        return self._follower.report
+        return self._follower.state.report
 
     def read_new(self) -> None:
         self.board.attended = self._folder.in_charge() is not None

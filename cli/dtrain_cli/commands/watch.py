@@ -15,6 +15,7 @@ from dtrain.engines.detachment import Detachment
 from dtrain.failures.cause import Report
 from dtrain.runs.folder import RunFolder
 from dtrain.session.control import Control
+from dtrain.session.observer import Both
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
@@ -23,7 +24,6 @@ from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Display, Filters, make_view
 
 if TYPE_CHECKING:
-    from dtrain.session.observer import Observer
     from dtrain_cli.export import Exports
 
 
@@ -72,7 +72,7 @@ class Watch:
         self._exports = exports
         if exports is not None and exports.address:
             self.view.notice(f"metrics: {exports.address}")
-        self.observer: Observer = exports.beside(self.view) if exports is not None else self.view
+        self.observer = self.view if exports is None else Both(self.view, exports)
         """What the library call reports to."""
         self.ask: Ask | None = prompt.asker(self.view.pause, lambda: self.control.interrupted)
 

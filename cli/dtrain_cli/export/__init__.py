@@ -9,27 +9,24 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dtrain.diagnostics import DtrainError, UsageError
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.goodput import goodput
-from dtrain.runs.journal import JournalEvent, JournalReader
+from dtrain.runs.journal import JournalReader
 from dtrain.runs.progress import Pace, Progress, speaker
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain_cli.export.metrics_server import serve
 from dtrain_cli.export.scalars import Scalars, check_scalars
 from dtrain_cli.views import open_metrics
 from dtrain_cli.views.open_metrics import Metrics
 
 if TYPE_CHECKING:
-    from dtrain.failures.stalls import Stall
-    from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
-    from dtrain.messages.telemetry import Sample
 
 PERIOD = 5.0
 """Seconds between two writes of the files."""
@@ -37,23 +34,7 @@ BUSY = 0.02
 """Most part of a CPU that the computation of the goodput takes."""
 
 
-class _Both:
-    """Passes the calls of an observer to two."""
-
-    def __init__(self, first: Any, second: Any) -> None:
-        self._observers = (first, second)
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        methods = [getattr(one, name) for one in self._observers]
-
-        def call(*args: Any, **keywords: Any) -> None:
-            for method in methods:
-                method(*args, **keywords)
-
-        return call
-
-
-class Exports(NullObserver):
+class Exports(Observer):
     """Use as a context manager around the run."""
 
     def __init__(
@@ -66,7 +47,7 @@ class Exports(NullObserver):
         self._over = threading.Event()
         self._pace, self._speaker = Pace(), ""
         self._journal: JournalReader | None = None
-        self._records: list[tuple[float, JournalEvent]] = []
+        self._records: list[tuple[float, events.JournalEvent]] = []
         self._file, self._folder = file, scalars
         self._scalars: Scalars | None = None
         if scalars is not None:
@@ -77,10 +58,6 @@ class Exports(NullObserver):
         self._threads = [threading.Thread(target=self._tick, daemon=True)]
         if self._server is not None:
             self._threads.append(threading.Thread(target=self._server.serve_forever, daemon=True))
-
-    def beside(self, view: Any) -> Any:
-        """An observer that passes its calls to ``view`` and to this."""
-        return _Both(view, self)
 
     @property
     def address(self) -> str:
@@ -104,65 +81,46 @@ class Exports(NullObserver):
         for thread in self._threads:
             thread.join()
 
-    # What it observes ----------------------------------------------------------------------------
+    def on_event(self, event: events.RunEvent) -> None:
+        with self._lock:
+            self._metrics.known.add(time.time(), event)
+            match event:
+                case events.RunLaunched(run, plan, folder) | events.RunAttached(run, plan, folder):
+                    self._begin(run, plan, folder)
+                case events.AttemptPlanned():
+                    self._metrics.progress.clear()
+                    self._metrics.samples.clear()
+                    self._metrics.tokens_per_second, self._pace = None, Pace()
+                case events.Sampled(host, sample):
+                    self._metrics.samples[host] = sample
+                case events.ProgressReported(_, report):
+                    self._progress(report)
 
-    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+    def _begin(self, run: str, plan: LaunchPlan, folder: str) -> None:
         if self._journal is not None:  # the run that it watched until now, taken over
             return
-        with self._lock:
-            self._metrics.run = run
-            self._speaker = speaker(plan)
-            self._journal = JournalReader(RunFolder(Path(folder)).journal)
+        self._metrics.run = run
+        self._speaker = speaker(plan)
+        self._journal = JournalReader(RunFolder(Path(folder)).journal)
         if self._folder is not None:
             self._scalars = Scalars(self._folder / run)
 
-    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self.started(run, plan, folder)
-
-    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
-        with self._lock:
-            self._metrics.attempt = attempt
-            for known in (self._metrics.states, self._metrics.progress, self._metrics.samples):
-                known.clear()
-            self._metrics.slow = self._metrics.stall = self._metrics.tokens_per_second = None
-            self._pace = Pace()
-
-    def allocated(self, plan: LaunchPlan) -> None:
-        with self._lock:
-            self._metrics.states.clear()  # of hosts that had only numbers
-
-    def host_state(self, host: str, state: str, detail: str = "") -> None:
-        with self._lock:
-            self._metrics.states[host] = str(state)
-
-    def telemetry(self, host: str, sample: Sample) -> None:
-        with self._lock:
-            self._metrics.samples[host] = sample
-
-    def stragglers(self, found: Straggler | None) -> None:
-        with self._lock:
-            self._metrics.slow = found
-
-    def stall(self, found: Stall | None) -> None:
-        with self._lock:
-            self._metrics.stall = found
-
-    def progress(self, host: str, report: Progress) -> None:
-        with self._lock:
-            self._metrics.progress[report.process] = report
-            if report.process != self._speaker:
-                return
-            self._pace.add(report)
-            self._metrics.tokens_per_second = self._pace.tokens_per_second
-            values = {
-                "loss": report.loss,
-                "tokens_per_second": self._pace.tokens_per_second,
-                "goodput": self._metrics.goodput.share if self._metrics.goodput else None,
-                **report.metrics,
-            }
-        if self._scalars is not None:
-            known = {name: value for name, value in values.items() if value is not None}
-            self._scalars.add(report, known)
+    def _progress(self, report: Progress) -> None:
+        self._metrics.progress[report.process] = report
+        if report.process != self._speaker:
+            return
+        self._pace.add(report)
+        self._metrics.tokens_per_second = self._pace.tokens_per_second
+        if self._scalars is None:
+            return
+        values = {
+            "loss": report.loss,
+            "tokens_per_second": self._pace.tokens_per_second,
+            "goodput": self._metrics.goodput.share if self._metrics.goodput else None,
+            **report.metrics,
+        }
+        known = {name: value for name, value in values.items() if value is not None}
+        self._scalars.add(report, known)
 
     # Its threads ---------------------------------------------------------------------------------
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from enum import Enum
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from dtrain.session.feed import RunReceiver
+from dtrain_cli.views.filters import Filters
 from dtrain_cli.views.outlet import Outlet
-from dtrain_cli.views.view import Filters, View
 
-__all__ = ["Display", "Filters", "View", "can_redraw", "color", "make_view"]
+if TYPE_CHECKING:
+    from dtrain.session.feed import RunReceiver
+    from dtrain_cli.views.view import View
+
+__all__ = ["Display", "Filters", "can_redraw", "color", "make_view"]
 
 
 class Display(str, Enum):
@@ -42,6 +45,9 @@ def make_view(
     ``on_broken_pipe`` is called once, from another thread, when the reader of stdout or stderr is
     gone.
     """
+
+    # Commands that show no run use the other functions of this module.
+    from dtrain_cli.views.view import View
 
     def receiver(broken: Callable[[OSError], None]) -> RunReceiver:
         out, err = Outlet(stdout, broken), Outlet(stderr, broken)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 
-from dtrain.failures.stalls import Stall
-from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.records import dataclass
+from dtrain.runs import events
+from dtrain.runs.observed import ObservedAttempt, ObservedRun
 from dtrain.runs.progress import Progress
 from dtrain.runs.shown_state import BAD, ShownState
 from dtrain.wording import counted
@@ -48,47 +48,50 @@ class HostRow:
 class Board:
     run: str = ""
     began: float = 0.0
-    attempt: int = 1
     workers: int = 0
+    known: ObservedRun = field(default_factory=ObservedRun)
     hosts: dict[str, HostRow] = field(default_factory=dict)
     progress: ProgressLine = field(default_factory=ProgressLine)
     last: Progress | None = None
-    slow: Straggler | None = None
-    """The ranks that are slow now."""
-    stall: Stall | None = None
-    """What stands still now, with the seconds at `stalled`."""
-    stalled: float = 0.0
     trend: list[float] = field(default_factory=list)
     """The mean use of the GPUs in percent, every `TREND_STEP` seconds, the last one last."""
     trend_due: float = 0.0
     attended: bool = True
     """Whether a launcher is in charge of the run."""
 
-    def expect(self, plan: LaunchPlan) -> None:
+    def on_event(self, event: events.RunEvent, now: float) -> bool:
+        """Whether the board must be drawn before its clock moves on."""
+        self.known.add(now, event)
+        match event:
+            case events.RunLaunched(run, plan) | events.RunAttached(run, plan):
+                self.run = run
+                self._expect(plan)
+            case events.AttemptPlanned(plan) | events.HostsPlanned(plan):
+                self._expect(plan)
+            case events.HostState(host, state) if host in self.hosts:
+                self.hosts[host].state = state
+                return True
+            case events.ProgressReported(_, report) if self.progress.add(report):
+                self.last = report
+                return True
+            case events.Sampled(host, sample):
+                self._sampled(host, sample, now)
+        return False
+
+    def _expect(self, plan: LaunchPlan) -> None:
         """The hosts and workers of a new attempt."""
         self.workers = plan.world_size
         self.progress, self.last = ProgressLine(), None
         self.progress.expect(plan)
-        self.slow = self.stall = None
-        self.attempt = plan.attempt
         self.hosts = {
             part.host.name: HostRow(part.host.name, part.host.gpus) for part in plan.hosts
         }
 
-    def host_state(self, host: str, state: str) -> None:
-        if host in self.hosts:
-            self.hosts[host].state = state
+    @property
+    def attempt(self) -> ObservedAttempt:
+        return self.known.attempt
 
-    def set_stall(self, found: Stall | None, now: float) -> None:
-        self.stall, self.stalled = found, now
-
-    def stall_at(self, now: float) -> Stall | None:
-        """What stands still, with the seconds until ``now``."""
-        if self.stall is None:
-            return None
-        return replace(self.stall, seconds=self.stall.seconds + now - self.stalled)
-
-    def telemetry(self, host: str, sample: Sample, now: float) -> None:
+    def _sampled(self, host: str, sample: Sample, now: float) -> None:
         if host in self.hosts:
             self.hosts[host].sample, self.hosts[host].sampled = sample, now
         used = (
@@ -97,13 +100,6 @@ class Board:
         if used:
             self.trend_due = now + TREND_STEP
             self.trend = [*self.trend, sum(used) / len(used)][-MAX_TREND:]
-
-    def add(self, report: Progress) -> bool:
-        """Whether the report represents the job."""
-        if not self.progress.add(report):
-            return False
-        self.last = report
-        return True
 
     @property
     def connected(self) -> bool:

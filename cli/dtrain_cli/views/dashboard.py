@@ -65,7 +65,7 @@ def snapshot(board: Board, now: float, columns: int = 120) -> str:
 
 def words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]], now: float) -> list[Text]:
     """One line for each kind of problem, the worst first: a stall, slow ranks, GPU troubles."""
-    kinds = ((board.stall_at(now), _STALL), (board.slow, _SLOW))
+    kinds = ((board.attempt.stall_at(now), _STALL), (board.attempt.slow, _SLOW))
     found = [(one, style) for one, style in kinds if one]
     ranks = [Text(f" {clean(str(one))}", style) for one, style in found]
     return [*ranks, *(Text(f" {clean(text)}", one.style) for text, one in summaries(troubles))]
@@ -85,8 +85,8 @@ def _head(board: Board, columns: int, now: float) -> list[Text]:
     parts = [names.duration(now - board.began)]
     if len(set(states.values())) > 1:
         parts.insert(0, state(states.values()))
-    if board.attempt > 1:
-        parts.append(f"attempt {board.attempt}")
+    if board.attempt.number > 1:
+        parts.append(f"attempt {board.attempt.number}")
     parts.append(summary(states, board.workers))
     bad = set(states.values()) & set(BAD)
     title = Text.assemble(
@@ -169,7 +169,7 @@ class _Table:
         self._board, self._troubles, self._now = board, troubles, now
         self._ranks: dict[str, str] = {}
         """The styles of hosts with slow ranks, or ranks that stand still."""
-        for one, style in ((board.slow, _SLOW), (board.stall, _STALL)):
+        for one, style in ((board.attempt.slow, _SLOW), (board.attempt.stall, _STALL)):
             self._ranks |= dict.fromkeys(one.hosts, style) if one is not None else {}
         widest = max((len(clean(name)) for name in board.hosts), default=0)
         self._width = min(_MAX_NAME, max(len(f"{len(board.hosts)} alike"), widest), columns // 4)

@@ -8,23 +8,20 @@ Every object has ``"schema": 1`` and an ``event``: ``started`` (or ``attached``)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dtrain.framing import split
+from dtrain.runs import events
 from dtrain.session.feed import RunReceiver, StreamKey
 from dtrain_cli.views.document import finite
 from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
-    from dtrain.checks import Finding
     from dtrain.failures.cause import Report
-    from dtrain.failures.stalls import Stall
-    from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.runs.log_store import Stream
-    from dtrain.runs.progress import Progress
 
 SCHEMA = 1
 
@@ -37,30 +34,32 @@ class JsonLines(RunReceiver):
         self._out = out
         self._buffer: list[str] = []
 
-    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self._begin("started", run, plan, folder)
-
-    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self._begin("attached", run, plan, folder)
-
-    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
-        self._put("attempt", attempt=attempt, hosts=_hosts(plan))
-
-    def allocated(self, plan: LaunchPlan) -> None:
-        self._put("allocated", hosts=_hosts(plan))
+    def on_event(self, event: events.RunEvent) -> None:
+        match event:
+            case events.RunLaunched(run, plan, folder):
+                self._begin("started", run, plan, folder)
+            case events.RunAttached(run, plan, folder):
+                self._begin("attached", run, plan, folder)
+            case events.AttemptPlanned(plan):
+                self._put("attempt", attempt=plan.attempt, hosts=_hosts(plan))
+            case events.HostsPlanned(plan):
+                self._put("allocated", hosts=_hosts(plan))
+            case events.HostState(host, state, detail):
+                self._put("host", host=host, state=state, detail=detail)
+            case events.Findings(findings):
+                for finding in findings:
+                    self._put("finding", **finding.as_json())
+            case events.NoticeShown(text) | events.TensorBoardAddress(_, text):
+                self._put("notice", text=text)
+            case events.ProgressReported(host, report):
+                self._put("progress", host=host, **finite(asdict(report)))
+            case events.StragglersChanged(slow):
+                self._put("stragglers", found=None if slow is None else asdict(slow))
+            case events.StallChanged(stall):
+                self._put("stall", found=None if stall is None else asdict(stall))
 
     def _begin(self, event: str, run: str, plan: LaunchPlan, folder: str) -> None:
         self._put(event, run=run, name=plan.name, logs=folder, hosts=_hosts(plan))
-
-    def host_state(self, host: str, state: str, detail: str) -> None:
-        self._put("host", host=host, state=state, detail=detail)
-
-    def checked(self, findings: Sequence[Finding]) -> None:
-        for finding in findings:
-            self._put("finding", **finding.as_json())
-
-    def notice(self, text: str) -> None:
-        self._put("notice", text=text)
 
     def lines(self, stream: Stream, text: str, partial: str) -> None:
         """Print each line as the worker wrote it, with escape sequences, which JSON escapes."""
@@ -79,15 +78,6 @@ class JsonLines(RunReceiver):
         # All these lines share every field but the text.
         head = json.dumps(origin)[: -len('""}')]
         self._buffer += [f"{head}{json.dumps(line)}}}\n" for line in split(text)]
-
-    def progress(self, host: str, report: Progress) -> None:
-        self._put("progress", host=host, **finite(asdict(report)))
-
-    def stragglers(self, found: Straggler | None) -> None:
-        self._put("stragglers", found=None if found is None else asdict(found))
-
-    def stall(self, found: Stall | None) -> None:
-        self._put("stall", found=None if found is None else asdict(found))
 
     def flush(self, now: float) -> None:
         if self._buffer:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dtrain.diagnostics import DtrainError
 from dtrain.framing import clean
+from dtrain.runs import events
 from dtrain.runs.record import Record
 from dtrain.session.status import age
 from dtrain_cli.views import names
@@ -25,12 +26,7 @@ from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.plain import Plain
 
 if TYPE_CHECKING:
-    from dtrain.failures.stalls import Stall
-    from dtrain.failures.stragglers import Straggler
-    from dtrain.launchplan.plan import LaunchPlan
-    from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
-    from dtrain.runs.progress import Progress
 
 ENTER_AFTER = 1.0
 """Seconds that all hosts are connected before the dashboard appears."""
@@ -63,46 +59,17 @@ class Live(Plain):
         self._size = (0, 0)
         self._stale = True
 
-    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        super().started(run, plan, folder)
-        self._begin(run, plan)
-
-    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        super().attached(run, plan, folder)
-        self._begin(run, plan)
-        with suppress(DtrainError):
-            self._board.began -= age(Record.load(Path(folder)).started)
-
-    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
-        super().next_attempt(attempt, plan)
-        self._board.expect(plan)
-
-    def allocated(self, plan: LaunchPlan) -> None:
-        super().allocated(plan)
-        self._board.expect(plan)
-
-    def _begin(self, run: str, plan: LaunchPlan) -> None:
-        self._board.run, self._board.began = run, time.monotonic()
-        self._board.expect(plan)
-
-    def host_state(self, host: str, state: str, detail: str) -> None:
-        super().host_state(host, state, detail)
-        self._board.host_state(host, state)
-        self._stale = True
-
-    def progress(self, host: str, report: Progress) -> None:
-        self._stale |= self._board.add(report)
-
-    def stragglers(self, found: Straggler | None) -> None:
-        super().stragglers(found)
-        self._board.slow = found
-
-    def stall(self, found: Stall | None) -> None:
-        super().stall(found)
-        self._board.set_stall(found, time.monotonic())
-
-    def telemetry(self, host: str, sample: Sample) -> None:
-        self._board.telemetry(host, sample, time.monotonic())
+    def on_event(self, event: events.RunEvent) -> None:
+        if not isinstance(event, events.ProgressReported):  # the dashboard has it
+            super().on_event(event)
+        match event:
+            case events.RunLaunched():
+                self._board.began = time.monotonic()
+            case events.RunAttached(folder=folder):
+                self._board.began = time.monotonic()
+                with suppress(DtrainError):
+                    self._board.began -= age(Record.load(Path(folder)).started)
+        self._stale |= self._board.on_event(event, time.monotonic())
 
     def lines(self, stream: Stream, text: str, partial: str) -> None:
         super().lines(stream, text, partial)

@@ -9,11 +9,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 
-from dtrain.failures.stalls import Stall
-from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import MIB, Sample
 from dtrain.records import dataclass
 from dtrain.runs.goodput import Goodput
+from dtrain.runs.observed import ObservedAttempt, ObservedRun
 from dtrain.runs.progress import Progress
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -24,9 +23,7 @@ class Metrics:
     """What is known of a run."""
 
     run: str = ""
-    attempt: int = 1
-    states: dict[str, str] = field(default_factory=dict)
-    """By host."""
+    known: ObservedRun = field(default_factory=ObservedRun)
     progress: dict[str, Progress] = field(default_factory=dict)
     """By process: ``rank-0``, or a task such as ``chief-0``."""
     tokens_per_second: float | None = None
@@ -34,8 +31,10 @@ class Metrics:
     samples: dict[str, Sample] = field(default_factory=dict)
     """The latest of each host."""
     goodput: Goodput | None = None
-    slow: Straggler | None = None
-    stall: Stall | None = None
+
+    @property
+    def attempt(self) -> ObservedAttempt:
+        return self.known.attempt
 
 
 _Value = tuple[Mapping[str, str], float | None]
@@ -109,10 +108,10 @@ _Row = tuple[str, dict[str, str], float | None]
 
 
 def _job(found: Metrics) -> Iterator[_Row]:
-    yield "attempt", {}, float(found.attempt)
+    yield "attempt", {}, float(found.attempt.number)
     yield "tokens_per_second", {}, found.tokens_per_second
-    for host, state in found.states.items():
-        yield "host_state", {"host": host, "state": state}, 1.0
+    for host, (_, now) in found.attempt.hosts.items():
+        yield "host_state", {"host": host, "state": str(now.state)}, 1.0
     for process, report in found.progress.items():
         of = {"rank": _rank(process)}
         yield "step", of, report.step
@@ -121,11 +120,11 @@ def _job(found: Metrics) -> Iterator[_Row]:
         yield "tokens", of, report.tokens
         for name, value in report.metrics.items():
             yield "metric", {**of, "name": name}, value
-    if found.slow is not None:
-        for process in found.slow.processes:
-            yield "slow_rank", {"rank": _rank(process), "cause": found.slow.cause}, 1.0
-    if found.stall is not None:
-        for process in found.stall.processes:
+    if (slow := found.attempt.slow) is not None:
+        for process in slow.processes:
+            yield "slow_rank", {"rank": _rank(process), "cause": slow.cause}, 1.0
+    if (stall := found.attempt.stall) is not None:
+        for process in stall.processes:
             yield "standing_rank", {"rank": _rank(process)}, 1.0
     if found.goodput is not None:
         yield "goodput_ratio", {}, found.goodput.share

@@ -42,8 +42,8 @@ def _entry(board: Board, columns: int, now: float) -> list[Text]:
     word = state(states.values())
     parts = [] if len(set(states.values())) == 1 else [word]
     parts += [names.duration(now - board.began), summary(states, board.workers)]
-    if board.attempt > 1:
-        parts.append(f"attempt {board.attempt}")
+    if board.attempt.number > 1:
+        parts.append(f"attempt {board.attempt.number}")
     title.append(f"  {' · '.join(parts)}", "")
     lines = [Text(), title]
     if not board.attended:  # what is known of it is old

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import RECOVERED
 from dtrain.framing import LIMIT, clean, clean_all, prefixed
+from dtrain.runs import events
 from dtrain.session.feed import RunReceiver, StreamKey
 from dtrain.wording import counted
 from dtrain_cli.views import names
@@ -21,8 +22,6 @@ from dtrain_cli.views.report import render
 if TYPE_CHECKING:
     from dtrain.checks import Finding
     from dtrain.failures.cause import Report
-    from dtrain.failures.stalls import Stall
-    from dtrain.failures.stragglers import Straggler
     from dtrain.launchplan.plan import LaunchPlan
     from dtrain.runs.log_store import Stream
     from dtrain.runs.progress import Progress
@@ -55,29 +54,44 @@ class Plain(RunReceiver):
         self._progress_line = ProgressLine()
         self._last_progress = float("-inf")
 
-    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
+    def on_event(self, event: events.RunEvent) -> None:
+        match event:
+            case events.RunLaunched(run, plan, folder):
+                self._expect(plan)
+                self._notice(f"run {run}, logs in {names.path(folder)}")
+                self._notice(f"starting {self._count(plan)}")
+            case events.RunAttached(run, plan, folder):
+                self._know(plan)
+                self._notice(f"run {run}: {self._count(plan)}, logs in {names.path(folder)}")
+            case events.AttemptPlanned(plan):
+                self._unreachable.clear()
+                self._progress_line = ProgressLine()
+                self._expect(plan)
+                self._notice(f"attempt {plan.attempt}: starting {self._count(plan)}")
+            case events.HostsPlanned(plan):
+                self._expect(plan)
+                self._notice(self._count(plan))
+            case events.OutputFollows(plan):
+                self._know(plan)
+            case events.HostState(host, state):
+                self._host_state(host, state)
+            case events.Findings(findings):
+                self._findings(findings)
+            case events.NoticeShown(text) | events.TensorBoardAddress(_, text):
+                self._notice(text)
+            case events.ProgressReported(_, report):
+                self._progress(report)
+            case events.StragglersChanged(slow):
+                self._notice(str(slow or RECOVERED))
+            case events.StallChanged(stall):
+                self._notice(f"{stall}; collecting stacks" if stall else GOES_ON)
+
+    def _expect(self, plan: LaunchPlan) -> None:
+        """The workers of ``plan`` start."""
         self._starting = set(plan.host_names)
-        self.notice(f"run {run}, logs in {names.path(folder)}")
-        self.known(plan)
-        self.notice(f"starting {self._count(plan)}")
+        self._know(plan)
 
-    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self.known(plan)
-        self.notice(f"run {run}: {self._count(plan)}, logs in {names.path(folder)}")
-
-    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
-        self._starting = set(plan.host_names)
-        self._unreachable.clear()
-        self._progress_line = ProgressLine()
-        self.known(plan)
-        self.notice(f"attempt {attempt}: starting {self._count(plan)}")
-
-    def allocated(self, plan: LaunchPlan) -> None:
-        self._starting = set(plan.host_names)
-        self.known(plan)
-        self.notice(self._count(plan))
-
-    def known(self, plan: LaunchPlan) -> None:
+    def _know(self, plan: LaunchPlan) -> None:
         self._progress_line.expect(plan)
         self._workers = plan.world_size
         self._hosts = len(plan.hosts)
@@ -90,25 +104,25 @@ class Plain(RunReceiver):
         count = f"{counted(self._workers, 'worker')} on {counted(len(hosts), 'host')}"
         return f"{count} ({names.hosts(hosts)})" if plan.hosts_known else count
 
-    def host_state(self, host: str, state: str, detail: str) -> None:
+    def _host_state(self, host: str, state: str) -> None:
         if state == "running" and host in self._starting:
             self._starting.remove(host)
             if not self._starting:
-                self.notice(f"{counted(self._workers, 'worker')} started")
+                self._notice(f"{counted(self._workers, 'worker')} started")
         elif state == "unreachable" and host not in self._unreachable:
             self._unreachable.add(host)
             if len(self._unreachable) <= _MAX_UNREACHABLE:
-                self.notice(f"{host} cannot be reached; its workers keep running, reconnecting")
+                self._notice(f"{host} cannot be reached; its workers keep running, reconnecting")
             elif len(self._unreachable) == _MAX_UNREACHABLE + 1:
-                self.notice(
+                self._notice(
                     "more hosts cannot be reached; their workers keep running, reconnecting"
                 )
         elif host in self._unreachable and state in ("running", "ended"):
             self._unreachable.remove(host)
             if not self._unreachable:
-                self.notice("all hosts are reachable again")
+                self._notice("all hosts are reachable again")
 
-    def checked(self, findings: Sequence[Finding]) -> None:
+    def _findings(self, findings: Sequence[Finding]) -> None:
         # Few launches have findings, so import their view only here.
         from dtrain.checks import Severity
         from dtrain_cli.views.findings import brief, entry
@@ -123,13 +137,13 @@ class Plain(RunReceiver):
         if errors and warnings:
             self._put("stderr", "\n")
         for finding in warnings[:_MAX_WARNINGS]:
-            self.notice(brief(finding, self._hosts))
+            self._notice(brief(finding, self._hosts))
         if warnings:
             more = len(warnings) - _MAX_WARNINGS
             others = f"{counted(more, 'more warning')}; " if more > 0 else ""
-            self.notice(f"{others}`dtrain check FILE` shows how to fix them")
+            self._notice(f"{others}`dtrain check FILE` shows how to fix them")
 
-    def notice(self, text: str) -> None:
+    def _notice(self, text: str) -> None:
         head = names.paint("dtrain:", "bold") if self._color["stderr"] else "dtrain:"
         for line in text.splitlines():
             self._put("stderr", f"{head} {clean(line)}\n")
@@ -145,17 +159,11 @@ class Plain(RunReceiver):
         self._folder.add(now, (stream.host, stream.label), stream.fd, text)
         self._fold(now)
 
-    def progress(self, host: str, report: Progress) -> None:
+    def _progress(self, report: Progress) -> None:
         due = report.time >= self._last_progress + BETWEEN_LINES or report.step == report.total
         if self._progress_line.add(report) and due:
             self._last_progress = report.time
-            self.notice(self._progress_line.text)
-
-    def stragglers(self, found: Straggler | None) -> None:
-        self.notice(str(found or RECOVERED))
-
-    def stall(self, found: Stall | None) -> None:
-        self.notice(f"{found}; collecting stacks" if found else GOES_ON)
+            self._notice(self._progress_line.text)
 
     def flush(self, now: float) -> None:
         for stream, text in self._bars.take(now):

@@ -111,8 +111,8 @@ def training_time(answer: Answer) -> str:
         return ""
     return (
         f"{explain.large(training.tokens)} tokens take {_days(training.days)} on "
-        f"{explain.count(answer.question.cluster.gpus, 'GPU')}: "
-        f"{explain.count(training.steps, 'step')}, {explain.amount(training.gpu_hours)} GPU-hours, "
+        f"{counted(answer.question.cluster.gpus, 'GPU')}: "
+        f"{counted(training.steps, 'step')}, {explain.amount(training.gpu_hours)} GPU-hours, "
         f"if nothing fails. {_failures(training)}{_energy(answer, training)}"
     )
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dtrain.runs.events import ProgressReported, RunEvent
 from dtrain_cli.views.plain import Plain
 
 if TYPE_CHECKING:
     from dtrain.runs.log_store import Stream
-    from dtrain.runs.progress import Progress
 
 
 class Quiet(Plain):
     def lines(self, stream: Stream, text: str, partial: str) -> None:
         """The log files have them."""
 
-    def progress(self, host: str, report: Progress) -> None:
-        """Not shown."""
+    def on_event(self, event: RunEvent) -> None:
+        if not isinstance(event, ProgressReported):
+            super().on_event(event)

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from dtrain.records import dataclass
+from dtrain.runs.events import RunEvent, RunLeft
 from dtrain.session.feed import Feed, RunReceiver
+from dtrain_cli.views.filters import Filters
 from dtrain_cli.views.outlet import reader_gone
-
-if TYPE_CHECKING:
-    from dtrain.runs.log_store import Stream
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """The workers whose output is shown; None shows all. Log files always have all output."""
-
-    ranks: frozenset[int] | None = None
-    hosts: frozenset[str] | None = None
-
-    def show(self, stream: Stream) -> bool:
-        return (self.hosts is None or stream.host in self.hosts) and (
-            self.ranks is None or stream.rank in self.ranks
-        )
 
 
 class View(Feed):
@@ -43,13 +27,15 @@ class View(Feed):
         """The error of a failed write to stdout or stderr, except that its reader is gone."""
         super().__init__(display(self._output_failed), filters.show)
 
-    def left(self, run: str, *, still_running: bool = True) -> None:
-        if still_running:
-            how = f"the job keeps running: `dtrain attach {run}` shows it"
-        else:
-            how = f"the job is not running now: `dtrain attach {run}` restarts it"
-        self.notice(f"left the run; {how}, `dtrain stop {run}` stops it")
-        super().left(run, still_running=still_running)
+    def on_event(self, event: RunEvent) -> None:
+        if isinstance(event, RunLeft):
+            run = event.run
+            if event.still_running:
+                how = f"the job keeps running: `dtrain attach {run}` shows it"
+            else:
+                how = f"the job is not running now: `dtrain attach {run}` restarts it"
+            self.notice(f"left the run; {how}, `dtrain stop {run}` stops it")
+        super().on_event(event)
 
     def _output_failed(self, error: OSError) -> None:
         if not reader_gone(error):

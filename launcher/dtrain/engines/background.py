@@ -12,12 +12,12 @@ from pathlib import Path
 from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.engines.detachment import Detachment
 from dtrain.engines.select import engine
-from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import decode
+from dtrain.runs.events import RunEvent, RunLaunched
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Request
 from dtrain.session.control import Control
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain.session.signals import on_signals, stop_by_signal
 
 # Modules in the current folder, such as a `queue.py`, are not ours.
@@ -92,13 +92,14 @@ def main() -> None:
         _answer({"run": observer.run})
 
 
-class _RunName(NullObserver):
+class _RunName(Observer):
     """Remembers the run's name."""
 
     run = ""
 
-    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self.run = run
+    def on_event(self, event: RunEvent) -> None:
+        if isinstance(event, RunLaunched):
+            self.run = event.run
 
 
 def _answer(reply: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.contract import Engine
 from dtrain.failures.cause import Report
+from dtrain.runs.events import Finished, RunLeft
 from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import stop_requests
@@ -51,7 +52,7 @@ def attach(folder: RunFolder, *, engines: Engines, observer: Observer, control: 
             continue
         try:
             if (report := ending(folder)) is not None:
-                observer.finished(report)
+                observer.on_event(Finished(report))
                 return report
             # Read it only now: the previous launcher may have restarted the job.
             record = Record.load(folder.path)
@@ -71,7 +72,7 @@ def watch(folder: RunFolder, *, observer: Observer, control: Control) -> Report:
         raise UsageError(f"run {folder.name} is over", hint=f"`dtrain ps {folder.name}` shows it")
     report = None
     if folder.in_charge() is not None:
-        report = _watch(folder, observer, control, progress=True)
+        report = _watch(folder, observer, control)
     if report is None:
         raise UsageError(
             f"run {folder.name} has no launcher",
@@ -80,22 +81,16 @@ def watch(folder: RunFolder, *, observer: Observer, control: Control) -> Report:
     return report
 
 
-def _watch(
-    folder: RunFolder, observer: Observer, control: Control, *, progress: bool = False
-) -> Report | None:
-    """Follow what the process in charge writes. None if it exits before the run is over.
-    ``progress``: begin with the last progress and the slow ranks."""
+def _watch(folder: RunFolder, observer: Observer, control: Control) -> Report | None:
+    """Follow what the process in charge writes. None if it exits before the run is over."""
     follower = RunFollower(folder, Record.load(folder.path), observer)
     follower.skip()
-    for one in follower.progress if progress else ():
-        observer.progress("", one)
-    if progress and follower.stragglers is not None:
-        observer.stragglers(follower.stragglers)
+    follower.show_training()
     report = follower.follow(lambda seconds: _wait(control, seconds))
     if report is not None:
-        observer.finished(report)
+        observer.on_event(Finished(report))
     elif control.interrupted:
-        observer.left(folder.name)
+        observer.on_event(RunLeft(folder.name))
         report = Report(ExitCode.INTERRUPTED, "left")
     return report
 
@@ -129,7 +124,7 @@ def stop(
         if control.interrupted:
             return ExitCode.INTERRUPTED
         if report is not None and _is_clean(folder):
-            observer.finished(report)
+            observer.on_event(Finished(report))
     if not waited:
         raise UsageError(f"run {folder.name} is over already")
     return ExitCode.OK
@@ -169,7 +164,7 @@ def _request_stop(
     follower = RunFollower(folder, Record.load(folder.path), observer)
     follower.skip()
     # If the run is over, the process in charge is already ending its leftovers.
-    over = follower.report is not None
+    over = follower.state.report is not None
     if not over:
         holder = folder.holder()
         pid = holder.pid if holder is not None else None
@@ -183,10 +178,10 @@ def _request_stop(
         follower.follow(wait)
         follower.read_new()
     until = math.inf if over else time.monotonic() + EXIT_SECONDS
-    while follower.report is not None and folder.in_charge() is not None:
+    while follower.state.report is not None and folder.in_charge() is not None:
         if _wait(control, POLL) or time.monotonic() > until:
             break
-    return None if over else follower.report
+    return None if over else follower.state.report
 
 
 def _ask(holder: Holder, folder: RunFolder, *, force: bool) -> bool:

@@ -11,7 +11,7 @@ from dtrain.failures.cause import Failure, Report
 from dtrain.failures.torchrun import root_rank
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import Stream, tail
 from dtrain.runs.record import Record
@@ -59,7 +59,7 @@ class FollowedRun:
         self._sizes_due = time.monotonic() + journal.SIZES_SECONDS
         if self._changed:
             changed, self._changed = self._changed, {}
-            self.recorder.record(journal.Sizes(changed))
+            self.recorder.record(events.Sizes(changed))
 
     def next_attempt(
         self, report: Report, then: str, *, step: int | None = None, **fields: Any
@@ -71,7 +71,7 @@ class FollowedRun:
         report = completed(report, self.record, self.folder)
         culprit = report.failures[0].host if report.failures else None
         result = AttemptResult(ran=True, step=step, culprit=culprit)
-        self.recorder.record(journal.AttemptFailed(number, result, report))
+        self.recorder.record(events.AttemptFailed(number, result, report))
         self._notifications.send("restarted", number, report)
         self.recorder.notice(f"{report.reason}; {then} (restart {number})")
         plan = self.change(attempt=number + 1, **fields)
@@ -96,7 +96,7 @@ class FollowedRun:
         """The job goes on without this process."""
         self._journal_sizes()
         self._notifications.close()
-        self._observer.left(self.record.run)
+        self._observer.on_event(events.RunLeft(self.record.run))
         return replace(report, logs=str(self.folder.path))
 
     def finish(self, report: Report) -> Report:

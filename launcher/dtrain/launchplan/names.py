@@ -5,6 +5,8 @@ Shipped to nodes: Python 3.8, standard library only.
 
 from __future__ import annotations
 
+from dtrain.wording import plural
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -43,7 +45,7 @@ def name_processes(names: Sequence[str]) -> str:
 
 def name_ranks(ranks: Collection[int]) -> str:
     """``rank 3``, ``ranks 0-2, 5``."""
-    return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks, ', ')}"
+    return f"{plural(len(ranks), 'rank')} {fold_ranks(ranks, ', ')}"
 
 
 def fold_ranks(ranks: Iterable[int], separator: str = ",") -> str:

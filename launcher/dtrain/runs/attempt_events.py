@@ -8,9 +8,9 @@ from dataclasses import field
 
 from dtrain.failures.cause import Report
 from dtrain.records import dataclass
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.clocks import HostClock
-from dtrain.runs.journal import JournalEvent
+from dtrain.runs.events import JournalEvent
 
 Records = Iterable[tuple[float, JournalEvent]]
 """Events of a journal with their times in seconds since the epoch, in the journal's order."""
@@ -62,20 +62,20 @@ class AttemptEvents:
 
     def add(self, then: float, event: JournalEvent) -> None:
         match event:
-            case journal.Progressed(report):
+            case events.Progressed(report):
                 self._point(then, report.time, report.step, None)
-            case journal.PhasesSpent(at, step, seconds):
+            case events.PhasesSpent(at, step, seconds):
                 self._point(then, at, step, seconds)
-            case journal.StallChanged(found):
+            case events.StallChanged(found):
                 if self.hung and self.hung[-1][1] == math.inf:
                     self.hung[-1] = (self.hung[-1][0], then)
                 if found is not None:
                     self.hung.append((then - found.seconds, math.inf))
-            case journal.HostState(host, state):
+            case events.HostState(host, state):
                 self._host_state(then, host, state)
-            case journal.StopRequested():
+            case events.StopRequested():
                 self.stopped = min(self.stopped, then)
-            case journal.AttemptFailed(attempt=result, report=report):
+            case events.AttemptFailed(attempt=result, report=report):
                 self.failed = then
                 self._failed(report)
                 reports = self.reports[-1]
@@ -83,7 +83,7 @@ class AttemptEvents:
                     # The journal has only some of its reports, and not the last one.
                     at = self.stopped - reports.clock.offset
                     reports.points.append((at, result.step, None))
-            case journal.Finished(report):
+            case events.Finished(report):
                 self.end = then
                 self._failed(report)
 
@@ -127,12 +127,12 @@ def attempts_in(records: Records, now: float) -> list[AttemptEvents]:
     attempts: list[AttemptEvents] = []
     latest = 0.0
     for then, event in records:
-        if isinstance(event, journal.Cleaned):
+        if isinstance(event, events.Cleaned):
             continue
         latest = max(latest, then)  # a clock may have been set back
         if not attempts:
             attempts.append(AttemptEvents(1, latest))
-        if isinstance(event, journal.NextAttempt):
+        if isinstance(event, events.NextAttempt):
             attempts[-1].end = latest
             attempts.append(AttemptEvents(event.attempt, latest))
         else:

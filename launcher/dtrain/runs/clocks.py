@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 
 from dtrain.records import dataclass
-from dtrain.runs import journal
-from dtrain.runs.journal import JournalEvent
+from dtrain.runs import events
+from dtrain.runs.events import JournalEvent
 
 CLOCK_SET = 60.0
 """Seconds by which a host's clock must jump. Reports are written less out of order."""
@@ -55,9 +55,9 @@ class HostClocks:
         self._clocks: dict[str, list[HostClock]] = {}
         for then, event in records:
             match event:
-                case journal.RelayHello(host, {"time": float() | int() as at}):
+                case events.RelayHello(host, {"time": float() | int() as at}):
                     self._add(host, then, at)
-                case journal.HostEvent(host, _, {"time": float() | int() as at}):
+                case events.HostEvent(host, _, {"time": float() | int() as at}):
                     self._add(host, then, at)
 
     def _add(self, host: str, then: float, at: float) -> None:

@@ -13,291 +13,25 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
 
-from dtrain.checks import Finding
-from dtrain.failures.cause import Report
-from dtrain.failures.stalls import Stall
-from dtrain.failures.stragglers import Straggler
-from dtrain.messages.agent import Offset, Time
+from dtrain.messages.agent import Time
 from dtrain.messages.decode import (
-    MAX_ITEMS,
-    Length,
     ProtocolError,
-    Range,
     decode,
     parse_object,
 )
-from dtrain.records import dataclass
-from dtrain.runs import restart
-from dtrain.runs.progress import Progress
+from dtrain.runs.events import EVENTS, JournalEvent
 from dtrain.runs.stored_file import open_stored, unreadable
-from dtrain.spec.model import NotifyEvent
 
 SCHEMA = 1
 MAX_LINE = 1 << 26
 """Bytes of one line. The longest is the end of a run in which every worker failed."""
-TRACEBACKS = 32
-"""Failures of a report that keep their traceback in the journal. Users read the first ones."""
-LONGEST = 1 << 16
-"""Characters of each text in a report."""
 SIZES_SECONDS = 10.0
 """Seconds between two `Sizes` events of an attempt."""
-
-AttemptNumber = Annotated[int, Range(1, 10**6)]
-
-
-@dataclass(frozen=True, slots=True)
-class JournalEvent:
-    kind: ClassVar[str]
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields, for `encode`."""
-        # `asdict` would copy what an event contains, which takes longer than to write it.
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> JournalEvent:
-        """Raises ProtocolError."""
-        return decode(cls, body, cls.kind)
-
-
-@dataclass(frozen=True, slots=True)
-class RunStarted(JournalEvent):
-    """The run has a name; nothing has been started on any host."""
-
-    kind = "started"
-    run: str
-    hosts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LauncherAttached(JournalEvent):
-    """Another process on this machine has taken charge of the run."""
-
-    kind = "attached"
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class NextAttempt(JournalEvent):
-    """The job has failed and starts again."""
-
-    kind = "attempt"
-    attempt: AttemptNumber
-    hosts: tuple[str, ...]
-    dropped: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HostsAllocated(JournalEvent):
-    """The engine has chosen the hosts."""
-
-    kind = "allocated"
-    hosts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HostState(JournalEvent):
-    """A host has another state; a `ShownState`."""
-
-    kind = "host"
-    host: str
-    state: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RelayHello(JournalEvent):
-    """What a relay reported about itself when it started."""
-
-    kind = "hello"
-    host: str
-    said: Any
-
-
-@dataclass(frozen=True, slots=True)
-class HostEvent(JournalEvent):
-    """An event of a host's supervisor, from `dtrain.node.protocol`."""
-
-    kind = "event"
-    host: str
-    offset: Offset
-    """Where the next event begins in the host's own file."""
-    said: Any
-
-
-@dataclass(frozen=True, slots=True)
-class NoticeShown(JournalEvent):
-    """A sentence for the user."""
-
-    kind = "notice"
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorBoardAddress(JournalEvent):
-    """Where the TensorBoard of a host can be seen on this machine."""
-
-    kind = "tensorboard"
-    host: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Findings(JournalEvent):
-    """The result of the check before the launch."""
-
-    kind = "findings"
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed(JournalEvent):
-    """The training progress of the process that represents the job."""
-
-    kind = "progress"
-    report: Progress
-
-    def as_json(self) -> dict[str, Any]:
-        return {"process": self.report.process, "said": self.report.as_json()}
-
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> JournalEvent:
-        said = body.get("said")
-        if not isinstance(said, dict):
-            raise ProtocolError(f"{cls.kind}: said is no object")
-        return cls(Progress.read(body.get("process"), said))
-
-
-@dataclass(frozen=True, slots=True)
-class PhasesSpent(JournalEvent):
-    """What the process that represents the job did besides steps, since it began."""
-
-    kind = "phases"
-    at: Time
-    """Seconds since the epoch, on the host's clock."""
-    step: Annotated[int, Range(0, 1 << 63)]
-    """The last step that it had done."""
-    seconds: Annotated[Mapping[str, Annotated[float, Range(0, 1e7)]], Length(8)]
-    """By phase, see `dtrain.runtime.steps.PHASES`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StragglersChanged(JournalEvent):
-    """The slow ranks have changed; None: no rank is slow any more."""
-
-    kind = "stragglers"
-    found: Straggler | None
-
-
-@dataclass(frozen=True, slots=True)
-class StallChanged(JournalEvent):
-    """The job or some ranks stand still; None: they go on."""
-
-    kind = "stall"
-    found: Stall | None
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes(JournalEvent):
-    """The bytes of the output streams that have changed since the last such event."""
-
-    kind = "sizes"
-    streams: Annotated[Mapping[str, Offset], Length(1 << 20)]
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested(JournalEvent):
-    """The user or a signal stops the attempt."""
-
-    kind = "stopping"
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFailed(JournalEvent):
-    """An attempt has ended, and another one follows."""
-
-    kind = "failed"
-    number: AttemptNumber
-    attempt: restart.AttemptResult
-    report: Report
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "attempt": asdict(self.attempt),
-            **asdict(_shortened(self.report)),
-        }
-
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> JournalEvent:
-        return decode(cls, {**body, "report": body}, cls.kind)
-
-
-@dataclass(frozen=True, slots=True)
-class Notified(JournalEvent):
-    """A notification is about to be sent. It is journaled first: none is sent twice."""
-
-    kind = "notified"
-    on: NotifyEvent
-    attempt: AttemptNumber
-
-
-@dataclass(frozen=True, slots=True)
-class Cleaned(JournalEvent):
-    """`dtrain stop` ended what a finished run had left; ``left`` are the unreachable hosts."""
-
-    kind = "cleaned"
-    left: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished(JournalEvent):
-    """The run is over."""
-
-    kind = "finished"
-    report: Report
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(_shortened(self.report))
-
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> JournalEvent:
-        return cls(decode(Report, body, cls.kind))
-
-
-EVENTS: dict[str, type[JournalEvent]] = {
-    event.kind: event
-    for event in (
-        RunStarted,
-        LauncherAttached,
-        NextAttempt,
-        HostsAllocated,
-        HostState,
-        RelayHello,
-        HostEvent,
-        NoticeShown,
-        TensorBoardAddress,
-        Findings,
-        Progressed,
-        PhasesSpent,
-        StragglersChanged,
-        StallChanged,
-        Sizes,
-        StopRequested,
-        AttemptFailed,
-        Notified,
-        Cleaned,
-        Finished,
-    )
-}
-
 
 END = b'"event": "finished"'
 """In the journal of every run that is over, and of no other: in a text, the quotes are escaped."""
@@ -385,24 +119,6 @@ class JournalReader:
             return
         except OSError as error:
             raise unreadable(self.path, error) from None
-
-
-def _shortened(report: Report) -> Report:
-    """A report that `JournalReader` accepts: hundreds of workers may fail with long texts."""
-    return replace(
-        report,
-        reason=report.reason[:LONGEST],
-        hint=report.hint[:LONGEST],
-        problems=tuple(text[:LONGEST] for text in report.problems[:MAX_ITEMS]),
-        failures=tuple(
-            replace(
-                failure,
-                message=failure.message[:LONGEST],
-                traceback=failure.traceback[-LONGEST:] if place < TRACEBACKS else "",
-            )
-            for place, failure in enumerate(report.failures[:MAX_ITEMS])
-        ),
-    )
 
 
 def _plain(value: object) -> object:

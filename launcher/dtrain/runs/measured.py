@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from dtrain.records import dataclass
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.attempt_events import Records
 from dtrain.runs.goodput import Goodput
 from dtrain.spec.model import Expected
@@ -62,9 +62,9 @@ def points(records: Records) -> list[Point]:
     before = None
     for then, event in records:
         match event:
-            case journal.NextAttempt():
+            case events.NextAttempt():
                 before = None
-            case journal.Progressed(report):
+            case events.Progressed(report):
                 seconds = rate = None
                 if before is not None and report.time > before.time and report.step > before.step:
                     spent = report.time - before.time

@@ -9,7 +9,7 @@ from dtrain.failures.cause import Report
 from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
-from dtrain.runs import journal, telemetry
+from dtrain.runs import events, telemetry
 from dtrain.runs.attempt_events import Records
 from dtrain.runs.clocks import HostClocks
 from dtrain.runs.folder import RunFolder
@@ -24,6 +24,7 @@ from dtrain.runs.measured import (
     measured,
     points,
 )
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
 from dtrain.spec.model import Expected
 from dtrain.wording import counted
@@ -102,7 +103,8 @@ def summary(folder: RunFolder, now: float) -> Summary:
         for gpu in sample.gpus
         if gpu.memory_used is not None
     ]
-    ends = [(then, event.report) for then, event in records if isinstance(event, journal.Finished)]
+    known = ObservedRun.of(records)
+    ends = [then for then, event in records if isinstance(event, events.Finished)]
     attended = bool(ends) or folder.in_charge() is not None
     if not attended:  # nobody knows what has become of it since its last event
         now = max((then for then, _ in records), default=now)
@@ -112,7 +114,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     slow = tuple(
         (then, event.found)
         for then, event in records
-        if isinstance(event, journal.StragglersChanged) and event.found is not None
+        if isinstance(event, events.StragglersChanged) and event.found is not None
     )
     expected = plan.job.expected
     gpus = sum(len(part.host.gpus) for part in plan.hosts)
@@ -125,8 +127,8 @@ def summary(folder: RunFolder, now: float) -> Summary:
         workers=plan.world_size,
         gpus=gpus,
         began=records[0][0] if records else record.started,
-        ended=ends[-1][0] if ends else None,
-        until=ends[-1][0] if ends else now,
+        ended=ends[-1] if ends else None,
+        until=ends[-1] if ends else now,
         attended=attended,
         goodput=spent,
         curve=tuple(curve),
@@ -136,7 +138,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
         differs=explanation(found, compared, bool(slow)),
         events=tuple(_events(records)),
         slow=slow,
-        report=ends[-1][1] if ends else _last_failure(records),
+        report=known.report or known.failure,
         samples=samples,
         unreadable=reader.unreadable,
     )
@@ -161,21 +163,15 @@ def _hosts(records: Records) -> tuple[str, ...]:
     for _, event in records:
         match event:
             case (
-                journal.RunStarted(hosts=hosts)
-                | journal.NextAttempt(hosts=hosts)
-                | journal.HostsAllocated(hosts)
+                events.RunStarted(hosts=hosts)
+                | events.NextAttempt(hosts=hosts)
+                | events.HostsAllocated(hosts)
             ):
                 found.update(dict.fromkeys(hosts))
     return tuple(found)
 
 
-def _last_failure(records: Records) -> Report | None:
-    """The failure of the last attempt that ended, of a run that goes on."""
-    failed = [event for _, event in records if isinstance(event, journal.AttemptFailed)]
-    return failed[-1].report if failed else None
-
-
-def _events(records: Sequence[tuple[float, journal.JournalEvent]]) -> list[TimelineEntry]:
+def _events(records: Sequence[tuple[float, events.JournalEvent]]) -> list[TimelineEntry]:
     found = [TimelineEntry(then, text) for then, event in records if (text := _text(event))]
     if len(found) <= EVENTS:
         return found
@@ -184,19 +180,19 @@ def _events(records: Sequence[tuple[float, journal.JournalEvent]]) -> list[Timel
     return [*found[:half], replace(found[half], text=left_out), *found[-half:]]
 
 
-def _text(event: journal.JournalEvent) -> str:
+def _text(event: events.JournalEvent) -> str:
     match event:
-        case journal.NoticeShown(text) | journal.TensorBoardAddress(text=text):
+        case events.NoticeShown(text) | events.TensorBoardAddress(text=text):
             return text
-        case journal.HostState(host, state, detail) if state in NOTABLE:
+        case events.HostState(host, state, detail) if state in NOTABLE:
             is_so = "failed" if state == "failed" else f"is {state}"
             return f"{host} {is_so}{f': {detail}' if detail else ''}"
-        case journal.NextAttempt(number, hosts):
+        case events.NextAttempt(number, hosts):
             return f"attempt {number} begins on {counted(len(hosts), 'host')}"
-        case journal.LauncherAttached():
+        case events.LauncherAttached():
             return "another launcher takes charge of the run"
-        case journal.StragglersChanged(found):
+        case events.StragglersChanged(found):
             return str(found) if found is not None else ""
-        case journal.StallChanged(stall):
+        case events.StallChanged(stall):
             return str(stall) if stall is not None else "the job goes on"
     return ""

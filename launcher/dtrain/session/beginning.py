@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
+from dtrain.runs.observed import ObservedAttempt, ObservedRun
 from dtrain.runs.record import Record, Request, run_name
 from dtrain.runs.storage import storage_error
-from dtrain.session import history
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
 from dtrain.session.signals import are_handled
@@ -42,8 +42,8 @@ def new_run(
         port = spec.job.rendezvous.first_port
         record = Record(name, request, port, sys.executable, begun)
         plan = save(record, folder)
-        observer.started(name, plan, str(folder.path))
-        started = journal.RunStarted(name, plan.host_names)
+        observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
+        started = events.RunStarted(name, plan.host_names)
         Journal(folder.journal).write(begun, started)
         with listening(folder, control):
             yield record, folder
@@ -60,18 +60,20 @@ def earlier_run(
     requested earlier is requested again. Provides the folder of the current attempt."""
     folder = replace(folder, attempt=record.attempt)
     plan = record.plan()
-    observer.attached(record.run, plan, str(folder.path))
-    events = Journal(folder.journal)
-    if history.latest_attempt(folder) < record.attempt:
+    observer.on_event(events.RunAttached(record.run, plan, str(folder.path)))
+    journal = Journal(folder.journal)
+    known = ObservedRun.read(folder).attempt
+    if known.number < record.attempt:
         # The last launcher was killed after it saved the record of this attempt. Without this
         # event, what hosts reported of the attempt before would count as reports of this one.
         gone = tuple(host for host, since in record.dropped.items() if since == record.attempt)
-        events.write(time.time(), journal.NextAttempt(record.attempt, plan.host_names, gone))
-    events.write(time.time(), journal.LauncherAttached(os.getpid()))
+        journal.write(time.time(), events.NextAttempt(record.attempt, plan.host_names, gone))
+        known = ObservedAttempt(record.attempt)
+    journal.write(time.time(), events.LauncherAttached(os.getpid()))
     for stream, size in folder.sizes(plan).items():
         observer.skip(stream, size)
-    if not control.interrupted and (why := history.stop_reason(folder)):
-        control.stop(why)
+    if not control.interrupted and known.stop_reason:
+        control.stop(known.stop_reason)
     with listening(folder, control):
         yield folder
 

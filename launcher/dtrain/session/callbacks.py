@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, ParamSpec, TypeAlias
 
-from dtrain.checks import Finding
-from dtrain.failures.stalls import GOES_ON, Stall
-from dtrain.failures.stragglers import RECOVERED, Straggler
+from dtrain.failures.stalls import GOES_ON
+from dtrain.failures.stragglers import RECOVERED
 from dtrain.framing import split
 from dtrain.launchplan import names
 from dtrain.records import dataclass
+from dtrain.runs import events
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
 from dtrain.session.control import Control
@@ -40,7 +40,7 @@ class Line:
 
 OnLine: TypeAlias = Callable[[Line], object]
 OnState: TypeAlias = Callable[[str, str, str], object]
-"""Host, state (as in `Observer.host_state`) and a detail, often empty."""
+"""Host, state (a `dtrain.runs.shown_state.ShownState`) and a detail, often empty."""
 
 
 class Callbacks(RunReceiver):
@@ -71,17 +71,21 @@ class Callbacks(RunReceiver):
         if self._error is not None:
             raise self._error
 
-    def host_state(self, host: str, state: str, detail: str) -> None:
-        self._call(self._on_state, host, state, detail)
-
-    def checked(self, findings: Sequence[Finding]) -> None:
-        for finding in findings:
-            self._call(
-                self._on_notice, f"{finding.severity.value}: {finding.subject}: {finding.seen}"
-            )
-
-    def notice(self, text: str) -> None:
-        self._call(self._on_notice, text)
+    def on_event(self, event: events.RunEvent) -> None:
+        match event:
+            case events.HostState(host, state, detail):
+                self._call(self._on_state, host, state, detail)
+            case events.Findings(findings):
+                for one in findings:
+                    self._call(self._on_notice, f"{one.severity.value}: {one.subject}: {one.seen}")
+            case events.NoticeShown(text) | events.TensorBoardAddress(_, text):
+                self._call(self._on_notice, text)
+            case events.ProgressReported(_, report):
+                self._call(self._on_progress, report)
+            case events.StragglersChanged(slow):
+                self._call(self._on_notice, str(slow or RECOVERED))
+            case events.StallChanged(stall):
+                self._call(self._on_notice, str(stall or GOES_ON))
 
     def lines(self, stream: Stream, text: str, partial: str) -> None:
         for line in split(text):
@@ -89,15 +93,6 @@ class Callbacks(RunReceiver):
                 self._on_line,
                 Line(stream.host, stream.role, stream.index, stream.rank, stream.fd, line),
             )
-
-    def progress(self, host: str, report: Progress) -> None:
-        self._call(self._on_progress, report)
-
-    def stragglers(self, found: Straggler | None) -> None:
-        self._call(self._on_notice, str(found or RECOVERED))
-
-    def stall(self, found: Stall | None) -> None:
-        self._call(self._on_notice, str(found or GOES_ON))
 
     def _call(self, act: Callable[_P, object] | None, *args: _P.args, **kwargs: _P.kwargs) -> None:
         if act is None or self._error is not None:

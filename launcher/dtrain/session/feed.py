@@ -1,7 +1,7 @@
 """Passes the events of a run to one receiver in a separate thread, so that the run never waits.
 
-    session threads ── started, host_state, notice, output, progress, finished ──> Feed
-    Feed's thread   ── reads new data from the stream files ──────────────────> RunReceiver
+    session threads ── events, sizes of stream files ─────────────────────> Feed
+    Feed's thread   ── events, new data from the stream files ────────────> RunReceiver
 
 Workers' output is never queued in memory. A call only gives the size of a file. When the receiver
 is ready, the thread reads the file in pieces, one stream after the other.
@@ -13,22 +13,18 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from dtrain.runs.events import Finished, NoticeShown, ProgressReported, RunEvent, RunLeft, Sampled
 from dtrain.runs.stored_file import open_output
 from dtrain.screen import ScreenFramer
+from dtrain.session.observer import Observer
 
 if TYPE_CHECKING:
-    from dtrain.checks import Finding
     from dtrain.failures.cause import Report
-    from dtrain.failures.stalls import Stall
-    from dtrain.failures.stragglers import Straggler
-    from dtrain.launchplan.plan import LaunchPlan
-    from dtrain.messages.telemetry import Sample
     from dtrain.runs.log_store import Stream
-    from dtrain.runs.progress import Progress
 
 StreamKey = tuple[str, str, int, str]
 """Host, role, index, and ``stdout`` or ``stderr``."""
@@ -44,40 +40,18 @@ MAX_CALLS = 10_000
 
 
 class RunReceiver:
-    """Receives all events of a feed, and ignores those that a subclass has no method for. All calls
-    come from one thread and may block."""
+    """Receives what a feed passes on, and ignores it; subclasses do not. All calls come from one
+    thread and may block."""
 
     limit: int
     """Bytes of one line that are passed on. The rest of the line is cut."""
 
-    def started(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
-
-    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None: ...
-
-    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None: ...
-
-    def allocated(self, plan: LaunchPlan) -> None: ...
-
-    def known(self, plan: LaunchPlan) -> None:
-        """Output of these workers follows. There is nothing else to show."""
-
-    def host_state(self, host: str, state: str, detail: str) -> None: ...
-
-    def checked(self, findings: Sequence[Finding]) -> None: ...
-
-    def notice(self, text: str) -> None: ...
+    def on_event(self, event: RunEvent) -> None:
+        """All events but `Finished` and `RunLeft`."""
 
     def lines(self, stream: Stream, text: str, partial: str) -> None:
         """Lines that ``stream`` completed, each with its newline, and the start of its next
         line."""
-
-    def progress(self, host: str, report: Progress) -> None: ...
-
-    def telemetry(self, host: str, sample: Sample) -> None: ...
-
-    def stragglers(self, found: Straggler | None) -> None: ...
-
-    def stall(self, found: Stall | None) -> None: ...
 
     def flush(self, now: float) -> None:
         """Write buffered output, unless it is better to wait for more."""
@@ -101,8 +75,8 @@ class _Position:
         self.offset = 0
 
 
-class Feed:
-    """An `Observer` that passes a run on to a `RunReceiver`. Calls return at once."""
+class Feed(Observer):
+    """Passes a run on to a `RunReceiver`. Calls return at once."""
 
     def __init__(
         self, receiver: RunReceiver, wanted: Callable[[Stream], bool] = lambda stream: True
@@ -114,7 +88,7 @@ class Feed:
         self._calls: deque[Callable[[], None]] = deque()
         self._grown: dict[Stream, int] = {}
         self._waits_for_output = False
-        self._samples: dict[str, Sample] = {}
+        self._samples: dict[str, Sampled] = {}
         self._paused = 0
         self._quiet = False
         self._muted = False
@@ -130,26 +104,20 @@ class Feed:
         self._done = threading.Event()
         threading.Thread(target=self._serve, name="dtrain-feed", daemon=True).start()
 
-    def started(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self._call(lambda: self._receiver.started(run, plan, folder))
-
-    def attached(self, run: str, plan: LaunchPlan, folder: str) -> None:
-        self._call(lambda: self._receiver.attached(run, plan, folder))
-
-    def next_attempt(self, attempt: int, plan: LaunchPlan) -> None:
-        self._call(lambda: self._receiver.next_attempt(attempt, plan))
-
-    def allocated(self, plan: LaunchPlan) -> None:
-        self._call(lambda: self._receiver.allocated(plan))
-
-    def host_state(self, host: str, state: str, detail: str = "") -> None:
-        self._call(lambda: self._receiver.host_state(host, state, detail))
-
-    def checked(self, findings: Sequence[Finding]) -> None:
-        self._call(lambda: self._receiver.checked(findings))
-
-    def notice(self, text: str) -> None:
-        self._call(lambda: self._receiver.notice(text))
+    def on_event(self, event: RunEvent) -> None:
+        match event:
+            case ProgressReported() if self._muted or len(self._calls) >= MAX_CALLS:
+                pass
+            case Sampled():
+                with self._wake:
+                    # Wakes nobody: only the latest sample counts, and a clock draws it.
+                    self._samples[event.host] = event
+            case Finished(report):
+                self._end(report)
+            case RunLeft():
+                self._end(None)
+            case _:
+                self._call(lambda: self._receiver.on_event(event))
 
     def skip(self, stream: Stream, size: int) -> None:
         def skip() -> None:
@@ -159,21 +127,6 @@ class Feed:
                 followed.offset = size
 
         self._call(skip)
-
-    def progress(self, host: str, report: Progress) -> None:
-        if not self._muted and len(self._calls) < MAX_CALLS:
-            self._call(lambda: self._receiver.progress(host, report))
-
-    def telemetry(self, host: str, sample: Sample) -> None:
-        with self._wake:
-            # Wakes nobody: only the latest sample counts, and a clock draws it.
-            self._samples[host] = sample
-
-    def stragglers(self, found: Straggler | None) -> None:
-        self._call(lambda: self._receiver.stragglers(found))
-
-    def stall(self, found: Stall | None) -> None:
-        self._call(lambda: self._receiver.stall(found))
 
     def output(self, stream: Stream, size: int) -> None:
         if self._muted or not self._wanted(stream):
@@ -186,23 +139,13 @@ class Feed:
             with self._wake:
                 self._wake.notify_all()
 
-    def finished(self, report: Report) -> None:
-        self._end(report)
-
-    def left(self, run: str, *, still_running: bool = True) -> None:
-        self._end(None)
-
-    def known(self, plan: LaunchPlan) -> None:
-        """Call it instead of `started` to show only the workers' output."""
-        self._call(lambda: self._receiver.known(plan))
-
     def close(self) -> None:
-        """Call it instead of `finished` to show nothing about the end."""
+        """Show nothing about the end. Call it if neither `Finished` nor `RunLeft` comes."""
         self._end(None)
 
     def _end(self, report: Report | None) -> None:
         def end() -> None:
-            # `close` may follow `finished`, as after `dtrain stop`.
+            # `close` may follow `Finished`, as after `dtrain stop`.
             self._ending, self._report = True, self._report or report
 
         self._call(end)
@@ -270,8 +213,8 @@ class Feed:
             paused = self._paused
         for call in calls:
             call()
-        for host, sample in samples.items():
-            self._receiver.telemetry(host, sample)
+        for sample in samples.values():
+            self._receiver.on_event(sample)
         if paused:
             self._suspend()
         if grown and not self._muted:
@@ -338,7 +281,8 @@ class Feed:
             finally:
                 os.close(fd)
         except OSError as error:
-            self._receiver.notice(f"{stream.path}: cannot show this output: {error.strerror}")
+            text = f"{stream.path}: cannot show this output: {error.strerror}"
+            self._receiver.on_event(NoticeShown(text))
 
     def _flush(self) -> None:
         self._passed = 0

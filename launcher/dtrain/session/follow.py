@@ -7,17 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dtrain.failures.cause import Report
-from dtrain.failures.stalls import Stall
-from dtrain.failures.stragglers import Straggler
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import Stream
-from dtrain.runs.progress import Progress
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
 from dtrain.runs.telemetry import latest
 from dtrain.session.observer import Observer
-from dtrain.session.recorder import show
 
 POLL = 0.1
 """Seconds between two reads of files that may have grown."""
@@ -37,13 +34,9 @@ class RunFollower:
         self._sizes: dict[Stream, int] = {}
         self._sampled: dict[str, float] = {}
         self._sample_at = 0.0
-        self.progress: tuple[Progress, ...] = ()
-        """The last two reports before `skip`, which does not show them. Two give a rate."""
-        self.stragglers: Straggler | None = None
-        """The slow ranks at the time of `skip`, which does not show them."""
-        self.report: Report | None = None
-        """How the run ended; None until it has."""
-        observer.attached(record.run, self._plan, str(folder.path))
+        self.state = ObservedRun()
+        """From the events that were read."""
+        observer.on_event(events.RunAttached(record.run, self._plan, str(folder.path)))
 
     def follow(self, wait: Callable[[float], bool]) -> Report | None:
         """Follow the run until it is over. None if the process in charge exits first, or if
@@ -51,56 +44,38 @@ class RunFollower:
         while True:
             in_charge = self._folder.in_charge()
             self.read_new()
-            if self.report is not None or in_charge is None or wait(POLL):
-                return self.report
+            if self.state.report is not None or in_charge is None or wait(POLL):
+                return self.state.report
 
     def skip(self) -> None:
-        """Show the current state, and then only new events and output."""
-        states: dict[str, journal.JournalEvent] = {}
-        pages: dict[str, journal.JournalEvent] = {}
-        findings: list[journal.JournalEvent] = []
-        stall: list[journal.JournalEvent] = []
-        moved: list[journal.JournalEvent] = []
-        for then, event in self._journal.read():
-            match event:
-                case journal.HostState(host):
-                    states[host] = event
-                case journal.TensorBoardAddress(host):
-                    pages[host] = event
-                case journal.LauncherAttached():
-                    self.stragglers = None
-                    stall = []
-                    pages.clear()
-                case journal.Findings():
-                    findings = [event]
-                case journal.Progressed():
-                    self.progress = (*self.progress[-1:], event.report)
-                case journal.StragglersChanged(found):
-                    self.stragglers = found
-                case journal.StallChanged(standing):
-                    stall = [_until_now(standing, then)] if standing is not None else []
-                case journal.NextAttempt(attempt):
-                    self.progress, self.stragglers = (), None
-                    states.clear()
-                    pages.clear()
-                    findings, stall, moved = [], [], []
-                    if attempt > self._record.attempt:
-                        self._forward(event)  # it began after the record was read
-                case journal.HostsAllocated(hosts):
-                    states.clear()
-                    # It may be newer than the record that was read.
-                    moved = [event] if hosts != self._record.allocated else []
-                case journal.Finished(report):
-                    self.report = report
-        for event in (*moved, *findings, *states.values(), *pages.values(), *stall):
-            self._forward(event)
+        """Show the current state of the hosts, and then only new events and output."""
+        self.state = ObservedRun.of(self._journal.read())
+        now = self.state.attempt
+        if now.number > self._record.attempt:
+            self._begin(now.number)  # it began after the record was read
+        if now.allocated and now.allocated != self._record.allocated:
+            self._allocate(now.allocated)  # it may be newer than the record
+        hosts = [event for _, event in now.hosts.values()]
+        for event in (now.findings, *hosts, *now.tensorboards.values()):
+            if event is not None:
+                self._observer.on_event(event)
+        if stall := now.stall_at(time.time()):
+            self._observer.on_event(events.StallChanged(stall))
         for stream, size in self._folder.sizes(self._plan).items():
             self._sizes[stream] = size
             self._observer.skip(stream, size)
 
+    def show_training(self) -> None:
+        """Show the progress and the slow ranks, which `skip` does not show."""
+        for report in self.state.attempt.progress:
+            self._observer.on_event(events.ProgressReported("", report))
+        if (slow := self.state.attempt.slow) is not None:
+            self._observer.on_event(events.StragglersChanged(slow))
+
     def read_new(self) -> None:
         """Show what is new since the last call."""
-        for _, event in self._journal.read():
+        for then, event in self._journal.read():
+            self.state.add(then, event)
             self._forward(event)
         for stream, size in self._folder.sizes(self._plan).items():
             if size > self._sizes.get(stream, 0):
@@ -116,37 +91,34 @@ class RunFollower:
             sample = latest(self._folder.path, host)
             if sample is not None and sample.time != self._sampled.get(host):
                 self._sampled[host] = sample.time
-                self._observer.telemetry(host, sample)
+                self._observer.on_event(events.Sampled(host, sample))
 
-    def _forward(self, event: journal.JournalEvent) -> None:
+    def _forward(self, event: events.JournalEvent) -> None:
         match event:
-            case journal.Progressed(report):
-                self._observer.progress("", report)
-            case journal.NextAttempt(attempt):
-                # The record may already describe a later attempt.
-                self._record = replace(Record.load(self._folder.path), attempt=attempt)
-                self._plan = self._record.plan()
-                self._folder = replace(self._folder, attempt=attempt)
-                self._observer.next_attempt(attempt, self._plan)
-            case journal.HostsAllocated(hosts) if len(hosts) == len(self._plan.hosts):
-                self._plan = self._plan.on(hosts)
-                self._observer.allocated(self._plan)
-            case journal.Finished(ended):
-                self.report = ended
-            case _:
-                show(event, self._observer)
+            case events.Progressed(report):
+                self._observer.on_event(events.ProgressReported("", report))
+            case events.NextAttempt(attempt):
+                self._begin(attempt)
+            case events.HostsAllocated(hosts):
+                self._allocate(hosts)
+            case events.Finished():
+                pass  # the caller shows the report, once the process in charge has exited
+            case _ if isinstance(event, events.SHOWN):
+                self._observer.on_event(event)
 
+    def _begin(self, attempt: int) -> None:
+        # The record may already describe a later attempt.
+        self._record = replace(Record.load(self._folder.path), attempt=attempt)
+        self._plan = self._record.plan()
+        self._folder = replace(self._folder, attempt=attempt)
+        self._observer.on_event(events.AttemptPlanned(self._plan))
 
-def _until_now(stall: Stall, then: float) -> journal.StallChanged:
-    """``stall``, which was found at ``then`` (seconds since the epoch), as it is now."""
-    longer = max(0.0, time.time() - then)
-    return journal.StallChanged(replace(stall, seconds=stall.seconds + longer))
+    def _allocate(self, hosts: tuple[str, ...]) -> None:
+        if len(hosts) == len(self._plan.hosts):
+            self._plan = self._plan.on(hosts)
+            self._observer.on_event(events.HostsPlanned(self._plan))
 
 
 def ending(folder: RunFolder) -> Report | None:
     """How a run ended; None if it has not. Raises UsageError as `JournalReader.read` does."""
-    report = None
-    for _, event in JournalReader(folder.journal).read():
-        if isinstance(event, journal.Finished):
-            report = event.report
-    return report
+    return ObservedRun.read(folder).report

@@ -14,7 +14,7 @@ from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
 from dtrain.launchplan.names import name_ranks
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import tail
 from dtrain.session.evidence import HostEvidence
@@ -137,7 +137,7 @@ class HangWatch:
 
     def _change_stall(self, found: Stall | None, now: float) -> None:
         self._stall = found
-        self._job.recorder.record(journal.StallChanged(found))
+        self._job.recorder.record(events.StallChanged(found))
         if found is None:
             return
         self._locating, self._requested_at = True, now

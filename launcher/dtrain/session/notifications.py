@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.failures.cause import Report, signal_name
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Request
-from dtrain.session.history import notified
 from dtrain.session.recorder import Recorder
 from dtrain.spec.model import NotifyEvent
 
@@ -49,7 +49,7 @@ class Notifications:
     ) -> None:
         self._spec = request.spec()
         self._base = request.base
-        self._sent = notified(folder)
+        self._sent = ObservedRun.read(folder).notified
         self._recorder = recorder
         self._secrets = secrets
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Notifications:
     def send(self, event: NotifyEvent, attempt: int, report: Report) -> None:
         """Begin to send a notification, if the file asks for it and no other process has sent it.
         Returns at once."""
-        notify, this = self._spec.notify, journal.Notified(event, attempt)
+        notify, this = self._spec.notify, events.Notified(event, attempt)
         if notify is None or event not in notify.on or this in self._sent:
             return
         self._sent.add(this)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events
+from dtrain.runs.events import JournalEvent
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import Journal, JournalEvent
+from dtrain.runs.journal import Journal
 from dtrain.session.observer import Observer
 from dtrain.spec.model import Job
 
@@ -27,21 +28,22 @@ class Recorder:
 
     def record(self, event: JournalEvent) -> None:
         self._journal.write(time.time(), event)
-        show(event, self.observer)
+        if isinstance(event, events.SHOWN):
+            self.observer.on_event(event)
 
     def notice(self, text: str, here: str | None = None) -> None:
         """Show ``text`` to the user, now or when they read the journal. This process's user sees
         ``here`` instead: elsewhere, Ctrl-C does not stop the job."""
-        self._journal.write(time.time(), journal.NoticeShown(text))
+        self._journal.write(time.time(), events.NoticeShown(text))
         self.observer.notice(text if here is None else here)
 
     def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
-        self.record(journal.NextAttempt(number, plan.host_names, tuple(dropped)))
-        self.observer.next_attempt(number, plan)
+        self.record(events.NextAttempt(number, plan.host_names, tuple(dropped)))
+        self.observer.on_event(events.AttemptPlanned(plan))
 
     def allocated(self, plan: LaunchPlan) -> None:
-        self.record(journal.HostsAllocated(plan.host_names))
-        self.observer.allocated(plan)
+        self.record(events.HostsAllocated(plan.host_names))
+        self.observer.on_event(events.HostsPlanned(plan))
 
     def finished(self, report: Report, job: Job) -> None:
         """The job is over. If its file expects something, show it beside what was measured."""
@@ -51,20 +53,4 @@ class Recorder:
             with contextlib.suppress(DtrainError):  # the folder may be damaged
                 if text := against_plan(self._folder, time.time()):
                     self.notice(text)
-        self.record(journal.Finished(report))
-        self.observer.finished(report)
-
-
-def show(event: JournalEvent, observer: Observer) -> None:
-    """Pass an event to the observer. Events that need more than the journal has are left out."""
-    match event:
-        case journal.HostState(host, state, detail):
-            observer.host_state(host, state, detail)
-        case journal.NoticeShown(text) | journal.TensorBoardAddress(_, text):
-            observer.notice(text)
-        case journal.Findings(findings):
-            observer.checked(findings)
-        case journal.StragglersChanged(found):
-            observer.stragglers(found)
-        case journal.StallChanged(standing):
-            observer.stall(standing)
+        self.record(events.Finished(report))

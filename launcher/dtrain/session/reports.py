@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.progress import Progress, StepReport, speaker
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
@@ -30,7 +30,7 @@ class ProgressReports:
         self._journal_at = 0.0
         self._phases: Mapping[str, float] = {}
         self._phases_at = 0.0
-        self._unwritten: dict[str, journal.JournalEvent] = {}
+        self._unwritten: dict[str, events.JournalEvent] = {}
         """The newest events that are not yet in the journal, by kind."""
 
     def add(self, host: str, process: str, fields: Any) -> None:
@@ -52,11 +52,11 @@ class ProgressReports:
 
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step
-        self._recorder.observer.progress(host, report)
+        self._recorder.observer.on_event(events.ProgressReported(host, report))
         now = time.monotonic()
         if report.process != self._speaker:
             return
-        self._unwritten["progress"] = journal.Progressed(report)
+        self._unwritten["progress"] = events.Progressed(report)
         if now >= self._journal_at or report.step == report.total:
             self._journal_at = now + JOURNAL_SECONDS
             self._write("progress")
@@ -69,7 +69,7 @@ class ProgressReports:
         now, before = time.monotonic(), self._phases
         rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
         self._phases = report.phases
-        self._unwritten["phases"] = journal.PhasesSpent(report.time, report.done, report.phases)
+        self._unwritten["phases"] = events.PhasesSpent(report.time, report.done, report.phases)
         if rare or now >= self._phases_at:
             self._phases_at = now + JOURNAL_SECONDS
             self._write("phases")

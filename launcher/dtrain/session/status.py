@@ -16,6 +16,7 @@ from dtrain.runs import journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import tail
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import FINAL, ShownState
@@ -109,29 +110,14 @@ def status(folder: RunFolder) -> RunStatus:
     """Raises DtrainError if this version cannot read the folder's run."""
     record = Record.load(folder.path)
     plan = record.plan()
-    hosts = {part.host.name: HostStatus("", record.started) for part in plan.hosts}
-    progress: Progress | None = None
-    stragglers: Straggler | None = None
-    stall: Stall | None = None
-    report: Report | None = None
     lines = JournalReader(folder.journal)
-    for then, event in lines.read():
-        match event:
-            case journal.HostState(host, state, detail) if host in hosts:
-                hosts[host] = HostStatus(state, then, detail)
-            case journal.NextAttempt():
-                hosts = dict.fromkeys(hosts, HostStatus("", then))
-                stragglers = stall = None
-            case journal.Progressed():
-                progress = event.report
-            case journal.StragglersChanged(found):
-                stragglers = found
-            case journal.StallChanged(standing):
-                stall = standing
-            case journal.LauncherAttached():
-                stragglers = stall = None  # it reports them again
-            case journal.Finished():
-                report = event.report
+    known = ObservedRun.of(lines.read())
+    now, report = known.attempt, known.report
+    began = record.started if now.number == 1 else now.began
+    hosts = dict.fromkeys(plan.host_names, HostStatus("", began))
+    for name in hosts.keys() & now.hosts.keys():
+        since, event = now.hosts[name]
+        hosts[name] = HostStatus(event.state, since, event.detail)
     if report is not None:
         # The launcher may have been killed before it reported the final states.
         hosts = {
@@ -147,9 +133,9 @@ def status(folder: RunFolder) -> RunStatus:
         in_charge=None if report else folder.in_charge(),
         hosts=hosts,
         hosts_known=plan.hosts_known,
-        progress=progress,
-        stragglers=stragglers,
-        stall=stall,
+        progress=now.progress[-1] if now.progress else None,
+        stragglers=now.slow,
+        stall=now.stall_at(time.time()),
         report=report,
         unreadable_lines=lines.unreadable,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.failures.stragglers import Straggler
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.session.recorder import Recorder
 from dtrain.session.steps import StepWatch
 
@@ -27,4 +27,4 @@ class StragglerReports:
         found, shown = self._steps.stragglers(now), self._shown
         if found.is_news_after(shown) if found is not None else shown is not None:
             self._shown = found
-            self._recorder.record(journal.StragglersChanged(found))
+            self._recorder.record(events.StragglersChanged(found))

@@ -8,6 +8,7 @@ from typing import Any
 
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
+from dtrain.runs.events import Sampled
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.telemetry import TelemetryWriter, round_up
 from dtrain.session.observer import Observer
@@ -39,7 +40,7 @@ class HostTelemetry:
             sample = Sample.read(said)
             self._writer.show(sample)
             self._seen(sample)
-            self._observer.telemetry(self._host, sample)
+            self._observer.on_event(Sampled(self._host, sample))
 
     def keep(self, said: Any) -> None:
         """Store averages of 10 s."""

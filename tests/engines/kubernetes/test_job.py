@@ -21,14 +21,14 @@ from dtrain.engines.kubernetes.objects import INDEX_LABEL, KubernetesJobState, P
 from dtrain.engines.kubernetes.reading import JobSeen, PodLines, PodsListed
 from dtrain.failures.cause import Report
 from dtrain.launchplan.build import build
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
 from dtrain.session.control import Control
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from dtrain.spec.load import parse
 from support.limits import HANG
 
@@ -50,7 +50,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesJob:
     folder = RunFolder.create("run-1")
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
     return KubernetesJob(
-        record, folder, observer=NullObserver(), on_running=lambda run: None, secrets={}
+        record, folder, observer=Observer(), on_running=lambda run: None, secrets={}
     )
 
 
@@ -69,13 +69,13 @@ def ends(job: KubernetesJob, uid: str, status: int, process: str = "worker-0") -
     job.keep(PodLines(uid, (BEGINS, line), 5, 1, 5))
 
 
-def events(job: KubernetesJob, kind: type) -> list[Any]:
+def journaled(job: KubernetesJob, kind: type) -> list[Any]:
     found = JournalReader(job._run.folder.journal).read()
     return [event for _, event in found if isinstance(event, kind)]
 
 
 def notices(job: KubernetesJob) -> list[str]:
-    return [event.text for event in events(job, journal.NoticeShown)]
+    return [event.text for event in journaled(job, events.NoticeShown)]
 
 
 def blamed(job: KubernetesJob) -> list[tuple[str, int | None]]:
@@ -146,7 +146,7 @@ def test_a_suspension_shows_with_its_reason(job: KubernetesJob) -> None:
     ]
     states = [
         (event.state, event.detail)
-        for event in events(job, journal.HostState)
+        for event in journaled(job, events.HostState)
         if event.host == "node0"
     ]
     waits = "waits in the queue gpu"
@@ -179,7 +179,7 @@ def test_pods_that_a_watch_has_missed_are_gone(job: KubernetesJob) -> None:
     job.job_seen(RUNS, "")
     job.listed((pod("a"), pod("b", 1)))
     job.listed((pod("b", 1),))
-    shown = [(event.host, event.state) for event in events(job, journal.HostState)]
+    shown = [(event.host, event.state) for event in journaled(job, events.HostState)]
     assert shown[-1] == ("node0", ShownState.ENDED)
 
 
@@ -192,7 +192,7 @@ def test_many_pods_that_wait_for_the_same_say_so_once(job: KubernetesJob) -> Non
         for index, uid in enumerate("ab"):
             job.pod_seen(replace(waits, uid=uid, index=index, detail=detail))
     assert notices(job) == ["node0 waits: not scheduled yet", f"node0 waits: {counts[0]}"]
-    shown = [event.detail for event in events(job, journal.HostState) if event.host == "node1"]
+    shown = [event.detail for event in journaled(job, events.HostState) if event.host == "node1"]
     assert shown == ["", "not scheduled yet", *counts]
 
 
@@ -212,7 +212,7 @@ def test_a_pod_that_does_not_start_gets_its_reason_from_events(
     job.pod_seen(pod("c", created="10:06"))
     job.warned("FailedMount: timed out", "pod-b")
     assert job.slow_pod == ""
-    assert events(job, journal.HostState)[-1].state == ShownState.RUNNING
+    assert journaled(job, events.HostState)[-1].state == ShownState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def followed_again(job: KubernetesJob) -> KubernetesJob:
     return KubernetesJob(
         job.record,
         job._run.folder,
-        observer=NullObserver(),
+        observer=Observer(),
         on_running=lambda run: None,
         secrets={},
     )
@@ -353,7 +353,7 @@ def test_a_full_disk_does_not_hide_the_report(
     monkeypatch.setattr(job._positions, "save", full)
     report = job.finish(job.ended("Ctrl-C"))
     assert report.exit_code is ExitCode.INTERRUPTED
-    assert [event.report.reason for event in events(job, journal.Finished)] == ["Ctrl-C"]
+    assert [event.report.reason for event in journaled(job, events.Finished)] == ["Ctrl-C"]
 
 
 # Following ---------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_a_stop_that_has_to_wait_is_recorded_once(
     assert "may still be there" in report.problems[0]
     assert job.record.leftovers
     assert len(waits) == 3
-    assert events(job, journal.StopRequested) == [journal.StopRequested("Ctrl-C")]
+    assert journaled(job, events.StopRequested) == [events.StopRequested("Ctrl-C")]
 
 
 def test_a_deleted_job_that_does_not_go_away(

@@ -14,7 +14,7 @@ from dtrain.node.agent.wire import encode
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.control import Control
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 from support.scripted import ScriptedHosts, relay_stdout
 
 FILE = "cluster: {slurm: {}, nodes: 2, slots: 1}\njob: {framework: none, command: [x]}\n"
@@ -28,7 +28,7 @@ def given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     record = Record(
         "run-1", REQUEST, 29500, "python3", 1e9, job_id="7", allocated=("gpu03", "gpu04")
     )
-    job = SlurmJob(record, folder, observer=NullObserver(), on_running=lambda run: None, secrets={})
+    job = SlurmJob(record, folder, observer=Observer(), on_running=lambda run: None, secrets={})
     assert job.given_up("Ctrl-C").hint == "`dtrain stop run-1` tries again"
     return folder
 
@@ -42,7 +42,7 @@ def clean(folder: RunFolder, state: str) -> bool:
         {"type": "bye"},
     ]
     hosts = ScriptedHosts({HERE: relay_stdout(map(encode, said))})
-    engine = SlurmEngine(REQUEST, transport=hosts, observer=NullObserver(), control=Control())
+    engine = SlurmEngine(REQUEST, transport=hosts, observer=Observer(), control=Control())
     return engine.clean(Record.load(folder.path), folder)
 
 

@@ -11,12 +11,12 @@ from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import Report
 from dtrain.messages.slurm import WorkerReport
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.observer import NullObserver
+from dtrain.session.observer import Observer
 
 FILE = """
 cluster: {nodes: 1, gpus: 1, slurm: {partition: p}}
@@ -24,12 +24,13 @@ job: {framework: torch, script: train.py}
 """
 
 
-class Notices(NullObserver):
+class Notices(Observer):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def notice(self, text: str) -> None:
-        self.texts.append(text)
+    def on_event(self, event: events.RunEvent) -> None:
+        if isinstance(event, events.NoticeShown):
+            self.texts.append(event.text)
 
 
 @pytest.fixture
@@ -38,12 +39,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return RunFolder.create("run-1")
 
 
-def followed(folder: RunFolder, observer: NullObserver) -> SlurmJob:
+def followed(folder: RunFolder, observer: Observer) -> SlurmJob:
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9, job_id="7")
     return SlurmJob(record, folder, observer=observer, on_running=lambda run: None, secrets={})
 
 
-def journaled(folder: RunFolder) -> list[journal.JournalEvent]:
+def journaled(folder: RunFolder) -> list[events.JournalEvent]:
     return [event for _, event in JournalReader(folder.journal).read()]
 
 
@@ -54,7 +55,7 @@ def test_a_suspended_job_says_so(folder: RunFolder) -> None:
     for state in ("RUNNING", "SUSPENDED", "SUSPENDED", "RUNNING"):
         job.update(SlurmState(state, hosts=("n1",)))
     assert observer.texts == ["job 7 does not run: Slurm has suspended it"]
-    states = [one for one in journaled(folder) if isinstance(one, journal.HostState)]
+    states = [one for one in journaled(folder) if isinstance(one, events.HostState)]
     assert [(one.state, one.detail) for one in states] == [
         (ShownState.RUNNING, ""),
         (ShownState.RUNNING, "Slurm has suspended it"),
@@ -63,7 +64,7 @@ def test_a_suspended_job_says_so(folder: RunFolder) -> None:
 
 
 def test_the_last_phases_of_a_job_are_journaled(folder: RunFolder) -> None:
-    job = followed(folder, NullObserver())
+    job = followed(folder, Observer())
     for done in (1, 2, 3):
         said = {
             "event": "steps", "done": done, "waits": None, "group": 1, "blocks": [],
@@ -71,7 +72,7 @@ def test_the_last_phases_of_a_job_are_journaled(folder: RunFolder) -> None:
         }  # fmt: skip
         job.watch.worker_said(WorkerReport("n1", "rank-0.progress", said))
     job.finish(Report(ExitCode.OK, "done"))
-    events = journaled(folder)
-    phases = [event.seconds for event in events if isinstance(event, journal.PhasesSpent)]
+    found = journaled(folder)
+    phases = [event.seconds for event in found if isinstance(event, events.PhasesSpent)]
     assert phases == [{"data": 0.25}, {"data": 0.75}]
-    assert isinstance(events[-1], journal.Finished)
+    assert isinstance(found[-1], events.Finished)

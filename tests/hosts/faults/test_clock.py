@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from dtrain.runs.journal import JournalReader, RelayHello
+from dtrain.runs.events import RelayHello
+from dtrain.runs.journal import JournalReader
 from support.faults import Field
 from support.launching import until
 

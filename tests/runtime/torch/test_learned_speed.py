@@ -12,7 +12,7 @@ import yaml
 
 from dtrain import PlanRequest
 from dtrain.planning import pose
-from dtrain.runs import journal
+from dtrain.runs import events, journal
 from dtrain.runs.calibration import learned
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
@@ -61,8 +61,8 @@ def trained(strategy: str, folder: Path) -> str:
     lines = map(json.loads, (folder / "rank-0.progress").read_text().splitlines())
     reports = [Progress.read("rank-0", line) for line in lines if line["event"] == "progress"]
     assert [reports[0].step, reports[-1].step] == [1, STEPS]
-    events = [journal.encode(one.time, journal.Progressed(one)) for one in reports]
-    stored.journal.write_bytes(b"".join(events))
+    written = [journal.encode(one.time, events.Progressed(one)) for one in reports]
+    stored.journal.write_bytes(b"".join(written))
     stored.journal.chmod(0o600)
     return strategy
 

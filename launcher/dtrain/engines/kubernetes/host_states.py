@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.recorder import Recorder
 
@@ -165,7 +165,7 @@ class HostStates:
         if self._shown.get(host) == (state, detail):
             return
         self._shown[host] = state, detail
-        self._recorder.record(journal.HostState(host, state, detail))
+        self._recorder.record(events.HostState(host, state, detail))
         if detail and not quiet and state in (ShownState.QUEUED, ShownState.PREPARING):
             # Of all pods that wait for the same, the first one says so.
             self.notice_once(f"{host} waits: {detail}", f"waits: {_kind(detail)}")

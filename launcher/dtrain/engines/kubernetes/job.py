@@ -21,7 +21,7 @@ from dtrain.failures.cause import Report, in_order_of_blame
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.storage import StorageError
@@ -96,7 +96,7 @@ class KubernetesJob:
     def stopping(self, why: str) -> None:
         if not self._stopping:
             self._stopping = True
-            self._recorder.record(journal.StopRequested(why))
+            self._recorder.record(events.StopRequested(why))
             self.notice(f"deleting {self.name} ({why})")
 
     # What the server reports ---------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dtrain.failures.cause import Report, in_order_of_blame
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import Following, OutputFiles
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
@@ -122,7 +122,7 @@ class SlurmJob:
             self._show_hosts(self._state)
 
     def cancelling(self, why: str, *, kill: bool) -> None:
-        self._recorder.record(journal.StopRequested(why))
+        self._recorder.record(events.StopRequested(why))
         verb = "stopping the step in" if self.record.request.allocation else "cancelling"
         self.notice_once(f"{verb} job {self.record.job_id} ({why})")
         if kill:
@@ -143,7 +143,7 @@ class SlurmJob:
         lost = lost_hosts(self._script)
         for host in self.plan.host_names:
             word = ShownState.LOST if state.final and host in lost else state.word
-            self._recorder.record(journal.HostState(host, word, state.detail))
+            self._recorder.record(events.HostState(host, word, state.detail))
 
     # The end of an attempt -----------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.script import batch_options, render
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
@@ -91,7 +91,7 @@ class SlurmEngine:
         except KeyboardInterrupt:
             return 0
         if found:
-            recorder.record(journal.Findings(found))
+            recorder.record(events.Findings(found))
         return sum(finding.severity is Severity.ERROR for finding in found)
 
     def _synced(

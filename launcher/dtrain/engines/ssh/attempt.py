@@ -25,7 +25,7 @@ from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostConditi
 from dtrain.engines.ssh.many_hosts import prepared_for
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import journal, restart
+from dtrain.runs import events, journal, restart
 from dtrain.session.control import Force
 from dtrain.session.hang_watch import HangWatch
 from dtrain.session.relay import close_all
@@ -184,7 +184,7 @@ class Attempt:
         new = {name: size for name, size in sizes.items() if size != self._last_sizes.get(name)}
         if new:
             self._last_sizes = sizes
-            self._context.recorder.record(journal.Sizes(new))
+            self._context.recorder.record(events.Sizes(new))
 
     def _handle(self, post: Post) -> None:
         before = self._state
@@ -248,7 +248,7 @@ class Attempt:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
                 notice(f"{why}: stopping; nothing was started")
             case AttemptPhase.RUNNING:
-                self._context.recorder.record(journal.StopRequested(why))
+                self._context.recorder.record(events.StopRequested(why))
                 end = f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
                 notice(f"{end} ({insist} kills them now)", f"{end} ({again} kills them now)")
             case AttemptPhase.STOPPING:

@@ -23,8 +23,9 @@ from dtrain.engines.ssh.inspection import Inspection
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
-from dtrain.runs import journal, restart
+from dtrain.runs import events, restart
 from dtrain.runs.folder import RunFolder
+from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record, Request
 from dtrain.runs.storage import StorageError
 from dtrain.runtime.layout_rules import MisfitError
@@ -114,7 +115,8 @@ class SshEngine:
     def _run_attempts(self, run: _Run, first: Callable[[], tuple[Report, Attempt]]) -> Report:
         """Run attempts until the job ends and no restart follows. Returns the last report."""
         # A previous launcher may already have journaled the end of this attempt.
-        results = history.past_attempts(run.folder, run.record.attempt)
+        earlier = ObservedRun.read(run.folder).results
+        results = [earlier[number] for number in sorted(earlier) if number < run.record.attempt]
         report = Report(ExitCode.NODE_FAILED, "this machine cannot store the run's files")
         notifications = Notifications(self._request, run.folder, run.recorder, run.secrets)
         try:
@@ -131,7 +133,7 @@ class SshEngine:
                         run.recorder.notice(f"not restarted: {decision.why}")
                     break
                 self._cleanups.start(run.record, uncleaned)
-                failed = journal.AttemptFailed(run.record.attempt, results[-1], report)
+                failed = events.AttemptFailed(run.record.attempt, results[-1], report)
                 run.recorder.record(failed)
                 so_far = completed(report, run.record, run.folder)
                 notifications.send("restarted", run.record.attempt, so_far)
@@ -205,7 +207,7 @@ class SshEngine:
         self._cleanups.close()
         self._save_uncleaned(run)
         left = tuple(host for host, _ in run.record.leftovers)
-        run.recorder.record(journal.Cleaned(left))
+        run.recorder.record(events.Cleaned(left))
         return not run.record.leftovers
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
@@ -253,9 +255,10 @@ class SshEngine:
         """Continue the current attempt. If the previous launcher had started nothing, start it from
         the beginning."""
         attempt = self._prepare(run, plan, movable_port=False)
-        received = history.received(run.folder, plan)
-        age = time.time() - history.began(run.folder)
-        report = attempt.attach(received, history.reported(run.folder), age)
+        known = ObservedRun.read(run.folder).attempt
+        received = history.received(known, run.folder, plan)
+        age = time.time() - (known.began or time.time())
+        report = attempt.attach(received, history.reported(known), age)
         if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
             return report, attempt
         if why := self._missing_for_start(run):
@@ -275,7 +278,7 @@ class SshEngine:
                 newcomers,
                 launch=run.record.on_hosts,
                 base=self._request.base,
-                report=lambda found: run.recorder.record(journal.Findings(tuple(found))),
+                report=lambda found: run.recorder.record(events.Findings(tuple(found))),
             )
         posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         context = AttemptContext(
@@ -307,7 +310,7 @@ class SshEngine:
         if self._control.left:
             notifications.close()
             still_running = self._attempt is not None and self._attempt.still_running
-            self._observer.left(run.record.run, still_running=still_running)
+            self._observer.on_event(events.RunLeft(run.record.run, still_running))
         else:
             finish(report, run.record, run.recorder, notifications)
         return report

@@ -20,7 +20,7 @@ from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.storage import StorageError
 from dtrain.runs.telemetry import last_time
 from dtrain.session.evidence import HostEvidence
@@ -111,7 +111,7 @@ class Inbox:
             case messages.Hello():
                 self._evidence.compare_clocks(message.time, time.time())
                 relay.pid = message.pid
-                hello = journal.RelayHello(self._host, dataclasses.asdict(message))
+                hello = events.RelayHello(self._host, dataclasses.asdict(message))
                 self._context.recorder.record(hello)
             case messages.StreamFound():
                 self._sequence.check_stream(message)
@@ -170,7 +170,7 @@ class Inbox:
         self.output.offsets["events"] = offset
         self._outage.progressed()
         if offset > self._journaled:
-            happened = journal.HostEvent(self._host, offset, event.as_json())
+            happened = events.HostEvent(self._host, offset, event.as_json())
             self._context.recorder.record(happened)
         self._evidence.compare_clocks(event.time, arrived, current=False)
         self._evidence.add(event)

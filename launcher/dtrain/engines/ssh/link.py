@@ -30,7 +30,7 @@ from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.agent.commands import Command
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.evidence import HostEvidence
 from dtrain.session.liveness import PingLimit
@@ -161,7 +161,7 @@ class Link:
         return phase
 
     def _show(self, now: host_events.Show) -> None:
-        self._context.recorder.record(journal.HostState(self.host, now.state, now.detail))
+        self._context.recorder.record(events.HostState(self.host, now.state, now.detail))
 
     def _patience(self) -> int | None:
         """How many pings the relay may leave unanswered now; None before the start."""

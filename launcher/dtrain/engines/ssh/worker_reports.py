@@ -9,7 +9,7 @@ from typing import Any
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.forward import Forward
 from dtrain.launchplan.plan import HostPlan
-from dtrain.runs import journal
+from dtrain.runs import events
 from dtrain.session.reports import ProgressReports
 from dtrain.transport.contract import Connection
 
@@ -50,4 +50,4 @@ class WorkerReports:
                 return
             port = self._tensorboard.port
         text = f"TensorBoard of {host}: http://127.0.0.1:{port}/"
-        context.recorder.record(journal.TensorBoardAddress(host, text))
+        context.recorder.record(events.TensorBoardAddress(host, text))

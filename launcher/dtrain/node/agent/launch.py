@@ -29,7 +29,7 @@ from dtrain.node.agent.folder import (
 )
 from dtrain.node.agent.presentation import can_present
 from dtrain.node.agent.processes import reap
-from dtrain.node.agent.spawn import spawn, why_not_executed
+from dtrain.node.agent.spawn import close_others, spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown, write_all
 from dtrain.node.boot import ISOLATED, boot_text, bundle
@@ -118,10 +118,7 @@ class Launch:
         if self._guard == 0:
             try:
                 os.setsid()
-                for fd in map(int, os.listdir("/proc/self/fd")):
-                    if fd not in (orders, theirs.fileno()):
-                        with contextlib.suppress(OSError):
-                            os.close(fd)
+                close_others(orders, theirs.fileno())
                 self._supervisor.subreaper = adopt_orphans(prctl)
                 answer = self._stand_guard(workdir, orders, theirs)
                 if answer is not None:
@@ -229,36 +226,39 @@ class Launch:
         """The supervisor's answer, or ours if the launch ends before there is a supervisor."""
         # Only the guard knows what to undo: the folder and its processes may belong to an earlier
         # run of the same name.
-        line, status, undoing = 0, None, False
+        ran: Json = {"line": 0}
+        undoing = False
         while True:
             if self.aborted and not undoing:
                 undoing = True
-                try:
-                    os.write(self._guard_pipe, UNDO)
-                except OSError:
-                    self._supervisor.send(b'{"op":"abort"}\n')
+                self._request_undo()
             messages = self._supervisor.read(0.05)
             if messages is None:
                 # All processes have been killed, the guard too.
                 messages = [{"type": "undone", "fate": self._supervisor.end, "log": ""}]
             for message in messages:
-                if message["type"] == "setup":
-                    line, status = message["line"], message.get("status")
-                elif message["type"] == "up":
+                kind = message["type"]
+                if kind == "setup":
+                    ran = message
+                elif kind == "up":
                     self.up, self._supervisor.pid = True, message["pid"]
                     self._supervisor.pulse.watch(message["pid"])
-                elif message["type"] == "prepared" and (undoing or self.aborted):
+                elif kind == "prepared" and (undoing or self.aborted):
                     continue
                 elif undoing:
                     return {"type": "bye"}
-                elif message["type"] == "undone":
-                    return self._why_undone(message, self._command["setup"], line, status)
                 else:
-                    return message
+                    return self._why_undone(message, ran) if kind == "undone" else message
 
-    def _why_undone(self, message: Json, setup: list[str], line: int, status: int | None) -> Json:
-        """``line`` is the number of the last setup line that ran, ``status`` its status if it
-        failed."""
+    def _request_undo(self) -> None:
+        try:
+            os.write(self._guard_pipe, UNDO)
+        except OSError:  # the guard has handed over
+            self._supervisor.send(b'{"op":"abort"}\n')
+
+    def _why_undone(self, message: Json, ran: Json) -> Json:
+        """``ran``: the message of the last setup line that ran, with its status if it failed."""
+        setup, line, status = self._command["setup"], ran["line"], ran.get("status")
         log = message["log"]
         if "failure" in message:
             return RefusedError("setup" if setup else "agent", message["failure"]).message

@@ -54,21 +54,13 @@ def spawn(
                     os._exit(126)
             if binding is not None:
                 binding.apply(syscall)
-            signal.set_wakeup_fd(-1)
-            for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-                with contextlib.suppress(OSError, ValueError):  # the C library's own
-                    signal.signal(signum, signal.SIG_DFL)
+            _reset_signals()
             null = os.open(os.devnull, os.O_RDONLY)
-            wanted = {0: null, 1: outputs[0], 2: outputs[1]}
-            wanted.update(extra or {})
+            wanted = {0: null, 1: outputs[0], 2: outputs[1], **(extra or {})}
             # Move all descriptors up first: one may have the number that another one gets.
             aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for to, fd in wanted.items()}
             writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 32)
-            keep = {writing, *aside.values()}
-            for fd in map(int, os.listdir("/proc/self/fd")):
-                if fd not in keep:
-                    with contextlib.suppress(OSError):
-                        os.close(fd)
+            close_others(writing, *aside.values())
             for to, fd in aside.items():
                 os.dup2(fd, to)
                 os.close(fd)
@@ -87,17 +79,27 @@ def spawn(
             os._exit(127)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(writing)
-    failure = b""
-    while True:
-        part = os.read(reading, 1 << 16)
-        if not part:
-            break
-        failure += part
-    os.close(reading)
+    with open(reading, "rb") as pipe:
+        failure = pipe.read()
     if not failure:
         return pid, None
     code, _, subject = failure.partition(b" ")
     return pid, OSError(int(code), os.strerror(int(code)), shown(subject))
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):  # the C library's own
+            signal.signal(signum, signal.SIG_DFL)
+
+
+def close_others(*keep: int) -> None:
+    """Close all descriptors of this process but those in ``keep``."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in keep:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(fd)
 
 
 def _become(argv: list[bytes], environment: dict[bytes, bytes]) -> None:

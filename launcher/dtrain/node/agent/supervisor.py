@@ -33,7 +33,8 @@ from dtrain.node.agent.processes import (
 )
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, raw
-from dtrain.node.telemetry.sampler import Files, Sampler
+from dtrain.node.telemetry.files import Files
+from dtrain.node.telemetry.sampler import Sampler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

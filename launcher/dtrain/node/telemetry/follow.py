@@ -6,7 +6,7 @@ import os
 import time
 
 from dtrain.node.agent.worker_files import Lines, decode, read_regular, size_of
-from dtrain.node.telemetry.sampler import MAX_NOW, MAX_STORED, NOW, STORED
+from dtrain.node.telemetry.files import MAX_NOW, MAX_STORED, NOW, STORED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

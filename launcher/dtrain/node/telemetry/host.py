@@ -193,3 +193,13 @@ def infiniband_bytes() -> list[int] | None:
             for at, words in enumerate(counters):  # of four bytes
                 found[at] += 4 * int(words)
     return found
+
+
+def storage(folder: bytes | int) -> list[int] | None:
+    """Used and total bytes of the disk with a folder."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    used = max(0, disk.f_blocks - disk.f_bavail)  # more can be free than a quota allows
+    return [used * disk.f_frsize, disk.f_blocks * disk.f_frsize]

@@ -12,7 +12,6 @@ from dtrain.parallelism.answer.explain import (
     TIME_PARTS,
     both,
     brief,
-    count,
     gib,
     percent,
     seconds,
@@ -24,6 +23,7 @@ from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
+from dtrain.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,7 @@ def _more_gpus(question: Question) -> str:
         wider = replace(cluster, gpus=gpus, gpus_per_host=min(per_host, gpus))
         one = _leanest(question, wider)
         if one is not None:
-            hosts = count(wider.hosts, "host")
+            hosts = counted(wider.hosts, "host")
             return (
                 f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host}) would suffice: "
                 f"{brief(one)}, {gib(one.memory.total)}."

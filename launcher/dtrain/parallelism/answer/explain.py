@@ -9,6 +9,7 @@ from dataclasses import replace
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
+from dtrain.wording import counted
 
 MEMORY_PARTS = {
     "parameters": "parameters",
@@ -128,7 +129,7 @@ def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
 
 
 def _steps(layout: Layout) -> str:
-    of = count(layout.micro_batch, "sequence")
+    of = counted(layout.micro_batch, "sequence")
     if layout.grad_accumulation == 1:
         whose = "Each replica takes" if layout.data > 1 else "It takes"
         return f"{whose} its {of} of a step at once."
@@ -164,7 +165,7 @@ def figures(candidate: Candidate) -> str:
     speed, gpus = candidate.speed, candidate.cluster.gpus
     low, high = map(seconds, candidate.interval)
     return (
-        f"A step of {count(candidate.layout.global_batch, 'sequence')} takes "
+        f"A step of {counted(candidate.layout.global_batch, 'sequence')} takes "
         f"{seconds(candidate.time.total)}, {low} to {high} with 80 % confidence: "
         f"{amount(speed.tokens_per_s_per_gpu)} tokens/s on each GPU "
         f"({amount(speed.tokens_per_s_per_gpu * gpus)} on all), "
@@ -240,7 +241,3 @@ def _listed(*names: str) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -16,6 +16,7 @@ from dtrain.parallelism.search import candidates, fastest
 from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
 from dtrain.records import dataclass
+from dtrain.wording import counted
 
 _GIB = 2.0**30
 
@@ -156,7 +157,7 @@ class _Job:
             f"each of the {self.cluster.gpus} GPUs",
             self.cluster.gpus,
             host,
-            f"the memory of {hosts} parameter server{'s' * (hosts > 1)}, which every GPU reads "
+            f"the memory of {counted(hosts, 'parameter server')}, which every GPU reads "
             "over the network in every step",
         )
         # fchollet in keras-team/keras issue 18624: "not supported in Keras 3".
@@ -329,7 +330,7 @@ def _ways(sequences: int) -> Iterator[Way]:
 
 
 def _how(way: Way) -> str:
-    sentence = f", {way.micro_batch} sequence{'s' * (way.micro_batch > 1)} at a time"
+    sentence = f", {counted(way.micro_batch, 'sequence')} at a time"
     if way.grad_accumulation > 1:
         sentence += f" {way.grad_accumulation} times a step"
     return sentence + (" with keras.RematScope" if way.recompute == "full" else "")

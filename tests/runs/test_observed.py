@@ -1,0 +1,48 @@
+"""What is known of a run after its events."""
+
+from __future__ import annotations
+
+from dtrain.failures.stalls import Stall
+from dtrain.failures.stragglers import Straggler
+from dtrain.runs import events
+from dtrain.runs.observed import ObservedAttempt, ObservedRun
+from dtrain.runs.progress import Progress
+
+SLOW = Straggler(("rank-1",), ("b",), False, 0.2, "clock", 3)
+STALL = Stall(("rank-1",), ("b",), 20.0, 3, 1)
+BEFORE: list[events.RunEvent] = [
+    events.RunStarted("run-1", ("a", "b")),
+    events.HostState("a", "running"),
+    events.TensorBoardAddress("a", "TensorBoard of a: http://127.0.0.1:1"),
+    events.Progressed(Progress("rank-0", 1.0, 8, 100, None, None, {})),
+    events.StragglersChanged(SLOW),
+    events.StallChanged(STALL),
+    events.StopRequested("Ctrl-C"),
+]
+
+
+def observed(*then: events.RunEvent) -> ObservedAttempt:
+    return ObservedRun.of((float(at), one) for at, one in enumerate([*BEFORE, *then])).attempt
+
+
+def test_a_stall_goes_on_until_its_end_is_known() -> None:
+    stall = observed().stall_at(105.0)
+    assert stall is not None
+    assert stall.seconds == 20 + 100
+    assert observed(events.StallChanged(None)).stall_at(105.0) is None
+
+
+def test_the_next_attempt_begins_with_nothing() -> None:
+    assert observed(events.NextAttempt(2, ("a", "b"))) == ObservedAttempt(2, 7.0)
+
+
+def test_the_next_launcher_reports_again_what_still_holds() -> None:
+    before, after = observed(), observed(events.LauncherAttached(7))
+    assert (after.slow, after.stall, after.tensorboards) == (None, None, {})
+    assert (after.hosts, after.progress) == (before.hosts, before.progress)
+    assert after.stop_reason == "Ctrl-C"
+
+
+def test_numbered_hosts_are_gone_once_an_engine_names_them() -> None:
+    after = observed(events.HostsAllocated(("n1", "n2")))
+    assert (after.hosts, after.allocated) == ({}, ("n1", "n2"))
