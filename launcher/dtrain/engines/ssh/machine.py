@@ -357,9 +357,7 @@ def _stop_soon(state: AttemptState, outcome: AttemptOutcome) -> _Step:
     return _stop(replace(state, outcome=outcome), min(state.grace, FAILURE_GRACE))
 
 
-def _stop(
-    state: AttemptState, grace: float, phase: AttemptPhase = AttemptPhase.STOPPING
-) -> _Step:
+def _stop(state: AttemptState, grace: float, phase: AttemptPhase = AttemptPhase.STOPPING) -> _Step:
     state = _end_if_clean(replace(state, phase=phase))
     return state, [
         *(StopHost(host, grace) for host in state.running),
