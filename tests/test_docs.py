@@ -18,6 +18,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.spec.clusterfile import json_schema
 from dtrain.spec.load import parse
 from dtrain_cli.app import VERBS
+from support.json_page import fields, undocumented
 from support.launching import completed
 from support.limits import HANG
 from support.ports import free_port
@@ -331,34 +332,6 @@ def check(desk: Desk, command: str) -> None:
     assert "2 hosts checked" in desk.succeeds(command)
 
 
-JSON_PAGE = DOCS[ROOT / "cli/dtrain_cli/help/json.md"]
-OPEN = (
-    "environment",
-    "node_variables",
-    "layout",
-    "metrics",
-    "facts",
-    "dialed",
-    "seconds",
-    "expected",
-)
-"""Fields whose content is not listed on the page."""
-
-
-def fields(value: object) -> Iterator[str]:
-    """The names of all fields; those of `OPEN` without their content."""
-    if isinstance(value, list):
-        for item in value:
-            yield from fields(item)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            # In `ps --json`, hosts are by name.
-            if not name.startswith("gpu0"):
-                yield name
-            if name not in OPEN:
-                yield from fields(inner)
-
-
 def json_fields(desk: Desk, command: str) -> None:
     """Of a job that fails, each command that prints JSON about it."""
     desk.on_this_machine(FAILS, hosts="gpu[01-03]", slots=8)
@@ -367,13 +340,13 @@ def json_fields(desk: Desk, command: str) -> None:
                 "dtrain report cluster --json", "dtrain logs cluster --json",
                 "dtrain check cluster.yaml --json", "dtrain ps --prune --json"):  # fmt: skip
         printed += desk.run(one).stdout
-    decoder, at, seen = json.JSONDecoder(), 0, set[str]()
+    decoder, at, documents = json.JSONDecoder(), 0, []
     while at < len(printed):
         document, end = decoder.raw_decode(printed, at)
-        seen |= set(fields(document))
+        documents.append(document)
         at = end + 1
-    assert {"traceback", "goodput", "argv", "in_charge", "findings"} <= seen
-    assert seen - set(re.findall(r"`(\w+)`", JSON_PAGE)) == set()
+    assert {"traceback", "goodput", "argv", "in_charge", "findings"} <= set(fields(documents))
+    assert undocumented(documents) == set()
 
 
 COVERED: dict[str, Callable[[Desk, str], None]] = {

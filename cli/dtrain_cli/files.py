@@ -32,13 +32,13 @@ def writable(path: Path, begins: str = "") -> bool:
     `write_text` gets.
 
     Raises UsageError if `write_text` would refuse the path, if its folder is read-only, or if the
-    file has a content that does not begin with ``begins``: it is none that dtrain wrote.
+    file has a content that does not begin with ``begins`` (in any case): dtrain did not write it.
     """
     target = _target(path)
     if not os.access(target.parent, os.W_OK | os.X_OK, effective_ids=True):
         raise _unwritable(path, target, "its folder is read-only")
     content = read_text(path)
-    if content and not content.startswith(begins):
+    if content and content[: len(begins)].lower() != begins:
         raise UsageError(
             f"{str(path)!r} was not written by dtrain, so it is not replaced",
             hint="name a new file, or remove this one",

@@ -15,6 +15,7 @@ from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import gpu
 from support.cluster import Launcher, job
+from support.json_page import undocumented
 from support.limits import HANG
 
 Hosts = Callable[..., Cluster]
@@ -40,7 +41,9 @@ def documents(
     done = launcher.command("check", str(file), "--json", *options).wait(HANG)
     assert "Traceback" not in done.stderr
     assert launcher.left(cluster) == {}
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    assert undocumented(found) == set()
+    return found
 
 
 @pytest.mark.netns
@@ -127,6 +130,7 @@ def test_a_plan_measures_the_hosts_and_trains_its_best_layout(
     done = launcher.command("plan", str(file), *options, "--probe", "--json").wait(HANG)
     assert done.code == 0, done.stderr
     found = json.loads(done.stdout)
+    assert undocumented(found) == set()
     assert found["cluster"]["gpu"] == found["probe"]["device"] == "cpu"
     assert found["cluster"]["hosts"] == 2
     assert {one["what"] for one in found["probe"]["measured"]} >= {

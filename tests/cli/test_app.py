@@ -120,7 +120,7 @@ def test_version() -> None:
         (["launch", "{cluster}", "--rank", "0,x"], "--rank"),
         (["launch", "{cluster}", "--rank", "9"], "0-3"),
         (["launch", "{cluster}", "--rank"], "`dtrain launch --help`"),
-        (["launch", "{cluster}", "--dry-run", "--detach"], "no effect"),
+        (["launch", "{cluster}", "--dry-run", "--host", "a"], "--output DIR"),
         (["launch", "{cluster}", "--host", "a[0-"], "--host"),
         (["launch", "{cluster}", "--host", "c"], "a,b"),
     ],

@@ -15,6 +15,7 @@ import pytest
 from cluster import Cluster
 from dtrain import hostlist
 from support.cluster import Launcher
+from support.json_page import undocumented
 from support.launching import Done
 from support.limits import GONE
 
@@ -57,6 +58,7 @@ def test_a_host_that_fails_and_one_that_is_off(hosts: Hosts, launcher: Launcher)
     done = execute(launcher, file, "--json", "--", line)
     assert done.code == 3, str(done)
     events = [json.loads(text) for text in done.stdout.splitlines()]
+    assert undocumented(events) == set()
     ended = {event["host"]: event for event in events if event["event"] == "ended"}
     assert (ended["node1"]["code"], ended["node1"]["error"]) == (0, "")
     assert (ended["node2"]["code"], ended["node2"]["error"]) == (7, "exited with status 7")

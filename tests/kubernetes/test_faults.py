@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import dtrain
+from dtrain.diagnostics import ExitCode
+from dtrain.engines.kubernetes import job
 from support.cluster import Launcher
 from support.kubernetes.cluster import Kubernetes
 from support.launching import JOBS, Launch
@@ -29,6 +33,12 @@ class Followed:
         self.shared.mkdir()
 
     def launch(self, program: str = "", *, env: Any = None, **keys: Any) -> Launch:
+        file = self.file(program, **keys)
+        return self.launcher.command(
+            "launch", str(file), env={**self.kubernetes.environment, **(env or {})}
+        )
+
+    def file(self, program: str = "", **keys: Any) -> Path:
         """``gpus`` and ``slots`` are keys of the cluster, and the other keys belong to the job."""
         section = {
             "image": "test:1",
@@ -40,9 +50,7 @@ class Followed:
         job = {"framework": "none", "grace": 1, **command, **keys}
         path = self.launcher.folder / "cluster.yaml"
         path.write_text(yaml.safe_dump({"name": "test", "cluster": cluster, "job": job}))
-        return self.launcher.command(
-            "launch", str(path), env={**self.kubernetes.environment, **(env or {})}
-        )
+        return path
 
     def pod(self, index: int) -> dict[str, Any]:
         (job,) = self.kubernetes.list("jobsets")
@@ -80,6 +88,30 @@ def test_a_job_goes_on_after_a_lost_node(followed: Followed) -> None:
     done = launch.wait()
     assert done.code == 3, str(done)
     assert f"error: Kubernetes ended node1: pod {again} on" in done.stderr
+    assert followed.kubernetes.list("pods") == []
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "reason"),
+    [
+        ("echo done", ExitCode.OK, "all 4 workers finished"),
+        ("[ $RANK = 2 ] && exit 7; " + WAIT, ExitCode.JOB_FAILED, "rank 2 on node1 exited with"),
+    ],
+)
+def test_a_sidecar_that_does_not_end(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, program: str, code: int, reason: str
+) -> None:
+    """A service mesh adds it. Kubernetes waits for all containers of a pod."""
+    monkeypatch.setattr(job, "SIDECAR_SECONDS", 0.0)
+    sidecar = {"name": "istio-proxy", "image": "proxy:1", "command": ["sleep", "600"]}
+    followed.kubernetes.store.sidecars = [sidecar]
+    file = followed.file(program)
+    monkeypatch.setenv("DTRAIN_HOME", str(followed.launcher.home))
+    for name, value in followed.kubernetes.environment.items():
+        monkeypatch.setenv(name, value)
+    report = dtrain.launch(file)
+    assert report.exit_code is code
+    assert report.reason.startswith(reason)
     assert followed.kubernetes.list("pods") == []
 
 

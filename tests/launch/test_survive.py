@@ -204,6 +204,7 @@ def test_stop_without_a_launcher(runs: Runs) -> None:
     runs.kill_launcher(run)
     stopped = runs.dtrain("stop", "--force", run).wait()
     assert stopped.code == 0, str(stopped)
+    assert "killing the workers" in stopped.stderr and "TERM" not in stopped.stderr
     assert runs.scene.leftovers() == []
     assert "stopped" in runs.dtrain("ps", run).wait().stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from dtrain.launchplan.build import build
 from dtrain.spec.load import parse, read
 from dtrain.spec.strategies import STRATEGIES
+from dtrain_cli.commands.launch import rendered
 from dtrain_cli.commands.plan import plan
+from support.json_page import undocumented
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROLES = "\n  roles: {chief: 1, worker: 2, ps: 1}"
@@ -27,7 +30,9 @@ def under(text: str, framework: str, strategy: str) -> str:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_file_has_a_plan(path: Path) -> None:
-    assert build(read(path)).world_size > 0
+    launch = build(read(path))
+    assert launch.world_size > 0
+    assert undocumented(json.loads(rendered(launch, json=True))) == set()
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES["torch"] if name != "3d"])

@@ -20,6 +20,7 @@ from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import read
 from dtrain_cli.commands.launch import rendered
+from support.json_page import undocumented
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CASES = sorted(path for path in (Path(__file__).parent / "cases").iterdir() if path.is_dir())
@@ -51,7 +52,9 @@ def test_golden(case: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None
     expected = contents(case)
     del expected["cluster.yaml"]
     assert contents(tmp_path) == expected
-    assert rendered(plan(case), json=True).encode() == expected["rendered/plan.json"]
+    printed = rendered(plan(case), json=True)
+    assert printed.encode() == expected["rendered/plan.json"]
+    assert undocumented(json.loads(printed)) == set()
 
 
 def test_scripts_are_valid_bash(case: Path) -> None:

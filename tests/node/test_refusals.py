@@ -60,7 +60,9 @@ def test_a_failing_setup_line(host: Node) -> None:
     body = refusal(host, host.launch(host.shell("exit"), setup=setup))
     assert body["what"] == "setup"
     assert body["reason"] == f"setup line 2 ({setup[1]}) failed with status 5"
-    assert body["hint"] == "fine\nfirst\nlast"
+    remedy, _, output = body["hint"].partition("\n")
+    assert remedy == "run the line on the host and correct it; the setup lines printed:"
+    assert output == "fine\nfirst\nlast"
 
 
 def test_a_setup_line_with_a_program_that_is_not_on_path(host: Node) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -20,6 +20,7 @@ from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, Request
 from dtrain.runtime.layout import Layout
 from dtrain_cli.views.question import described
+from support.json_page import undocumented
 
 FILE = """
 cluster: {hosts: [a, b], gpus: 4}
@@ -62,6 +63,7 @@ BOTH = Layout(tensor=2, data=4, sharding="optimizer", micro_batch=1, grad_accumu
 def test_two_runs_predict_a_third_layout(question: Question) -> None:
     found = calibrated(question, [run(question, TENSOR), run(question, DATA)])
     for error in found.calibration:
+        assert undocumented(asdict(error)) == set()
         assert error.before_s < 0.3 * error.measured_s
         assert error.after_s == pytest.approx(error.measured_s, rel=0.2)
     truth = run(question, BOTH).step_time

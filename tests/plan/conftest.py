@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.json_page import undocumented
 from support.launching import completed
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -35,6 +36,7 @@ def plan(dtrain: Run) -> Callable[..., dict[str, Any]]:
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         found: dict[str, Any] = json.loads(done.stdout)
+        assert undocumented(found) == set()
         return found
 
     return run

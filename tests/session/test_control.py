@@ -32,23 +32,23 @@ def hang_up(control: Control) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "force"),
+    ("requests", "forces"),
     [
-        ([stop], Force.TERM),
-        ([stop, hang_up], Force.TERM),
-        ([hang_up, stop], Force.TERM),
-        ([kill], Force.KILL),
-        ([stop, kill], Force.KILL),
-        ([hang_up, kill], Force.KILL),
-        ([kill, kill], Force.GIVE_UP),
-        ([stop, stop, kill], Force.GIVE_UP),
+        ([stop], [Force.TERM]),
+        ([stop, hang_up], [Force.TERM]),
+        ([hang_up, stop], [Force.TERM]),
+        ([kill], [Force.KILL]),
+        ([stop, kill], [Force.TERM, Force.KILL]),
+        ([hang_up, kill], [Force.TERM, Force.KILL]),
+        ([kill, kill], [Force.KILL, Force.GIVE_UP]),
+        ([stop, stop, kill], [Force.TERM, Force.KILL, Force.GIVE_UP]),
     ],
 )
-def test_the_last_of_several_requests(
-    requests: list[Callable[[Control], None]], force: Force
+def test_each_request_raises_the_force(
+    requests: list[Callable[[Control], None]], forces: list[Force]
 ) -> None:
     control, attempt = Control(), Attempt()
     control.hand_to(attempt)
     for request in requests:
         request(control)
-    assert attempt.forces == list(Force)[1 : force + 1]
+    assert attempt.forces == forces

@@ -150,6 +150,18 @@ def test_a_jump_host_that_cannot_reach_the_host(
     assert f"nc -vz 127.0.0.1 {port}" in caught.value.hint
 
 
+@pytest.mark.parametrize("place", ["127.0.0.1:{port}", "bastion.invalid", "255.255.255.255"])
+def test_a_jump_host_that_cannot_be_reached(
+    transport: SshTransport, sshd: Sshd, known: str, place: str
+) -> None:
+    """The keys of a host do not apply to its jump host."""
+    host = host_on(sshd, known_hosts=known, jump=place.format(port=free_port()))
+    with pytest.raises(ConnectError, match="cannot reach its jump host") as caught:
+        transport.connect(host)
+    for key in ("`ssh.port`", "`address`", "set `jump`"):
+        assert key not in caught.value.hint
+
+
 def test_a_jump_host_that_forwards_nothing(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:

@@ -88,8 +88,12 @@ def launch(
         )
     if output is not None and not dry_run:
         raise UsageError("--output requires --dry-run", hint="add --dry-run")
-    if dry_run and (rank is not None or host is not None or fold or detach):
-        raise UsageError("--rank, --host, --fold and --detach have no effect with --dry-run")
+    # Other options of a launch stay: people add --dry-run to the command that they would run.
+    if dry_run and (rank is not None or host is not None):
+        raise UsageError(
+            "--rank and --host select output of workers, and a dry run has none",
+            hint="remove them; `--output DIR` writes a folder for each host",
+        )
     # `dtrain.runtime` starts the TensorBoard that a script asks for only with this option.
     env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
     request = load(file, args=args or (), env=env)

@@ -117,7 +117,7 @@ class Control:
     def _pass_on(self, why: str) -> None:
         self._why = self._why or why
         self._roused.put(None)
-        while self._attempt is not None and self._passed_on < max(self._asked, self._hung_up):
-            self._passed_on += 1
-            force = Force(min(self._passed_on, Force.GIVE_UP))
-            self._attempt.interrupt(self._why, force)
+        asked = max(self._asked, self._hung_up)
+        if self._attempt is not None and self._passed_on < asked:
+            self._passed_on = asked
+            self._attempt.interrupt(self._why, Force(min(asked, Force.GIVE_UP)))

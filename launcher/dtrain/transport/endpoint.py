@@ -66,6 +66,7 @@ class Endpoint:
 
     host: str
     """The host's name in the cluster file, or a jump host's name as configured."""
+    is_jump: bool
     address: str
     port: int
     user: str
@@ -277,6 +278,7 @@ class Resolver:
         via, proxy_command = self._route(name, ssh, options, tokens, (*seen, name))
         return Endpoint(
             host=name,
+            is_jump=is_jump,
             address=target,
             port=port,
             user=user,

@@ -314,7 +314,12 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
             endpoint.host,
             endpoint.attempted,
             f"cannot resolve the name {endpoint.address!r} ({_words(error)})",
-            hint="check the name, or give the host an `address` in the cluster file",
+            hint="check the name, or "
+            + (
+                "set its HostName in ssh's configuration"
+                if endpoint.is_jump
+                else "give the host an `address` in the cluster file"
+            ),
         ) from error
     failure: OSError = OSError(errno.EADDRNOTAVAIL, "the name has no addresses")
     for index, (family, kind, protocol, _, where) in enumerate(found):
@@ -355,8 +360,9 @@ def _bind(connection: socket.socket, address: str) -> None:
 def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
     if isinstance(failure, ConnectionRefusedError):
         here = "; `transport: local` runs workers on this machine without SSH"
+        key = "ssh.jump" if endpoint.is_jump else "ssh.port"
         return (
-            f"check that sshd runs there, and on port {endpoint.port} (`ssh.port`)"
+            f"check that sshd runs there, and on port {endpoint.port} (`{key}`)"
             f"{here if endpoint.address in _LOOPBACK else ''}"
         )
     if isinstance(failure, TimeoutError) or failure.errno in {
@@ -364,9 +370,10 @@ def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
         errno.ENETUNREACH,
         errno.EHOSTDOWN,
     }:
+        jump = "; to go through a jump host, set `jump` under `ssh`"
         return (
-            "check that the host is up, and that no firewall or missing VPN blocks the connection; "
-            "to go through a jump host, set `jump` under `ssh`"
+            "check that the host is up, and that no firewall or missing VPN blocks the connection"
+            f"{'' if endpoint.is_jump else jump}"
         )
     return f"check whether `{endpoint.command}` works"
 

@@ -56,6 +56,20 @@ def test_two_programs_submit_a_run_once(tmp_path: Path, program: Any) -> None:
     assert (tmp_path / "calls").read_text() == "sbatch\n"
 
 
+def test_another_shell_asks_the_cluster_of_the_job(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one Slurm has several clusters, each has its own job numbers."""
+    program("sbatch", 'echo "7;${SLURM_CLUSTERS%,*}"')
+    program("scontrol", 'echo "JobState=RUNNING $SLURM_CLUSTERS"')
+    folder = os.fsencode(tmp_path / "run")
+    monkeypatch.setenv("SLURM_CLUSTERS", "east,west")
+    assert BatchJob("run", folder).submit(order(tmp_path)).status == 0
+    monkeypatch.delenv("SLURM_CLUSTERS")
+    again = BatchJob("run", folder)
+    assert (again.number, again.describe().text) == ("7", "JobState=RUNNING east")
+
+
 def test_a_submitted_job_whose_number_cannot_be_saved(tmp_path: Path, program: Any) -> None:
     program("sbatch", "echo 7")
     (tmp_path / "run" / "job-id").mkdir(parents=True)

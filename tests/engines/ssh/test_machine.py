@@ -45,6 +45,7 @@ EVENTS: list[AttemptEvent] = [
     *(kind(host) for kind in (HostReady, HostRefused, HostEnded, HostLost) for host in HOSTS),
     *(WorkerExited(worker, failed) for worker in [*WORKERS, SERVICE] for failed in (True, False)),
     Interrupted(),
+    Interrupted(kill=True),
     Detached(),
     LauncherFailed(),
     Hung(),
@@ -226,6 +227,12 @@ def test_a_person_gets_grace_then_force_then_an_end() -> None:
     assert state.phase is AttemptPhase.ENDED
     assert state.hosts == {"a": HostCondition.CLEAN, "b": HostCondition.LOST}
     assert state.outcome is AttemptOutcome.INTERRUPTED
+
+
+def test_a_person_may_skip_the_grace() -> None:
+    state, actions = run(running(), Interrupted(kill=True))
+    assert actions == [StopHost("a", 0.0), StopHost("b", 0.0), SetAlarm(CLEANING)]
+    assert run(state, Interrupted())[0].phase is AttemptPhase.ENDED
 
 
 def test_a_host_whose_workers_are_done_may_end_first() -> None:

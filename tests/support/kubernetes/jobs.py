@@ -163,6 +163,7 @@ def _create_pods(store: Store, job: Object, present: set[int]) -> None:
             store.event(job, "FailedCreate", f"Error creating: {error}")
             continue
         pod["metadata"]["name"] += f"-{uuid.uuid4().hex[:5]}"
+        pod["spec"]["containers"] += store.sidecars
         store.create(POD, pod)
 
 

@@ -28,6 +28,8 @@ class Store:
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.version = 100
+        self.sidecars: list[Object] = []
+        """Containers that a webhook adds to each pod."""
         self._objects: dict[Key, Object] = {}
         self._changes: list[Change] = []
         self._oldest = self.version

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
+from dtrain.engines.kubernetes.script import serving_pods
 from dtrain.failures.cause import SIGNALLED, Failure, Report, all_finished, signal_name
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.records import dataclass
@@ -40,9 +41,11 @@ class KubernetesEnding:
     """The first cause first."""
     stopped_by: str = ""
     """Source of the request to stop, such as ``Ctrl-C``."""
+    finished: bool = False
+    """Whether dtrain has deleted the job after its processes were done."""
 
     def report(self) -> Report:
-        if self.state is not None and self.state.done:
+        if self.finished or (self.state is not None and self.state.done):
             return Report(ExitCode.OK, all_finished(self.plan.world_size))
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
@@ -103,6 +106,12 @@ class KubernetesEnding:
 
     def _host(self, pod: Pod) -> str:
         return self.plan.hosts[pod.index].host.name
+
+
+def done(plan: LaunchPlan, pods: Sequence[Pod]) -> bool:
+    """Whether all processes that the job waits for have ended without an error."""
+    succeeded = {pod.index for pod in pods if pod.ended is not None and not pod.ended.exitCode}
+    return succeeded >= {part.node_rank for part in plan.hosts} - {*serving_pods(plan)}
 
 
 def failures(plan: LaunchPlan, pods: Sequence[PodEnding], time: float) -> list[Failure]:

@@ -47,7 +47,7 @@ class KubernetesFollower:
         self._asked = self._done = Force.NONE
         """The force of the last stop request, and of the last one that the server has."""
         self._ended = False
-        """Whether dtrain has deleted the job because of a container that was started again."""
+        """Whether dtrain has deleted the job because it would not end."""
         self._over_since: float | None = None
         self._gone_due = float("inf")
         """Time at which the pods of a deleted job should be gone."""
@@ -100,8 +100,8 @@ class KubernetesFollower:
                 return None
             if self._asked > self._done and (report := self._stop()) is not None:
                 return report
-            if not self._done and not self._ended and (host := job.started_again):
-                self._end_for(host)
+            if not self._done and not self._ended and (why := job.endless):
+                self._end_for(why)
             if time.monotonic() > self._gone_due:
                 job.notice_once(
                     f"{job.name} is not gone yet, for example because a machine does not answer:"
@@ -196,13 +196,9 @@ class KubernetesFollower:
         self._done = self._asked
         return None
 
-    def _end_for(self, host: str) -> None:
-        """A container was started again alone: the processes of the others cannot go on."""
+    def _end_for(self, why: str) -> None:
         job = self._job
-        job.notice_once(
-            f"{host}: Kubernetes has started the failed container again, as the runtime of the"
-            f" TrainJob asks; the other pods cannot go on with it: deleting {job.name}"
-        )
+        job.ending(why)
         try:
             self._delete_job()
         except NodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from dtrain.diagnostics import NodeError
 from dtrain.engines.followed_run import FollowedRun
-from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, failures
+from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, done, failures
 from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
 from dtrain.engines.kubernetes.lines import Cursor
@@ -29,6 +30,8 @@ from dtrain.session.observer import Observer
 
 SAVE_SECONDS = 1.0
 """Seconds between two times that the positions in the logs are stored."""
+SIDECAR_SECONDS = 30.0
+"""Seconds in which a sidecar may end after the job's own container, as well-behaved ones do."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,9 @@ class KubernetesJob:
         self._hosts = HostStates(self.plan, self.name, self._recorder)
         self._stopping = False
         self._save_due = 0.0
+        self._kept_open_until = math.inf
+        self._finished = False
+        """Whether the processes were done when dtrain deleted the job."""
 
     @property
     def record(self) -> Record:
@@ -236,11 +242,41 @@ class KubernetesJob:
         return known or bool(self._waiting)
 
     @property
-    def started_again(self) -> str:
-        """The host whose container has failed and was started again alone; empty if none was."""
-        pods = (known.pod for known in self.pods.values())
-        again = (pod for pod in pods if pod.again and self._hosts.counts(pod))
-        return next((self.plan.hosts[pod.index].host.name for pod in again), "")
+    def endless(self) -> str:
+        """Why the job will not end although its processes have ended or cannot go on; empty if it
+        will."""
+        for pod in self._counted:
+            if pod.again:
+                return (
+                    f"{self._host(pod)}: Kubernetes has started the failed container again, as the"
+                    " runtime of the TrainJob asks; the other pods cannot go on with it"
+                )
+        failed = [pod for pod in self._counted if pod.ended is not None and pod.ended.exitCode]
+        over = failed or (self._counted if done(self.plan, self._counted) else [])
+        kept = next((pod for pod in over if pod.sidecar and pod.phase == "Running"), None)
+        if kept is None:
+            self._kept_open_until = math.inf
+            return ""
+        now = time.monotonic()
+        self._kept_open_until = min(self._kept_open_until, now + SIDECAR_SECONDS)
+        if now < self._kept_open_until:
+            return ""
+        return (
+            f"{self._host(kept)}: the processes have ended, but the sidecar {kept.sidecar} goes on,"
+            " so that the pod does not end"
+        )
+
+    def ending(self, why: str) -> None:
+        """dtrain deletes the job, because it would not end."""
+        self._finished = done(self.plan, self._counted)
+        self.notice_once(f"{why}: deleting {self.name}")
+
+    @property
+    def _counted(self) -> list[Pod]:
+        return [one.pod for one in self.pods.values() if self._hosts.counts(one.pod)]
+
+    def _host(self, pod: Pod) -> str:
+        return self.plan.hosts[pod.index].host.name
 
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""
@@ -267,6 +303,7 @@ class KubernetesJob:
             pods=pods,
             failures=in_order_of_blame(map(self._run.explained, failed)),
             stopped_by=stopped_by,
+            finished=self._finished,
         )
 
     # The end of the run --------------------------------------------------------------------------

@@ -113,6 +113,8 @@ class Pod:
     """Whether its container runs, also while the pod terminates."""
     again: bool = False
     """Whether its container has ended and was started again in the same pod."""
+    sidecar: str = ""
+    """Another container, which runs although the job's own has ended: it keeps the pod open."""
 
     @property
     def started(self) -> bool:
@@ -159,6 +161,8 @@ def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
     again = whole.restartCount > 0
     container = whole.lastState if again else whole.state
     state, detail = (ShownState.ENDED, "") if again else _state(found, container)
+    others = (one for one in status.containerStatuses if one is not whole)
+    running = (one.name for one in others if one.state.running is not None)
     return Pod(
         name=found.metadata.name,
         uid=found.metadata.uid,
@@ -173,6 +177,7 @@ def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
         created=found.metadata.creationTimestamp,
         running=whole.state.running is not None,
         again=again,
+        sidecar=next(running, "") if container.terminated is not None and not again else "",
     )
 
 

@@ -70,9 +70,9 @@ class Attempt:
         """When a worker failed; None before, and again once a notice has named the first cause."""
 
     def interrupt(self, why: str, force: Force) -> None:
-        # The machine's phase decides the force, because time limits and failures raise it, too.
         self._ending.interrupted_by = why
-        self._posts.put(Post(machine.Interrupted()))
+        # The phase decides the rest, because time limits and failures raise the force, too.
+        self._posts.put(Post(machine.Interrupted(kill=force is not Force.TERM)))
 
     def detach(self) -> None:
         self._posts.put(Post(machine.Detached()))
@@ -196,7 +196,7 @@ class Attempt:
         if post.event is None:
             return
         if isinstance(post.event, machine.Interrupted):
-            self._show_interrupt()
+            self._show_interrupt(kill=post.event.kill)
         self._state, actions = machine.step(self._state, post.event)
         if before.outcome is None and self._state.outcome is AttemptOutcome.HOST_FAILED:
             self._explain(post)
@@ -239,7 +239,7 @@ class Attempt:
             case machine.SetAlarm(seconds):
                 self._alarm = time.monotonic() + seconds
 
-    def _show_interrupt(self) -> None:
+    def _show_interrupt(self, *, kill: bool) -> None:
         notice, why = self._context.recorder.notice, self._ending.interrupted_by
         grace = self._state.grace
         insist = "`dtrain stop --force`"
@@ -247,6 +247,9 @@ class Attempt:
         match self._state.phase:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
                 notice(f"{why}: stopping; nothing was started")
+            case AttemptPhase.RUNNING if kill:
+                self._context.recorder.record(journal.StopRequested(why))
+                notice(f"{why}: killing the workers")
             case AttemptPhase.RUNNING:
                 self._context.recorder.record(events.StopRequested(why))
                 end = f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"

@@ -143,6 +143,9 @@ class HostLost:
 class Interrupted:
     """The user or the system requests a stop."""
 
+    kill: bool = False
+    """Whether workers get KILL without TERM; a later request kills them anyway."""
+
 
 @dataclass(frozen=True, slots=True)
 class Detached:
@@ -345,7 +348,8 @@ def _hung(state: AttemptState, event: Hung) -> _Step:
 
 
 def _interrupted(state: AttemptState, event: Interrupted) -> _Step:
-    return _stop(replace(state, outcome=AttemptOutcome.INTERRUPTED), state.grace)
+    state = replace(state, outcome=AttemptOutcome.INTERRUPTED)
+    return _stop(state, 0.0, AttemptPhase.KILLING) if event.kill else _stop(state, state.grace)
 
 
 def _stop_soon(state: AttemptState, outcome: AttemptOutcome) -> _Step:
@@ -353,8 +357,8 @@ def _stop_soon(state: AttemptState, outcome: AttemptOutcome) -> _Step:
     return _stop(replace(state, outcome=outcome), min(state.grace, FAILURE_GRACE))
 
 
-def _stop(state: AttemptState, grace: float) -> _Step:
-    state = _end_if_clean(replace(state, phase=AttemptPhase.STOPPING))
+def _stop(state: AttemptState, grace: float, phase: AttemptPhase = AttemptPhase.STOPPING) -> _Step:
+    state = _end_if_clean(replace(state, phase=phase))
     return state, [
         *(StopHost(host, grace) for host in state.running),
         *_alarm(state, grace + CLEANING),

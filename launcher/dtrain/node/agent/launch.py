@@ -265,10 +265,11 @@ class Launch:
         if self.up or not 0 < line <= len(setup):
             where = " after `job.setup`" if setup else ""
             reason = "the supervisor could not start%s (%s)" % (where, message["fate"])
-            return RefusedError("agent", reason, log).message
+            return RefusedError("agent", reason, log and "it printed:\n" + log).message
         how = "failed with status %d" % status if status is not None else "ended the shell"
         reason = "setup line %d (%s) %s" % (line, setup[line - 1], how)
-        hint = log or "it printed nothing"
+        remedy = "run the line on the host and correct it"
         if status == NOT_FOUND:
-            hint += "\ngive the whole path of the program: no login script has extended PATH here"
-        return RefusedError("setup", reason, hint).message
+            remedy = "give the whole path of the program: no login script has extended PATH here"
+        output = "the setup lines printed:\n" + log if log else "it printed nothing"
+        return RefusedError("setup", reason, "%s; %s" % (remedy, output)).message

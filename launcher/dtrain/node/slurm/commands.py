@@ -36,7 +36,7 @@ HAS_ENDED = ("Invalid job id", "already completing or completed")
 FAILED, NOT_FOUND, TIMED_OUT = 1, 127, 124
 MAX_TEXT = 16 << 10
 
-_JOB = re.compile(r"([0-9]{1,10})(?:;[\w.-]*)?")
+_JOB = re.compile(r"([0-9]{1,10})(?:;([\w.-]*))?")
 _OPTIONS = (
     *("SLURM_", "SRUN_", "SQUEUE_", "SCANCEL_"),
     *("SBATCH_ARRAY", "SBATCH_CLUSTERS", "SBATCH_EXPORT", "SBATCH_GPUS", "SBATCH_GRES"),
@@ -64,6 +64,7 @@ class BatchJob:
         self.folder = folder
         self.number = ""
         """Empty until the job is submitted, or found."""
+        self._is_saved()
 
     def submit(self, order: SubmitOrder) -> CommandResult:
         """Submit the job's script, unless another program has done so. Sets `number`."""
@@ -88,7 +89,7 @@ class BatchJob:
                 if answer.status:
                     return answer
                 # A site's plugins may print more.
-                jobs = [found[1] for found in map(_JOB.fullmatch, answer.text.split("\n")) if found]
+                jobs = [line for line in answer.text.split("\n") if self._is_job(line)]
                 if not jobs:
                     reason = "it printed no job number: " + answer.text
                     return CommandResult(answer.command, FAILED, reason)
@@ -96,7 +97,6 @@ class BatchJob:
                     self.save(JOB_FILE, jobs[-1].encode())
         except OSError as error:
             return CommandResult(" ".join(command), FAILED, words(error))
-        self.number = jobs[-1]
         return answer
 
     def find(self) -> CommandResult:
@@ -114,9 +114,18 @@ class BatchJob:
 
     def _is_saved(self) -> bool:
         """Set `number`, if a file has it."""
-        saved = self.saved(JOB_FILE)
-        self.number = saved if _JOB.fullmatch(saved) else ""
-        return self.number != ""
+        return self._is_job(self.saved(JOB_FILE))
+
+    def _is_job(self, printed: str) -> bool:
+        """Set `number` from what ``sbatch`` printed, if that is a job. With SLURM_CLUSTERS, the job
+        has a cluster: all later commands ask that one, also from a shell without the variable."""
+        found = _JOB.fullmatch(printed)
+        if found is None:
+            return False
+        self.number = found[1]
+        if found[2]:
+            os.environ["SLURM_CLUSTERS"] = found[2]
+        return True
 
     def _queued(self) -> CommandResult:
         """The last job with the name of the run; an empty ``text`` if there is none."""

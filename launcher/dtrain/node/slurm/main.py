@@ -116,7 +116,8 @@ class JobRelay:
         nodes = os.path.join(expand(order["run_dir"]), b"nodes")
         folder = os.path.join(nodes, raw(run))
         job = AllocationScript(run, folder, allocation) if allocation else BatchJob(run, folder)
-        job.number = "" if order["op"] == "submit" else order["job"] or ""
+        if order["op"] != "submit":
+            job.number = order["job"] or job.number
         while not job.number:
             found = job.find()
             if not found.status:

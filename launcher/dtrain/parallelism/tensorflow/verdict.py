@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from dtrain.parallelism.answer.document import SCHEMA, cluster, model
+from dtrain.parallelism.answer.document import SCHEMA, cluster, model, split
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Way
 from dtrain.parallelism.question import Question
@@ -128,8 +128,7 @@ class TensorFlowPlan:
             },
             "torch": self.torch
             and {
-                **asdict(self.torch.layout),
-                **asdict(self.torch.assumed),
+                **split(self.torch),
                 "memory_gib": _rounded(self.torch.memory.total),
                 "step_s": _rounded(self.torch.time.total, 3),
             },
