@@ -417,10 +417,10 @@ def test_tensors_that_a_compiler_places_leave_no_gaps() -> None:
     assert memory(model("llama-3-8b"), layout, placed).fragmentation == 0
 
 
-def test_the_step_casts_gradients_of_16_bits_when_activations_are_gone() -> None:
+def test_the_step_casts_gradients_of_fp16_when_activations_are_gone() -> None:
     shape = replace(model("llama-3-8b"), seq_len=64)
     layout = Layout(backend="megatron", data=8, sharding="optimizer", recompute="full")
-    used = memory(shape, layout, Assumptions(fp32_gradients=False))
+    used = memory(shape, layout, Assumptions("fp16", fp32_gradients=False))
     assert used.temporary * 2**30 == pytest.approx(4 * shape.parameters / 8, rel=1e-3)
     assert used.activations + used.logits == 0
 

@@ -242,9 +242,9 @@ class _States:
 
     Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 if it is
     accumulated so) and a copy and two moments in 32: 18 bytes in total; 16 with gradients of 16
-    bits, and 20 while the step has them in 32 (Megatron-LM, ``dist_optimizer.md``); 16 under full
-    sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054). 8 if all of them have
-    16 bits.
+    bits, and with fp16 20 while the step has them in 32 (Megatron-LM, ``dist_optimizer.md``); 16
+    under full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054). 8 if all of
+    them have 16 bits.
     """
 
     layout: Layout
@@ -266,7 +266,9 @@ class _States:
         if assumed.precision in ("tf32", "fp32"):
             return _States(layout, 4, 4, 8, copies)
         if not assumed.fp32_gradients:
-            return _States(layout, 2, 2, 12, copies, 0 if copies else 4)
+            # NeMo's Adam reads bf16 gradients as they are.
+            cast = 4 if assumed.precision == "fp16" and not copies else 0
+            return _States(layout, 2, 2, 12, copies, cast)
         return _States(layout, 2, 6 if assumed.habits.both_gradients else 4, 12, copies)
 
     def _spread(self, ranks: int, sharded: bool) -> int:
