@@ -210,8 +210,8 @@ def test_states_of_the_papers() -> None:
     assert states("none", "fp32") == pytest.approx(16, rel=1e-4)
     # DeepSpeed in fp16 and bf16, and InternEvo.
     assert states("none", "fp16", False, step_copies=2) == pytest.approx(22, rel=1e-4)
-    assert states("optimizer", gradient_bytes=6) == pytest.approx(8 + 12 / 64, rel=1e-4)
-    kept = states("optimizer", gradient_bytes=2, step_copies=14)
+    assert states("optimizer", both_gradients=True) == pytest.approx(8 + 12 / 64, rel=1e-4)
+    kept = states("optimizer", "bf16", False, step_copies=10)
     assert kept == pytest.approx(4 + 26 / 64, rel=1e-4)
 
 
@@ -322,6 +322,11 @@ def test_selective_recompute_of_megatron_drops_outputs_of_cheap_modules() -> Non
     assert layer_activations(dense, layouts["selective"], ASSUMED) == pytest.approx(
         layer_activations(dense, layouts["none"], ASSUMED)
     )
+    every = replace(ASSUMED, habits=MemoryHabits(recomputes_activation=True))
+    dropped = 4 * dense.hidden + 2 * dense.ffn_hidden
+    assert layer_activations(dense, layouts["selective"], every) == pytest.approx(
+        layer_activations(dense, layouts["none"], every) - dropped
+    )
 
 
 def test_deepspeed_keeps_the_output_of_a_stage() -> None:
@@ -404,6 +409,20 @@ def test_flat_copies_leave_gaps_in_the_allocator() -> None:
     )
     assert plain.fragmentation == pytest.approx(FRAGMENTATION * plain.allocated)
     assert copying.fragmentation == pytest.approx(FRAGMENTATION_BY_TORCH * copying.allocated)
+
+
+def test_tensors_that_a_compiler_places_leave_no_gaps() -> None:
+    layout = Layout(backend="torchtitan", data=8, sharding="full")
+    placed = Assumptions(habits=MemoryHabits(placed=True))
+    assert memory(model("llama-3-8b"), layout, placed).fragmentation == 0
+
+
+def test_the_step_casts_gradients_of_fp16_when_activations_are_gone() -> None:
+    shape = replace(model("llama-3-8b"), seq_len=64)
+    layout = Layout(backend="megatron", data=8, sharding="optimizer", recompute="full")
+    used = memory(shape, layout, Assumptions("fp16", fp32_gradients=False))
+    assert used.temporary * 2**30 == pytest.approx(4 * shape.parameters / 8, rel=1e-3)
+    assert used.activations + used.logits == 0
 
 
 @pytest.mark.parametrize(("gpus", "joined"), [(64, 64), (72, 72), (256, 64), (288, 72), (6, 4)])

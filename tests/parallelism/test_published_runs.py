@@ -441,6 +441,7 @@ def test_the_counter_of_a_peak(notes: str, counter: str) -> None:
         ("did not go OOM", "A100-80GB", True),
         ("", "A100", None),
         ("GPU memory size and precision not stated", "A100-80GB", None),
+        ("optimizer states offload: master; parameters on the host", "A100-80GB", None),
     ],
 )
 def test_labels(notes: str, gpu: str, fitted: bool | None) -> None:
@@ -622,6 +623,20 @@ def test_megatron_deepspeed_with_flash_attention_is_of_2023() -> None:
     assert sharded.layout.sharding == "optimizer"
     halves = run(**{**cells, "precision": "fp16"}, flash_attention="yes")
     assert halves.layout.sharding == "none"
+
+
+@pytest.mark.parametrize(("stage", "wide"), [("none", True), ("ZeRO-1", False)])
+def test_deepspeed_sums_gradients_in_16_bits_at_a_zero_stage(stage: str, wide: bool) -> None:
+    """Llama 2 7B at stage 1 took 63 GiB of 80 (FlagPerf). It would not fit with 32-bit sums."""
+    new = run(notes="Megatron-DeepSpeed", sharding=stage, flash_attention="yes")
+    assert new.assumed.fp32_gradients is wide
+    assert new.layout.sharding == "optimizer"
+
+
+def test_matrices_in_fp8_replace_those_of_16_bits_that_are_on_the_host() -> None:
+    cells = {"source": "IST-DASLab/llmq benchmarks/L40S.md", "gpu_type": "L40S", "precision": "fp8"}
+    assert run(**cells).assumed.quantized == 0
+    assert run(**cells, notes="optimizer states offload: master, opt-m").assumed.quantized == -1
 
 
 def test_the_shared_experts_of_the_notes() -> None:

@@ -28,15 +28,15 @@ def fp8_copies(gpu: Gpu) -> float:
 class MemoryHabits:
     """What software keeps in memory, if it differs from Megatron-LM."""
 
-    gradient_bytes: float | None = None
-    """Bytes of each parameter's bf16 gradients; None: 2 or 4, as they are accumulated. DeepSpeed's
-    BF16_Optimizer keeps 16-bit ones beside the 32-bit ones that they are added to, which is 6."""
+    both_gradients: bool = False
+    """Whether gradients of 16 bits stay beside the sums of 32 bits to which they are added:
+    DeepSpeed's BF16_Optimizer."""
     step_copies: float = 0.0
     """Bytes of each parameter in a rank's share that the optimizer's step needs beside the states.
     DeepSpeed flattens 16-bit gradients before it casts them (``stage_1_and_2.py``), which is 2.
-    InternEvo also keeps the cast (``hybrid_zero_optim.py``), and PyTorch's Adam then needs two
-    temporaries of one flat tensor: 2 + 4 + 8. A flat copy is one block, so the allocator cannot
-    place it where activations were."""
+    In InternEvo (``hybrid_zero_optim.py``), PyTorch's Adam also needs two temporaries of one flat
+    tensor: 2 + 8. A flat copy is one block, so the allocator cannot place it, nor the cast, where
+    activations were."""
     frees_gradients: bool = False
     """Whether a step frees the gradients, so that the next one allocates them again, in blocks
     where activations were. The allocator's unused share then is as high as with flat copies: 6 to
@@ -92,6 +92,11 @@ class MemoryHabits:
     wide_rest: bool = False
     """Whether parameters that are not in 4 bits, and the residual stream, have 32 bits: PEFT's
     ``prepare_model_for_kbit_training``."""
+    placed: bool = False
+    """Whether each tensor has its place before the run, so that no memory stays unused: XLA."""
+    recomputes_activation: bool = False
+    """Whether selective recompute drops the outputs of norms and of the MLP's activation in every
+    model (see `Assumptions.recomputes_modules`)."""
     fixed_segments: bool = False
     """Whether the allocator has segments of a fixed size, PyTorch's default. torchtitan and
     torchtune set ``expandable_segments:True``."""
@@ -197,6 +202,13 @@ class Assumptions(KeepsHash):
             narrow_states=narrow_states,
         )
 
+    @property
+    def step_copies(self) -> float:
+        """Bytes of each parameter in a rank's share of the step's flat copies, with the cast of
+        gradients of 16 bits."""
+        copies = self.habits.step_copies
+        return copies + 4 if copies and not self.fp32_gradients else copies
+
     def old_attention(self, layout: Layout) -> bool:
         """Whether flash attention is FlashAttention-2."""
         return backend_of(layout).flash2 if self.flash2 is None else self.flash2
@@ -230,6 +242,7 @@ class Assumptions(KeepsHash):
     def recomputes_modules(self, shape: Shape, layout: Layout) -> bool:
         """Whether selective recompute drops the outputs of norms, of the experts' activation and of
         MLA's up projections: Megatron-Core's ``--recompute-modules layernorm moe_act mla_up_proj``,
-        as DeepSeek-V3 was trained (arXiv 2412.19437, section 3.2.3). Other models keep them."""
-        several = shape.experts > 0 or shape.kv_rank > 0
+        as DeepSeek-V3 was trained (arXiv 2412.19437, section 3.2.3). Other models usually keep
+        them."""
+        several = shape.experts > 0 or shape.kv_rank > 0 or self.habits.recomputes_activation
         return layout.recompute == "selective" and several and not self.unfused(layout)

@@ -89,7 +89,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
-        quantized=_quantized(practice, precision, gpu),
+        quantized=_quantized(row, practice, precision, gpu),
         narrow_states=_narrow_states(row),
         separate_kernels=practice.separate_kernels and not compiled,
         flash_attention=flash,
@@ -126,8 +126,10 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     )
 
 
-def _quantized(practice: Practice, precision: Precision, gpu: Gpu) -> float:
-    """As in `Assumptions`."""
+def _quantized(row: Row, practice: Practice, precision: Precision, gpu: Gpu) -> float:
+    """As in `Assumptions`. The GPU has only the narrow ones if the others are on the host."""
+    if precision == "fp8" and re.search(r"offload: master", row.get("notes", "")):
+        return -1.0
     if precision != "fp8" or practice.backend != "megatron" or not practice.transformer_engine:
         return 0.0
     return fp8_copies(gpu) - (2.0 if practice.fp8_params else 0.0)

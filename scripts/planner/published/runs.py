@@ -166,8 +166,9 @@ def run_of(row: Row) -> PublishedRun:
         row.get("gpu_type", ""),
         re.IGNORECASE,
     )
-    # The planner does not model activations that move to host memory.
-    moved = re.search(r"activation\w* (cpu )?offload\s*=\s*(true|yes|1)", notes, re.IGNORECASE)
+    # The planner does not model activations and parameters that move to host memory.
+    host = r"activation\w* (cpu )?offload\s*=\s*(true|yes|1)|parameters on the host"
+    moved = re.search(host, notes, re.IGNORECASE)
     return PublishedRun(
         name=row.get("id", ""),
         publisher=publisher,

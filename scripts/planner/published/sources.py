@@ -80,8 +80,9 @@ _EARLY = Practice(
 in fp16."""
 _DEEPSPEED = replace(
     _EARLY,
+    always_shards=True,
     habits=MemoryHabits(
-        gradient_bytes=6, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
+        both_gradients=True, step_copies=2, keeps_outputs=True, context=1.6, buckets=1.0
     ),
 )  # fmt: skip
 _MEGATRON_DEEPSPEED = replace(_DEEPSPEED, idle=0.011)
@@ -89,10 +90,13 @@ _MEGATRON_DEEPSPEED = replace(_DEEPSPEED, idle=0.011)
 from MT-NLG's three step times (arXiv 2201.11990, section 2.3), which are not in the tables here."""
 _MEGATRON_DEEPSPEED_2023 = replace(
     _DEEPSPEED, precision="bf16", flash_attention=True, flash2=True, separate_kernels=True,
-    reduces_to_all=True, always_shards=True,
+    reduces_to_all=True,
 )  # fmt: skip
 """With flash attention: Llama's norms and rotations are PyTorch's, and gradients are reduced after
 the last backward pass, to all ranks."""
+_MEGATRON_DEEPSPEED_ZERO = replace(_MEGATRON_DEEPSPEED_2023, fp32_gradients=False)
+"""The same at ZeRO stage 1 and higher, which sums gradients in the parameters' 16 bits unless
+``grad_accum_dtype`` is set (``get_data_types`` in ``deepspeed/runtime/engine.py``)."""
 _NEMO = Practice(fp32_gradients=False, hides_tensor=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
 grad_reduce_in_fp32 to False."""
@@ -104,7 +108,7 @@ _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
 """NeMo's tables of GPT-3 on A100s are from before it had flash attention, in 2023."""
 _XLA = Practice(
     "full", fp32_gradients=False, fused_loss=True, accumulates=False, transformer_engine=False,
-    habits=MemoryHabits(foreach=False),
+    habits=MemoryHabits(foreach=False, placed=True),
 )  # fmt: skip
 """JAX: the compiler fuses operations, those of the loss and of Adam too, and overlaps traffic, much
 as Megatron-LM's kernels do. Gradients are those of the 16-bit copies that it gathers."""
@@ -149,7 +153,12 @@ PRACTICES = (
     # chunks, and all its states have 16 bits.
     (
         r"llmq (benchmarks/|README)",
-        Practice(fp32_gradients=False, fused_loss=True, transformer_engine=False),
+        Practice(
+            fp32_gradients=False,
+            fused_loss=True,
+            transformer_engine=False,
+            habits=MemoryHabits(placed=True, recomputes_activation=True),
+        ),
     ),
     # Its memory has the softmax's 5·a·s² bytes. Megatron-LM reports the allocator's peak
     # (``report_memory``).
@@ -166,7 +175,7 @@ PRACTICES = (
             fp32_gradients=False,
             fuses_gradients=False,
             reduces_to_all=True,
-            habits=MemoryHabits(gradient_bytes=2, step_copies=14, fullest="last"),
+            habits=MemoryHabits(step_copies=10, fullest="last"),
         ),
     ),
     # Megatron-Bridge and AutoModel measure fine-tuning on whole sequences of mock data.
@@ -191,7 +200,6 @@ PRACTICES = (
             overlaps_reduction=False,
             reduces_to_all=True,
             habits=MemoryHabits(
-                gradient_bytes=2,
                 frees_gradients=True,
                 keeps_outputs=True,
                 gathers_logits=True,
@@ -305,7 +313,8 @@ def practice_of(row: Row) -> Practice:
                     if how is _DEEPSPEED and _new(row):
                         return _ZERO
                     if how is _MEGATRON_DEEPSPEED and _flash(row):
-                        return _MEGATRON_DEEPSPEED_2023
+                        zero = re.search(r"zero-?[123]", row.get("sharding", ""), re.IGNORECASE)
+                        return _MEGATRON_DEEPSPEED_ZERO if zero else _MEGATRON_DEEPSPEED_2023
                     early = how in (_NEMO, _NEMO_ON_SQUAD, _MLPERF) and not _new(row)
                     return _NEMO_ON_A100 if early else how
     sharding = row.get("sharding", "")

@@ -193,7 +193,7 @@ def _terms(
         yield -narrow * h / split
     yield (2 * (matrices - 1) + narrow) * width / t
     if drops:
-        yield -narrow * shape.ffn_hidden * shape.experts_per_token / t
+        yield -narrow * shape.ffn_hidden * max(1, shape.experts_per_token) / t
     if shape.lora is not None:
         # The inner tensors of the adapters: four in attention, one for each matrix of the MLP.
         inner = 4 + (shape.matrices if shape.lora.adapts_mlp else 0)

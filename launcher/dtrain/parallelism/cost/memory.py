@@ -134,15 +134,15 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         )  # fmt: skip
         gradients, activations, logits = phase.gradients, phase.activations, phase.logits
         gathered, temporary = phase.gathered, phase.temporary
-    elif layout.recompute == "full":
-        # The layer in its backward pass holds all of its activations, and gradients of some.
-        again = largest_layer(shape, layout, assumed, "none")
-        again += _activation_gradients(shape, layout, assumed)
-        temporary = max(temporary, again * tokens)
-
-    step = states.step(dense, ranks) + states.step(experts, expert_replicas)
-    if step > activations + logits + temporary:
-        activations, logits, temporary = 0.0, 0.0, step
+    else:
+        if layout.recompute == "full":
+            # The layer in its backward pass holds all of its activations, and gradients of some.
+            again = largest_layer(shape, layout, assumed, "none")
+            again += _activation_gradients(shape, layout, assumed)
+            temporary = max(temporary, again * tokens)
+        step = states.step(dense, ranks) + states.step(experts, expert_replicas)
+        if step > activations + logits + temporary:
+            activations, logits, temporary = 0.0, 0.0, step
 
     habits = assumed.habits
     # States of 16 bits that stay in place are not copied between shards, sums and products.
@@ -151,6 +151,8 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     # With segments of a fixed size, `cached_blocks` has the blocks that differ in size.
     many_sizes = flat or (copied and assumed.by_torch(layout) and not habits.fixed_segments)
     fragmentation = FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
+    if habits.placed:
+        fragmentation = 0.0
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary
     split_blocks = 0.0
     if habits.gathers_logits and last:
@@ -239,10 +241,10 @@ class _States:
     """Bytes of each parameter's states, and the number of data ranks that shard each state.
 
     Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 if it is
-    accumulated so) and a copy and two moments in 32: 18 bytes in total with bf16; 16 with fp16, and
-    20 while the step has the gradients in 32 bits (Megatron-LM, ``dist_optimizer.md``); 16 under
-    full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054). 8 if all of them
-    have 16 bits.
+    accumulated so) and a copy and two moments in 32: 18 bytes in total; 16 with gradients of 16
+    bits, and with fp16 20 while the step has them in 32 (Megatron-LM, ``dist_optimizer.md``); 16
+    under full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054). 8 if all of
+    them have 16 bits.
     """
 
     layout: Layout
@@ -256,17 +258,18 @@ class _States:
 
     @staticmethod
     def of(layout: Layout, assumed: Assumptions) -> _States:
-        copies = assumed.habits.step_copies
+        copies = assumed.step_copies
         if assumed.narrow_states:
             return _States(layout, 2, 2, 4, copies)
         if layout.shards_parameters:
             return _States(layout, 4, 4, 8, 0)  # `sharded_memory` has the phase of the step
         if assumed.precision in ("tf32", "fp32"):
             return _States(layout, 4, 4, 8, copies)
-        if assumed.precision == "fp16":
-            return _States(layout, 2, 2, 12, copies + 4 if copies else 0, 0 if copies else 4)
-        gradient = assumed.habits.gradient_bytes or (4 if assumed.fp32_gradients else 2)
-        return _States(layout, 2, gradient, 12, copies)
+        if not assumed.fp32_gradients:
+            # NeMo's Adam reads bf16 gradients as they are.
+            cast = 4 if assumed.precision == "fp16" and not copies else 0
+            return _States(layout, 2, 2, 12, copies, cast)
+        return _States(layout, 2, 6 if assumed.habits.both_gradients else 4, 12, copies)
 
     def _spread(self, ranks: int, sharded: bool) -> int:
         return min(self.layout.shards, ranks) if sharded else 1

@@ -218,7 +218,7 @@ def _phases(
     if habits.fused_adam:
         copies = 0.0
     gradients = own * (layers * shard * graded + root * trained_root / shards)
-    yield Phase(gradients, 0.0, 0.0, 0.0, max(copies, every * habits.step_copies / 4))
+    yield Phase(gradients, 0.0, 0.0, 0.0, max(copies, every * assumed.step_copies / 4))
 
 
 def _loss(layout: Layout, assumed: Assumptions) -> float:
