@@ -333,6 +333,11 @@ def test_networks(written: str, gbps: float | None) -> None:
     assert network_gbps(written, 8) == gbps
 
 
+def test_omni_path_sustains_less_than_infiniband() -> None:
+    network = run(interconnect="4x100Gb/s Omni-Path per node").cluster.network
+    assert 8 * network * of_family("ampere").network == pytest.approx(135)
+
+
 @pytest.mark.parametrize(
     ("written", "interconnect", "name"),
     [

@@ -6,6 +6,7 @@ import re
 from functools import cache
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import Gpu, GpuCluster, hardware
 from dtrain.runtime.layout import Layout
 from planner.published.rows import Row, UnusableError, count
@@ -59,12 +60,20 @@ def _gpu(name: str) -> Gpu:
     return table.gpu(model[0])
 
 
+OMNI_PATH = 135 / 400 / Efficiency().network
+"""Speed of Omni-Path as a share of InfiniBand's of the same rate: Jean Zay's hosts sustain 135 of
+4 × 100 Gb/s (stas00/ml-engineering, ``network/README.md``)."""
+
+
 def cluster_of(row: Row, gpu: Gpu, layout: Layout) -> GpuCluster:
     usual = hardware().machine(gpu.machine)
     per_host = count(row, "gpus_per_node") or usual.gpus_per_host
-    gbps = network_gbps(row.get("interconnect", ""), per_host)
+    interconnect = row.get("interconnect", "")
+    gbps = network_gbps(interconnect, per_host)
     if gbps is None:
         gbps = usual.network_gbps * per_host / usual.gpus_per_host
+    if re.search(r"omni-?path", interconnect, re.IGNORECASE):
+        gbps *= OMNI_PATH
     gpus = layout.world_size
     return GpuCluster(gpu=gpu, gpus=gpus, gpus_per_host=min(per_host, gpus), network=gbps / 8)
 
