@@ -123,17 +123,15 @@ class Question:
         )
 
     def _reason_against(self, found: Plan) -> str:
-        """Why this question's backend has no layout, by those of another backend. The layout with
-        the fewest reasons has only those that the user asked for."""
-        fewest: list[str] = []
-        for one in found.layouts:
-            layout = replace(one.layout, backend=self.backend)
-            reasons = [*self.refusals(layout)]
-            if reasons and (not fewest or len(reasons) < len(fewest)):
-                fewest = reasons
-            if len(fewest) == 1:
-                break
-        return fewest[0]
+        """Return why this question's backend has no layout: what it lacks for all layouts of
+        another backend, else the size of the problem."""
+        first, *others = (
+            [*self.refusals(replace(one.layout, backend=self.backend))] for one in found.layouts
+        )
+        for reason in first:
+            if all(reason in reasons for reasons in others):
+                return reason
+        return f"a step of {self.global_batch:,} sequences on {self.cluster.gpus:,} GPUs"
 
     @property
     def pinned(self) -> bool:
