@@ -120,6 +120,29 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu", "gpus", "reason"),
+    [
+        # Megatron-LM spreads experts over hosts, and has gradients of 16 bits for one micro-batch.
+        ("llama-4-maverick", "h100-80gb", 512, r"takes \d\.\d times as long"),
+        ("gpt-oss-20b", "h200", 1, "has no layout that fits"),
+    ],
+)
+def test_the_planner_leaves_a_backend_that_is_much_slower(
+    name: str, gpu: str, gpus: int, reason: str
+) -> None:
+    question = replace(ask(name, gpu, gpus), backend_required=False)
+    answer = question.answer()
+    assert answer.best.layout.backend == "megatron"
+    assert re.search(reason, answer.question.notes[-1])
+    assert gain(answer) == ""
+    required = replace(question, backend_required=True).answer()
+    assert required.best.layout.backend == "runtime"
+    assert gain(required)
+    kept = replace(question, kept={"reduce": "bf16"})
+    assert kept.answer().best.layout.backend == "runtime"
+
+
 def test_states_of_16_bits_are_half_as_large_and_torchtitans() -> None:
     request = PlanRequest(model="llama-3.2-3b", gpus=1, gpu="a100-80gb", state_bits=16)
     answer = pose(request).answer()

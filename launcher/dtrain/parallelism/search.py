@@ -20,7 +20,7 @@ from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import BackendName, Layout
 
 LARGEST_MICRO_BATCH = (16, 16_384)
 """Maximum sequences of a micro-batch, or tokens if that allows more: images and sentences are short
@@ -89,6 +89,10 @@ class Plan:
     @property
     def considered(self) -> int:
         return len(self.layouts)
+
+    @property
+    def backend(self) -> BackendName:
+        return self.layouts[0].layout.backend
 
 
 def candidates(
