@@ -71,7 +71,8 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         narrow_states=plan_request.narrow_states(request, precision),
         framework=_framework(request, spec, shape),
         backend=backend or "runtime",
-        backend_required=backend is not None,
+        # Trials train with dtrain.runtime.
+        backend_required=backend is not None or request.trials > 0,
         fixed=request.fixed,
         kept=of_file if backend in (None, "runtime") else {},
         tokens=tokens_of(request, batch * shape.seq_len),

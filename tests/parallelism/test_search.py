@@ -42,9 +42,9 @@ def test_layouts_are_ranked_by_time_and_simplicity(plan: Plan) -> None:
     ranked = list(plan.ranked())
     assert set(map(id, ranked)) == set(map(id, plan.fitting))
     for one, other in pairwise(ranked):
-        # Three kinds of splits and too little room count as 4 % each, three other features as 1 %,
-        # recompute as 0.3 %.
-        assert one.time.total <= other.time.total * (1 + 4 * 0.04 + 3 * 0.01 + 0.003)
+        # Three kinds of splits count as 4 % each, three other features as 1 %, recompute as 0.3 %,
+        # and a full GPU as 3 %.
+        assert one.time.total <= other.time.total * (1 + 3 * 0.04 + 3 * 0.01 + 0.003 + 0.03)
     assert plan.best is (ranked[0] if ranked else None)
 
 
@@ -128,6 +128,21 @@ def test_a_small_model_is_not_split_for_a_small_gain() -> None:
     assert (best.layout.split_by(), best.layout.sharding) == (["data"], "none")
 
 
+def test_room_for_the_estimates_error_is_worth_a_slightly_slower_step() -> None:
+    plan = pose(PlanRequest(model="mixtral-8x7b", gpus=64, gpu="h100")).search()
+    fastest = min(plan.fitting, key=lambda one: one.time.total)
+    assert plan.best is not None
+    assert plan.best.memory.total < 0.93 * plan.best.cluster.gpu.memory < fastest.memory.total
+    assert plan.best.time.total < 1.03 * fastest.time.total
+
+
+def test_a_model_that_fits_on_each_gpu_is_copied() -> None:
+    """ZeRO-1 would be 1 % faster by the estimate."""
+    best = pose(PlanRequest(model="gemma-3-1b", gpus=2, gpu="a100-80gb")).fastest()
+    assert best is not None
+    assert best.layout.sharding == "none"
+
+
 @pytest.mark.parametrize(("batch", "noted"), [(64, True), (128, False)])
 def test_a_step_with_few_tokens_for_each_gpu_has_a_note(batch: int, noted: bool) -> None:
     notes = pose(PlanRequest(model="llama-3-8b", gpus=1024, global_batch=batch)).notes
@@ -146,13 +161,11 @@ def test_a_b200_is_suggested_before_a_b100() -> None:
 
 
 def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
-    large = pose(PlanRequest(model_size="7B", gpus=8, gpu="h100")).answer()
+    large = pose(PlanRequest(model_size="100B")).answer()
     assert large.best.fits
-    assert large.best.memory_interval[1] > large.question.cluster.gpu.memory
-    text = reserve(large)
-    assert text.startswith(
-        "If it runs out of memory, take data 8, FSDP, with micro-batches of 1 seq"
-    )
+    assert not large.best.roomy
     spare = next(one for one in large.plan.ranked() if one.roomy)
-    assert f" {spare.memory.total:.1f} GiB, " in text
-    assert reserve(pose(PlanRequest(model_size="1B", gpus=8, gpu="h200")).answer()) == ""
+    text = reserve(large)
+    assert text.startswith("If it runs out of memory, take ")
+    assert f": {spare.memory.total:.1f} GiB, " in text
+    assert reserve(pose(PlanRequest(model_size="7B", gpus=8, gpu="h100")).answer()) == ""

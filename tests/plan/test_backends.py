@@ -13,14 +13,14 @@ from dtrain.launchplan.build import build
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import GpuCluster, hardware
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, hardware
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.question import Question, usual_batch
 from dtrain.parallelism.search import Plan
 from dtrain.plan_file import written
 from dtrain.plan_request import PlanRequest
 from dtrain.planning import pose
-from dtrain.runtime.layout import BackendName
+from dtrain.runtime.layout import BackendName, Layout
 from dtrain.spec.load import parse
 
 CLUSTERS = (
@@ -67,8 +67,15 @@ def test_a_plan_launches_without_warnings(place: int) -> None:
         ("mixtral-8x7b", {"fixed": {"expert": 8, "recompute": "selective"}}, "selective recompute"),
         ("llama-3-8b", {"precision": "fp8"}, "fp8"),
         ("llama-3-8b", {"fixed": {"pipeline": 2, "sharding": "full"}}, "sharded parameters"),
-        ("llama-3-8b", {"fixed": {"virtual_pipeline": 3, "sharding": "none"}}, "of 6 pieces"),
-        ("llama-3-8b", {"fixed": {"pipeline": 8, "data": 4}, "global_batch": 4}, "1 micro-batches"),
+        (
+            "llama-3-8b",
+            {"fixed": {"virtual_pipeline": 3, "sharding": "none"}},
+            "pieces do not divide the 32",
+        ),
+        ("llama-3-8b", {"fixed": {"pipeline": 8, "data": 4}, "global_batch": 4}, "fewer micro-"),
+        # Each of Megatron-LM's layouts needs something else.
+        ("deepseek-v3", {"global_batch": 8}, "a step of 8 sequences on 32 GPUs"),
+        ("gemma-2b", {"fixed": {"tensor": 2}}, "tensor 2, which does not divide the only key head"),
     ],
 )
 def test_unsupported_layouts_are_refused_with_a_backend_that_supports_them(
@@ -88,6 +95,21 @@ def test_torchtitan_does_not_shard_the_optimizer_alone() -> None:
         question.answer()
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "precision", "reason"),
+    [
+        ("t5-11b", Layout(backend="megatron", pipeline=2), "bf16", "an encoder and a decoder"),
+        ("flux-1-dev", Layout(backend="torchtitan", tensor=2), "bf16", "diffusion transformers"),
+        ("flux-1-dev", Layout(backend="torchtitan", pipeline=2), "bf16", "diffusion transformers"),
+        ("llama-3-8b", Layout(backend="torchtitan"), "fp16", "fp16"),
+    ],
+)
+def test_what_the_software_of_others_does_not_support(
+    name: str, layout: Layout, precision: Precision, reason: str
+) -> None:
+    assert any(reason in one for one in refusals(model(name), layout, precision))
+
+
 def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
     question = replace(ask("llama-3-8b", "h100-80gb", 32), precision="fp8", backend_required=False)
     answer = question.answer()
@@ -96,6 +118,29 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
         r"this plan is for .*`backend='megatron'`.*backend runtime does not support fp8.*",
         answer.question.notes[0],
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "gpus", "reason"),
+    [
+        # Megatron-LM spreads experts over hosts, and has gradients of 16 bits for one micro-batch.
+        ("llama-4-maverick", "h100-80gb", 512, r"takes \d\.\d times as long"),
+        ("gpt-oss-20b", "h200", 1, "has no layout that fits"),
+    ],
+)
+def test_the_planner_leaves_a_backend_that_is_much_slower(
+    name: str, gpu: str, gpus: int, reason: str
+) -> None:
+    question = replace(ask(name, gpu, gpus), backend_required=False)
+    answer = question.answer()
+    assert answer.best.layout.backend == "megatron"
+    assert re.search(reason, answer.question.notes[-1])
+    assert gain(answer) == ""
+    required = replace(question, backend_required=True).answer()
+    assert required.best.layout.backend == "runtime"
+    assert gain(required)
+    kept = replace(question, kept={"reduce": "bf16"})
+    assert kept.answer().best.layout.backend == "runtime"
 
 
 def test_states_of_16_bits_are_half_as_large_and_torchtitans() -> None:

@@ -131,8 +131,8 @@ def test_layouts_are_ranked_fit_and_differ(plan: Plan) -> None:
     assert len(layouts) == 12
     assert all(layout["fits"] for layout in layouts)
     times = [layout["time_s"]["total"] for layout in layouts]
-    # A layout that is hardly faster ranks lower if it splits more, or may run out of memory.
-    assert times == pytest.approx(sorted(times), rel=0.13)
+    # A layout that splits in more ways, or fills the GPU, and is hardly faster ranks lower.
+    assert times == pytest.approx(sorted(times), rel=0.12)
     assert times[-1] > times[0]
     kinds = {
         tuple(

@@ -208,8 +208,7 @@ def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
         notes.append("pipeline: stages × virtual stages")
     notes.append("MFU: with non-causal attention, then with causal")
     notes.append(
-        "ranked by time, plus 4 % for each split of layers or sequences, and for memory that may "
-        "run out"
+        "ranked by time, plus 4 % for each split of layers or sequences, and 3 % for a full GPU"
     )
     notes.append(f"steps within {explain.percent(CLOSE)} of each other are too close to call")
     return "; ".join(notes) + "."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Gpu, Precision
-from dtrain.parallelism.model.parts import LayerPart, Modulation, Twin
+from dtrain.parallelism.model.parts import CrossAttention, LayerPart, Modulation, Twin
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
@@ -55,6 +55,8 @@ class Backend:
     """Whether an interleaved pipeline can have pieces of different sizes."""
     trains_parts: tuple[type[LayerPart], ...] = (LayerPart,)
     """Parts of layers that it has, beside attention and the MLP."""
+    splits_diffusion: bool = True
+    """Whether tensor and pipeline parallelism support diffusion transformers."""
     omits_blocks: bool = True
     """Whether layers can lack attention or the MLP."""
     trains_adapters: bool = True
@@ -109,9 +111,12 @@ BACKENDS: dict[BackendName, Backend] = {
             exposed_tensor=1.0,
             gathers_fp8=True,
             sends_tokens_once=False,
-            precisions=("bf16", "fp16", "fp8", "tf32", "fp32"),
+            # ``training.mixed_precision_param`` is bfloat16 or float32.
+            precisions=("bf16", "fp8", "tf32", "fp32"),
             copies_keys=False,
             trains_parts=(Modulation, Twin),
+            # Its Flux has FSDP, HSDP and context parallelism (``models/flux/README.md``).
+            splits_diffusion=False,
             frozen_bits=(16, 4),
             narrow_states=True,
             shards_optimizer_alone=False,
@@ -178,6 +183,7 @@ def refusals(
     backend, t = backend_of(layout), layout.tensor
     if shape.pattern or shape.parts:
         yield from _missing_parts(shape, backend)
+        yield from _unsplit_parts(shape, layout)
     if layout.sharding == "optimizer" and not backend.shards_optimizer_alone:
         yield "an optimizer that is sharded without the gradients (ZeRO-1)"
     if narrow_states and not backend.narrow_states:
@@ -193,11 +199,12 @@ def refusals(
         yield "selective recompute of layers with experts on several ranks"
     if precision not in backend.precisions:
         library = {"fp8": "Transformer Engine or torchao", "nvfp4": "Transformer Engine"}
-        yield f"{precision}, which needs {library[precision]}"
+        yield precision + (f", which needs {library[precision]}" if precision in library else "")
     if t > 1 and shape.kv_heads % t and not shape.kv_rank and not backend.copies_keys:
-        yield f"tensor {t} with {shape.kv_heads} key heads, which it does not divide"
+        heads = "the only key head" if shape.kv_heads == 1 else f"the {shape.kv_heads} key heads"
+        yield f"tensor {t}, which does not divide {heads}"
     if t > 1 and shape.vocab % t and not backend.pads_vocabulary:
-        yield f"tensor {t} with a vocabulary of {shape.vocab}, which it does not divide"
+        yield f"tensor {t}, which does not divide the vocabulary of {shape.vocab:,}"
     if t > 1 and (shape.experts or shape.kv_rank) and not backend.splits_any_layer:
         yield "tensor parallelism of experts or of latent attention"
     if layout.pipeline > 1:
@@ -206,10 +213,21 @@ def refusals(
         if layout.shards_parameters and layout.copies > 1 and not backend.shards_stages:
             yield "pipeline stages with sharded parameters"
         if layout.grad_accumulation < layout.pipeline and not backend.shards_stages:
-            yield f"{layout.grad_accumulation} micro-batches for {layout.pipeline} stages"
+            yield "fewer micro-batches than pipeline stages"
         pieces = layout.pipeline * layout.virtual_pipeline
         if layout.virtual_pipeline > 1 and shape.layers % pieces and not backend.uneven_pieces:
-            yield f"a pipeline of {pieces} pieces, which do not divide {shape.layers} layers"
+            yield f"a pipeline whose pieces do not divide the {shape.layers} layers"
+
+
+def _unsplit_parts(shape: Shape, layout: Layout) -> Iterator[str]:
+    """Yield how the layout splits parts of layers that its backend cannot split."""
+    parts, pipeline = shape.every_part, layout.pipeline > 1
+    if pipeline and any(isinstance(part, CrossAttention) for part in parts):
+        # Megatron-LM: "Pipeline parallelism is not supported for T5" (``pretrain_t5.py``).
+        yield "a pipeline of an encoder and a decoder"
+    diffusion = any(isinstance(part, (Modulation, Twin)) for part in parts)
+    if diffusion and (pipeline or layout.tensor > 1) and not backend_of(layout).splits_diffusion:
+        yield "tensor or pipeline parallelism of diffusion transformers"
 
 
 def _missing_parts(shape: Shape, backend: Backend) -> Iterator[str]:

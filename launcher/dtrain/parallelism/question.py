@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -29,6 +30,10 @@ USUAL_SHARES = (1024, 65_536)
 2407.21783). GPT-2 on 8 GPUs uses 0.5M (nanoGPT): more only makes steps longer."""
 FINE_TUNING = 128
 """Default sequences in a step of fine-tuning, as in Tulu 3 (arXiv 2411.15124)."""
+
+MUCH_SLOWER = 2.0
+"""Times that a step takes with the backend ``runtime`` from which a plan is for another backend, if
+the user names none: then a better layout is worth a script for other software."""
 
 KEPT = ("reduce", "compile", "offload_activations")
 """Fields of a layout that a plan takes from the cluster file: no search chooses them."""
@@ -61,7 +66,7 @@ class Question:
     framework: Literal["torch", "tensorflow"] = "torch"
     backend: BackendName = "runtime"
     backend_required: bool = True
-    """Whether the planner must not choose another backend if this one has no layout."""
+    """Whether the planner must not choose another backend."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Layout` that must have this value."""
     kept: Mapping[str, Any] = field(default_factory=dict)
@@ -91,49 +96,62 @@ class Question:
         """
         constraints.check(self.shape, self.cluster, self.global_batch, self.fixed, self.backend)
         plan = self.search()
-        if not plan.considered:
-            return self._answer_of_another_backend()
-        return Answer(self, plan)
-
-    def _answer_of_another_backend(self) -> Answer:
-        """Return the answer of the first backend that has layouts.
-
-        Raises UsageError if there is none, or if this question requires its own backend.
-        """
-        others = (
-            (name, found)
-            for name in BACKENDS
-            if name != self.backend and (found := replace(self, backend=name).search()).considered
-        )
-        first = next(others, None)
-        if first is None:
+        if plan.considered and (self.backend_required or self.kept):
+            return Answer(self, plan)
+        if not (plan.considered or self.others):
             raise constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
-        name, found = first
-        reason = self._reason_against(found)
-        if not self.backend_required:
-            note = (
-                f"this plan is for {BACKENDS[name].title} (`backend={name!r}`), because "
-                f"the backend {self.backend} does not support {reason}"
+        reason = self._reason_against(plan)
+        if not reason:
+            return Answer(self, plan)
+        names = [other.backend for other in self.others]
+        if self.backend_required:
+            raise UsageError(
+                f"the backend {self.backend} {reason}",
+                hint=f"use `backend` {' or '.join(names)}"
+                + (", or leave a constraint out" if self.fixed else ""),
             )
-            return Answer(replace(self, backend=name, notes=(*self.notes, note)), found)
-        raise UsageError(
-            f"the backend {self.backend} does not support {reason}",
-            hint=f"use `backend` {' or '.join([name, *(other for other, _ in others)])}"
-            + (", or leave a constraint out" if self.fixed else ""),
+        note = (
+            f"this plan is for {BACKENDS[names[0]].title} (`backend={names[0]!r}`), because the "
+            f"backend {self.backend} {reason}"
+        )
+        # Devices on which no backend runs have a note already.
+        notes = self.notes if without_backend(self.cluster.gpu) else (*self.notes, note)
+        return Answer(replace(self, backend=names[0], notes=notes), self.others[0])
+
+    @cached_property
+    def others(self) -> tuple[Plan, ...]:
+        """The plans of other backends that have layouts, fastest first."""
+        plans = (replace(self, backend=name).search() for name in BACKENDS if name != self.backend)
+        return tuple(
+            sorted(
+                (plan for plan in plans if plan.considered),
+                key=lambda plan: plan.best.time.total if plan.best else math.inf,
+            )
         )
 
-    def _reason_against(self, found: Plan) -> str:
-        """Why this question's backend has no layout, by those of another backend. The layout with
-        the fewest reasons has only those that the user asked for."""
-        fewest: list[str] = []
-        for one in found.layouts:
-            layout = replace(one.layout, backend=self.backend)
-            reasons = [*self.refusals(layout)]
-            if reasons and (not fewest or len(reasons) < len(fewest)):
-                fewest = reasons
-            if len(fewest) == 1:
-                break
-        return fewest[0]
+    def _reason_against(self, plan: Plan) -> str:
+        """Return why the plan should be the fastest of the other backends'; '' if it should not."""
+        if not plan.considered:
+            return f"does not support {self._lacking()}"
+        other = self.others[0].best if self.others else None
+        if other is None:
+            return ""
+        if plan.best is None:
+            return "has no layout that fits"
+        times = plan.best.time.total / other.time.total
+        return f"takes {times:.1f} times as long" if times > MUCH_SLOWER else ""
+
+    def _lacking(self) -> str:
+        """Return what this question's backend lacks for all layouts of the fastest other one, else
+        the size of the problem."""
+        first, *rest = (
+            [*self.refusals(replace(one.layout, backend=self.backend))]
+            for one in self.others[0].layouts
+        )
+        for reason in first:
+            if all(reason in reasons for reasons in rest):
+                return reason
+        return f"a step of {self.global_batch:,} sequences on {self.cluster.gpus:,} GPUs"
 
     @property
     def pinned(self) -> bool:

@@ -248,7 +248,7 @@ class Attempt:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
                 notice(f"{why}: stopping; nothing was started")
             case AttemptPhase.RUNNING if kill:
-                self._context.recorder.record(journal.StopRequested(why))
+                self._context.recorder.record(events.StopRequested(why))
                 notice(f"{why}: killing the workers")
             case AttemptPhase.RUNNING:
                 self._context.recorder.record(events.StopRequested(why))

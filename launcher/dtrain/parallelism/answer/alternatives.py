@@ -104,7 +104,7 @@ def reserve(answer: Answer) -> str:
     compared = f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'}"
     return (
         f"If it runs out of memory, take {brief(spare)}, with micro-batches of "
-        f"{count(spare.layout.micro_batch, 'sequence')}: {gib(spare.memory.total)}, "
+        f"{counted(spare.layout.micro_batch, 'sequence')}: {gib(spare.memory.total)}, "
         f"{seconds(spare.time.total)} a step ({compared})."
     )
 

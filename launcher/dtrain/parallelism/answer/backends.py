@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dtrain.parallelism.answer.explain import brief, percent, seconds
 from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.question import Answer
@@ -15,17 +13,14 @@ WORTH = 0.02
 def gain(answer: Answer) -> str:
     """Return one line on the fastest other backend; '' if none is faster."""
     question = answer.question
-    if without_backend(question.cluster.gpu):
+    chosen = question.backend != "runtime" and not question.backend_required
+    # A backend that the planner has chosen is the fastest.
+    best = None if chosen or not question.others else question.others[0].best
+    if best is None or without_backend(question.cluster.gpu):
         return ""
-    found = []
-    for name in BACKENDS:
-        if name != question.backend and (one := replace(question, backend=name).fastest()):
-            found.append((one.time.total, name, one))
-    if not found:
-        return ""
-    total, name, best = min(found, key=lambda one: one[0])
+    name = best.layout.backend
     # What a trial has corrected may be true of all software.
-    total *= answer.best.slowdown
+    total = best.time.total * answer.best.slowdown
     what = f"`backend={name!r}` ({BACKENDS[name].title})"
     if not answer.fits:
         return f"{what} fits: {brief(best)}, {seconds(total)} a step"
