@@ -352,6 +352,7 @@ def test_networks(written: str, gbps: float | None) -> None:
         ("A100-80GB", "NVLink; PCIe switches", "a100-80gb"),
         ("A100 (40GB)", "", "a100-40gb"),
         ("A100-64GB", "", "a100-64gb"),
+        ("H100 64GB", "", "h100-64gb"),
         ("H100 SXM5 80GB", "", "h100-80gb"),
         ("GB200 NVL72", "", "gb200"),
         ("NVIDIA B200 SXM 180GB", "", "b200"),
