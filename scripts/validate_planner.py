@@ -7,7 +7,7 @@ Estimates every run of the files like ``dtrain plan``, without any calibration. 
 source and for all sources: rows, mean absolute and signed error of the step time and of the peak
 memory in percent, and how well the planner predicted which runs fit. ``planner.published.runs``
 describes how a row is read. Without --runs, uses the runs in this repository that the constants are
-fitted to: all but published_runs_unseen.csv and published_runs_unseen_2.csv to _6.csv.
+fitted to: all but published_runs_unseen.csv and published_runs_unseen_2.csv to _7.csv.
 
 A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
 "Fits" is the planner's decision, so it includes the headroom that the planner leaves.
@@ -45,6 +45,8 @@ UNSEEN_5 = DATA / "published_runs_unseen_5.csv"
 """Runs of a fifth blind test, of step times."""
 UNSEEN_6 = DATA / "published_runs_unseen_6.csv"
 """Runs of a sixth blind test, of the memory of pretraining."""
+UNSEEN_7 = DATA / "published_runs_unseen_7.csv"
+"""Runs of a seventh blind test, of publishers that the others do not have."""
 
 
 @dataclass(frozen=True, slots=True)

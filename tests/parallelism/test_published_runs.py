@@ -297,6 +297,14 @@ def test_gradients_are_reduced_in_16_bits_if_the_source_does_it() -> None:
     assert not bridge.assumed.fp32_gradients
 
 
+def test_the_notes_say_in_how_many_bits_gradients_are_reduced() -> None:
+    bridge = run(
+        source="NVIDIA-NeMo/Megatron-Bridge", notes="gradients are reduced in fp32 (recipe)"
+    )
+    assert bridge.assumed.fp32_gradients
+    assert not run(sharding="FSDP", notes="gradients are reduced in bf16").assumed.fp32_gradients
+
+
 @pytest.mark.parametrize(
     ("written", "recompute"),
     [("full", "full"), ("uniform", "full"), ("yes", "full"), ("selective", "selective"),
@@ -348,6 +356,8 @@ def test_omni_path_sustains_less_than_infiniband() -> None:
         ("A100-80GB", "PCIe 4.0 x16", "a100-pcie-80gb"),
         ("A100-80GB", "NVLink; PCIe switches", "a100-80gb"),
         ("A100 (40GB)", "", "a100-40gb"),
+        ("A100-64GB", "", "a100-64gb"),
+        ("H100 64GB", "", "h100-64gb"),
         ("H100 SXM5 80GB", "", "h100-80gb"),
         ("GB200 NVL72", "", "gb200"),
         ("NVIDIA B200 SXM 180GB", "", "b200"),

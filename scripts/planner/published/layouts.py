@@ -120,10 +120,16 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             practice.habits,
             wide_rest=re.search(r"for k-?bit training", text, re.IGNORECASE) is not None,
         ),
-        fp32_gradients=practice.fp32_gradients
-        and precision != "fp16"
-        and "PURE" not in row.get("precision", ""),
+        fp32_gradients=_fp32_gradients(row, practice) and precision != "fp16",
     )
+
+
+def _fp32_gradients(row: Row, practice: Practice) -> bool:
+    """Whether 16-bit gradients are reduced in 32 bits: as the notes say, or the software does."""
+    said = re.search(r"gradients are reduced in (\w+)", row.get("notes", ""), re.IGNORECASE)
+    if said:
+        return said[1].casefold() == "fp32"
+    return practice.fp32_gradients and "PURE" not in row.get("precision", "")
 
 
 def _quantized(row: Row, practice: Practice, precision: Precision, gpu: Gpu) -> float:
