@@ -33,7 +33,7 @@ class FollowedRun:
     that follows the run calls it."""
 
     def __init__(
-        self, record: Record, folder: RunFolder, *, observer: Observer, secrets: Mapping[str, str]
+        self, record: Record, folder: RunFolder, observer: Observer, secrets: Mapping[str, str]
     ) -> None:
         """``secrets`` are for notifications."""
         self.record, self.folder = record, folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.diagnostics import NodeError
@@ -25,7 +25,7 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.storage import StorageError
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 
 SAVE_SECONDS = 1.0
 """Seconds between two times that the positions in the logs are stored."""
@@ -49,19 +49,12 @@ class KubernetesJob:
     """Only the thread that follows the job calls it."""
 
     def __init__(
-        self,
-        record: Record,
-        folder: RunFolder,
-        *,
-        observer: Observer,
-        on_running: Callable[[str], None],
-        secrets: Mapping[str, str],
+        self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
-        """``on_running`` gets the run's name once Kubernetes has the job. Raises UsageError if the
-        folder has positions that this version cannot read."""
-        self._run = FollowedRun(record, folder, observer=observer, secrets=secrets)
+        """Raises UsageError if the folder has positions that this version cannot read."""
+        self._run = FollowedRun(record, folder, caller.observer, secrets)
         self._recorder = self._run.recorder
-        self._on_running = on_running
+        self._on_running = caller.on_running
         self._positions = LogPositions(folder.path)
         self.plan = record.plan()
         self.state: KubernetesJobState | None = None

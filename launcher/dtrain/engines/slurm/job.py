@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.engines.followed_run import FollowedRun
@@ -27,24 +27,17 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 
 
 class SlurmJob:
     def __init__(
-        self,
-        record: Record,
-        folder: RunFolder,
-        *,
-        observer: Observer,
-        on_running: Callable[[str], None],
-        secrets: Mapping[str, str],
+        self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
-        """``on_running`` gets the run's name once the job has a number. ``secrets`` are for
-        notifications."""
-        self._run = FollowedRun(record, folder, observer=observer, secrets=secrets)
+        """``secrets`` are for notifications."""
+        self._run = FollowedRun(record, folder, caller.observer, secrets)
         self._recorder = self._run.recorder
-        self._on_running = on_running
+        self._on_running = caller.on_running
         self._begin_attempt(record.plan())
         self._shown: set[str] = set()
         """Problems that the user has seen."""
