@@ -103,7 +103,7 @@ class KubernetesFollower:
             if not self._done and not self._ended and (host := job.started_again):
                 self._end_for(host)
             if time.monotonic() > self._gone_due:
-                job.notice_once(
+                job.recorder.notice_once(
                     f"{job.name} is not gone yet, for example because a machine does not answer:"
                     " a second request to stop kills its pods"
                 )
@@ -140,9 +140,9 @@ class KubernetesFollower:
             case Warned(text, pod):
                 job.warned(text, pod)
             case ReadFailed(text):
-                job.notice(f"{text}; the job goes on, trying again")
+                job.recorder.notice(f"{text}; the job goes on, trying again")
             case Recovered():
-                job.notice("the API server answers again")
+                job.recorder.notice("the API server answers again")
 
     def _read(self, pod: FollowedPod | None) -> None:
         if pod is not None:
@@ -199,7 +199,7 @@ class KubernetesFollower:
     def _end_for(self, host: str) -> None:
         """A container was started again alone: the processes of the others cannot go on."""
         job = self._job
-        job.notice_once(
+        job.recorder.notice_once(
             f"{host}: Kubernetes has started the failed container again, as the runtime of the"
             f" TrainJob asks; the other pods cannot go on with it: deleting {job.name}"
         )
@@ -216,7 +216,7 @@ class KubernetesFollower:
         self._gone_due = time.monotonic() + grace + EXIT_SECONDS + GONE_SECONDS
 
     def _try_again(self, error: NodeError) -> None:
-        self._job.notice_once(f"{error.message}; trying again")
+        self._job.recorder.notice_once(f"{error.message}; trying again")
         self._control.wait(1.0)
 
     def _end(self) -> Report:
@@ -232,5 +232,5 @@ class KubernetesFollower:
                 hint=report.hint or f"`dtrain stop {job.record.run}` tries again",
             )
         if report.exit_code is ExitCode.INTERRUPTED:
-            job.notice(f"{job.name} is deleted; nothing of it runs")
+            job.recorder.notice(f"{job.name} is deleted; nothing of it runs")
         return report

@@ -53,7 +53,7 @@ class KubernetesJob:
     ) -> None:
         """Raises UsageError if the folder has positions that this version cannot read."""
         self._run = FollowedRun(record, folder, caller.observer, secrets)
-        self._recorder = self._run.recorder
+        self.recorder = self._run.recorder
         self._on_running = caller.on_running
         self._positions = LogPositions(folder.path)
         self.plan = record.plan()
@@ -64,7 +64,7 @@ class KubernetesJob:
         """The pods of this attempt, by their uid."""
         self._waiting: dict[str, Pod] = {}
         """Pods of a later attempt."""
-        self._hosts = HostStates(self.plan, self.name, self._recorder)
+        self._hosts = HostStates(self.plan, self.name, self.recorder)
         self._stopping = False
         self._save_due = 0.0
 
@@ -77,20 +77,14 @@ class KubernetesJob:
         return object_name(self.plan.name, self.record.run)
 
     def created(self) -> None:
-        self._recorder.notice(f"{job_kind(self.plan).name} {self.name} is created")
+        self.recorder.notice(f"{job_kind(self.plan).name} {self.name} is created")
         self._on_running(self.record.run)
-
-    def notice_once(self, text: str) -> None:
-        self._hosts.notice_once(text)
-
-    def notice(self, text: str) -> None:
-        self._recorder.notice(text)
 
     def stopping(self, why: str) -> None:
         if not self._stopping:
             self._stopping = True
-            self._recorder.record(events.StopRequested(why))
-            self.notice(f"deleting {self.name} ({why})")
+            self.recorder.record(events.StopRequested(why))
+            self.recorder.notice(f"deleting {self.name} ({why})")
 
     # What the server reports ---------------------------------------------------------------------
 
@@ -168,14 +162,14 @@ class KubernetesJob:
             return
         if known.output.lacks(lines.lines, gap=lines.gap):
             known.output.skip()
-            self._recorder.notice(
+            self.recorder.notice(
                 f"{self.plan.hosts[known.pod.index].host.name}: lines are missing in the output:"
                 " the kubelet has rotated the log before they were read"
             )
         try:
             grown = known.output.keep(lines.lines, lines.last, lines.count, lines.latest)
         except ProtocolError as error:
-            self.notice_once(f"pod {known.pod.name}: {error}")
+            self.recorder.notice_once(f"pod {known.pod.name}: {error}")
             return
         for stream, size in grown.items():
             self._run.output(stream, size)
@@ -188,7 +182,7 @@ class KubernetesJob:
         """A kubelet has sent ``text`` instead of a log."""
         if (known := self.pods.get(uid)) is not None:
             host = self.plan.hosts[known.pod.index].host.name
-            self.notice_once(f"{host}: the log of pod {known.pod.name}: {text}")
+            self.recorder.notice_once(f"{host}: the log of pod {known.pod.name}: {text}")
 
     def log_ended(self, uid: str, *, whole: bool) -> None:
         known = self.pods.get(uid)
@@ -199,7 +193,7 @@ class KubernetesJob:
         ran = pod.running or pod.ended is not None or known.cursor.last >= 0
         if ran and not whole and not known.output.is_whole:
             host = self.plan.hosts[pod.index].host.name
-            self._recorder.notice(
+            self.recorder.notice(
                 f"{host}: the last lines of the output may be missing: the log of pod"
                 f" {pod.name} could not be read to its end"
             )

@@ -36,11 +36,9 @@ class SlurmJob:
     ) -> None:
         """``secrets`` are for notifications."""
         self._run = FollowedRun(record, folder, caller.observer, secrets)
-        self._recorder = self._run.recorder
+        self.recorder = self._run.recorder
         self._on_running = caller.on_running
         self._begin_attempt(record.plan())
-        self._shown: set[str] = set()
-        """Problems that the user has seen."""
 
     @property
     def record(self) -> Record:
@@ -49,7 +47,7 @@ class SlurmJob:
     def _begin_attempt(self, plan: LaunchPlan) -> None:
         self.plan = plan
         self.output = JobOutput(self._run.folder, plan)
-        self.watch = JobWatch(plan, self._run.folder, self._recorder)
+        self.watch = JobWatch(plan, self._run.folder, self.recorder)
         self._state: SlurmState | None = None
         self._script = ""
 
@@ -79,7 +77,7 @@ class SlurmJob:
         if job is not None and job != self.record.job_id:
             self._run.change(job_id=job)
             inside = self.record.request.allocation
-            self._recorder.notice(f"starting in job {job}" if inside else f"job {job} is submitted")
+            self.recorder.notice(f"starting in job {job}" if inside else f"job {job} is submitted")
             self._on_running(self.record.run)
 
     def keep(self, frame: protocol.Data) -> None:
@@ -103,7 +101,7 @@ class SlurmJob:
         if state.detail and state.detail != detail:
             start = f"; expected start {state.start}" if state.queued and state.start else ""
             waits = "is queued" if state.queued else "does not run"
-            self._recorder.notice(f"job {self.record.job_id} {waits}: {state.detail}{start}")
+            self.recorder.notice(f"job {self.record.job_id} {waits}: {state.detail}{start}")
         if before is None or (state.word, state.detail) != (before.word, before.detail):
             self._show_hosts(state)
         return state.final
@@ -115,28 +113,23 @@ class SlurmJob:
             self._show_hosts(self._state)
 
     def cancelling(self, why: str, *, kill: bool) -> None:
-        self._recorder.record(events.StopRequested(why))
+        self.recorder.record(events.StopRequested(why))
         verb = "stopping the step in" if self.record.request.allocation else "cancelling"
-        self.notice_once(f"{verb} job {self.record.job_id} ({why})")
+        self.recorder.notice_once(f"{verb} job {self.record.job_id} ({why})")
         if kill:
             text = "killing its processes"
-            self.notice_once(text, f"{text}; Ctrl-C again no longer waits for Slurm")
-
-    def notice_once(self, text: str, here: str | None = None) -> None:
-        if text not in self._shown:
-            self._shown.add(text)
-            self._recorder.notice(text, here)
+            self.recorder.notice_once(text, f"{text}; Ctrl-C again no longer waits for Slurm")
 
     def _allocate(self, hosts: tuple[str, ...]) -> None:
         self.plan = self._run.change(allocated=hosts)
         self.watch.allocated(self.plan)
-        self._recorder.allocated(self.plan)
+        self.recorder.allocated(self.plan)
 
     def _show_hosts(self, state: SlurmState) -> None:
         lost = lost_hosts(self._script)
         for host in self.plan.host_names:
             word = ShownState.LOST if state.final and host in lost else state.word
-            self._recorder.record(events.HostState(host, word, state.detail))
+            self.recorder.record(events.HostState(host, word, state.detail))
 
     # The end of an attempt -----------------------------------------------------------------------
 
@@ -168,7 +161,7 @@ class SlurmJob:
         if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
             inside = self.record.request.allocation
             what = f"the step in job {job} is stopped" if inside else f"job {job} is cancelled"
-            self._recorder.notice(f"{what}; nothing of it runs")
+            self.recorder.notice(f"{what}; nothing of it runs")
         return report
 
     def failed(self, error: NodeError) -> Report:
