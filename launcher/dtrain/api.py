@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dtrain.runs.progress import Progress
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import OnLine, OnState
+    from dtrain.session.caller import Caller
     from dtrain.session.commands import Outcome, Receiver
     from dtrain.session.control import Control
     from dtrain.session.gather_order import Depth
@@ -125,7 +126,9 @@ def launch(
     """
     from dtrain.engines.slurm import allocation
     from dtrain.failures.cause import Report
+    from dtrain.session.caller import Caller
     from dtrain.session.control import Control
+    from dtrain.session.observer import Observer
     from dtrain.session.secrets import secret_values
 
     request = load(spec, args=args, env=env)
@@ -152,15 +155,17 @@ def launch(
         from dtrain.engines.background import start
 
         return LaunchedRun(start(request, values))
-    stop = control or Control()
+    caller = Caller(
+        observer or Observer(), control or Control(), ask, on_running or (lambda run: None)
+    )
     if observer is not None:
-        with _engine(request, observer, stop, ask, on_running, signals=signals) as engine:
+        with _engine(request, caller, signals=signals) as engine:
             return engine.run(values)
     from dtrain.session.callbacks import Callbacks
 
-    received = Callbacks(stop, *callbacks)
+    received = Callbacks(caller.control, *callbacks)
     try:
-        with _engine(request, received.feed, stop, ask, on_running, signals=signals) as engine:
+        with _engine(request, replace(caller, observer=received.feed), signals=signals) as engine:
             report = engine.run(values)
     except DtrainError as error:
         if error.exit_code is ExitCode.INVALID:
@@ -186,17 +191,13 @@ def attach(
     UsageError if there is no such run, if several are not over, or if it has ended.
     """
     from dtrain.engines import existing
+    from dtrain.session.caller import Caller
     from dtrain.session.control import Control
     from dtrain.session.observer import Observer
     from dtrain.session.status import find_run
 
-    watching, receiver = control or Control(), observer or Observer()
-    return existing.attach(
-        find_run(run),
-        engines=lambda record: _engine(record.request, receiver, watching, ask),
-        observer=receiver,
-        control=watching,
-    )
+    caller = Caller(observer or Observer(), control or Control(), ask)
+    return existing.attach(find_run(run), caller)
 
 
 def stop(
@@ -213,18 +214,13 @@ def stop(
     code of a run that failed first. Raises UsageError if there is no such run, or if it has ended.
     """
     from dtrain.engines import existing
+    from dtrain.session.caller import Caller
     from dtrain.session.control import Control
     from dtrain.session.observer import Observer
     from dtrain.session.status import find_run
 
-    waiting, receiver = control or Control(), observer or Observer()
-    return existing.stop(
-        find_run(run),
-        force=force,
-        engines=lambda record: _engine(record.request, receiver, waiting, ask),
-        observer=receiver,
-        control=waiting,
-    )
+    caller = Caller(observer or Observer(), control or Control(), ask)
+    return existing.stop(find_run(run), caller, force=force)
 
 
 def execute(
@@ -271,23 +267,14 @@ def execute(
 
 
 @contextmanager
-def _engine(
-    request: Request,
-    observer: Observer,
-    control: Control,
-    ask: Ask | None,
-    on_running: Callable[[str], None] | None = None,
-    *,
-    signals: bool = False,
-) -> Iterator[Engine]:
+def _engine(request: Request, caller: Caller, *, signals: bool = False) -> Iterator[Engine]:
     from dtrain.engines.select import engine
     from dtrain.session.signals import on_signals, stop_by_signal
 
     with ExitStack() as stack:
         if signals:
-            stack.enter_context(on_signals(lambda number: stop_by_signal(control, number)))
-        running = on_running or (lambda run: None)
-        yield stack.enter_context(engine(request, observer, control, ask=ask, on_running=running))
+            stack.enter_context(on_signals(lambda number: stop_by_signal(caller.control, number)))
+        yield stack.enter_context(engine(request, caller))
 
 
 class LaunchedRun:
@@ -321,11 +308,10 @@ class LaunchedRun:
         if not ask_hosts or found.state != "unattended":
             return found
         from dtrain.runs.record import Record
-        from dtrain.session.control import Control
-        from dtrain.session.observer import Observer
+        from dtrain.session.caller import Caller
 
         record = Record.load(self._folder.path)
-        with _engine(record.request, Observer(), Control(), None) as engine:
+        with _engine(record.request, Caller()) as engine:
             return replace(found, hosts=engine.status(record, found.hosts))
 
     def wait(self, timeout: float | None = None) -> Report:

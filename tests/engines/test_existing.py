@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,8 @@ from dtrain.engines import existing
 from dtrain.runs.events import RunStarted
 from dtrain.runs.folder import Holder
 from dtrain.runs.journal import encode
+from dtrain.session.caller import Caller
 from dtrain.session.control import Control
-from dtrain.session.observer import Observer
 from support.stored import make_run
 
 
@@ -28,14 +27,11 @@ def test_a_process_of_another_machine_gets_no_signal(
     folder.journal.write_bytes(encode(0.0, RunStarted("run-1", ("n1",))))
     claim = folder.claim()
     assert claim is not None
-    observer: Any = Observer()
     with subprocess.Popen(["sleep", "600"]) as other:
         (folder.path / "launcher").write_text(f"{other.pid:<20}\nlogin2 boot pid:[1]\n")
         assert folder.holder() == Holder(other.pid, "login2")
         with pytest.raises(UsageError, match=f"process {other.pid} on login2 is in charge"):
-            existing.stop(
-                folder, force=False, engines=lambda _: 1 / 0, observer=observer, control=Control()
-            )
+            existing.stop(folder, Caller(), force=False)
         assert other.poll() is None
         other.kill()
     claim.release()
@@ -70,12 +66,9 @@ def test_a_process_that_handles_no_signals_gets_none_before_it_listens(
     folder.journal.write_bytes(encode(0.0, RunStarted("run-1", ("n1",))))
     impatient = Control()
     impatient.stop()
-    observer: Any = Observer()
 
     def stop() -> ExitCode:
-        return existing.stop(
-            folder, force=False, engines=lambda _: 1 / 0, observer=observer, control=impatient
-        )
+        return existing.stop(folder, Caller(control=impatient), force=False)
 
     argv = [sys.executable, "-c", NOTEBOOK, str(folder.path)]
     pipe = subprocess.PIPE

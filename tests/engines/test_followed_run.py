@@ -29,7 +29,7 @@ def test_the_last_output_is_journaled_with_the_time_at_which_it_came(
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     folder = RunFolder.create("run-1")
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
-    run = FollowedRun(record, folder, observer=Observer(), secrets={})
+    run = FollowedRun(record, folder, Observer(), {})
     stream = folder.stream("n1", "rank-0.out", ranked=True)
     run.output(stream, 10)
     run.output(stream, 20)  # soon after: not journaled yet

@@ -12,8 +12,7 @@ from dtrain.runs.journal import Journal, JournalReader
 from dtrain.runs.observed import ObservedRun
 from dtrain.session import history
 from dtrain.session.beginning import earlier_run
-from dtrain.session.control import Control
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 from support.stored import RECORD
 
 
@@ -45,7 +44,7 @@ def test_a_launcher_killed_before_it_journals_the_next_attempt(tmp_path: Path) -
     folder = RunFolder(tmp_path)
     Journal(folder.journal).write(1.0, HostEvent(host, 9, exited(0, 1).as_json()))
     for _ in range(2):
-        with earlier_run(record, folder, Observer(), Control()) as current:
+        with earlier_run(record, folder, Caller()) as current:
             known = ObservedRun.read(current).attempt
             assert history.reported(known) == {}
             assert not any(history.received(known, current, record.plan()).values())

@@ -86,7 +86,7 @@ def test_the_status_is_that_of_the_latest_attempt_now(
 ) -> None:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     folder = RunFolder.find(run("train-1", over=False))
-    written, found = Journal(folder.journal), float(int(time.time()) - 100)
+    written, found = Journal(folder.journal), time.time() // 1 - 100
     written.write(found, Progressed(Progress("rank-0", 1.0, 8, 100, None, None, {})))
     written.write(found, StallChanged(Stall(("rank-0",), ("n1",), 20.0, 8, 1)))
     stall = status(folder).stall

@@ -16,6 +16,7 @@ from dtrain.framing import clean
 from dtrain.runs.events import RunEvent
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
+from dtrain.session.caller import Caller
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import Observer
 from dtrain.session.signals import on_signals
@@ -56,9 +57,7 @@ def top(
     elif len(names) == 1:
         watch = Watch(stopping=False, display=Display.LIVE)
         code = watch.until_over(
-            lambda: existing.watch(
-                RunFolder.find(names[0]), observer=watch.view, control=watch.control
-            )
+            lambda: existing.watch(RunFolder.find(names[0]), Caller(watch.view, watch.control))
         )
         raise typer.Exit(ExitCode.OK if watch.control.left else code)
     else:

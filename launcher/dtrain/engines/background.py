@@ -16,6 +16,7 @@ from dtrain.messages.decode import decode
 from dtrain.runs.events import RunEvent, RunLaunched
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Request
+from dtrain.session.caller import Caller
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer
 from dtrain.session.signals import on_signals, stop_by_signal
@@ -73,7 +74,7 @@ def main() -> None:
         if isinstance(begun, str):
             _answer({"run": begun})
         return
-    observer, control = _RunName(), Control()
+    observer = _RunName()
     left = False
 
     def leave(run: str) -> None:
@@ -81,9 +82,10 @@ def main() -> None:
         detachment.leave_terminal(run, RunFolder.find(run).path)
         left = True
 
-    with on_signals(lambda number: stop_by_signal(control, number)):
+    caller = Caller(observer, Control(), on_running=leave)
+    with on_signals(lambda number: stop_by_signal(caller.control, number)):
         try:
-            with engine(request, observer, control, on_running=leave) as launch:
+            with engine(request, caller) as launch:
                 launch.run(message["secrets"])
         except DtrainError as error:
             if not observer.run:

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from dtrain.diagnostics import ExitCode, UsageError
@@ -21,21 +20,18 @@ from dtrain.runs.events import Finished, RunLeft
 from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.record import Record
 from dtrain.session import stop_requests
+from dtrain.session.caller import Caller
 from dtrain.session.control import Control
 from dtrain.session.follow import POLL, RunFollower, ending
-from dtrain.session.observer import Observer
 from dtrain.session.secrets import known_secrets
 from dtrain.session.signals import INSIST, STOP, are_handled
 
 EXIT_SECONDS = 5.0
 """Seconds that the launcher may take to exit after the run is over: its terminal may block."""
 
-Engines = Callable[[Record], AbstractContextManager[Engine]]
-"""Creates the engine that takes over a run, and closes it."""
 
-
-def attach(folder: RunFolder, *, engines: Engines, observer: Observer, control: Control) -> Report:
-    """Follow a run until it ends or ``control`` leaves it. Take over if its launcher exits.
+def attach(folder: RunFolder, caller: Caller) -> Report:
+    """Follow a run until it ends or the caller leaves it. Take over if its launcher exits.
 
     Raises UsageError if the run is over.
     """
@@ -46,25 +42,25 @@ def attach(folder: RunFolder, *, engines: Engines, observer: Observer, control: 
     while True:
         claim = folder.claim(signals=are_handled())
         if claim is None:
-            report = _watch(folder, observer, control)
+            report = _watch(folder, caller)
             if report is not None:
                 return report
             continue
         try:
             if (report := ending(folder)) is not None:
-                observer.on_event(Finished(report))
+                caller.observer.on_event(Finished(report))
                 return report
             # Read it only now: the previous launcher may have restarted the job.
             record = Record.load(folder.path)
             secrets = known_secrets(record.request.spec(), os.environ)
-            with engines(record) as engine:
+            with _engine(record, caller) as engine:
                 return engine.attach(record, folder, secrets)
         finally:
             claim.release()
 
 
-def watch(folder: RunFolder, *, observer: Observer, control: Control) -> Report:
-    """Follow a run that another process is in charge of, until it ends or ``control`` leaves it.
+def watch(folder: RunFolder, caller: Caller) -> Report:
+    """Follow a run that another process is in charge of, until it ends or the caller leaves it.
 
     Raises UsageError if the run is over, or if no process is in charge.
     """
@@ -72,7 +68,7 @@ def watch(folder: RunFolder, *, observer: Observer, control: Control) -> Report:
         raise UsageError(f"run {folder.name} is over", hint=f"`dtrain ps {folder.name}` shows it")
     report = None
     if folder.in_charge() is not None:
-        report = _watch(folder, observer, control)
+        report = _watch(folder, caller)
     if report is None:
         raise UsageError(
             f"run {folder.name} has no launcher",
@@ -81,16 +77,16 @@ def watch(folder: RunFolder, *, observer: Observer, control: Control) -> Report:
     return report
 
 
-def _watch(folder: RunFolder, observer: Observer, control: Control) -> Report | None:
+def _watch(folder: RunFolder, caller: Caller) -> Report | None:
     """Follow what the process in charge writes. None if it exits before the run is over."""
-    follower = RunFollower(folder, Record.load(folder.path), observer)
+    follower = RunFollower(folder, Record.load(folder.path), caller.observer)
     follower.skip()
     follower.show_training()
-    report = follower.follow(lambda seconds: _wait(control, seconds))
+    report = follower.follow(lambda seconds: _wait(caller.control, seconds))
     if report is not None:
-        observer.on_event(Finished(report))
-    elif control.interrupted:
-        observer.on_event(RunLeft(folder.name))
+        caller.observer.on_event(Finished(report))
+    elif caller.control.interrupted:
+        caller.observer.on_event(RunLeft(folder.name))
         report = Report(ExitCode.INTERRUPTED, "left")
     return report
 
@@ -101,12 +97,10 @@ def _wait(control: Control, seconds: float) -> bool:
     return control.interrupted
 
 
-def stop(
-    folder: RunFolder, *, force: bool, engines: Engines, observer: Observer, control: Control
-) -> ExitCode:
+def stop(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
     """Stop a run and end its leftover processes; the process in charge does the work.
 
-    Returns OK once the run has ended, INTERRUPTED if ``control`` ended the wait, and else
+    Returns OK once the run has ended, INTERRUPTED if the caller ended the wait, and else
     the exit code of a run that failed first. Raises UsageError if the run is already over or if
     another user, or a process on another machine, is in charge.
     """
@@ -116,18 +110,24 @@ def stop(
         claim = folder.claim(signals=are_handled())
         if claim is not None:
             try:
-                return _end(folder, force, engines, observer, control)
+                return _end(folder, caller, force=force)
             finally:
                 claim.release()
-        report = _request_stop(folder, force, asked, observer, control)
+        report = _request_stop(folder, asked, caller, force=force)
         waited = True
-        if control.interrupted:
+        if caller.control.interrupted:
             return ExitCode.INTERRUPTED
         if report is not None and _is_clean(folder):
-            observer.on_event(Finished(report))
+            caller.observer.on_event(Finished(report))
     if not waited:
         raise UsageError(f"run {folder.name} is over already")
     return ExitCode.OK
+
+
+def _engine(record: Record, caller: Caller) -> AbstractContextManager[Engine]:
+    from dtrain.engines.select import engine  # few watchers take over a run
+
+    return engine(record.request, caller)
 
 
 def _is_clean(folder: RunFolder) -> bool:
@@ -135,33 +135,31 @@ def _is_clean(folder: RunFolder) -> bool:
     return ending(folder) is not None and not Record.load(folder.path).leftovers
 
 
-def _end(
-    folder: RunFolder, force: bool, engines: Engines, observer: Observer, control: Control
-) -> ExitCode:
+def _end(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
     """Take over a run without a launcher. Stop it, or end its leftover processes."""
     record = Record.load(folder.path)
-    with engines(record) as engine:
+    with _engine(record, caller) as engine:
         if ending(folder) is not None:
             if engine.clean(record, folder):
-                observer.notice("no processes are left")
+                caller.observer.notice("no processes are left")
                 return ExitCode.OK
-            observer.notice(
+            caller.observer.notice(
                 "some hosts cannot be reached, or still have processes of the run; run"
                 " `dtrain stop` again later"
             )
-            return ExitCode.INTERRUPTED if control.interrupted else ExitCode.NODE_FAILED
-        (control.kill if force else control.stop)("dtrain stop")
+            return ExitCode.INTERRUPTED if caller.control.interrupted else ExitCode.NODE_FAILED
+        (caller.control.kill if force else caller.control.stop)("dtrain stop")
         secrets = known_secrets(record.request.spec(), os.environ)
         code = engine.attach(record, folder, secrets).exit_code
     return ExitCode.OK if code is ExitCode.INTERRUPTED else code
 
 
 def _request_stop(
-    folder: RunFolder, force: bool, asked: set[int], observer: Observer, control: Control
+    folder: RunFolder, asked: set[int], caller: Caller, *, force: bool
 ) -> Report | None:
     """Ask the process in charge to end the run, and wait until it exits. Returns how the run
     ended. ``asked`` has the processes that already got the request."""
-    follower = RunFollower(folder, Record.load(folder.path), observer)
+    follower = RunFollower(folder, Record.load(folder.path), caller.observer)
     follower.skip()
     # If the run is over, the process in charge is already ending its leftovers.
     over = follower.state.report is not None
@@ -173,13 +171,13 @@ def _request_stop(
             if holder is not None and pid not in asked and _ask(holder, folder, force=force):
                 asked.add(holder.pid)
             # Another process may take charge when this one exits. The next call asks it.
-            return _wait(control, seconds) or folder.in_charge() != pid
+            return _wait(caller.control, seconds) or folder.in_charge() != pid
 
         follower.follow(wait)
         follower.read_new()
     until = math.inf if over else time.monotonic() + EXIT_SECONDS
     while follower.state.report is not None and folder.in_charge() is not None:
-        if _wait(control, POLL) or time.monotonic() > until:
+        if _wait(caller.control, POLL) or time.monotonic() > until:
             break
     return None if over else follower.state.report
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ from dtrain.failures.cause import Failure, Report
 from dtrain.failures.torchrun import root_rank
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import events, journal
+from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import Stream, tail
 from dtrain.runs.record import Record
@@ -22,6 +21,7 @@ from dtrain.session.failure_output import explained
 from dtrain.session.finishing import completed, finish
 from dtrain.session.notifications import Notifications
 from dtrain.session.observer import Observer
+from dtrain.session.output_sizes import OutputSizes
 from dtrain.session.recorder import Recorder
 
 _SUMMARY = 64 << 10
@@ -33,15 +33,15 @@ class FollowedRun:
     that follows the run calls it."""
 
     def __init__(
-        self, record: Record, folder: RunFolder, *, observer: Observer, secrets: Mapping[str, str]
+        self, record: Record, folder: RunFolder, observer: Observer, secrets: Mapping[str, str]
     ) -> None:
         """``secrets`` are for notifications."""
         self.record, self.folder = record, folder
         self.recorder = Recorder(folder, observer)
         self._observer = observer
         self._notifications = Notifications(record.request, folder, self.recorder, secrets)
-        self._changed: dict[str, int] = {}
-        self._sizes_due = 0.0
+        self._sizes: dict[str, int] = {}
+        self._output_sizes = OutputSizes(self.recorder, lambda: self._sizes)
 
     def change(self, **fields: Any) -> LaunchPlan:
         """Save the record with new values. Returns its plan. Raises StorageError."""
@@ -51,22 +51,15 @@ class FollowedRun:
     def output(self, stream: Stream, size: int) -> None:
         """A stream has grown."""
         self._observer.output(stream, size)
-        self._changed[str(stream.path.relative_to(self.folder.path))] = size
-        if time.monotonic() >= self._sizes_due:
-            self._journal_sizes()
-
-    def _journal_sizes(self) -> None:
-        self._sizes_due = time.monotonic() + journal.SIZES_SECONDS
-        if self._changed:
-            changed, self._changed = self._changed, {}
-            self.recorder.record(events.Sizes(changed))
+        self._sizes[str(stream.path.relative_to(self.folder.path))] = size
+        self._output_sizes.journal()
 
     def next_attempt(
         self, report: Report, then: str, *, step: int | None = None, **fields: Any
     ) -> LaunchPlan:
         """Another attempt follows the one that ended with ``report``. ``then``: what happens now;
         ``step``: the last one that a worker reported; ``fields``: changes of the record."""
-        self._journal_sizes()
+        self._output_sizes.journal(at_once=True)
         number = self.record.attempt
         report = completed(report, self.record, self.folder)
         culprit = report.failures[0].host if report.failures else None
@@ -94,14 +87,14 @@ class FollowedRun:
 
     def leave(self, report: Report) -> Report:
         """The job goes on without this process."""
-        self._journal_sizes()
+        self._output_sizes.journal(at_once=True)
         self._notifications.close()
         self._observer.on_event(events.RunLeft(self.record.run))
         return replace(report, logs=str(self.folder.path))
 
     def finish(self, report: Report) -> Report:
         """Record the end of the run, and notify about it."""
-        self._journal_sizes()
+        self._output_sizes.journal(at_once=True)
         report = completed(report, self.record, self.folder)
         finish(report, self.record, self.recorder, self._notifications)
         return report

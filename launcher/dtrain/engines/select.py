@@ -10,28 +10,21 @@ from dtrain.engines.contract import Engine
 from dtrain.engines.ssh.controller import SshEngine
 from dtrain.engines.ssh.targets import targets as ssh_targets
 from dtrain.runs.record import Record, Request
+from dtrain.session.caller import Caller
 from dtrain.session.commands import Target
-from dtrain.session.control import Control
-from dtrain.session.observer import Observer
-from dtrain.transport.questions import Ask
 from dtrain.transport.select import Transports
 
 
 @contextmanager
 def engine(
     request: Request,
-    observer: Observer,
-    control: Control,
-    *,
-    ask: Ask | None = None,
-    on_running: Callable[[str], None] = lambda run: None,
+    caller: Caller,
 ) -> Iterator[Engine]:
-    """The engine of a launch. ``on_running`` gets the run's name once the job no longer needs this
-    process to start: all workers run, or a queue has it. ``ask`` asks a person for passphrases."""
+    """The engine of a launch."""
     if request.spec().cluster.kubernetes is not None:
         from dtrain.engines.kubernetes.session import KubernetesEngine
 
-        yield KubernetesEngine(request, observer=observer, control=control, on_running=on_running)
+        yield KubernetesEngine(request, caller)
         return
     kind: Callable[..., Engine] = SshEngine
     if request.spec().cluster.slurm is not None:
@@ -39,14 +32,8 @@ def engine(
         from dtrain.engines.slurm.session import SlurmEngine
 
         kind = SlurmEngine
-    with closing(Transports(request.base, ask, observer.notice)) as transport:
-        yield kind(
-            request,
-            transport=transport,
-            observer=observer,
-            control=control,
-            on_running=on_running,
-        )
+    with closing(Transports(request.base, caller.ask, caller.observer.notice)) as transport:
+        yield kind(request, caller, transport)
 
 
 def targets(request: Request, record: Record | None) -> list[Target]:

@@ -30,9 +30,6 @@ from dtrain.runs.stored_file import open_stored, unreadable
 SCHEMA = 1
 MAX_LINE = 1 << 26
 """Bytes of one line. The longest is the end of a run in which every worker failed."""
-SIZES_SECONDS = 10.0
-"""Seconds between two `Sizes` events of an attempt."""
-
 END = b'"event": "finished"'
 """In the journal of every run that is over, and of no other: in a text, the quotes are escaped."""
 

@@ -17,8 +17,8 @@ from dtrain.runs.journal import Journal
 from dtrain.runs.observed import ObservedAttempt, ObservedRun
 from dtrain.runs.record import Record, Request, run_name
 from dtrain.runs.storage import storage_error
+from dtrain.session.caller import Caller
 from dtrain.session.control import Control
-from dtrain.session.observer import Observer
 from dtrain.session.signals import are_handled
 from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
@@ -26,9 +26,7 @@ from dtrain.sync import Tree, local_folder, scan
 
 
 @contextmanager
-def new_run(
-    request: Request, observer: Observer, control: Control
-) -> Iterator[tuple[Record, RunFolder]]:
+def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolder]]:
     """Give the run a name, a folder and a record, and be in charge of it inside the context.
 
     Raises StorageError if this machine cannot store the run's files.
@@ -42,10 +40,10 @@ def new_run(
         port = spec.job.rendezvous.first_port
         record = Record(name, request, port, sys.executable, begun)
         plan = save(record, folder)
-        observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
+        caller.observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
         started = events.RunStarted(name, plan.host_names)
         Journal(folder.journal).write(begun, started)
-        with listening(folder, control):
+        with listening(folder, caller.control):
             yield record, folder
     finally:
         if claim is not None:
@@ -53,14 +51,12 @@ def new_run(
 
 
 @contextmanager
-def earlier_run(
-    record: Record, folder: RunFolder, observer: Observer, control: Control
-) -> Iterator[RunFolder]:
+def earlier_run(record: Record, folder: RunFolder, caller: Caller) -> Iterator[RunFolder]:
     """Continue a run that this process has claimed: only new output is shown, and a stop that was
     requested earlier is requested again. Provides the folder of the current attempt."""
     folder = replace(folder, attempt=record.attempt)
     plan = record.plan()
-    observer.on_event(events.RunAttached(record.run, plan, str(folder.path)))
+    caller.observer.on_event(events.RunAttached(record.run, plan, str(folder.path)))
     journal = Journal(folder.journal)
     known = ObservedRun.read(folder).attempt
     if known.number < record.attempt:
@@ -71,10 +67,10 @@ def earlier_run(
         known = ObservedAttempt(record.attempt)
     journal.write(time.time(), events.LauncherAttached(os.getpid()))
     for stream, size in folder.sizes(plan).items():
-        observer.skip(stream, size)
-    if not control.interrupted and known.stop_reason:
-        control.stop(known.stop_reason)
-    with listening(folder, control):
+        caller.observer.skip(stream, size)
+    if not caller.control.interrupted and known.stop_reason:
+        caller.control.stop(known.stop_reason)
+    with listening(folder, caller.control):
         yield folder
 
 

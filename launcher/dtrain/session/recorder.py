@@ -25,6 +25,7 @@ class Recorder:
         """For output and telemetry, which have files of their own."""
         self._folder = folder
         self._journal = Journal(folder.journal)
+        self._noticed: set[str] = set()
 
     def record(self, event: JournalEvent) -> None:
         self._journal.write(time.time(), event)
@@ -36,6 +37,13 @@ class Recorder:
         ``here`` instead: elsewhere, Ctrl-C does not stop the job."""
         self._journal.write(time.time(), events.NoticeShown(text))
         self.observer.notice(text if here is None else here)
+
+    def notice_once(self, text: str, here: str | None = None, *, kind: str = "") -> None:
+        """Like `notice`, unless there was one with this text, or of this ``kind``: of a text that
+        comes in several forms."""
+        if (kind or text) not in self._noticed:
+            self._noticed.add(kind or text)
+            self.notice(text, here)
 
     def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
         self.record(events.NextAttempt(number, plan.host_names, tuple(dropped)))

@@ -27,8 +27,8 @@ from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
+from dtrain.session.caller import Caller
 from dtrain.session.control import Control
-from dtrain.session.observer import Observer
 from dtrain.spec.load import parse
 from support.limits import HANG
 
@@ -49,9 +49,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesJob:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     folder = RunFolder.create("run-1")
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
-    return KubernetesJob(
-        record, folder, observer=Observer(), on_running=lambda run: None, secrets={}
-    )
+    return KubernetesJob(record, folder, Caller(), {})
 
 
 def pod(uid: str, index: int = 0, created: str = "10:00") -> Pod:
@@ -272,13 +270,7 @@ def test_processes_that_a_deletion_has_ended_are_no_cause(
 
 def followed_again(job: KubernetesJob) -> KubernetesJob:
     """The job as another process follows it."""
-    return KubernetesJob(
-        job.record,
-        job._run.folder,
-        observer=Observer(),
-        on_running=lambda run: None,
-        secrets={},
-    )
+    return KubernetesJob(job.record, job._run.folder, Caller(), {})
 
 
 def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJob) -> None:

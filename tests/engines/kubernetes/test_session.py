@@ -16,8 +16,7 @@ from dtrain.engines.kubernetes.objects import INDEX_LABEL, RESTART_LABEL
 from dtrain.engines.kubernetes.session import KubernetesEngine
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
-from dtrain.session.control import Control
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 from dtrain.session.status import HostStatus
 from dtrain.spec.model import Kubernetes
 
@@ -73,7 +72,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
     def new(server: Server, text: str = FILE) -> KubernetesEngine:
         monkeypatch.setattr(session, "Client", server.client)
         request = Request("c.yaml", "/", text)
-        return KubernetesEngine(request, observer=Observer(), control=Control())
+        return KubernetesEngine(request, Caller())
 
     return new
 

@@ -13,8 +13,7 @@ from dtrain.engines.slurm.submission import HERE
 from dtrain.node.agent.wire import encode
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
-from dtrain.session.control import Control
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 from support.scripted import ScriptedHosts, relay_stdout
 
 FILE = "cluster: {slurm: {}, nodes: 2, slots: 1}\njob: {framework: none, command: [x]}\n"
@@ -28,7 +27,7 @@ def given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     record = Record(
         "run-1", REQUEST, 29500, "python3", 1e9, job_id="7", allocated=("gpu03", "gpu04")
     )
-    job = SlurmJob(record, folder, observer=Observer(), on_running=lambda run: None, secrets={})
+    job = SlurmJob(record, folder, Caller(), {})
     assert job.given_up("Ctrl-C").hint == "`dtrain stop run-1` tries again"
     return folder
 
@@ -42,7 +41,7 @@ def clean(folder: RunFolder, state: str) -> bool:
         {"type": "bye"},
     ]
     hosts = ScriptedHosts({HERE: relay_stdout(map(encode, said))})
-    engine = SlurmEngine(REQUEST, transport=hosts, observer=Observer(), control=Control())
+    engine = SlurmEngine(REQUEST, Caller(), hosts)
     return engine.clean(Record.load(folder.path), folder)
 
 

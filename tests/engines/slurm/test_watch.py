@@ -16,6 +16,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
+from dtrain.session.caller import Caller
 from dtrain.session.observer import Observer
 
 FILE = """
@@ -41,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 def followed(folder: RunFolder, observer: Observer) -> SlurmJob:
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9, job_id="7")
-    return SlurmJob(record, folder, observer=observer, on_running=lambda run: None, secrets={})
+    return SlurmJob(record, folder, Caller(observer), {})
 
 
 def journaled(folder: RunFolder) -> list[events.JournalEvent]:

@@ -87,40 +87,16 @@ def log_in(context: str | None) -> Credentials:
         ) from None
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
-    inside = (
-        context is None
-        and "KUBERNETES_SERVICE_HOST" in os.environ
-        and "KUBECONFIG" not in os.environ
-        and not Path(os.path.expanduser("~/.kube/config")).exists()  # noqa: PTH111 (pathlib raises)
-    )
-    namespace = None
+    namespace: str | None
     problem = ""
     try:
-        if inside:
+        if context is None and _in_pod():
             config.load_incluster_config(client_configuration=configuration)
             namespace = Path(_NAMESPACE_FILE).read_text().strip()
         else:
-            # The package reads the variable only when it is imported.
-            file = os.environ.get("KUBECONFIG")
-            contexts, active = config.list_kube_config_contexts(file)
-            named = {one["name"]: one for one in contexts}
-            if context is not None and context not in named:
-                raise UsageError(
-                    f"the kubeconfig has no context {excerpt(context)}",
-                    hint=f"cluster.kubernetes.context must be one of: {excerpt(', '.join(named))}",
-                )
             with _logged_errors() as logged:
-                config.load_kube_config(file, context=context, client_configuration=configuration)
+                context, namespace = _load_kubeconfig(context, configuration)
             problem = "; ".join(logged)[:_MAX_WORDS]
-            chosen = named.get(context, active)
-            context = chosen["name"]
-            namespace = chosen["context"].get("namespace")
-            merged = config.kube_config.KubeConfigMerger(
-                file or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
-            ).config
-            name = chosen["context"].get("user")
-            if user := merged.value.get("users") and merged["users"].get_with_name(name, safe=True):
-                _refuse_impersonation(name, user.value.get("user") or {})
     except (
         config.ConfigException, OSError, yaml.YAMLError,
         # A value of another type than the package expects.
@@ -137,6 +113,42 @@ def log_in(context: str | None) -> Credentials:
     server = str(configuration.host).rstrip("/")
     pool = rest.RESTClientObject(configuration).pool_manager
     return Credentials(server, context, namespace, problem, pool, configuration)
+
+
+def _in_pod() -> bool:
+    """Whether the service account is used: this process runs in a pod without a kubeconfig."""
+    return (
+        "KUBERNETES_SERVICE_HOST" in os.environ
+        and "KUBECONFIG" not in os.environ
+        and not Path(os.path.expanduser("~/.kube/config")).exists()  # noqa: PTH111 (pathlib raises)
+    )
+
+
+def _load_kubeconfig(context: str | None, configuration: Any) -> tuple[str, str | None]:
+    """Fill ``configuration``. Returns the context and its namespace, if it has one.
+
+    Raises UsageError, and what the package raises.
+    """
+    from kubernetes import config
+
+    # The package reads the variable only when it is imported.
+    file = os.environ.get("KUBECONFIG")
+    contexts, active = config.list_kube_config_contexts(file)
+    named = {one["name"]: one for one in contexts}
+    if context is not None and context not in named:
+        raise UsageError(
+            f"the kubeconfig has no context {excerpt(context)}",
+            hint=f"cluster.kubernetes.context must be one of: {excerpt(', '.join(named))}",
+        )
+    config.load_kube_config(file, context=context, client_configuration=configuration)
+    chosen = named.get(context, active)
+    merged = config.kube_config.KubeConfigMerger(
+        file or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    ).config
+    name = chosen["context"].get("user")
+    if user := merged.value.get("users") and merged["users"].get_with_name(name, safe=True):
+        _refuse_impersonation(name, user.value.get("user") or {})
+    return chosen["name"], chosen["context"].get("namespace")
 
 
 def _refuse_impersonation(name: str, user: Mapping[str, Any]) -> None:

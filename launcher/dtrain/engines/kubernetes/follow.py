@@ -103,7 +103,7 @@ class KubernetesFollower:
             if not self._done and not self._ended and (why := job.endless):
                 self._end_for(why)
             if time.monotonic() > self._gone_due:
-                job.notice_once(
+                job.recorder.notice_once(
                     f"{job.name} is not gone yet, for example because a machine does not answer:"
                     " a second request to stop kills its pods"
                 )
@@ -140,9 +140,9 @@ class KubernetesFollower:
             case Warned(text, pod):
                 job.warned(text, pod)
             case ReadFailed(text):
-                job.notice(f"{text}; the job goes on, trying again")
+                job.recorder.notice(f"{text}; the job goes on, trying again")
             case Recovered():
-                job.notice("the API server answers again")
+                job.recorder.notice("the API server answers again")
 
     def _read(self, pod: FollowedPod | None) -> None:
         if pod is not None:
@@ -212,7 +212,7 @@ class KubernetesFollower:
         self._gone_due = time.monotonic() + grace + EXIT_SECONDS + GONE_SECONDS
 
     def _try_again(self, error: NodeError) -> None:
-        self._job.notice_once(f"{error.message}; trying again")
+        self._job.recorder.notice_once(f"{error.message}; trying again")
         self._control.wait(1.0)
 
     def _end(self) -> Report:
@@ -228,5 +228,5 @@ class KubernetesFollower:
                 hint=report.hint or f"`dtrain stop {job.record.run}` tries again",
             )
         if report.exit_code is ExitCode.INTERRUPTED:
-            job.notice(f"{job.name} is deleted; nothing of it runs")
+            job.recorder.notice(f"{job.name} is deleted; nothing of it runs")
         return report

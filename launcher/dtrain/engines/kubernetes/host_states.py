@@ -25,7 +25,6 @@ class HostStates:
         self._queue = plan.kubernetes.queue if plan.kubernetes is not None else None
         self._name = name
         self._recorder = recorder
-        self._noticed: set[str] = set()
         self._reasons: dict[str, str] = {}
         """Reasons of this suspension, by their kind."""
         self._suspended = False
@@ -44,12 +43,6 @@ class HostStates:
         """Pods that ended because the job was suspended."""
         self._preparing: dict[str, float] = {}
         """Times since which pods on a machine wait without a reason."""
-
-    def notice_once(self, text: str, kind: str = "") -> None:
-        """``kind``: of a text that comes in several forms."""
-        if (kind or text) not in self._noticed:
-            self._noticed.add(kind or text)
-            self._recorder.notice(text)
 
     # What the server reports ---------------------------------------------------------------------
 
@@ -128,7 +121,7 @@ class HostStates:
         host = self._hosts[pod.index]
         self._show(host, ShownState.ENDED if removed else pod.state, pod.detail)
         if pod.disrupted and pod.uid not in self._set_aside:
-            self.notice_once(f"{host}: pod {pod.name}: {pod.disrupted}")
+            self._recorder.notice_once(f"{host}: pod {pod.name}: {pod.disrupted}")
 
     def ended(self) -> None:
         for host in self._hosts:
@@ -168,7 +161,7 @@ class HostStates:
         self._recorder.record(events.HostState(host, state, detail))
         if detail and not quiet and state in (ShownState.QUEUED, ShownState.PREPARING):
             # Of all pods that wait for the same, the first one says so.
-            self.notice_once(f"{host} waits: {detail}", f"waits: {_kind(detail)}")
+            self._recorder.notice_once(f"{host} waits: {detail}", kind=f"waits: {_kind(detail)}")
 
 
 def _kind(reason: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.diagnostics import NodeError
@@ -26,7 +26,7 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.storage import StorageError
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 
 SAVE_SECONDS = 1.0
 """Seconds between two times that the positions in the logs are stored."""
@@ -52,19 +52,12 @@ class KubernetesJob:
     """Only the thread that follows the job calls it."""
 
     def __init__(
-        self,
-        record: Record,
-        folder: RunFolder,
-        *,
-        observer: Observer,
-        on_running: Callable[[str], None],
-        secrets: Mapping[str, str],
+        self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
-        """``on_running`` gets the run's name once Kubernetes has the job. Raises UsageError if the
-        folder has positions that this version cannot read."""
-        self._run = FollowedRun(record, folder, observer=observer, secrets=secrets)
-        self._recorder = self._run.recorder
-        self._on_running = on_running
+        """Raises UsageError if the folder has positions that this version cannot read."""
+        self._run = FollowedRun(record, folder, caller.observer, secrets)
+        self.recorder = self._run.recorder
+        self._on_running = caller.on_running
         self._positions = LogPositions(folder.path)
         self.plan = record.plan()
         self.state: KubernetesJobState | None = None
@@ -74,7 +67,7 @@ class KubernetesJob:
         """The pods of this attempt, by their uid."""
         self._waiting: dict[str, Pod] = {}
         """Pods of a later attempt."""
-        self._hosts = HostStates(self.plan, self.name, self._recorder)
+        self._hosts = HostStates(self.plan, self.name, self.recorder)
         self._stopping = False
         self._save_due = 0.0
         self._kept_open_until = math.inf
@@ -90,20 +83,14 @@ class KubernetesJob:
         return object_name(self.plan.name, self.record.run)
 
     def created(self) -> None:
-        self._recorder.notice(f"{job_kind(self.plan).name} {self.name} is created")
+        self.recorder.notice(f"{job_kind(self.plan).name} {self.name} is created")
         self._on_running(self.record.run)
-
-    def notice_once(self, text: str) -> None:
-        self._hosts.notice_once(text)
-
-    def notice(self, text: str) -> None:
-        self._recorder.notice(text)
 
     def stopping(self, why: str) -> None:
         if not self._stopping:
             self._stopping = True
-            self._recorder.record(events.StopRequested(why))
-            self.notice(f"deleting {self.name} ({why})")
+            self.recorder.record(events.StopRequested(why))
+            self.recorder.notice(f"deleting {self.name} ({why})")
 
     # What the server reports ---------------------------------------------------------------------
 
@@ -181,14 +168,14 @@ class KubernetesJob:
             return
         if known.output.lacks(lines.lines, gap=lines.gap):
             known.output.skip()
-            self._recorder.notice(
+            self.recorder.notice(
                 f"{self.plan.hosts[known.pod.index].host.name}: lines are missing in the output:"
                 " the kubelet has rotated the log before they were read"
             )
         try:
             grown = known.output.keep(lines.lines, lines.last, lines.count, lines.latest)
         except ProtocolError as error:
-            self.notice_once(f"pod {known.pod.name}: {error}")
+            self.recorder.notice_once(f"pod {known.pod.name}: {error}")
             return
         for stream, size in grown.items():
             self._run.output(stream, size)
@@ -201,7 +188,7 @@ class KubernetesJob:
         """A kubelet has sent ``text`` instead of a log."""
         if (known := self.pods.get(uid)) is not None:
             host = self.plan.hosts[known.pod.index].host.name
-            self.notice_once(f"{host}: the log of pod {known.pod.name}: {text}")
+            self.recorder.notice_once(f"{host}: the log of pod {known.pod.name}: {text}")
 
     def log_ended(self, uid: str, *, whole: bool) -> None:
         known = self.pods.get(uid)
@@ -212,7 +199,7 @@ class KubernetesJob:
         ran = pod.running or pod.ended is not None or known.cursor.last >= 0
         if ran and not whole and not known.output.is_whole:
             host = self.plan.hosts[pod.index].host.name
-            self._recorder.notice(
+            self.recorder.notice(
                 f"{host}: the last lines of the output may be missing: the log of pod"
                 f" {pod.name} could not be read to its end"
             )
@@ -269,7 +256,7 @@ class KubernetesJob:
     def ending(self, why: str) -> None:
         """dtrain deletes the job, because it would not end."""
         self._finished = done(self.plan, self._counted)
-        self.notice_once(f"{why}: deleting {self.name}")
+        self.recorder.notice_once(f"{why}: deleting {self.name}")
 
     @property
     def _counted(self) -> list[Pod]:

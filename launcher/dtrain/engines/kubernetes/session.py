@@ -6,7 +6,7 @@ and deletes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.diagnostics import NodeError
@@ -24,8 +24,8 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
-from dtrain.session.control import Control, Force
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
+from dtrain.session.control import Force
 from dtrain.session.recorder import Recorder
 from dtrain.session.status import HostStatus
 from dtrain.spec.model import Kubernetes
@@ -35,19 +35,9 @@ class KubernetesEngine:
     """One run. See `dtrain.engines.contract.Engine`. All methods raise UsageError without a
     kubeconfig, or without the Python package."""
 
-    def __init__(
-        self,
-        request: Request,
-        *,
-        observer: Observer,
-        control: Control,
-        on_running: Callable[[str], None] = lambda run: None,
-    ) -> None:
-        """``on_running`` gets the run's name once Kubernetes has accepted the job."""
+    def __init__(self, request: Request, caller: Caller) -> None:
         self._request = request
-        self._observer = observer
-        self._control = control
-        self._on_running = on_running
+        self._caller = caller
         keys = request.spec().cluster.kubernetes
         assert keys is not None  # noqa: S101 (types)
         self._keys: Kubernetes = keys
@@ -55,10 +45,10 @@ class KubernetesEngine:
     def run(self, secret_values: Mapping[str, str]) -> Report:
         client = Client(self._keys)
         spec = self._request.spec()
-        tree = files_to_send(self._request, spec, self._control)
+        tree = files_to_send(self._request, spec, self._caller.control)
         # Refused before the run has a folder.
         files = config_files(tree, render(build(spec)))
-        with new_run(self._request, self._observer, self._control) as (record, folder):
+        with new_run(self._request, self._caller) as (record, folder):
             plan = record.plan()
             # Saved first: a process that takes over finds what was created.
             record = replace(
@@ -68,7 +58,7 @@ class KubernetesEngine:
                 namespace=client.namespace,
             )
             save(record, folder)
-            recorder = Recorder(folder, self._observer)
+            recorder = Recorder(folder, self._caller.observer)
             for notice in tree.notices if tree is not None else ():
                 recorder.notice(notice)
             submit = {
@@ -82,16 +72,16 @@ class KubernetesEngine:
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         client = self._client(record)
-        with earlier_run(record, folder, self._observer, self._control) as folder:
+        with earlier_run(record, folder, self._caller) as folder:
             return self._follower(client, record, folder, secrets).follow(None)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
         def asked() -> Force:
-            return Force.GIVE_UP if self._control.interrupted else Force.NONE
+            return Force.GIVE_UP if self._caller.control.interrupted else Force.NONE
 
         launched = LaunchedJob(self._client(record), record, record.plan(), asked)
         if problem := launched.delete_or_report():
-            self._observer.notice(problem)
+            self._caller.observer.notice(problem)
             return False
         save(replace(record, leftovers=()), folder)
         return True
@@ -125,8 +115,7 @@ class KubernetesEngine:
         job = KubernetesJob(
             record,
             folder,
-            observer=self._observer,
-            on_running=self._on_running,
-            secrets=secrets,
+            self._caller,
+            secrets,
         )
-        return KubernetesFollower(job, client, self._control)
+        return KubernetesFollower(job, client, self._caller.control)

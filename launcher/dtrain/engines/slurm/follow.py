@@ -54,7 +54,7 @@ class SlurmFollower:
         self._writer.send({"op": "leave"})
 
     def _fail(self, bug: Exception) -> None:
-        self._job.notice_once(f"cannot send a request to the login host: {bug!r}")
+        self._job.recorder.notice_once(f"cannot send a request to the login host: {bug!r}")
 
     def _send_request(self) -> None:
         if self._gave_up:
@@ -120,7 +120,7 @@ class SlurmFollower:
                 if submits and not (self._ordered and isinstance(error, ConnectError)):
                     return job.failed(error)
                 goes_on = "the job may be submitted" if unknown else "the job goes on"
-                job.notice_once(f"{error.message}; {goes_on}, connecting again")
+                job.recorder.notice_once(f"{error.message}; {goes_on}, connecting again")
             if self._control.left:
                 return Report(ExitCode.INTERRUPTED, "left")
             if self._gave_up:
@@ -179,7 +179,7 @@ class SlurmFollower:
                 if job.update(parse(text) if text else None):
                     self._writer.send({"op": "finish"})
             case messages.Trouble(command, text):
-                job.notice_once(f"{self._login.name}: {command}: {text}")
+                job.recorder.notice_once(f"{self._login.name}: {command}: {text}")
             case messages.Cancelling():
                 job.cancelling(self._control.why, kill=self._force >= Force.KILL)
             case messages.JobStreamFound():
@@ -190,7 +190,7 @@ class SlurmFollower:
                 job.watch.machine_said(message)
             case messages.Unwatched(text):
                 job.watch.unwatched = True
-                job.notice_once(f"no telemetry, and no stacks of a hang: {text}")
+                job.recorder.notice_once(f"no telemetry, and no stacks of a hang: {text}")
             case messages.ScriptOutput(text):
                 job.script_said(text)
             case Bye():

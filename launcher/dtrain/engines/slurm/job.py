@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.engines.followed_run import FollowedRun
@@ -27,27 +27,18 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 
 
 class SlurmJob:
     def __init__(
-        self,
-        record: Record,
-        folder: RunFolder,
-        *,
-        observer: Observer,
-        on_running: Callable[[str], None],
-        secrets: Mapping[str, str],
+        self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
-        """``on_running`` gets the run's name once the job has a number. ``secrets`` are for
-        notifications."""
-        self._run = FollowedRun(record, folder, observer=observer, secrets=secrets)
-        self._recorder = self._run.recorder
-        self._on_running = on_running
+        """``secrets`` are for notifications."""
+        self._run = FollowedRun(record, folder, caller.observer, secrets)
+        self.recorder = self._run.recorder
+        self._on_running = caller.on_running
         self._begin_attempt(record.plan())
-        self._shown: set[str] = set()
-        """Problems that the user has seen."""
 
     @property
     def record(self) -> Record:
@@ -56,7 +47,7 @@ class SlurmJob:
     def _begin_attempt(self, plan: LaunchPlan) -> None:
         self.plan = plan
         self.output = JobOutput(self._run.folder, plan)
-        self.watch = JobWatch(plan, self._run.folder, self._recorder)
+        self.watch = JobWatch(plan, self._run.folder, self.recorder)
         self._state: SlurmState | None = None
         self._script = ""
 
@@ -86,7 +77,7 @@ class SlurmJob:
         if job is not None and job != self.record.job_id:
             self._run.change(job_id=job)
             inside = self.record.request.allocation
-            self._recorder.notice(f"starting in job {job}" if inside else f"job {job} is submitted")
+            self.recorder.notice(f"starting in job {job}" if inside else f"job {job} is submitted")
             self._on_running(self.record.run)
 
     def keep(self, frame: protocol.Data) -> None:
@@ -110,7 +101,7 @@ class SlurmJob:
         if state.detail and state.detail != detail:
             start = f"; expected start {state.start}" if state.queued and state.start else ""
             waits = "is queued" if state.queued else "does not run"
-            self._recorder.notice(f"job {self.record.job_id} {waits}: {state.detail}{start}")
+            self.recorder.notice(f"job {self.record.job_id} {waits}: {state.detail}{start}")
         if before is None or (state.word, state.detail) != (before.word, before.detail):
             self._show_hosts(state)
         return state.final
@@ -122,28 +113,23 @@ class SlurmJob:
             self._show_hosts(self._state)
 
     def cancelling(self, why: str, *, kill: bool) -> None:
-        self._recorder.record(events.StopRequested(why))
+        self.recorder.record(events.StopRequested(why))
         verb = "stopping the step in" if self.record.request.allocation else "cancelling"
-        self.notice_once(f"{verb} job {self.record.job_id} ({why})")
+        self.recorder.notice_once(f"{verb} job {self.record.job_id} ({why})")
         if kill:
             text = "killing its processes"
-            self.notice_once(text, f"{text}; Ctrl-C again no longer waits for Slurm")
-
-    def notice_once(self, text: str, here: str | None = None) -> None:
-        if text not in self._shown:
-            self._shown.add(text)
-            self._recorder.notice(text, here)
+            self.recorder.notice_once(text, f"{text}; Ctrl-C again no longer waits for Slurm")
 
     def _allocate(self, hosts: tuple[str, ...]) -> None:
         self.plan = self._run.change(allocated=hosts)
         self.watch.allocated(self.plan)
-        self._recorder.allocated(self.plan)
+        self.recorder.allocated(self.plan)
 
     def _show_hosts(self, state: SlurmState) -> None:
         lost = lost_hosts(self._script)
         for host in self.plan.host_names:
             word = ShownState.LOST if state.final and host in lost else state.word
-            self._recorder.record(events.HostState(host, word, state.detail))
+            self.recorder.record(events.HostState(host, word, state.detail))
 
     # The end of an attempt -----------------------------------------------------------------------
 
@@ -175,7 +161,7 @@ class SlurmJob:
         if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
             inside = self.record.request.allocation
             what = f"the step in job {job} is stopped" if inside else f"job {job} is cancelled"
-            self._recorder.notice(f"{what}; nothing of it runs")
+            self.recorder.notice(f"{what}; nothing of it runs")
         return report
 
     def failed(self, error: NodeError) -> Report:

@@ -7,7 +7,7 @@ submits, watches and cancels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.checks import Severity
@@ -24,8 +24,7 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
-from dtrain.session.control import Control
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 from dtrain.session.recorder import Recorder
 from dtrain.session.status import HostStatus
 from dtrain.sync import Tree
@@ -39,33 +38,22 @@ CLEAN_POLL = 1.0
 class SlurmEngine:
     """One run. See `dtrain.engines.contract.Engine`."""
 
-    def __init__(
-        self,
-        request: Request,
-        *,
-        transport: Transport,
-        observer: Observer,
-        control: Control,
-        on_running: Callable[[str], None] = lambda run: None,
-    ) -> None:
-        """``on_running`` gets the run's name once Slurm has accepted the job."""
+    def __init__(self, request: Request, caller: Caller, transport: Transport) -> None:
         self._request = request
         self._transport = transport
-        self._observer = observer
-        self._control = control
-        self._on_running = on_running
+        self._caller = caller
 
     def run(self, secret_values: Mapping[str, str]) -> Report:
         spec = self._request.spec()
-        tree = files_to_send(self._request, spec, self._control)
-        with new_run(self._request, self._observer, self._control) as (record, folder):
+        tree = files_to_send(self._request, spec, self._caller.control)
+        with new_run(self._request, self._caller) as (record, folder):
             plan, job = record.plan(), spec.job
             follower = self._follower(record, folder, secret_values)
-            recorder = Recorder(folder, self._observer)
+            recorder = Recorder(folder, self._caller.observer)
             if errors := self._check(recorder):
                 return follower.refuse_unfit(errors)
             try:
-                if not self._control.interrupted:  # following the job ends the run
+                if not self._caller.control.interrupted:  # following the job ends the run
                     plan = self._synced(plan, tree, record, recorder)
             except NodeError as error:
                 return follower.refuse(error)
@@ -87,7 +75,8 @@ class SlurmEngine:
         if not self._request.check or self._request.allocation is not None:
             return 0
         try:
-            found = before_launch(self._request, self._transport, lambda: self._control.interrupted)
+            control = self._caller.control
+            found = before_launch(self._request, self._transport, lambda: control.interrupted)
         except KeyboardInterrupt:
             return 0
         if found:
@@ -111,7 +100,7 @@ class SlurmEngine:
         return replace(plan, hosts=hosts)
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
-        with earlier_run(record, folder, self._observer, self._control) as folder:
+        with earlier_run(record, folder, self._caller) as folder:
             return self._follower(record, folder, secrets).follow(None)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
@@ -126,8 +115,8 @@ class SlurmEngine:
                 problem = f"job {record.job_id or record.run} has not ended yet: {state.state}"
             except NodeError as error:
                 problem = error.message
-            if self._control.wait(CLEAN_POLL) or time.monotonic() > until:
-                self._observer.notice(problem)
+            if self._caller.control.wait(CLEAN_POLL) or time.monotonic() > until:
+                self._caller.observer.notice(problem)
                 return False
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
@@ -139,11 +128,10 @@ class SlurmEngine:
         job = SlurmJob(
             record,
             folder,
-            observer=self._observer,
-            on_running=self._on_running,
-            secrets=secrets,
+            self._caller,
+            secrets,
         )
-        return SlurmFollower(job, self._login(record), self._control)
+        return SlurmFollower(job, self._login(record), self._caller.control)
 
     def _login(self, record: Record) -> Login:
         return Login(self._transport, record)

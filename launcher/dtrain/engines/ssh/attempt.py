@@ -25,9 +25,10 @@ from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostConditi
 from dtrain.engines.ssh.many_hosts import prepared_for
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs import events, journal, restart
+from dtrain.runs import events, restart
 from dtrain.session.control import Force
 from dtrain.session.hang_watch import HangWatch
+from dtrain.session.output_sizes import OutputSizes
 from dtrain.session.relay import close_all
 from dtrain.session.stragglers import StragglerReports
 
@@ -61,8 +62,7 @@ class Attempt:
         grace = context.plan.job.grace
         self._state = machine.begin(list(self._links), awaited, services, grace=grace)
         self._alarm: float | None = None
-        self._sizes_due = 0.0
-        self._last_sizes: dict[str, int] = {}
+        self._output_sizes = OutputSizes(context.recorder, self._received)
         self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
         self._stragglers = StragglerReports(context.steps, context.recorder)
@@ -134,8 +134,7 @@ class Attempt:
                 for host, now in self._state.hosts.items():
                     self._links[host].settle(lost=now is HostCondition.LOST)
                 self._show_failure(last=True)
-            self._sizes_due = 0.0
-            self._journal_sizes()
+            self._output_sizes.journal(at_once=True)
         except BaseException:
             for link in self._links.values():
                 link.kill()
@@ -163,28 +162,20 @@ class Attempt:
                 return Post(machine.Alarm())
             self._show_waiting()
             self._show_failure()
-            self._journal_sizes()
+            self._output_sizes.journal()
             self._stragglers.show(time.monotonic())
             if self._state.phase is AttemptPhase.RUNNING:
                 self._hang.show_stall()
                 if self._hang.has_hung():
                     return Post(machine.Hung())
 
-    def _journal_sizes(self) -> None:
-        """Journal the sizes of all streams from time to time: output has no timestamps."""
-        if time.monotonic() < self._sizes_due:
-            return
-        self._sizes_due = time.monotonic() + journal.SIZES_SECONDS
+    def _received(self) -> dict[str, int]:
         logs = self._context.folder.logs.name
-        sizes = {
+        return {
             f"{logs}/{host}/{name}": size
             for host, link in self._links.items()
             for name, size in link.received().items()
         }
-        new = {name: size for name, size in sizes.items() if size != self._last_sizes.get(name)}
-        if new:
-            self._last_sizes = sizes
-            self._context.recorder.record(events.Sizes(new))
 
     def _handle(self, post: Post) -> None:
         before = self._state

@@ -31,10 +31,9 @@ from dtrain.runs.storage import StorageError
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
-from dtrain.session.control import Control
+from dtrain.session.caller import Caller
 from dtrain.session.finishing import completed, finish
 from dtrain.session.notifications import Notifications
-from dtrain.session.observer import Observer
 from dtrain.session.ports import draw_ports
 from dtrain.session.recorder import Recorder
 from dtrain.session.status import HostStatus
@@ -63,22 +62,11 @@ class SshEngine:
     """A launch, or an earlier run that this process takes over. `run` and `attach` block until the
     run is over and cleaned up, or until the `Control` leaves."""
 
-    def __init__(
-        self,
-        request: Request,
-        *,
-        transport: Transport,
-        observer: Observer,
-        control: Control,
-        on_running: Callable[[str], None] = lambda run: None,
-    ) -> None:
-        """``on_running`` gets the run's name once all workers have started."""
+    def __init__(self, request: Request, caller: Caller, transport: Transport) -> None:
         self._request = request
         self._spec = request.spec()
         self._transport = transport
-        self._observer = observer
-        self._control = control
-        self._on_running = on_running
+        self._caller = caller
         self._attempt: Attempt | None = None
         self._cleanups = Cleanups(transport)
         self._known: set[str] = set()
@@ -91,9 +79,9 @@ class SshEngine:
         Raises StorageError if this machine cannot store the run's files, and DtrainError if the
         folder to sync cannot be read. In both cases nothing has been started.
         """
-        tree = files_to_send(self._request, self._spec, self._control)
-        with new_run(self._request, self._observer, self._control) as (record, folder):
-            run = _Run(record, folder, Recorder(folder, self._observer), tree, secret_values)
+        tree = files_to_send(self._request, self._spec, self._caller.control)
+        with new_run(self._request, self._caller) as (record, folder):
+            run = _Run(record, folder, Recorder(folder, self._caller.observer), tree, secret_values)
             for notice in tree.notices if tree is not None else ():
                 run.recorder.notice(notice)
             return self._run_attempts(run, lambda: self._start(run))
@@ -103,8 +91,8 @@ class SshEngine:
 
         ``secrets`` are needed only for restarts.
         """
-        with earlier_run(record, folder, self._observer, self._control) as folder:
-            run = _Run(record, folder, Recorder(folder, self._observer), None, secrets)
+        with earlier_run(record, folder, self._caller) as folder:
+            run = _Run(record, folder, Recorder(folder, self._caller.observer), None, secrets)
             plan = record.plan()
             self._known = set(plan.host_names)
             self._cleanups.start(run.record, run.record.leftovers)
@@ -121,10 +109,10 @@ class SshEngine:
         notifications = Notifications(self._request, run.folder, run.recorder, run.secrets)
         try:
             report, attempt = first()
-            while not self._control.left:
+            while not self._caller.control.left:
                 uncleaned = [(host, run.record.attempt) for host in attempt.uncleaned()]
                 run.record = replace(run.record, leftovers=(*run.record.leftovers, *uncleaned))
-                if self._control.interrupted or not attempt.has_failed:
+                if self._caller.control.interrupted or not attempt.has_failed:
                     break
                 results.append(attempt.result())
                 decision = self._decide(run, results)
@@ -141,8 +129,8 @@ class SshEngine:
                     run.recorder.notice(problem)
                 then = _describe_next_attempt(run.record, decision)
                 run.recorder.notice(f"{report.reason}; {then}")
-                if self._control.wait(decision.delay):
-                    why = self._control.why
+                if self._caller.control.wait(decision.delay):
+                    why = self._caller.control.why
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
                     break
                 self._begin_next_attempt(run, decision)
@@ -182,7 +170,7 @@ class SshEngine:
             return "this environment does not have all of job.secrets"
         if run.tree is None and self._spec.job.sync is not None:
             try:
-                run.tree = files_to_send(self._request, self._spec, self._control)
+                run.tree = files_to_send(self._request, self._spec, self._caller.control)
             except DtrainError as error:
                 return error.message
         return ""
@@ -192,13 +180,13 @@ class SshEngine:
 
         Hosts must be reachable within ``job.restart.node_timeout``. Returns whether all are clean.
         """
-        run = _Run(record, folder, Recorder(folder, self._observer), None, {})
+        run = _Run(record, folder, Recorder(folder, self._caller.observer), None, {})
         self._cleanups.start(run.record, run.record.leftovers)
         begun = time.monotonic()
         until = begun + self._spec.job.restart.node_timeout
         notified = False
         while self._cleanups.pending and time.monotonic() < until:
-            if self._control.wait(CLEAN_POLL):
+            if self._caller.control.wait(CLEAN_POLL):
                 break
             if not notified and time.monotonic() > begun + CLEAN_NOTICE_SECONDS:
                 notified = True
@@ -225,7 +213,7 @@ class SshEngine:
     def _report_running(self, run: str) -> None:
         if not self._has_run:
             self._has_run = True
-            self._on_running(run)
+            self._caller.on_running(run)
 
     def _begin_next_attempt(self, run: _Run, decision: restart.Retry) -> None:
         """Prepare the next attempt."""
@@ -246,7 +234,7 @@ class SshEngine:
                 run, save(run.record, run.folder), movable_port=port is not None
             )
             report = attempt.run()
-            if port is None or self._control.interrupted or not attempt.only_ports_are_busy:
+            if port is None or self._caller.control.interrupted or not attempt.only_ports_are_busy:
                 return report, attempt
             run.record = replace(run.record, port=port)
             run.recorder.notice(f"{attempt.problems[0].message}; trying port {port}")
@@ -259,7 +247,7 @@ class SshEngine:
         received = history.received(known, run.folder, plan)
         age = time.time() - (known.began or time.time())
         report = attempt.attach(received, history.reported(known), age)
-        if not attempt.is_unknown or any(received.values()) or self._control.interrupted:
+        if not attempt.is_unknown or any(received.values()) or self._caller.control.interrupted:
             return report, attempt
         if why := self._missing_for_start(run):
             run.recorder.notice(f"not started: {why}")
@@ -299,18 +287,18 @@ class SshEngine:
         )
         attempt = Attempt(context, posts, lambda: self._report_running(run.record.run))
         self._attempt = attempt
-        self._control.hand_to(attempt)
+        self._caller.control.hand_to(attempt)
         return attempt
 
     def _finish(self, run: _Run, report: Report, notifications: Notifications) -> Report:
-        if not self._control.left:
+        if not self._caller.control.left:
             self._save_uncleaned(run)
             report = _with_uncleaned(report, run.record)
         report = completed(report, run.record, run.folder)
-        if self._control.left:
+        if self._caller.control.left:
             notifications.close()
             still_running = self._attempt is not None and self._attempt.still_running
-            self._observer.on_event(events.RunLeft(run.record.run, still_running))
+            self._caller.observer.on_event(events.RunLeft(run.record.run, still_running))
         else:
             finish(report, run.record, run.recorder, notifications)
         return report
