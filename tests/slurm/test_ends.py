@@ -325,3 +325,18 @@ time.sleep(500)
     lines = (launcher.folder / "notified").read_text().splitlines()
     sent = [(said["event"], said["attempt"]) for said in map(json.loads, lines)]
     assert sent == [("restarted", 1), ("failed", 2)]
+
+
+def test_a_job_that_is_requeued_from_outside(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    """As an administrator does before maintenance. The report has the machines' names alone."""
+    launch = launcher.start(write_job(WAIT, restart={"max": 1}), env=slurm.environment)
+    launch.until("] up", count=4)
+    number = slurm.run("squeue", "--noheader", "--format=%i")
+    slurm.run("scontrol", "requeue", number)
+    launch.until(f"job {number} was put back in the queue outside dtrain; job {number} is queued")
+    (run,) = (launcher.home / "runs").iterdir()
+    shown = launcher.command("report", run.name).wait().stdout
+    first, second = (int(host.name.removeprefix("node")) for host in slurm.nodes[:2])
+    assert f"Hosts    node[{first}-{second}]: 4 workers" in shown

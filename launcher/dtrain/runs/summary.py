@@ -86,7 +86,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     plan = record.plan()
     reader = JournalReader(folder.journal)
     records = list(reader.read())
-    hosts = _hosts(records)
+    hosts = _hosts(records, known=plan.hosts_known)
     most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
     clocks = HostClocks(records)
     samples = {
@@ -158,16 +158,19 @@ def against_plan(folder: RunFolder, now: float) -> str:
     return "; ".join([*parts, *([run.differs] if run.differs else [])])
 
 
-def _hosts(records: Records) -> tuple[str, ...]:
+def _hosts(records: Records, *, known: bool) -> tuple[str, ...]:
+    """All hosts of all attempts. ``known``: whether the last attempt has its hosts."""
     found: dict[str, None] = {}
+    current: tuple[str, ...] = ()
     for _, event in records:
         match event:
-            case (
-                events.RunStarted(hosts=hosts)
-                | events.NextAttempt(hosts=hosts)
-                | events.HostsAllocated(hosts)
-            ):
-                found.update(dict.fromkeys(hosts))
+            case events.RunStarted(hosts=hosts) | events.NextAttempt(hosts=hosts):
+                found.update(dict.fromkeys(current))
+                current = hosts
+            case events.HostsAllocated(hosts):
+                current = hosts  # instead of the names that stood for them
+    if known or not found:
+        found.update(dict.fromkeys(current))
     return tuple(found)
 
 

@@ -127,7 +127,8 @@ def preempted(why: str) -> str:
         (preempted("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), "a machine of the job failed"),
         (f"dtrain: {PREEMPTED}\n", "job 12 was preempted by another job"),
         (f"dtrain: {TIME_LIMIT}\n{ONE_FAILS}", "job 12 reached its time limit"),
-        (preempted("JOB REQUEUE"), "job 12 did not finish"),
+        (f"{preempted('JOB REQUEUE')}\n{CRASH}", "job 12 was put back in the queue outside dtrain"),
+        (f"{CRASH}{AGAIN}{preempted('JOB REQUEUE')}", "rank 1 on a was killed by SIGSEGV"),
     ],
 )
 def test_why_a_job_starts_again(script: str, words: str) -> None:

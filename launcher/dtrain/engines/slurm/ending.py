@@ -34,10 +34,17 @@ _QUEUED_AGAIN = re.compile(
     r"dtrain: attempt \d+ ended; the job (?:goes back to the queue|starts again)\n"
     r"|slurmstepd(?:-\S+)?: error: \*\*\* JOB \d+ .{0,200} DUE TO (?:JOB REQUEUE|PREEMPTION).*\n"
 )
+_RESTARTS = re.compile(r"^dtrain: attempt \d+ ended; ", re.MULTILINE)
+"""The script itself has the job start again."""
 _REQUEUED = re.compile(
     rf"^{_STEPD}\*\*\* JOB .{{0,200}} DUE TO (?P<why>[A-Z ]+[A-Z])", re.MULTILINE
 )
-_CAUSES = {"PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL", "TIME LIMIT": "TIMEOUT"}
+_CAUSES = {
+    "PREEMPTION": "PREEMPTED",
+    "NODE FAILURE": "NODE_FAIL",
+    "TIME LIMIT": "TIMEOUT",
+    "JOB REQUEUE": "REQUEUED",
+}
 """Slurm's words for why it ended a job, with the state of such a job without a restart."""
 _SIGNALS = {signal.strsignal(each): each.name for each in signal.Signals}
 _SCRIPT_LINES = 20
@@ -100,7 +107,7 @@ class SlurmEnding:
             return "TIMEOUT"
         if f"dtrain: {PREEMPTED}" in self.script:
             return "PREEMPTED"
-        requeued = _REQUEUED.search(self.script)
+        requeued = None if _RESTARTS.search(self.script) else _REQUEUED.search(self.script)
         return _CAUSES.get(requeued["why"], "") if requeued is not None else ""
 
     def _failed(self, state: SlurmState) -> Report:
@@ -152,17 +159,24 @@ class SlurmEnding:
                 code = ExitCode.NODE_FAILED
                 lost = lost_hosts(self.script)
                 reason = f"{', '.join(lost) or 'a machine of the job'} failed"
-                hint = (
-                    "with job.restart.max: 3, the job goes back to the queue after such a failure"
-                )
+                hint = self._restart_hint
             case "PREEMPTED":
                 code = ExitCode.NODE_FAILED
                 reason = f"job {self.job} was preempted by another job"
-                hint = "with job.restart.max: 3, the job goes back to the queue after a preemption"
+                hint = self._restart_hint
+            case "REQUEUED":
+                code = ExitCode.NODE_FAILED
+                reason = f"job {self.job} was put back in the queue outside dtrain"
             case other:
                 code = ExitCode.NODE_FAILED
                 reason = f"job {self.job} ended in the state {other}"
         return Report(code, reason, problems=(said,) if said else (), hint=hint)
+
+    @property
+    def _restart_hint(self) -> str:
+        if self.plan.job.restart.max:
+            return ""
+        return "with job.restart.max: 3, the job goes back to the queue after such an end"
 
     def _forgotten(self) -> Report:
         """Its end is only known from what it wrote."""

@@ -46,10 +46,10 @@ def save(
 ) -> None:
     """Write the state that a run needs to continue after ``step``. Keep the newest ``keep``.
 
-    All ranks call it. It stores weights, the optimizer's state for each parameter, the position in
-    the data and the loss scale. The script sets the optimizer's settings (learning rate, ...).
-    Raises ValueError if ``keep`` is less than 1, and RuntimeError if the hosts do not share
-    ``folder``.
+    All ranks call it. It stores weights, the optimizer's state for each parameter, the loss scale,
+    and the position in the data and in the random numbers. The script sets the optimizer's settings
+    (learning rate, ...). Raises ValueError if ``keep`` is less than 1, and RuntimeError if the
+    hosts do not share ``folder``.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: at least 1 checkpoint must stay")
@@ -64,6 +64,7 @@ def save(
             "step": step,
             "batches": batches.state_dict() if batches is not None else None,
             "loss_scale": model.loss_scale.state_dict(),
+            "draws": model.draws.step,
         }
         with (partial / _SCALARS).open("w", encoding="utf-8") as file:
             json.dump(scalars, file)
@@ -112,6 +113,8 @@ def restore(
                 sys.stderr.write(f"warning: {found} cannot be read: {reason}\n")
             continue
         model.loss_scale.load_state_dict(scalars["loss_scale"])
+        # Checkpoints of dtrain 0.1 do not have it.
+        model.draws.begin(scalars.get("draws", scalars["step"]))
         if batches is not None and scalars["batches"] is not None:
             batches.load_state_dict(scalars["batches"])
         return int(scalars["step"])

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.runtime.layout import Layout
 from dtrain.runtime.progress import steps
+from dtrain.runtime.torch.dropout import Draws
 from dtrain.runtime.torch.experts import banks
 from dtrain.runtime.torch.passes import Passes
 from dtrain.runtime.torch.precision import LossScale
@@ -31,11 +32,14 @@ class ParallelModel:
         mesh: DeviceMesh,
         loss_scale: LossScale,
         timer: StepTimer,
+        draws: Draws,
     ) -> None:
         self.parts = list(parts)
         """The model's modules, one for each stage on this rank. Parameters have their names from
         the whole model."""
         self.loss_scale = loss_scale
+        self.draws = draws
+        """The random numbers of each step."""
         self._passes = passes
         self._layout = layout
         self._mesh = mesh
@@ -67,7 +71,7 @@ class ParallelModel:
         self._clipped = None
         for parameter in self.parameters():
             parameter.grad = None
-        with self._timer.passes():
+        with self._timer.passes(), self.draws.passes():
             loss = self._passes.gradients(inputs, targets)
         self._settle_gradients()
         return self._mean_over_ranks(loss)

@@ -15,6 +15,7 @@ from dtrain.runtime.torch import pipeline
 from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.anatomy import Anatomy, dissect
 from dtrain.runtime.torch.context import SequencePasses, SequenceShare
+from dtrain.runtime.torch.dropout import Draws
 from dtrain.runtime.torch.experts import ExpertSplit, banks
 from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_layer, same_when_split
 from dtrain.runtime.torch.model import ParallelModel
@@ -106,7 +107,9 @@ def parallelize(
     timer = StepTimer(list(parts.values()), place.device, local=local, blocks=held, layers=layers)
     # Stages differ in their work.
     steps.group = place.mesh["pipeline"].get_local_rank()
-    return ParallelModel(list(parts.values()), passes, layout, place.mesh, scale, timer)
+    draws = Draws(seed, place.mesh, place.device)
+    draws.begin(0)
+    return ParallelModel(list(parts.values()), passes, layout, place.mesh, scale, timer, draws)
 
 
 def _tensor_split(
@@ -154,6 +157,7 @@ def _placed(
         # Test all blocks on every rank. The test copies share no tensor with the model.
         whole = {name: model.get_submodule(name) for name in anatomy.blocks}
         split.refuse(whole, Materializer(place.device, seed, init))
+        split = split.with_draws(whole, Materializer(place.device, seed, init))
     if place.experts is not None:
         place.experts.refuse(model)
     if place.share is not None:

@@ -135,7 +135,7 @@ class ParallelRun:
             self._share,
             self._experts,
         )
-        parallelized = parallelize(
+        return parallelize(
             model,
             place,
             loss=loss,
@@ -146,11 +146,6 @@ class ParallelRun:
             column=column,
             row=row,
         )
-        # Dropout masks differ between samples and between shares of a sequence, but are the same on
-        # all tensor ranks of a stage.
-        stage = self.mesh["pipeline"].get_local_rank()
-        torch.manual_seed(seed + self._copy + self.data_size * self.layout.context * stage)
-        return parallelized
 
     def batches(
         self, dataset: Dataset, *, seed: int = 0, epochs: int | None = None, workers: int = 0

@@ -8,7 +8,7 @@ layer by columns. The name of a Linear module determines how it is split.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from dtrain.runtime.torch.dropout import OwnDraws, draws
 from dtrain.runtime.torch.experts import banks
 from dtrain.runtime.torch.heads import refuse_what_shares_change
 from dtrain.runtime.torch.weights import Materializer
@@ -57,6 +58,8 @@ class TensorSplit:
     row: frozenset[str] = ROW
     output: str = ""
     """The output layer whose logits stay split over the vocabulary; ``""`` gathers them."""
+    own: OwnDraws | None = None
+    """For blocks that draw random numbers."""
 
     @property
     def _stream(self) -> Placement:
@@ -72,12 +75,21 @@ class TensorSplit:
         """
         for name, block in blocks.items():
             self._check_block(name, block)
-        # Test equal blocks once: for a large block, the test takes seconds.
-        distinct = {str(block): name for name, block in reversed([*blocks.items()])}
-        for name in distinct.values():
+        for name, block in _distinct(blocks).items():
             refuse_what_shares_change(
-                name, blocks[name], self.mesh.size(), self.column, self.row, materialize
+                name, block, self.mesh.size(), self.column, self.row, materialize
             )
+
+    def with_draws(self, blocks: Mapping[str, nn.Module], materialize: Materializer) -> TensorSplit:
+        """The same split, with random numbers of each rank's own if one of the blocks, which
+        passed `refuse`, draws some."""
+        for name, block in _distinct(blocks).items():
+            columns = (m for path, m in _owners(block) if path.rpartition(".")[2] in self.column)
+            first = next(columns, None)
+            if isinstance(first, nn.Linear) and draws(name, block, first.in_features, materialize):
+                own = OwnDraws(self.mesh.get_local_rank(), materialize.device)
+                return replace(self, own=own)
+        return self
 
     def block(self, block: nn.Module) -> None:
         """Split a block that passed `refuse`."""
@@ -101,9 +113,25 @@ class TensorSplit:
                 # A norm of queries or keys sees only this rank's heads: a shard of a dimension that
                 # the norm does not sum over.
                 _distribute_norm(module, self.mesh, Shard(0) if inside else self._stream)
+        if self.own is not None:
+            self._draw(block, self.own)
+
+    def _draw(self, block: nn.Module, own: OwnDraws) -> None:
+        if self.sequence:
+            own.around(block)
+            return
+        for inner, module in _owners(block):
+            kind = inner.rpartition(".")[2]
+            if kind in self.column:
+                module.register_forward_hook(own.enter)
+            elif kind in self.row:
+                module.register_forward_pre_hook(own.leave)
+        own.within(block)
 
     def around(self, name: str, part: nn.Module) -> None:
         """Split the parts around the blocks: embedding, norm and output layer."""
+        if self.own is not None and self.sequence and not _owners(part):
+            self.own.around(part)
         for inner, module in _owners(part):
             full = f"{name}.{inner}" if inner else name
             if isinstance(module, nn.Embedding):
@@ -202,6 +230,12 @@ def _distribute_norm(module: nn.Module, mesh: DeviceMesh, given: Placement) -> N
 
     # Its annotations say that hooks return nothing; its documentation matches this use.
     distribute_module(module, mesh, replicate, enter, leave)  # type: ignore[arg-type]
+
+
+def _distinct(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """One of equal blocks: for a large block, a test takes seconds."""
+    first = {str(block): name for name, block in reversed([*blocks.items()])}
+    return {name: blocks[name] for name in first.values()}
 
 
 def _owners(module: nn.Module) -> list[tuple[str, nn.Module]]:
