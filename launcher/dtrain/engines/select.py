@@ -40,6 +40,7 @@ def engine(
 
         kind = SlurmEngine
     with closing(Transports(request.base, ask, observer.notice)) as transport:
+        transport.load(request.spec().cluster.hosts)
         yield kind(
             request,
             transport=transport,
