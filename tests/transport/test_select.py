@@ -20,7 +20,9 @@ from pathlib import Path
 from dtrain.spec.model import Host
 from dtrain.transport.select import Transports
 transports = Transports(Path("."))
-connection = transports.connect(Host("here", "127.0.0.1", transport="local"))
+here = Host("here", "127.0.0.1", transport="local")
+transports.load([here])
+connection = transports.connect(here)
 print(connection.start("exit 3").wait(), "paramiko" in sys.modules)
 transports.close()
 """

@@ -33,6 +33,7 @@ def engine(
 
         kind = SlurmEngine
     with closing(Transports(request.base, caller.ask, caller.observer.notice)) as transport:
+        transport.load(request.spec().cluster.hosts)
         yield kind(request, caller, transport)
 
 

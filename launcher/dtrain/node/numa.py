@@ -149,7 +149,7 @@ def _number(text: str) -> int | None:
 
 def _text(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(1 << 16).strip()
     except OSError:
         return ""

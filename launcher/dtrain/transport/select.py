@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,11 @@ class Transports:
         self._local = LocalTransport()
         self._lock = threading.Lock()
         self._ssh: SshTransport | None = None
+
+    def load(self, hosts: Iterable[Host]) -> None:
+        """Import what connecting to ``hosts`` needs, before threads do it beside other work."""
+        if any(host.transport == "ssh" for host in hosts):
+            self._ssh_transport()
 
     def connect(self, host: Host) -> Connection:
         """Raises ConnectError, HostKeyError or AuthError, each with a hint."""

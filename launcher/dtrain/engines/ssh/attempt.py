@@ -23,6 +23,7 @@ from dtrain.engines.ssh.inbox import Reported
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostCondition
 from dtrain.engines.ssh.many_hosts import prepared_for
+from dtrain.engines.ssh.requests import pack
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events, restart
@@ -96,7 +97,8 @@ class Attempt:
         )
 
     def run(self) -> Report:
-        return self._follow(Link.launch)
+        checked = self._context.inspection is not None
+        return self._follow(Link.launch, lambda: pack(checked=checked))
 
     def attach(
         self,
@@ -113,20 +115,23 @@ class Attempt:
             lambda link: link.attach(offsets[link.host], reported.get(link.host, ()))
         )
 
-    def _follow(self, begin: Callable[[Link], None]) -> Report:
+    def _follow(
+        self, begin: Callable[[Link], None], meanwhile: Callable[[], None] = lambda: None
+    ) -> Report:
         with prepared_for(len(self._links)):
-            self._run_machine(begin)
+            self._run_machine(begin, meanwhile)
         if self._state.phase is AttemptPhase.DETACHED:
             return Report(ExitCode.INTERRUPTED, "left")
         if warning := self._ending.separate_trainings(self._state):
             self._context.recorder.notice(warning)
         return self._ending.report(self._state)
 
-    def _run_machine(self, begin: Callable[[Link], None]) -> None:
+    def _run_machine(self, begin: Callable[[Link], None], meanwhile: Callable[[], None]) -> None:
         """Run the attempt until it has ended or the launcher leaves, and close all links."""
         try:
             for link in self._links.values():
                 begin(link)
+            meanwhile()
             while self._state.phase not in (AttemptPhase.ENDED, AttemptPhase.DETACHED):
                 self._handle(self._next())
             if self._state.phase is AttemptPhase.ENDED:

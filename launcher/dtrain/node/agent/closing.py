@@ -30,7 +30,10 @@ class Closing:
             else:
                 self._threads.append(thread)
 
-    @property
-    def over(self) -> bool:
+    def wait(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` for the end. Returns whether it is over."""
+        until = min(time.monotonic() + seconds, self._until)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
         busy = any(thread.is_alive() for thread in self._threads)
         return not busy or time.monotonic() >= self._until

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 START_WITHIN = 60.0
 """Seconds, besides the lease, that a prepared job waits for `start`."""
+CLOSE_POLL = 0.02
+"""Seconds between two looks at commands while the last work of a run is done."""
 
 
 class Supervisor:
@@ -171,9 +173,9 @@ class Supervisor:
                 self._give_up(RefusedError("agent", reason).message)
             return max(left, 0.0)
         if self._closing is not None:
-            if self._closing.over:
+            if self._closing.wait(CLOSE_POLL):
                 self._end()
-            return 0.02
+            return 0.0
         self._diagnosis.poll()
         if self._sweep is None and not self._workers:
             # All workers have exited: end what they left running.
