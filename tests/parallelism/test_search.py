@@ -123,7 +123,7 @@ def test_the_plan_of_a_mixture_is_the_published_layout(
 
 def test_a_small_model_is_not_split_for_a_small_gain() -> None:
     """Tensor 2 would be 3 % faster than DDP by the estimate, which is off by more."""
-    best = pose(PlanRequest(model_size="70M", gpus=1024)).fastest()
+    best = pose(PlanRequest(model_size="70M", gpus=1024, global_batch=2048)).fastest()
     assert best is not None
     assert (best.layout.split_by(), best.layout.sharding) == (["data"], "none")
 
@@ -141,6 +141,24 @@ def test_a_model_that_fits_on_each_gpu_is_copied() -> None:
     best = pose(PlanRequest(model="gemma-3-1b", gpus=2, gpu="a100-80gb")).fastest()
     assert best is not None
     assert best.layout.sharding == "none"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "tokens"),
+    [
+        ("gpt2", 64, 2**19),
+        ("llama-3-8b", 64, 2**22),
+        ("llama-3-8b", 8, 8 * 65_536),
+        ("llama-3-8b", 16_384, 2**24),
+        ("deepseek-v3", 2048, 2**24),
+        ("deepseek-v3", 64, 2**22),
+    ],
+)
+def test_the_usual_batch_grows_with_the_model_and_the_gpus(
+    model: str, gpus: int, tokens: int
+) -> None:
+    question = pose(PlanRequest(model=model, gpus=gpus))
+    assert question.global_batch * question.shape.seq_len == tokens
 
 
 @pytest.mark.parametrize(("batch", "noted"), [(64, True), (128, False)])
