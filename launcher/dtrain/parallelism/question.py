@@ -34,7 +34,7 @@ USUAL_SHARES = (1024, 65_536)
 FINE_TUNING = 128
 """Default sequences in a step of fine-tuning, as in Tulu 3 (arXiv 2411.15124)."""
 
-MUCH_SLOWER = 2.0
+MUCH_SLOWER = 1.5
 """Times that a step takes with the backend ``runtime`` from which a plan is for another backend, if
 the user names none: then a better layout is worth a script for other software."""
 
