@@ -8,8 +8,9 @@ import pytest
 
 from dtrain.parallelism.answer.alternatives import remedies
 from dtrain.parallelism.constraints import divisors
+from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.search import Plan, _ladders
+from dtrain.parallelism.search import Plan, _ladder, _ladders, _saving
 from dtrain.plan_request import PlanRequest
 from dtrain.planning import pose
 
@@ -72,6 +73,15 @@ def test_a_longer_micro_batch_never_needs_less_memory() -> None:
     for ladder in ladders:
         needs = [candidate.memory.total for candidate in ladder]
         assert needs == sorted(needs)
+
+
+def test_full_recomputation_of_short_micro_batches_needs_the_least_memory(plan: Plan) -> None:
+    ladders: dict[tuple[object, ...], list[Candidate]] = {}
+    for one in plan.layouts:
+        ladders.setdefault(_ladder(one.layout), []).append(one)
+    for ladder in ladders.values():
+        least = max(ladder, key=lambda one: _saving(one.layout))
+        assert least.least_memory <= min(one.least_memory for one in ladder) * (1 + 1e-12)
 
 
 def test_divisors() -> None:
