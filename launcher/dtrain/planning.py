@@ -494,7 +494,7 @@ def _batch(
     training = spec.job.training if spec else None
     if training and training.global_batch:
         return training.global_batch, f"from {request.file}"
-    batch = usual_batch(shape.seq_len, cluster.gpus)
+    batch = usual_batch(shape, cluster.gpus)
     if shape.lora is not None:
         batch = fine_tuning_batch(batch, cluster.gpus)
     return batch, "assumed: set `global_batch` to change it"

@@ -8,8 +8,9 @@ import pytest
 
 from dtrain.parallelism.answer.alternatives import remedies, reserve
 from dtrain.parallelism.constraints import divisors
+from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.search import Plan, _ladders
+from dtrain.parallelism.search import Plan, _ladder, _ladders, _saving
 from dtrain.plan_request import PlanRequest
 from dtrain.planning import pose
 
@@ -74,6 +75,15 @@ def test_a_longer_micro_batch_never_needs_less_memory() -> None:
         assert needs == sorted(needs)
 
 
+def test_full_recomputation_of_short_micro_batches_needs_the_least_memory(plan: Plan) -> None:
+    ladders: dict[tuple[object, ...], list[Candidate]] = {}
+    for one in plan.layouts:
+        ladders.setdefault(_ladder(one.layout), []).append(one)
+    for ladder in ladders.values():
+        least = max(ladder, key=lambda one: _saving(one.layout))
+        assert least.least_memory <= min(one.least_memory for one in ladder) * (1 + 1e-12)
+
+
 def test_divisors() -> None:
     assert divisors(1) == (1,)
     assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
@@ -123,7 +133,7 @@ def test_the_plan_of_a_mixture_is_the_published_layout(
 
 def test_a_small_model_is_not_split_for_a_small_gain() -> None:
     """Tensor 2 would be 3 % faster than DDP by the estimate, which is off by more."""
-    best = pose(PlanRequest(model_size="70M", gpus=1024)).fastest()
+    best = pose(PlanRequest(model_size="70M", gpus=1024, global_batch=2048)).fastest()
     assert best is not None
     assert (best.layout.split_by(), best.layout.sharding) == (["data"], "none")
 
@@ -141,6 +151,24 @@ def test_a_model_that_fits_on_each_gpu_is_copied() -> None:
     best = pose(PlanRequest(model="gemma-3-1b", gpus=2, gpu="a100-80gb")).fastest()
     assert best is not None
     assert best.layout.sharding == "none"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "tokens"),
+    [
+        ("gpt2", 64, 2**19),
+        ("llama-3-8b", 64, 2**22),
+        ("llama-3-8b", 8, 8 * 65_536),
+        ("llama-3-8b", 16_384, 2**24),
+        ("deepseek-v3", 2048, 2**24),
+        ("deepseek-v3", 64, 2**22),
+    ],
+)
+def test_the_usual_batch_grows_with_the_model_and_the_gpus(
+    model: str, gpus: int, tokens: int
+) -> None:
+    question = pose(PlanRequest(model=model, gpus=gpus))
+    assert question.global_batch * question.shape.seq_len == tokens
 
 
 @pytest.mark.parametrize(("batch", "noted"), [(64, True), (128, False)])

@@ -34,7 +34,7 @@ def ask(name: str, gpu: str, gpus: int, backend: BackendName = "runtime") -> Que
     machine = hardware().machine(kind.machine)
     cluster = GpuCluster(kind, gpus, min(machine.gpus_per_host, gpus), machine.network_gbps / 8)
     shape = model(name)
-    batch = usual_batch(shape.seq_len, gpus)
+    batch = usual_batch(shape, gpus)
     precision = "bf16" if "bf16" in kind.flops else "fp16"
     made = of_family(kind.family)
     return Question(shape, cluster, made, batch, precision=precision, backend=backend)

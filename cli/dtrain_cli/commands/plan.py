@@ -58,7 +58,7 @@ def plan(
     vocab: Annotated[int | None, typer.Option(help="Vocabulary size.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens in one sequence.")] = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Sequences in one step; default: up to 4M tokens.")
+        int | None, typer.Option(help="Sequences in one step; default: by the model's size.")
     ] = None,
     lora_rank: Annotated[
         int | None, typer.Option(help="Train only adapters (LoRA) of this rank.", metavar="N")

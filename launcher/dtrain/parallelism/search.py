@@ -30,11 +30,11 @@ LEAST_TOKENS = 4096
 """Minimum tokens of a sequence on each context rank; fewer leave attention kernels idle."""
 MOST_PIECES = 8
 """Maximum pieces of one stage in an interleaved schedule."""
-_BESIDE_MICRO_BATCH = attrgetter(
-    "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding", "recompute",
+_SPLIT = attrgetter(
+    "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding",
     "sequence_parallel", "offload",
 )  # fmt: skip
-"""The fields of a layout that the search chooses, without its micro-batches."""
+"""The fields of a layout that the search chooses, without its micro-batches and recomputation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +294,11 @@ def _ranked(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     The queue orders them by lower limits. Costs are computed only when a limit reaches the front,
     which few do before the first results.
     """
+    ladders = [_ladder(one.layout) for one in candidates]
+    leanest: dict[tuple[Any, ...], Candidate] = {}
+    for ladder, one in zip(ladders, candidates, strict=True):
+        if _saving(one.layout) > _saving(leanest.setdefault(ladder, one).layout):
+            leanest[ladder] = one
     queue = [
         # Rounding must not lift a limit above the time.
         (_effort(one.layout) * one.least_time * (1 - 1e-9), place, False)
@@ -305,7 +310,7 @@ def _ranked(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
         candidate = candidates[place]
         if exact:
             yield candidate
-        elif candidate.fits:
+        elif leanest[ladders[place]].may_fit and candidate.fits:
             worth = (_effort(candidate.layout) + _risk(candidate)) * candidate.time.total
             heappush(queue, (worth, place, True))
 
@@ -330,15 +335,25 @@ def _ladders(every: Iterable[Candidate]) -> Iterable[list[Candidate]]:
     """Group layouts that differ only in their micro-batch, shortest first."""
     ladders: dict[tuple[Any, ...], list[Candidate]] = {}
     for candidate in every:
-        layout = candidate.layout
-        # A stage that holds all micro-batches of a step at once holds fewer if they are longer.
-        # With up to two, the runtime keeps fewer gradients, too.
-        steps = layout.grad_accumulation
-        key = (*_BESIDE_MICRO_BATCH(layout), steps if steps <= max(2, layout.pipeline) else 0)
+        key = (candidate.layout.recompute, *_ladder(candidate.layout))
         ladders.setdefault(key, []).append(candidate)
     for ladder in ladders.values():
         ladder.sort(key=lambda candidate: candidate.layout.micro_batch)
     return ladders.values()
+
+
+def _ladder(layout: Layout) -> tuple[Any, ...]:
+    """Return what layouts share if one of them with longer micro-batches, or with less
+    recomputation, never needs less memory."""
+    # A stage that holds all micro-batches of a step at once holds fewer if they are longer. With up
+    # to two, the runtime keeps fewer gradients, too.
+    steps = layout.grad_accumulation
+    return (*_SPLIT(layout), steps if steps <= max(2, layout.pipeline) else 0)
+
+
+def _saving(layout: Layout) -> tuple[bool, int]:
+    """Return a key that orders layouts of one `_ladder`; the greatest needs the least memory."""
+    return layout.recompute == "full", -layout.micro_batch
 
 
 def _grouped(rest: Iterable[list[Candidate]]) -> Iterator[Rejected]:

@@ -99,5 +99,10 @@ class Candidate:
         return self.cluster.gpu.memory * (1 - HEADROOM)
 
     @property
+    def may_fit(self) -> bool:
+        """Whether `least_memory` is within the limit: faster than `fits`."""
+        return self.least_memory <= self.limit
+
+    @property
     def fits(self) -> bool:
-        return self.least_memory <= self.limit and self.memory.total <= self.limit
+        return self.may_fit and self.memory.total <= self.limit
