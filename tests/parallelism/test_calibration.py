@@ -40,21 +40,28 @@ def test_a_calibration_recovers_known_matrix_product_constants() -> None:
     assert found.gemm_half == pytest.approx(truth.gemm_half, rel=1e-6)
 
 
-@pytest.mark.parametrize("hosts", [1, 8])
-def test_a_calibration_recovers_known_network_constants(hosts: int) -> None:
-    truth = replace(AMPERE, link=0.5, link_half=3e6, network=0.4, network_half=7e6)
-    ranks = 8 * hosts
-    group = Group(CLUSTER, truth, ranks, 1)
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
+def test_a_calibration_recovers_known_network_constants(kind: str) -> None:
+    truth = replace(AMPERE, link=0.5, latency=70e-6, network=0.4, network_step=90e-6)
     rows = [
-        {"kind": "all_gather", "ranks": ranks, "hosts": hosts, "bytes": size,
-         "seconds": group.all_gather(size)}
+        {"kind": kind, "ranks": 8 * hosts, "hosts": hosts, "bytes": size,
+         "seconds": getattr(Group(CLUSTER, truth, 8 * hosts, 1), kind)(size)}
+        for hosts in (1, 8)
         for size in (1 << 20, 1 << 24, 1 << 28)
     ]  # fmt: skip
     found = read(collectives=rows)
-    changed = ("link", "link_half") if hosts == 1 else ("network", "network_half")
-    for name in ("link", "link_half", "network", "network_half"):
-        expected = getattr(truth if name in changed else AMPERE, name)
-        assert getattr(found, name) == pytest.approx(expected, rel=1e-6), name
+    for name in ("link", "latency", "network", "network_step"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-6), name
+    inside = read(collectives=rows[:3])
+    assert (inside.network, inside.network_step) == (AMPERE.network, AMPERE.network_step)
+
+
+def test_collectives_of_one_size_change_only_the_bandwidth() -> None:
+    seconds = Group(CLUSTER, replace(AMPERE, link=0.5), 8, 1).all_gather(1e8)
+    row = {"kind": "all_gather", "ranks": 8, "hosts": 1, "bytes": 1e8, "seconds": seconds}
+    found = read(collectives=[row, row])
+    assert found.link == pytest.approx(0.5)
+    assert found.latency == AMPERE.latency
 
 
 def test_a_device_without_16_bits_is_measured_in_what_it_has() -> None:

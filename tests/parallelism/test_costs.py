@@ -436,13 +436,13 @@ def test_racks_send_through_the_nics_of_all_their_hosts() -> None:
     chosen = gpu("gb200")
     efficiency = of_family(chosen.family)
     racks, host = GpuCluster(chosen, 128, 4, 200.0), GpuCluster(chosen, 4, 4, 200.0)
-    far = Group(racks, efficiency, 2, 64).bandwidth(1e12)
+    far = Group(racks, efficiency, 2, 64).bandwidth
     assert far == pytest.approx(200e9 / 4 * efficiency.network, rel=1e-3)
-    near = Group(host, efficiency, 4, 1).bandwidth(1e12)
-    assert Group(racks, efficiency, 64, 2).bandwidth(1e12) == pytest.approx(near)
+    near = Group(host, efficiency, 4, 1).bandwidth
+    assert Group(racks, efficiency, 64, 2).bandwidth == pytest.approx(near)
     # A slower network between racks limits all of a rack's hosts together.
     slow = replace(racks, rack_hosts=16, between_racks=10.0)
-    limited = Group(slow, efficiency, 64, 2).bandwidth(1e12)
+    limited = Group(slow, efficiency, 64, 2).bandwidth
     assert limited == pytest.approx(160e9 / 2 * efficiency.network, rel=1e-2)
 
 

@@ -41,8 +41,9 @@ def test_whole_experts_need_no_sum_over_tensor_ranks() -> None:
     whole, parts = (time_of("mixtral-8x7b", layout, one).tensor for one in (WHOLE, PARTS))
     dense = time_of("llama-3-8b", layout).tensor
     assert whole == pytest.approx(dense / 2, rel=0.02)  # the same widths and layers
-    # Two copies of each token, of which no product hides a gather or a scatter.
-    assert parts > whole + dense
+    # Two copies of each token take as long as two sums, but start only once.
+    assert parts == pytest.approx(whole + dense, rel=0.1)
+    assert parts < whole + dense
 
 
 def test_whole_experts_are_larger_products() -> None:

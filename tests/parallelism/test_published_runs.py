@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.cluster.efficiency import of_family
+from dtrain.parallelism.cluster.efficiency import OVERLAPPED, of_family
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.speed import flop_per_token
-from dtrain.parallelism.cost.step_time import OVERLAPPED
 from dtrain.parallelism.model.adapters import Lora
 from planner.published.hardware import gpu_of, network_gbps
 from planner.published.layouts import SQUAD

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.cluster.efficiency import KNOWN, of_family, of_gpu
+from dtrain.parallelism.cluster.efficiency import KNOWN, OVERLAPPED, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
-from dtrain.parallelism.cost.step_time import EXPOSED_TENSOR, OVERLAPPED
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import BackendName, Layout
 
@@ -53,7 +52,7 @@ def test_tensor_traffic_hides_only_with_pieces_of_products() -> None:
     hidden, shown = (
         candidate("llama-3-70b", layout, Assumptions(hides_tensor=each)) for each in (True, False)
     )
-    share = hidden.efficiency.exposed_tensor / EXPOSED_TENSOR
+    share = hidden.efficiency.exposed_tensor
     assert hidden.time.tensor == pytest.approx(share * shown.time.tensor)
     # On A100s, no published run hides it.
     older = [

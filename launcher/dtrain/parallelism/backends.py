@@ -25,8 +25,6 @@ class Backend:
     torchtitan's. If False, only with sharded parameters."""
     flash2: bool = False
     """Whether attention is PyTorch's own FlashAttention-2."""
-    exposed_tensor: float | None = None
-    """Share of tensor-parallel traffic that computation does not hide; None: the fitted share."""
     sends_shares: bool = True
     """Whether each tensor rank sends its share of an activation to the next stage even without
     sequence parallelism (scatter-gather, SC21 section 4.1)."""
@@ -86,7 +84,6 @@ BACKENDS: dict[BackendName, Backend] = {
             runtime_memory=True,
             torch_kernels=True,
             flash2=True,
-            exposed_tensor=1.0,
             sends_shares=False,
             sends_tokens_once=False,
             groups_across_hosts=False,
@@ -108,7 +105,6 @@ BACKENDS: dict[BackendName, Backend] = {
             "torchtitan",
             torch_kernels=True,
             flash2=True,
-            exposed_tensor=1.0,
             gathers_fp8=True,
             sends_tokens_once=False,
             # ``training.mixed_precision_param`` is bfloat16 or float32.

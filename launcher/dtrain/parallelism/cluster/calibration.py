@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from statistics import fmean
 from typing import Any
 
 from dtrain.diagnostics import UsageError
@@ -68,11 +69,9 @@ def calibrated(table: Any, where: str, base: Efficiency, gpu: Gpu, network: floa
     near = [row for row in rows if row["hosts"] == 1]
     far = [row for row in rows if row["hosts"] > 1]
     if near:
-        share, half = _wire(near, gpu.link * 1e9, base.link, base.link_half, base)
-        found = replace(found, link=share, link_half=half)
+        found = replace(found, **_wire(near, "link", "latency", gpu.link, found))
     if far:
-        share, half = _wire(far, network * 1e9, base.network, base.network_half, base)
-        found = replace(found, network=share, network_half=half)
+        found = replace(found, **_wire(far, "network", "network_step", network, found))
     return replace(found, **_constants(table, where))
 
 
@@ -97,30 +96,30 @@ def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> d
 
 
 def _wire(
-    rows: Sequence[dict[str, Any]], wire: float, share: float, half: float, base: Efficiency
-) -> tuple[float, float]:
-    """Share of the link's bandwidth, and the bytes at which half of it is reached.
-
-    `Group` adds the time to the first byte, so it is subtracted from the measurements.
-    """
-    size = [row["bytes"] for row in rows]
-    passes = [_RING[row["kind"]] * (row["ranks"] - 1) / row["ranks"] for row in rows]
-    seconds = [
-        max(row["seconds"] - _start(row, base), 0.1 * row["seconds"]) / times
-        for row, times in zip(rows, passes, strict=True)
-    ]
+    rows: Sequence[dict[str, Any]], share: str, step: str, bandwidth: float, base: Efficiency
+) -> dict[str, float]:
+    """Fit the share of a wire of ``bandwidth`` GB/s, and the step that collectives start with."""
+    size = [row["bytes"] * (row["ranks"] - 1) / row["ranks"] for row in rows]
+    seconds = [row["seconds"] / _RING[row["kind"]] for row in rows]
     slope, start = _line(size, seconds)
+    found = {}
     if start is None:
-        slope = math.fsum(s / (b + half) for s, b in zip(seconds, size, strict=True)) / len(size)
-        return min(1.0, 1 / (slope * wire)), half
-    return min(1.0, 1 / (slope * wire)), max(0.0, start / slope)
+        moved = [
+            max(taken - _start(row, base), 0.1 * taken)
+            for row, taken in zip(rows, seconds, strict=True)
+        ]
+        slope = fmean(taken / sent for taken, sent in zip(moved, size, strict=True))
+    else:
+        # A start is linear in its steps.
+        none, one = (fmean(_start(row, replace(base, **{step: x})) for row in rows) for x in (0, 1))
+        found[step] = max(0.0, (start - none) / (one - none))
+    return {share: min(1.0, 1 / (slope * bandwidth * 1e9)), **found}
 
 
 def _start(row: dict[str, Any], base: Efficiency) -> float:
-    ring = base.ring_start(row["ranks"], row["hosts"])
-    if row["kind"] != "all_reduce":
-        return ring
-    return 2 * min(ring, base.tree_start(row["ranks"], row["hosts"]))
+    """Seconds until data have passed through all ranks, as in `Group`."""
+    start = base.tree_start if row["kind"] == "all_reduce" else base.ring_start
+    return start(row["ranks"], row["hosts"])
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:

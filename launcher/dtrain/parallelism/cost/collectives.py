@@ -29,21 +29,19 @@ class Group:
     def within_host(self) -> bool:
         return self.local == self.size
 
-    def bandwidth(self, size: float) -> float:
-        """Return the bytes/s of a ring through each member, for messages of ``size`` bytes.
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of a ring through each member.
 
         Across hosts, all groups in one host share its NICs. If the link joins several hosts, the
         channels of a ring leave them through the NICs of all of them (NCCL treats such hosts as one
         node: ``NCCL_MNNVL_ENABLE``).
         """
-        efficiency = self.efficiency
-        link = self.cluster.gpu.link * 1e9 * efficiency.link * size / (size + efficiency.link_half)
+        link = self.cluster.gpu.link * 1e9 * self.efficiency.link
         if self.within_host:
             return link
-        side_by_side = min(self.stride, self.cluster.joined)
-        wire = self._wire_of_joined * 1e9 / side_by_side
-        network = wire * efficiency.network * size / (size + efficiency.network_half / side_by_side)
-        return min(link, network)
+        wire = self._wire_of_joined * 1e9 / min(self.stride, self.cluster.joined)
+        return min(link, wire * self.efficiency.network)
 
     @property
     def _crosses_racks(self) -> bool:
@@ -72,33 +70,28 @@ class Group:
             every = min(every, max(self._wire, cluster.between_racks * cluster.rack_hosts))
         return every
 
-    def all_gather(self, size: float, message: float = math.inf) -> float:
-        """Return the seconds of an all-gather of ``size`` bytes in total, at the bandwidth of at
-        most ``message`` bytes.
+    def all_gather(self, size: float) -> float:
+        """Return the seconds of an all-gather of ``size`` bytes in total.
 
         Ring: (n−1)/n · V/B (NCCL's bus bandwidth); a reduce-scatter takes as long. NCCL has trees
         for all-reduces only, so the start of the others grows with the number of members.
         """
         if self.size == 1 or not size:
             return 0.0
-        start = self.efficiency.ring_start(self.size, self.hosts)
-        return start + self._pass(size, min(size, message))
+        return self.efficiency.ring_start(self.size, self.hosts) + self._pass(size)
 
     def all_reduce(self, size: float) -> float:
-        """Return the seconds of an all-reduce of ``size`` bytes: there and back, in a ring or a
-        tree."""
+        """Return the seconds of an all-reduce of ``size`` bytes: there and back."""
         if self.size == 1 or not size:
             return 0.0
-        members = self.size, self.hosts
-        start = min(self.efficiency.ring_start(*members), self.efficiency.tree_start(*members))
-        return 2 * (start + self._pass(size, size))
+        return 2 * (self.efficiency.tree_start(self.size, self.hosts) + self._pass(size))
 
     @property
     def hosts(self) -> float:
         return self.size / self.local
 
-    def _pass(self, size: float, message: float) -> float:
-        return (self.size - 1) / self.size * size / self.bandwidth(message)
+    def _pass(self, size: float) -> float:
+        return (self.size - 1) / self.size * size / self.bandwidth
 
     def in_buckets(self, collective: Callable[[float], float], size: float) -> float:
         """Return the seconds of a collective in buckets, as for gradients."""
@@ -108,12 +101,10 @@ class Group:
     def in_growing_buckets(self, size: float) -> float:
         """Return the seconds of an all-gather in buckets that grow with the group, so that starts
         do not take most of the time: in Megatron-LM, they have max(40 million, 1 million · ranks)
-        parameters (``DistributedDataParallelConfig``). Each rank's part of a bucket does not grow,
-        and so neither does the bandwidth.
+        parameters (``DistributedDataParallelConfig``).
         """
-        usual = self.efficiency.bucket
-        buckets = max(1.0, size / (usual * max(1.0, self.size / 40)))
-        return buckets * self.all_gather(size / buckets, usual)
+        buckets = max(1.0, size / (self.efficiency.bucket * max(1.0, self.size / 40)))
+        return buckets * self.all_gather(size / buckets)
 
     def exchange(self, size: float, copies: int) -> float:
         """Return the seconds in which every member sends ``copies`` of its ``size`` bytes to

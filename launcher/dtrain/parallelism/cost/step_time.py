@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, keeps_stage, reduces_each_micro_batch
-from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.efficiency import OVERLAPPED, Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import BYTES, Kernels
@@ -30,13 +30,6 @@ PCIE = 20e9
 """Bytes/s of one GPU to its host's memory and back (PCIe 4.0 x16, sustained)."""
 HOST_MEMORY = 200e9
 """Bytes/s that all processors of a host sustain together (two sockets of DDR4)."""
-EXPOSED_TENSOR = 0.75
-"""Exposed share of tensor-parallel traffic in Megatron-LM without ``--tp-comm-overlap``: of eight
-gathers and scatters, the two scatters of column-parallel layers in the backward pass run beside the
-product of the weights' gradient (``LinearWithGradAccumulationAndAsyncCommunication``)."""
-OVERLAPPED = 0.25
-"""Seconds that a second of communication adds to the computation beside it: kernels that overlap
-slow each other by 10 to 40 %, as they share memory bandwidth and multiprocessors."""
 SLOWEST_HOST = 0.15
 """Growth of the fixed costs of a step with the logarithm of the number of hosts: all wait for the
 slowest, and the longest of n delays at random grows with ln n. Chosen for tables of one model on 8
@@ -292,11 +285,7 @@ def _tensor(kernels: Kernels) -> float:
     shape, passes = kernels.shape, 3 if layout.recompute == "full" else 2
     size = _activation(kernels)
     each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
-    exposed = backend_of(layout).exposed_tensor
-    if exposed is None:
-        exposed = kernels.efficiency.exposed_tensor
-        if not kernels.assumed.hides_tensor:
-            exposed = max(exposed, EXPOSED_TENSOR)
+    exposed = kernels.efficiency.exposed_tensor if kernels.assumed.hides_tensor else 1.0
     moe, sums, gathered = shape.moe_layers / shape.layers, float(shape.sums), 0.0
     if moe and not shape.shared_experts:
         sums -= moe
@@ -416,7 +405,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     if kernels.assumed.gathers_late and layout.shards_parameters and not keeps_stage(layout):
         late = _gathers(kernels, dense, layers) / 2
         traffic -= late
-    hidden = max(traffic - efficiency.overlap * busy, efficiency.exposed_data * traffic)
+    hidden = max(traffic - busy, efficiency.exposed_data * traffic)
     return late + hidden, optimizer
 
 
