@@ -221,10 +221,10 @@ def test_the_error_in_the_seventh_blind_test_is_limited() -> None:
     """As above. Nearly half of its step times are from one publisher, on two machines."""
     every = scored(validate_planner.UNSEEN_7)
     assert (len(every.time), len(every.memory)) == (359, 102)
-    assert sum(map(abs, every.time)) / len(every.time) < 0.31
-    assert abs(sum(every.time)) / len(every.time) < 0.16
-    assert sum(map(abs, every.memory)) / len(every.memory) < 0.20
-    assert refused(every) < 0.06
+    assert sum(map(abs, every.time)) / len(every.time) < 0.28
+    assert abs(sum(every.time)) / len(every.time) < 0.13
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.19
+    assert refused(every) < 0.04
 
 
 @pytest.mark.parametrize("held", [None, "NVIDIA/NeMo"])
