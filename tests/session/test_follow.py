@@ -12,8 +12,12 @@ from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.observed import ObservedRun
+from dtrain.runs.progress import Progress
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import Observer
+from dtrain_cli.views import Filters, make_view
+from support.limits import HANG
+from support.runs import Capture
 from support.stored import RECORD, REQUEST
 
 FILE = "cluster: {slurm: {}, nodes: 2, gpus: 1}\njob: {framework: torch, script: train.py}\n"
@@ -67,3 +71,24 @@ def test_a_watcher_learns_of_another_launcher(
     written.write(1e9, events.LauncherAttached(7))
     follower.read_new()
     assert known.attempt.stall is None
+
+
+def test_a_watcher_begins_with_the_last_progress_and_its_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-1")
+    QUEUED.save(folder.path)
+    written = Journal(folder.journal)
+    for step in (10, 20, 30):
+        report = Progress("rank-0", 1e9 + step, step, 40, 2.0, None, {})
+        written.write(1e9 + step, events.Progressed(report))
+    out, err = Capture(), Capture()
+    view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
+    follower = RunFollower(folder, QUEUED, view)
+    follower.skip()
+    follower.show_training()
+    view.close()
+    assert view.wait(HANG)
+    line = "dtrain: step 30 of 40 · loss 2 · 1.0 steps/s · 10 s left"
+    assert [text for text in err.text().splitlines() if "step" in text] == [line]

@@ -7,6 +7,7 @@ library call to make.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from typing import Annotated
@@ -23,7 +24,6 @@ from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
 from dtrain.session.status import find_run
 from dtrain_cli.commands.select import duration, hosts, ranks
-from dtrain_cli.commands.watch import Departure
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import Filters, make_view
@@ -53,19 +53,19 @@ def logs(
     record = Record.load(folder.path)
     spec = record.request.spec()
     filters = Filters(ranks(rank, spec), hosts(host, spec))
-    departure = Departure()
-    view = make_view(json, sys.stdout, sys.stderr, filters, fold, departure.ask)
+    leaving = threading.Event()
+    view = make_view(json, sys.stdout, sys.stderr, filters, fold, leaving.set)
     if run != folder.name and not json:
         view.notice(f"output of run {folder.name}")
-    _show(view, folder, record, departure, follow=follow, age=age)
-    raise typer.Exit(ExitCode.INTERRUPTED if departure.asked else ExitCode.OK)
+    _show(view, folder, record, leaving, follow=follow, age=age)
+    raise typer.Exit(ExitCode.INTERRUPTED if leaving.is_set() else ExitCode.OK)
 
 
 def _show(
     view: View,
     folder: RunFolder,
     record: Record,
-    departure: Departure,
+    leaving: threading.Event,
     *,
     follow: bool,
     age: float | None,
@@ -75,7 +75,7 @@ def _show(
     plan = record.plan()
     view.on_event(OutputFollows(plan))
     journal = JournalReader(folder.journal)
-    with on_signals(departure.ask):
+    with on_signals(lambda number: leaving.set()):
         if age is not None:
             _skip(view, _streams(folder, plan, record.attempt), folder, time.time() - age)
         while True:
@@ -85,10 +85,10 @@ def _show(
                 plan = record.plan()
             for stream, size in _streams(folder, plan, record.attempt).items():
                 view.output(stream, size)
-            if not going_on or view.output_error or departure.wait(POLL):
+            if not going_on or view.output_error or leaving.wait(POLL):
                 break
         view.close()
-        while not view.wait(POLL) and not departure.asked:
+        while not view.wait(POLL) and not leaving.is_set():
             pass
     if view.output_error is not None:
         raise OutputError(view.output_error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from dtrain.session.observer import Observer
 from dtrain.session.signals import on_signals
 from dtrain.session.status import active, age, find_run
 from dtrain_cli import completion, output
-from dtrain_cli.commands.watch import Departure, Watch, suspendable
+from dtrain_cli.commands.watch import Watch, suspendable
 from dtrain_cli.parameters import RUN_HELP
 from dtrain_cli.views import Display, can_redraw, color
 from dtrain_cli.views.names import duration
@@ -93,7 +94,7 @@ def _show_all(out: Outlet) -> None:
     from dtrain_cli.views.canvas import ENTER, LEAVE, frame
     from dtrain_cli.views.overview import draw
 
-    leaving = Departure()
+    leaving = threading.Event()
     followed: dict[str, _ShownRun] = {}
     search_at = 0.0
 
@@ -105,8 +106,8 @@ def _show_all(out: Outlet) -> None:
 
     out.write(ENTER)
     try:
-        with on_signals(leaving.ask), suspendable(away):
-            while not leaving.wait(0.0):
+        with on_signals(lambda number: leaving.set()), suspendable(away):
+            while not leaving.is_set():
                 now = time.monotonic()
                 if now >= search_at:
                     search_at = now + BETWEEN_SEARCHES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -143,22 +142,3 @@ def suspendable(away: Callable[[], AbstractContextManager[None]]) -> Iterator[No
         yield
     finally:
         signal.signal(signal.SIGTSTP, before)
-
-
-class Departure:
-    """The request of a watching user to leave: Ctrl-C, or a closed pipe.
-
-    Not an Event: two signals close together could deadlock on its lock.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def ask(self, number: int | None = None) -> None:
-        self.asked = True
-
-    def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds``; return whether the request came."""
-        if not self.asked:
-            time.sleep(seconds)
-        return self.asked

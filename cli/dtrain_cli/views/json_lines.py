@@ -51,7 +51,7 @@ class JsonLines(RunReceiver):
                     self._put("finding", **finding.as_json())
             case events.NoticeShown(text) | events.TensorBoardAddress(_, text):
                 self._put("notice", text=text)
-            case events.ProgressReported(host, report):
+            case events.ProgressReported(host, report, followed=False):
                 self._put("progress", host=host, **finite(asdict(report)))
             case events.StragglersChanged(slow):
                 self._put("stragglers", found=None if slow is None else asdict(slow))

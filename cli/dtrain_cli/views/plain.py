@@ -79,8 +79,8 @@ class Plain(RunReceiver):
                 self._findings(findings)
             case events.NoticeShown(text) | events.TensorBoardAddress(_, text):
                 self._notice(text)
-            case events.ProgressReported(_, report):
-                self._progress(report)
+            case events.ProgressReported(_, report, followed):
+                self._progress(report, followed=followed)
             case events.StragglersChanged(slow):
                 self._notice(str(slow or RECOVERED))
             case events.StallChanged(stall):
@@ -159,9 +159,9 @@ class Plain(RunReceiver):
         self._folder.add(now, (stream.host, stream.label), stream.fd, text)
         self._fold(now)
 
-    def _progress(self, report: Progress) -> None:
+    def _progress(self, report: Progress, *, followed: bool) -> None:
         due = report.time >= self._last_progress + BETWEEN_LINES or report.step == report.total
-        if self._progress_line.add(report) and due:
+        if self._progress_line.add(report) and due and not followed:
             self._last_progress = report.time
             self._notice(self._progress_line.text)
 

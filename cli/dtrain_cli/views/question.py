@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from dtrain.framing import clean
 from dtrain.parallelism.answer import explain
+from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cluster.probe import Measurement
+from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Answer, Question, RunError, TrainingCost
 from dtrain.wording import counted
 from dtrain_cli.options import as_options
@@ -16,29 +18,36 @@ from dtrain_cli.views import names
 
 def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
     """Return titles and texts: model, cluster and batch, each with its source, and notes."""
-    shape, cluster = asked.shape, asked.cluster
-    experts = (
-        f", {shape.experts} experts, {shape.experts_per_token} for each token"
-        if shape.experts
-        else ""
-    )
-    active = (
-        f" ({explain.large(shape.active_parameters)} active)"
-        if shape.active_parameters != shape.parameters
-        else ""
-    )
-    name = f"{clean(shape.name)}, " if shape.name else ""
-    attention = (
-        f", {shape.heads} heads ({shape.kv_heads} for keys and values)" if shape.heads else ""
-    )
-    mlp = f", MLP {shape.ffn_hidden:,}{' (gated)' if shape.gated else ''}"
-    outputs = "outputs" if shape.input_parameters else "vocabulary"
-    model = (
-        f"{name}{explain.large(shape.parameters)} parameters{active}: {shape.layers} layers"
-        f"{explain.kinds(shape)} of hidden size {shape.hidden:,}{attention}"
-        f"{mlp if shape.ffn_hidden else ''}{experts}, {outputs} {shape.vocab:,}, sequences of "
-        f"{shape.seq_len:,} tokens"
-    )
+    entries = [
+        ("Model", _model(asked.shape)),
+        ("Cluster", _cluster(asked.cluster) + _source(asked.cluster_source)),
+        ("Batch", _batch(asked) + _source(asked.batch_source)),
+    ]
+    if asked.probe is not None:
+        entries += [
+            ("Measured", _measured(one))
+            for one in asked.probe.measurements(asked.cluster.gpu, asked.cluster.network)
+        ]
+        entries.append(("Stored", f"{clean(asked.probe.path)}, for --calibrate"))
+    entries += [("Learned", _calibration(one)) for one in asked.calibration]
+    return [*entries, *(("Note", as_options(clean(note))) for note in notes)]
+
+
+def _model(shape: Shape) -> str:
+    head = f"{clean(shape.name)}, " if shape.name else ""
+    head += f"{explain.large(shape.parameters)} parameters"
+    if shape.active_parameters != shape.parameters:
+        head += f" ({explain.large(shape.active_parameters)} active)"
+    parts = [f"{head}: {shape.layers} layers{explain.kinds(shape)} of hidden size {shape.hidden:,}"]
+    if shape.heads:
+        parts.append(f"{shape.heads} heads ({shape.kv_heads} for keys and values)")
+    if shape.ffn_hidden:
+        parts.append(f"MLP {shape.ffn_hidden:,}{' (gated)' if shape.gated else ''}")
+    if shape.experts:
+        parts.append(f"{shape.experts} experts, {shape.experts_per_token} for each token")
+    parts.append(f"{'outputs' if shape.input_parameters else 'vocabulary'} {shape.vocab:,}")
+    parts.append(f"sequences of {shape.seq_len:,} tokens")
+    model = ", ".join(parts)
     if shape.target_len:
         model += f" with {shape.target_len:,} targets"
     if (lora := shape.lora) is not None:
@@ -47,35 +56,30 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
             f"; frozen in {lora.base_bits} bits, with adapters of rank {lora.rank} in {where}: "
             f"{explain.large(shape.trained_parameters)} trained parameters"
         )
-    wires = ""
-    if cluster.hosts > 1:
-        wires = (
-            f" in {cluster.hosts:,} hosts of {cluster.gpus_per_host}, "
-            f"{cluster.network * 8:g} Gb/s between hosts"
-        )
-        if cluster.rack_hosts:
-            wires += (
-                f", {cluster.between_racks * 8:g} Gb/s of a host between racks of "
-                f"{cluster.rack_hosts}"
-            )
-    elif cluster.gpus > 1:
-        wires = " in one host"
-    gpus = f"{cluster.gpus:,} × {cluster.gpu.name}{wires}{_source(asked.cluster_source)}"
-    tokens = explain.large(asked.global_batch * shape.seq_len)
-    batch = (
-        f"{counted(asked.global_batch, 'sequence')} = {tokens} tokens a step, in "
-        f"{asked.precision}{', states too' if asked.narrow_states else ''}"
-        f"{_source(asked.batch_source)}"
+    return model
+
+
+def _cluster(cluster: GpuCluster) -> str:
+    gpus = f"{cluster.gpus:,} × {cluster.gpu.name}"
+    if cluster.hosts == 1:
+        return f"{gpus} in one host" if cluster.gpus > 1 else gpus
+    hosts = (
+        f"{gpus} in {cluster.hosts:,} hosts of {cluster.gpus_per_host}, "
+        f"{cluster.network * 8:g} Gb/s between hosts"
     )
-    entries = [("Model", model), ("Cluster", gpus), ("Batch", batch)]
-    if asked.probe is not None:
-        entries += [
-            ("Measured", _measured(one))
-            for one in asked.probe.measurements(cluster.gpu, cluster.network)
-        ]
-        entries.append(("Stored", f"{clean(asked.probe.path)}, for --calibrate"))
-    entries += [("Learned", _calibration(one)) for one in asked.calibration]
-    return [*entries, *(("Note", as_options(clean(note))) for note in notes)]
+    if not cluster.rack_hosts:
+        return hosts
+    return (
+        f"{hosts}, {cluster.between_racks * 8:g} Gb/s of a host between racks of "
+        f"{cluster.rack_hosts}"
+    )
+
+
+def _batch(asked: Question) -> str:
+    tokens = explain.large(asked.global_batch * asked.shape.seq_len)
+    states = ", states too" if asked.narrow_states else ""
+    sequences = counted(asked.global_batch, "sequence")
+    return f"{sequences} = {tokens} tokens a step, in {asked.precision}{states}"
 
 
 def _measured(one: Measurement) -> str:

@@ -338,6 +338,8 @@ class ProgressReported:
 
     host: str
     report: Progress
+    followed: bool = False
+    """Whether the next report follows at once: this one only gives it a rate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,10 @@ class RunFollower:
 
     def show_training(self) -> None:
         """Show the progress and the slow ranks, which `skip` does not show."""
-        for report in self.state.attempt.progress:
-            self._observer.on_event(events.ProgressReported("", report))
+        known = self.state.attempt.progress
+        for report in known:
+            followed = report is not known[-1]
+            self._observer.on_event(events.ProgressReported("", report, followed))
         if (slow := self.state.attempt.slow) is not None:
             self._observer.on_event(events.StragglersChanged(slow))
 

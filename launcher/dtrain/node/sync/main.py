@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from dtrain.node.importer import Importer
+    from dtrain.node.sync.store import StoreLock
 
 
 def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
@@ -54,30 +55,7 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
             and all(output.snapshot is current for output in carried.shown.values())
         )
         if current is None or fresh:
-            name = b"%d-%s" % (place.next_number(), raw(tree.digest[:12]))
-            root = place.temporary("incoming")
-            try:
-                with full_disk_explained(place.container):
-                    receive(channel, lock, tree, current, root)
-                    # Again: receiving may have taken long, and jobs continue to write.
-                    for snapshot in snapshots:
-                        snapshot.examine()
-                    carried = CarriedOutputs(snapshots, current, tree)
-                    refused = carried.show_in(root)
-                    notices += hidden_notices(
-                        carried.hidden, current, "a sent file or a later one is there"
-                    )
-                    notices += hidden_notices(refused, None, "the file system cannot link it")
-                    place.write_json(name + b".json", tree.manifest())
-                    current = Snapshot(place, name, tree)
-                    current.give(machine())
-                    os.rename(root, name)
-                place.switch(current)
-            except BaseException:
-                shutil.rmtree(root, ignore_errors=True)
-                if place.check() != name:
-                    discard(name)
-                raise
+            current, carried, notices = take(channel, lock, place, tree, current, snapshots)
         else:
             channel.answer({"type": "want", "indices": []})
             current.give(machine())
@@ -85,6 +63,42 @@ def synchronize(channel: Channel, request: dict[str, Any]) -> dict[str, Any]:
         delete_unused(place, [s for s in idle if s not in gone and s.root != current.root])
         place.check_moved()
         return {"type": "done", "path": text(current.path), "new": fresh, "notices": notices}
+
+
+def take(
+    channel: Channel,
+    lock: StoreLock,
+    place: SnapshotStore,
+    tree: Manifest,
+    before: Snapshot | None,
+    snapshots: list[Snapshot],
+) -> tuple[Snapshot, CarriedOutputs, list[str]]:
+    """Receive the launcher's tree as a new snapshot, and make it the current one in place of
+    ``before``. Returns it, the outputs that it shows, and notices for the user."""
+    name = b"%d-%s" % (place.next_number(), raw(tree.digest[:12]))
+    root = place.temporary("incoming")
+    try:
+        with full_disk_explained(place.container):
+            receive(channel, lock, tree, before, root)
+            # Again: receiving may have taken long, and jobs continue to write.
+            for snapshot in snapshots:
+                snapshot.examine()
+            carried = CarriedOutputs(snapshots, before, tree)
+            refused = carried.show_in(root)
+            later = "a sent file or a later one is there"
+            notices = hidden_notices(carried.hidden, before, later)
+            notices += hidden_notices(refused, None, "the file system cannot link it")
+            place.write_json(name + b".json", tree.manifest())
+            current = Snapshot(place, name, tree)
+            current.give(machine())
+            os.rename(root, name)
+        place.switch(current)
+    except BaseException:
+        shutil.rmtree(root, ignore_errors=True)
+        if place.check() != name:
+            discard(name)
+        raise
+    return current, carried, notices
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
