@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from shlex import quote
 
 from dtrain.checks.evidence import Evidence, HostFacts
 from dtrain.checks.finding import Finding, error, warning
@@ -119,13 +120,15 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
 
 def _leftovers(host: HostFacts) -> Iterator[Finding]:
     for run, pids in host.fact("leftovers").items():
+        # Without their numbers, hosts share the finding.
+        find = f"grep -ls {quote(run)} /proc/[0-9]*/environ | cut -d/ -f3"
         yield host.warning(
             "processes",
             f"{counted(len(pids), 'process')} of run {run} still"
             f" {'run' if len(pids) != 1 else 'runs'} there",
             "no other job of yours on this host",
-            f"if it is not needed: dtrain stop {run}, or run there:"
-            f" kill {' '.join(map(str, pids[:8]))}",
+            f"if it is not needed: dtrain stop {quote(run)}, where it was launched, or run there:"
+            f" kill $({find})",
         )
 
 

@@ -5,9 +5,10 @@ They do not prevent a launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
+from dtrain.environ.placement import place_tasks
 from dtrain.runtime.layout import Layout
 from dtrain.spec.model import Cluster, Host
 from dtrain.spec.problems import Problems, TextSpan, either, shown
@@ -20,6 +21,8 @@ def advise(
     resolved: Resolved, cluster: Section, job: Section, values: Cluster, warnings: Problems
 ) -> None:
     """Add all warnings about a valid launch."""
+    if "roles" in job:
+        _advise_on_roles(resolved.roles, job, values.hosts, warnings)
     layout = resolved.layout
     if layout is None or job.get("framework") != "torch":
         return
@@ -28,6 +31,20 @@ def advise(
     _advise_on_spares(cluster, values, warnings)
     if layout.pipeline > 1:
         _advise_on_pipeline(layout, job, warnings)
+
+
+def _advise_on_roles(
+    roles: Mapping[str, int], job: Section, hosts: Sequence[Host], warnings: Problems
+) -> None:
+    """Warn about hosts without a task."""
+    used = {host for _, _, host in place_tasks(roles, [len(host.gpus) for host in hosts])}
+    if idle := len(hosts) - len(used):
+        get = "get" if idle > 1 else "gets"
+        warnings.add(
+            f"{idle} of the {len(hosts)} hosts {get} no task of job.roles",
+            job.key_place("roles"),
+            "raise the number of workers, or use fewer hosts",
+        )
 
 
 def _advise_on_groups(

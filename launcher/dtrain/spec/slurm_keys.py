@@ -45,7 +45,8 @@ def _option(text: str) -> str:
         return "must be printable text on one line"
     if name in OWN_OPTIONS:
         key = OWN_OPTIONS[name]
-        return f"cannot hold --{name}" + (f", which {key} sets" if key else "")
+        one = ": a launch is one job; `launch --dry-run` writes a script for your own sbatch"
+        return f"cannot hold --{name}" + (f", which {key} sets" if key else one)
     return ""
 
 
