@@ -98,6 +98,7 @@ def _shipped(code: CodeType | None, file: str) -> CodeType:
     return code.replace(co_filename=file, co_consts=constants)
 
 
+@functools.cache
 def _loader(module: str) -> InspectLoader:
     found = importlib.util.find_spec(module)
     assert found is not None, module

@@ -9,11 +9,13 @@ import signal
 
 from dtrain.node.agent.kernel_log import NO_RUN
 from dtrain.node.agent.processes import look, send
-from dtrain.node.agent.sweep import HELPERS, start_helper
+from dtrain.node.agent.sweep import HELPERS, await_ends, start_helper
 
 MAX_GPUS = 64
 STALE = 10.0
 """Seconds after which a value of a tool that hangs is no longer shown."""
+END_LIMIT = 0.5
+"""Seconds to wait for the end of a killed tool: it may hang in the kernel."""
 
 
 class Tool:
@@ -52,10 +54,11 @@ class Tool:
         return b"".join(parts)
 
     def stop(self) -> None:
-        """Kill it. A process that hangs in the kernel stays."""
+        """Kill it, and wait for its end. A process that hangs in the kernel stays."""
         if not self.ended:
             if self._proc is not None:
                 send(self._proc, signal.SIGKILL)
+                await_ends([self._proc], END_LIMIT)
             self._end()
 
     def _end(self) -> None:
