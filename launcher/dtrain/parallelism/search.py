@@ -30,8 +30,6 @@ LEAST_TOKENS = 4096
 """Minimum tokens of a sequence on each context rank; fewer leave attention kernels idle."""
 MOST_PIECES = 8
 """Maximum pieces of one stage in an interleaved schedule."""
-ROOMY = 0.93
-"""Maximum share of a GPU's memory in a layout that leaves room for the estimate's error."""
 _SPLIT = attrgetter(
     "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding",
     "sequence_parallel", "offload",
@@ -331,7 +329,7 @@ def _risk(candidate: Candidate) -> float:
     """What `_effort` adds for a layout that fills the GPU, so that a slightly slower one with room
     for the estimate's error comes first. Of published runs whose estimate is 85 to 93 % of the
     memory, 1 in 165 ran out of it; with 93 to 100 %, 7 in 100."""
-    return 0.03 if candidate.memory.total > ROOMY * candidate.cluster.gpu.memory else 0.0
+    return 0.0 if candidate.has_room else 0.03
 
 
 def _ladders(every: Iterable[Candidate]) -> Iterable[list[Candidate]]:

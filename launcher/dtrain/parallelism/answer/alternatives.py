@@ -16,6 +16,7 @@ from dtrain.parallelism.answer.explain import (
     gib,
     percent,
     seconds,
+    slower,
 )
 from dtrain.parallelism.backends import OTHER_SOFTWARE
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
@@ -179,12 +180,12 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         return f"does not fit: it needs at least {gib(total)} of {gib(limit)}, with {spent}."
     if not best.fits:
         return f"fits, with {gib(rival.memory.total)}."
-    slower = rival.time.total / best.time.total - 1
-    if slower < 0 and percent(-slower) != "0.0 %":
-        return (
-            f"only {percent(-slower)} faster, with {gib(rival.memory.total)}; not worth the added "
-            "complexity."
-        )
+    ratio = rival.time.total / best.time.total
+    if ratio < 1 and percent(1 - ratio) != "0.0 %":
+        why = "but not worth the added complexity"
+        if best.has_room and not rival.has_room:
+            why = "which leaves too little room for the estimate's error"
+        return f"only {percent(1 - ratio)} faster, with {gib(rival.memory.total)}, {why}."
     more = {
         part.name: getattr(rival.time, part.name) - getattr(best.time, part.name)
         for part in fields(rival.time)
@@ -195,9 +196,8 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         # A trial measures the whole step, not its parts.
         if value > 0.001 * best.time.total and isclose(rival.slowdown, best.slowdown)
     )
-    pace = f"{percent(slower)} slower" if slower > 0 else "as fast"
     return (
-        f"{pace}, {seconds(rival.time.total)} a step"
+        f"{slower(ratio)}, {seconds(rival.time.total)} a step"
         f"{f' ({spent})' if spent else ''}, with {gib(rival.memory.total)}."
     )
 

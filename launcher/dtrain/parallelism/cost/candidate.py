@@ -17,6 +17,9 @@ from dtrain.runtime.layout import Layout
 HEADROOM = 0.04
 """Share of a GPU's memory that a layout must leave free, because estimates have errors."""
 
+ROOMY = 0.93
+"""Maximum share of a GPU's memory in a layout that leaves room for the estimate's error."""
+
 CLOSE = 0.07
 """Share by which the estimates for two layouts must differ to rank them: the errors of two layouts
 of one model on the same GPUs differ by this in published sweeps on A100s (mean over nine tables of
@@ -77,6 +80,10 @@ class Candidate:
     def limit(self) -> float:
         """GiB of one GPU that the layout may use."""
         return self.cluster.gpu.memory * (1 - HEADROOM)
+
+    @property
+    def has_room(self) -> bool:
+        return self.memory.total <= ROOMY * self.cluster.gpu.memory
 
     @property
     def may_fit(self) -> bool:
