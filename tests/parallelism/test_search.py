@@ -186,3 +186,27 @@ def test_devices_without_a_backend_have_a_note() -> None:
 def test_a_b200_is_suggested_before_a_b100() -> None:
     answer = pose(PlanRequest(model_size="7B", gpus=1, gpu="rtx-4090")).answer()
     assert any(text.startswith("1 x b200") for text in remedies(answer))
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        # Activations and logits, not the frozen model, are too large.
+        (
+            PlanRequest(model="llama-3-8b", gpus=1, gpu="rtx-4090", lora_rank=16),
+            "With `seq_len=4096` and `global_batch=16`, one GPU",
+        ),
+        # An MI300A has enough memory too, but needs other software.
+        (PlanRequest(model="mixtral-8x7b", gpus=8, gpu="h100"), "8 x h200, with 140 GiB each"),
+        # 8 bytes for each parameter, not 16.
+        (
+            PlanRequest(
+                model="llama-3-8b", gpus=1, gpu="a100-40gb", state_bits=16,
+                fixed={"offload": False},
+            ),
+            "1 x gh200, with 94 GiB, would suffice",
+        ),
+    ],
+)  # fmt: skip
+def test_what_would_fit(asked: PlanRequest, remedy: str) -> None:
+    assert any(text.startswith(remedy) for text in remedies(pose(asked).answer()))

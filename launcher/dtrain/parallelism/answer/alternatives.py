@@ -26,6 +26,9 @@ from dtrain.parallelism.question import Answer, Question
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
 
+SHORTEST = 1024
+"""Least tokens of a sequence that are suggested."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rival:
@@ -246,7 +249,8 @@ def remedies(answer: Answer) -> tuple[str, ...]:
         for field, value in (("recompute", "full"), ("sharding", "full"), ("micro_batch", 1)):
             if fixed.get(field, value) != value:
                 found.append(_if_changed(question, field, value))
-        found += [_in_fewer_bits(question), _only_adapters(question)]
+        found += [_shorter_sequences(question), _in_fewer_bits(question)]
+        found.append(_only_adapters(question))
         if fixed and not fixed.get("offload"):
             found.append(_if_changed(question, "offload", True))
         elif not fixed:
@@ -264,6 +268,25 @@ def _if_changed(question: Question, field: str, value: Any) -> str:
         f"With `{field}={value!r}`, {brief(one)} fits: {gib(one.memory.total)}, "
         f"{seconds(one.time.total)} a step."
     )
+
+
+def _shorter_sequences(question: Question) -> str:
+    """Find the longest sequences that fit, in a step of as many tokens."""
+    shape, parts = question.shape, 2
+    # An image has as many patches as it has.
+    while not shape.input_parameters and shape.seq_len % parts == 0:
+        length, batch = shape.seq_len // parts, question.global_batch * parts
+        if length < SHORTEST:
+            break
+        shorter = shape.with_lengths(length, shape.vocab)
+        one = replace(question, shape=shorter, global_batch=batch).fastest()
+        if one is not None:
+            return (
+                f"With `seq_len={length}` and `global_batch={batch}`, {brief(one)} fits: "
+                f"{gib(one.memory.total)}, {seconds(one.time.total)} a step."
+            )
+        parts *= 2
+    return ""
 
 
 def _in_fewer_bits(question: Question) -> str:
@@ -354,7 +377,9 @@ def _leanest(question: Question, cluster: GpuCluster) -> Candidate | None:
     the constraints, which may not suit other GPUs."""
     free = replace(question, fixed={}, cluster=cluster)
     shape = question.shape
-    each = 16 if shape.lora is None else shape.frozen_matrix_bytes or 2
+    each: float = 8 if question.narrow_states else 16
+    if shape.lora is not None:
+        each = shape.frozen_matrix_bytes or 2
     floor = each * shape.parameters / 2**30 / cluster.gpus
     if floor > cluster.gpu.memory:
         return None
@@ -365,12 +390,13 @@ def _other_gpu(question: Question) -> str:
     """Find the GPU with the least memory on which the model fits, with the same number of GPUs; the
     fastest one of those with about as much."""
     cluster, usual = question.cluster, question.cluster.gpu.usual
+    each = " each" if cluster.gpus > 1 else ""
     larger = [gpu for gpu in question.hardware.gpus if _like(gpu, cluster.gpu, question)]
     for gpu in sorted(larger, key=lambda gpu: (round(gpu.memory, -1), -gpu.flops.get(usual, 0.0))):
         one = _leanest(question, replace(cluster, gpu=gpu))
         if one is not None:
             return (
-                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB each, would suffice: "
+                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB{each}, would suffice: "
                 f"{brief(one)}, {gib(one.memory.total)}."
             )
     return ""
@@ -380,7 +406,7 @@ def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
     return (
         gpu.memory > now.memory * 1.05
         and question.precision in gpu.flops
-        and all((gpu.family == name) == (now.family == name) for name in OTHER_SOFTWARE)
+        and all((gpu.family == name) == (now.family == name) for name in ("cdna", *OTHER_SOFTWARE))
         # Racks are not sold as single GPUs.
         and (not gpu.domain or now.domain > 0)
     )
