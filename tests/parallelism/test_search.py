@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
 
-from dtrain.parallelism.answer.alternatives import remedies
+from dtrain.parallelism.answer.alternatives import remedies, rivals
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Question
@@ -210,3 +211,11 @@ def test_a_b200_is_suggested_before_a_b100() -> None:
 )  # fmt: skip
 def test_what_would_fit(asked: PlanRequest, remedy: str) -> None:
     assert any(text.startswith(remedy) for text in remedies(pose(asked).answer()))
+
+
+@pytest.mark.parametrize(("gbps", "alone"), [(1.0, True), (100.0, False)])
+def test_one_host_alone_is_faster_than_hosts_with_a_slow_network(gbps: float, alone: bool) -> None:
+    asked = PlanRequest(model_size="7B", gpus=16, gpu="h100", network_gbps=gbps)
+    first, *_ = rivals(pose(asked).answer())
+    assert (first.name == "One host alone") == alone
+    assert alone == bool(re.match(r"\d.* times as fast, [\d.]+ s a step, because", first.verdict))

@@ -13,6 +13,7 @@ from dtrain.parallelism.answer.explain import (
     both,
     brief,
     count,
+    faster,
     gib,
     percent,
     seconds,
@@ -98,15 +99,16 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
 
     A kind that does not fit is represented by its smallest layout.
     """
-    best, found = answer.best, []
+    best, found = answer.best, [*_one_host(answer)]
     seen = {_kind(best.layout)}
     for name, fixed in _kinds(answer):
-        candidate = answer.question.fastest(**fixed)
+        plan = answer.question.search(**fixed)
+        candidate = plan.best
         if candidate is None:
-            rejected = answer.question.search(**fixed).rejected
-            if not rejected:
+            if not plan.rejected:
                 continue
-            candidate = min((group.example for group in rejected), key=lambda one: one.memory.total)
+            examples = (group.example for group in plan.rejected)
+            candidate = min(examples, key=lambda one: one.memory.total)
         if _kind(candidate.layout) in seen:
             continue
         seen.add(_kind(candidate.layout))
@@ -122,6 +124,25 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
             ),
         )
     )
+
+
+def _one_host(answer: Answer) -> Iterator[Rival]:
+    """Yield one host alone, if it is faster than all hosts with their network."""
+    question, best = answer.question, answer.best
+    cluster = question.cluster
+    # One host computes at least as long as all of them, times their number.
+    computing = best.time.compute + best.time.recompute
+    if not answer.fits or cluster.hosts == 1 or best.time.total < computing * cluster.hosts / 2:
+        return
+    alone = replace(cluster, gpus=cluster.gpus_per_host, rack_hosts=0)
+    one = replace(question, cluster=alone, fixed={}).fastest()
+    if one is not None and one.time.total < best.time.total:
+        ratio = best.time.total / one.time.total
+        verdict = (
+            f"{faster(ratio)}, {seconds(one.time.total)} a step, because the network between the "
+            f"hosts is slow; with {gib(one.memory.total)}."
+        )
+        yield Rival("One host alone", one, verdict)
 
 
 def _kind(layout: Layout) -> tuple[object, ...]:
