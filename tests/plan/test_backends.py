@@ -87,10 +87,19 @@ def test_unsupported_layouts_are_refused_with_a_backend_that_supports_them(
     assert "`backend` megatron" in (refused.value.hint or "")
 
 
-def test_a_constraint_that_no_backend_meets_is_named() -> None:
-    question = replace(ask("t5-11b", "h100-80gb", 32), fixed={"pipeline": 2})
-    with pytest.raises(UsageError, match="no backend supports a pipeline of an encoder"):
-        question.answer()
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (PlanRequest(model="t5-11b", gpus=16, fixed={"pipeline": 2}), "a pipeline of an encoder"),
+        (
+            PlanRequest(model="qwen3-8b", gpus=8, lora_rank=8, base_bits=4, fixed={"tensor": 2}),
+            "tensor or pipeline parallelism of weights of 4 bits",
+        ),
+    ],
+)
+def test_a_constraint_that_no_backend_meets_is_named(asked: PlanRequest, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"no backend supports {reason}"):
+        pose(asked).answer()
 
 
 def test_torchtitan_does_not_shard_the_optimizer_alone() -> None:
