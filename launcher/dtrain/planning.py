@@ -107,7 +107,11 @@ def _framework(
     if framework != "tensorflow":
         text = f"`framework={framework!r}`: dtrain cannot plan for it"
         raise UsageError(text, hint="use torch or tensorflow")
-    others = (name for name in ("lora_rank", "state_bits") if getattr(request, name) is not None)
+    others = (
+        name
+        for name in ("backend", "lora_rank", "state_bits")
+        if getattr(request, name) is not None
+    )
     for_torch = [*request.fixed, *others]
     if for_torch:
         raise UsageError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
 
-from dtrain.parallelism.answer.alternatives import remedies, reserve
+from dtrain.parallelism.answer.alternatives import remedies, reserve, rivals
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Question
@@ -191,9 +192,41 @@ def test_a_b200_is_suggested_before_a_b100() -> None:
 def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
     large = pose(PlanRequest(model_size="100B")).answer()
     assert large.best.fits
-    assert not large.best.roomy
-    spare = next(one for one in large.plan.ranked() if one.roomy)
+    assert not large.best.has_room
+    spare = next(one for one in large.plan.ranked() if one.has_room)
     text = reserve(large)
     assert text.startswith("If it runs out of memory, take ")
     assert f": {spare.memory.total:.1f} GiB, " in text
     assert reserve(pose(PlanRequest(model_size="7B", gpus=8, gpu="h100")).answer()) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        # Activations and logits, not the frozen model, are too large.
+        (
+            PlanRequest(model="llama-3-8b", gpus=1, gpu="rtx-4090", lora_rank=16),
+            "With `seq_len=4096` and `global_batch=16`, one GPU",
+        ),
+        # An MI300A has enough memory too, but needs other software.
+        (PlanRequest(model="mixtral-8x7b", gpus=8, gpu="h100"), "8 x h200, with 140 GiB each"),
+        # 8 bytes for each parameter, not 16.
+        (
+            PlanRequest(
+                model="llama-3-8b", gpus=1, gpu="a100-40gb", state_bits=16,
+                fixed={"offload": False},
+            ),
+            "1 x gh200, with 94 GiB, would suffice",
+        ),
+    ],
+)  # fmt: skip
+def test_what_would_fit(asked: PlanRequest, remedy: str) -> None:
+    assert any(text.startswith(remedy) for text in remedies(pose(asked).answer()))
+
+
+@pytest.mark.parametrize(("gbps", "alone"), [(1.0, True), (100.0, False)])
+def test_one_host_alone_is_faster_than_hosts_with_a_slow_network(gbps: float, alone: bool) -> None:
+    asked = PlanRequest(model_size="7B", gpus=16, gpu="h100", network_gbps=gbps)
+    first, *_ = rivals(pose(asked).answer())
+    assert (first.name == "One host alone") == alone
+    assert alone == bool(re.match(r"\d.* times as fast, [\d.]+ s a step, because", first.verdict))

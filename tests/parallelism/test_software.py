@@ -235,6 +235,23 @@ def test_torchtitan_gathers_parameters_in_fp8() -> None:
     assert traffic("megatron", "fp8") == traffic("megatron", "bf16")
 
 
+@pytest.mark.parametrize(
+    ("name", "interval"),
+    [
+        ("a100-pcie-40gb", (0.82, 1.28)),
+        ("gb300", (0.82, 1.28)),
+        # Of the architecture of A100s and H100s, but their speeds are not measured.
+        ("rtx-3090", (0.6, 1.6)),
+        ("h20", (0.6, 1.6)),
+    ],
+)
+def test_the_interval_is_wide_for_gpus_that_are_not_measured(
+    name: str, interval: tuple[float, float]
+) -> None:
+    efficiency = of_gpu(gpu(name))
+    assert (efficiency.interval_low, efficiency.interval_high) == interval
+
+
 def test_the_interval_is_wider_with_experts() -> None:
     layout = Layout(backend="megatron", data=8)
     dense, experts = (

@@ -87,6 +87,21 @@ def test_unsupported_layouts_are_refused_with_a_backend_that_supports_them(
     assert "`backend` megatron" in (refused.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (PlanRequest(model="t5-11b", gpus=16, fixed={"pipeline": 2}), "a pipeline of an encoder"),
+        (
+            PlanRequest(model="qwen3-8b", gpus=8, lora_rank=8, base_bits=4, fixed={"tensor": 2}),
+            "tensor or pipeline parallelism of weights of 4 bits",
+        ),
+    ],
+)
+def test_a_constraint_that_no_backend_meets_is_named(asked: PlanRequest, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"no backend supports {reason}"):
+        pose(asked).answer()
+
+
 def test_torchtitan_does_not_shard_the_optimizer_alone() -> None:
     question = replace(
         ask("llama-3-8b", "h100-80gb", 32, "torchtitan"), fixed={"sharding": "optimizer"}
@@ -161,6 +176,7 @@ def test_states_of_16_bits_are_half_as_large_and_torchtitans() -> None:
         ({"state_bits": 8}, "`state_bits=8` is not known"),
         ({"precision": "fp8"}, "`state_bits=16` needs bf16, not fp8"),
         ({"framework": "tensorflow"}, "`state_bits` applies only to torch"),
+        ({"framework": "tensorflow", "backend": "megatron"}, "`backend` applies only to torch"),
     ],
 )
 def test_states_of_16_bits_are_refused(asked: dict[str, Any], error: str) -> None:

@@ -138,7 +138,7 @@ _TITLES = {
 }  # fmt: skip
 """Short column titles, for narrow terminals."""
 _TEXTS = ("sharding", "recompute", "offload")
-_NEGLIGIBLE = 0.0005
+_NEGLIGIBLE = 0.005
 """Parts below this share of the whole are left out."""
 
 
@@ -206,6 +206,7 @@ def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
     notes.append("batch: sequences in a micro-batch × micro-batches a step")
     if any("×" in value for value in columns["pipeline"]):
         notes.append("pipeline: stages × virtual stages")
+    notes.append("order: by time, and simple layouts with room in memory first if about as fast")
     notes.append("MFU: with non-causal attention, then with causal")
     notes.append(
         "ranked by time, plus 4 % for each split of layers or sequences, and 3 % for a full GPU"

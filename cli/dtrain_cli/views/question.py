@@ -148,7 +148,7 @@ def _failures(training: TrainingCost) -> str:
         least = least.removesuffix(" days")
         most = most.removesuffix(" days")
     spread = f" ({least} to {most} with other published rates)" if least != most else ""
-    price = "" if training.price is None else f" at a price of {training.price:,.0f}"
+    price = "" if training.price is None else f" at a price of {explain.amount(training.price)}"
     return (
         f"With failures, expect {_days(found.days)}{spread} and "
         f"{explain.amount(found.gpu_hours)} GPU-hours{price}, a goodput of "

@@ -69,7 +69,11 @@ def check(
         if fixed.get(name, 1) < 1:
             raise UsageError(f"`{name}={fixed[name]}` is not a size", hint="at least 1")
     for name, kinds, hint in (
-        ("sharding", get_args(Sharding), "ZeRO-1 is optimizer, ZeRO-2 gradients, FSDP full"),
+        (
+            "sharding",
+            get_args(Sharding),
+            "ZeRO-1 is optimizer, ZeRO-2 gradients, ZeRO-3 and FSDP full, HSDP hybrid",
+        ),
         ("recompute", get_args(Recompute), "selective recomputes cheap operations, full all"),
     ):
         if fixed.get(name, "none") not in kinds:

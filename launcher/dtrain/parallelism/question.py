@@ -102,7 +102,7 @@ class Question:
         if plan.considered and (self.backend_required or self.kept):
             return Answer(self, plan)
         if not (plan.considered or self.others):
-            raise constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
+            raise self._nothing_left()
         reason = self._reason_against(plan)
         if not reason:
             return Answer(self, plan)
@@ -143,6 +143,19 @@ class Question:
             return "has no layout that fits"
         times = plan.best.time.total / other.time.total
         return f"takes {times:.1f} times as long" if times > MUCH_SLOWER else ""
+
+    def _nothing_left(self) -> UsageError:
+        """Return the error for constraints that no backend can meet: what the one with the fewest
+        reasons lacks for them, or that nothing divides evenly."""
+        known, _ = constraints.completed(self.cluster, self.fixed)
+        known.setdefault("data", self.cluster.gpus // math.prod(known.get(s, 1) for s in SIZES))
+        # The runtime is last: the others have most features that it lacks.
+        layouts = (Layout(**{**known, "backend": name}) for name in reversed(BACKENDS))
+        reasons = min(([*self.refusals(layout)] for layout in layouts), key=len)
+        if reasons:
+            hint = "leave a constraint out" if self.fixed else "choose another model or precision"
+            return UsageError(f"no backend supports {reasons[0]}", hint=hint)
+        return constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
 
     def _lacking(self) -> str:
         """Return what this question's backend lacks for all layouts of the fastest other one, else

@@ -328,7 +328,7 @@ def _effort(layout: Layout) -> float:
 def _risk(candidate: Candidate) -> float:
     """What `_effort` adds for a layout that fills the GPU, so that a slightly slower one with room
     for the estimate's error comes first."""
-    return 0.0 if candidate.roomy else 0.03
+    return 0.0 if candidate.has_room else 0.03
 
 
 def _ladders(every: Iterable[Candidate]) -> Iterable[list[Candidate]]:

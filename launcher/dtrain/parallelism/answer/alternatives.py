@@ -12,9 +12,11 @@ from dtrain.parallelism.answer.explain import (
     TIME_PARTS,
     both,
     brief,
+    faster,
     gib,
     percent,
     seconds,
+    slower,
 )
 from dtrain.parallelism.backends import OTHER_SOFTWARE
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
@@ -24,6 +26,9 @@ from dtrain.parallelism.question import Answer, Question
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
 from dtrain.wording import counted
+
+SHORTEST = 1024
+"""Least tokens of a sequence that are suggested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +100,13 @@ def reserve(answer: Answer) -> str:
 
     Trials have shown whether the best one fits.
     """
-    if not answer.fits or answer.trials or answer.best.roomy:
+    if not answer.fits or answer.trials or answer.best.has_room:
         return ""
-    spare = next((one for one in answer.plan.ranked() if one.roomy), None)
+    spare = next((one for one in answer.plan.ranked() if one.has_room), None)
     if spare is None:
         return ""
-    slower = spare.time.total / answer.best.time.total - 1
-    compared = f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'}"
+    ratio = spare.time.total / answer.best.time.total
+    compared = slower(ratio) if ratio >= 1 else faster(1 / ratio)
     return (
         f"If it runs out of memory, take {brief(spare)}, with micro-batches of "
         f"{counted(spare.layout.micro_batch, 'sequence')}: {gib(spare.memory.total)}, "
@@ -114,15 +119,16 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
 
     A kind that does not fit is represented by its smallest layout.
     """
-    best, found = answer.best, []
+    best, found = answer.best, [*_one_host(answer)]
     seen = {_kind(best.layout)}
     for name, fixed in _kinds(answer):
-        candidate = answer.question.fastest(**fixed)
+        plan = answer.question.search(**fixed)
+        candidate = plan.best
         if candidate is None:
-            rejected = answer.question.search(**fixed).rejected
-            if not rejected:
+            if not plan.rejected:
                 continue
-            candidate = min((group.example for group in rejected), key=lambda one: one.memory.total)
+            examples = (group.example for group in plan.rejected)
+            candidate = min(examples, key=lambda one: one.memory.total)
         if _kind(candidate.layout) in seen:
             continue
         seen.add(_kind(candidate.layout))
@@ -138,6 +144,25 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
             ),
         )
     )
+
+
+def _one_host(answer: Answer) -> Iterator[Rival]:
+    """Yield one host alone, if it is faster than all hosts with their network."""
+    question, best = answer.question, answer.best
+    cluster = question.cluster
+    # One host computes at least as long as all of them, times their number.
+    computing = best.time.compute + best.time.recompute
+    if not answer.fits or cluster.hosts == 1 or best.time.total < computing * cluster.hosts / 2:
+        return
+    alone = replace(cluster, gpus=cluster.gpus_per_host, rack_hosts=0)
+    one = replace(question, cluster=alone, fixed={}).fastest()
+    if one is not None and one.time.total < best.time.total:
+        ratio = best.time.total / one.time.total
+        verdict = (
+            f"{faster(ratio)}, {seconds(one.time.total)} a step, because the network between the "
+            f"hosts is slow; with {gib(one.memory.total)}."
+        )
+        yield Rival("One host alone", one, verdict)
 
 
 def _kind(layout: Layout) -> tuple[object, ...]:
@@ -199,12 +224,12 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         return f"does not fit: it needs at least {gib(total)} of {gib(limit)}, with {spent}."
     if not best.fits:
         return f"fits, with {gib(rival.memory.total)}."
-    slower = rival.time.total / best.time.total - 1
-    if slower < 0 and percent(-slower) != "0.0 %":
-        return (
-            f"only {percent(-slower)} faster, with {gib(rival.memory.total)}; not worth the added "
-            "complexity."
-        )
+    ratio = rival.time.total / best.time.total
+    if ratio < 1 and percent(1 - ratio) != "0.0 %":
+        why = "but not worth the added complexity"
+        if best.has_room and not rival.has_room:
+            why = "which leaves too little room for the estimate's error"
+        return f"only {percent(1 - ratio)} faster, with {gib(rival.memory.total)}, {why}."
     more = {
         part.name: getattr(rival.time, part.name) - getattr(best.time, part.name)
         for part in fields(rival.time)
@@ -215,9 +240,8 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         # A trial measures the whole step, not its parts.
         if value > 0.001 * best.time.total and isclose(rival.slowdown, best.slowdown)
     )
-    pace = f"{percent(slower)} slower" if slower > 0 else "as fast"
     return (
-        f"{pace}, {seconds(rival.time.total)} a step"
+        f"{slower(ratio)}, {seconds(rival.time.total)} a step"
         f"{f' ({spent})' if spent else ''}, with {gib(rival.memory.total)}."
     )
 
@@ -266,7 +290,8 @@ def remedies(answer: Answer) -> tuple[str, ...]:
         for field, value in (("recompute", "full"), ("sharding", "full"), ("micro_batch", 1)):
             if fixed.get(field, value) != value:
                 found.append(_if_changed(question, field, value))
-        found += [_in_fewer_bits(question), _only_adapters(question)]
+        found += [_shorter_sequences(question), _in_fewer_bits(question)]
+        found.append(_only_adapters(question))
         if fixed and not fixed.get("offload"):
             found.append(_if_changed(question, "offload", True))
         elif not fixed:
@@ -284,6 +309,25 @@ def _if_changed(question: Question, field: str, value: Any) -> str:
         f"With `{field}={value!r}`, {brief(one)} fits: {gib(one.memory.total)}, "
         f"{seconds(one.time.total)} a step."
     )
+
+
+def _shorter_sequences(question: Question) -> str:
+    """Find the longest sequences that fit, in a step of as many tokens."""
+    shape, parts = question.shape, 2
+    # An image has as many patches as it has.
+    while not shape.input_parameters and shape.seq_len % parts == 0:
+        length, batch = shape.seq_len // parts, question.global_batch * parts
+        if length < SHORTEST:
+            break
+        shorter = shape.with_lengths(length, shape.vocab)
+        one = replace(question, shape=shorter, global_batch=batch).fastest()
+        if one is not None:
+            return (
+                f"With `seq_len={length}` and `global_batch={batch}`, {brief(one)} fits: "
+                f"{gib(one.memory.total)}, {seconds(one.time.total)} a step."
+            )
+        parts *= 2
+    return ""
 
 
 def _in_fewer_bits(question: Question) -> str:
@@ -374,7 +418,9 @@ def _leanest(question: Question, cluster: GpuCluster) -> Candidate | None:
     the constraints, which may not suit other GPUs."""
     free = replace(question, fixed={}, cluster=cluster)
     shape = question.shape
-    each = 16 if shape.lora is None else shape.frozen_matrix_bytes or 2
+    each: float = 8 if question.narrow_states else 16
+    if shape.lora is not None:
+        each = shape.frozen_matrix_bytes or 2
     floor = each * shape.parameters / 2**30 / cluster.gpus
     if floor > cluster.gpu.memory:
         return None
@@ -385,12 +431,13 @@ def _other_gpu(question: Question) -> str:
     """Find the GPU with the least memory on which the model fits, with the same number of GPUs; the
     fastest one of those with about as much."""
     cluster, usual = question.cluster, question.cluster.gpu.usual
+    each = " each" if cluster.gpus > 1 else ""
     larger = [gpu for gpu in question.hardware.gpus if _like(gpu, cluster.gpu, question)]
     for gpu in sorted(larger, key=lambda gpu: (round(gpu.memory, -1), -gpu.flops.get(usual, 0.0))):
         one = _leanest(question, replace(cluster, gpu=gpu))
         if one is not None:
             return (
-                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB each, would suffice: "
+                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB{each}, would suffice: "
                 f"{brief(one)}, {gib(one.memory.total)}."
             )
     return ""
@@ -400,7 +447,7 @@ def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
     return (
         gpu.memory > now.memory * 1.05
         and question.precision in gpu.flops
-        and all((gpu.family == name) == (now.family == name) for name in OTHER_SOFTWARE)
+        and all((gpu.family == name) == (now.family == name) for name in ("cdna", *OTHER_SOFTWARE))
         # Racks are not sold as single GPUs.
         and (not gpu.domain or now.domain > 0)
     )

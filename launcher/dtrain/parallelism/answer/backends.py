@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtrain.parallelism.answer.explain import brief, percent, seconds
+from dtrain.parallelism.answer.explain import brief, faster, seconds
 from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.question import Answer
 
@@ -24,7 +24,7 @@ def gain(answer: Answer) -> str:
     what = f"`backend={name!r}` ({BACKENDS[name].title})"
     if not answer.fits:
         return f"{what} fits: {brief(best)}, {seconds(total)} a step"
-    faster = answer.best.time.total / total - 1
-    if faster < WORTH:
+    ratio = answer.best.time.total / total
+    if ratio - 1 < WORTH:
         return ""
-    return f"{what} would be {percent(faster)} faster: {brief(best)}, {seconds(total)} a step"
+    return f"{what} would be {faster(ratio)}: {brief(best)}, {seconds(total)} a step"

@@ -81,12 +81,12 @@ def _split(candidate: Candidate) -> str:
         inside = layout.tensor <= cluster.gpus_per_host and cluster.hosts > 1
         steps.append(f"split each layer over {layout.tensor} GPUs{' of one host' * inside}")
     if layout.pipeline > 1:
-        each, more = divmod(shape.layers, layout.pipeline)
-        size = f"about {each}" if more else f"{each}"
+        each = shape.layers / layout.pipeline
+        size = f"{each:.0f}" if each.is_integer() else f"about {each:.0f}"
         pieces = layout.virtual_pipeline
         interleaved = f", interleaved as {pieces} pieces each" if pieces > 1 else ""
         steps.append(
-            f"cut the {shape.layers} layers into {layout.pipeline} pipeline stages of "
+            f"cut the {shape.layers:,} layers into {layout.pipeline:,} pipeline stages of "
             f"{size}{interleaved}"
         )
     if layout.context > 1:
@@ -109,14 +109,14 @@ def _split(candidate: Candidate) -> str:
 def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
     """Describe what the data ranks do; ``split``: whether each has more than one GPU."""
     if layout.sharding == "full":
-        over = f"{ranks} such groups" if split and layout.context == 1 else f"{ranks} GPUs"
+        over = f"{ranks:,} such groups" if split and layout.context == 1 else f"{ranks:,} GPUs"
         return f"shard parameters, gradients and optimizer over {over} (FSDP, ZeRO-3)"
     if layout.sharding == "hybrid":
         return (
-            f"shard parameters, gradients and optimizer over {layout.shards} of them and keep "
-            f"{ranks // layout.shards} copies of that (HSDP)"
+            f"shard parameters, gradients and optimizer over {layout.shards:,} of them and keep "
+            f"{ranks // layout.shards:,} copies of that (HSDP)"
         )
-    over = f" over {ranks} GPUs" if ranks != layout.data else ""
+    over = f" over {ranks:,} GPUs" if ranks != layout.data else ""
     shared = {
         "none": "",
         "optimizer": f"optimizer states{over} (ZeRO-1)",
@@ -124,7 +124,7 @@ def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
     }[layout.sharding]
     if layout.data == 1:
         return f"shard its {shared}"
-    run = f"run {layout.data} replicas of that" if split else f"copy the model to {ranks} GPUs"
+    run = f"run {layout.data:,} replicas of that" if split else f"copy the model to {ranks:,} GPUs"
     return f"{run}, which shard their {shared}" if shared else f"{run} (DDP)"
 
 
@@ -134,7 +134,7 @@ def _steps(layout: Layout) -> str:
         whose = "Each replica takes" if layout.data > 1 else "It takes"
         return f"{whose} its {of} of a step at once."
     whose = " on each replica" if layout.data > 1 else ""
-    return f"Use micro-batches of {of}, {layout.grad_accumulation} of them a step{whose}."
+    return f"Use micro-batches of {of}, {layout.grad_accumulation:,} of them a step{whose}."
 
 
 def _savings(candidate: Candidate) -> Iterator[str]:
@@ -218,9 +218,26 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
 
 
+def times(ratio: float) -> str:
+    """``2.3 times``, ``21 times``."""
+    return f"{ratio:.1f} times" if ratio < 9.95 else f"{ratio:,.0f} times"
+
+
+def slower(ratio: float) -> str:
+    """``12 % slower``, ``2.3 times as long``, ``as fast``."""
+    if percent(ratio - 1) == "0.0 %":
+        return "as fast"
+    return f"{times(ratio)} as long" if ratio >= 2 else f"{percent(ratio - 1)} slower"
+
+
+def faster(ratio: float) -> str:
+    """``12 % faster``, ``2.3 times as fast``."""
+    return f"{times(ratio)} as fast" if ratio >= 2 else f"{percent(ratio - 1)} faster"
+
+
 def amount(value: float) -> str:
-    """``19,200``, ``300``, ``4.2``."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """``19,200``, ``300``, ``4.2``: three digits, as estimates have no more."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def large(count: float) -> str:

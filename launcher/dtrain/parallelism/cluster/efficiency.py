@@ -94,7 +94,7 @@ class Efficiency(KeepsHash):
 
 
 KNOWN = {"interval_low": 0.82, "interval_high": 1.28}
-"""The interval of all measured architectures. They have one, because publishers' software differs
+"""The interval of all measured GPUs. They have one, because publishers' software differs
 more than GPUs do, and because most of an architecture's publishers are its vendor. Of 14 publishers
 held out, 80 % of the runs took 0.93 to 1.11 times the estimate, with equal weight for each
 publisher; of 15, with the one whose runs reach 3 % of the peak, 0.93 to 1.17
@@ -147,6 +147,9 @@ WATTS = {
 }
 """Rated W for each TFLOP/s of the GPUs that an architecture's constants were fitted on: A100, H100
 and GB200."""
+MEASURED = {"ampere": {312}, "hopper": {989}, "blackwell": {2250, 2500}}
+"""TFLOP/s in 16 bits of the GPUs whose runs the interval is from, by architecture. Of 14 published
+runs on RTX 3090s and RTX A6000s, 5 are in the interval of the A100s."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 
@@ -163,13 +166,19 @@ def of_family(family: str) -> Efficiency:
         nearest = HOPPER
     elif family == "tpu":
         nearest = TPU
-    unknown = Efficiency()
-    return replace(nearest, interval_low=unknown.interval_low, interval_high=unknown.interval_high)
+    return _unmeasured(nearest)
 
 
 def of_gpu(gpu: Gpu) -> Efficiency:
     """Return the constants of a GPU's architecture, at the clock that its power allows."""
-    return at_its_clock(of_family(gpu.family), gpu)
+    found = at_its_clock(of_family(gpu.family), gpu)
+    measured = gpu.peak(gpu.usual) in MEASURED.get(gpu.family, ())
+    return found if measured else _unmeasured(found)
+
+
+def _unmeasured(found: Efficiency) -> Efficiency:
+    unknown = Efficiency()
+    return replace(found, interval_low=unknown.interval_low, interval_high=unknown.interval_high)
 
 
 def at_its_clock(found: Efficiency, gpu: Gpu) -> Efficiency:

@@ -89,14 +89,14 @@ class Candidate:
         return self.memory.total * low, self.memory.total * high
 
     @property
-    def roomy(self) -> bool:
-        """Whether the layout leaves room for the error of the estimate."""
-        return self.memory.total <= self.cluster.gpu.memory * ROOMY
-
-    @property
     def limit(self) -> float:
         """GiB of one GPU that the layout may use."""
         return self.cluster.gpu.memory * (1 - HEADROOM)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the layout leaves room for the error of the estimate."""
+        return self.memory.total <= ROOMY * self.cluster.gpu.memory
 
     @property
     def may_fit(self) -> bool:
