@@ -144,13 +144,15 @@ def of_a_training(request: PlanRequest, key: str) -> float | None:
     return value
 
 
-def narrow_states(request: PlanRequest, precision: str) -> bool:
-    """Return whether all states have 16 bits.
+def narrow_states(request: PlanRequest, spec: ClusterFile | None, precision: str) -> bool:
+    """Return whether all states have 16 bits: in the request, or else in the cluster file.
 
     Raises:
         UsageError: the number is not known, or does not go with another value.
     """
     bits = request.state_bits
+    if bits is None and spec is not None and spec.job.training is not None:
+        bits = spec.job.training.state_bits
     if bits not in (None, 16, 32):
         raise UsageError(f"`state_bits={bits}` is not known", hint="use 16 or 32")
     if bits == 16 and precision != "bf16":

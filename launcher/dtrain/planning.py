@@ -68,7 +68,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         _efficiency(request, cluster, probe),
         batch,
         precision=precision,
-        narrow_states=plan_request.narrow_states(request, precision),
+        narrow_states=plan_request.narrow_states(request, spec, precision),
         framework=_framework(request, spec, shape),
         backend=backend or "runtime",
         backend_required=backend is not None,

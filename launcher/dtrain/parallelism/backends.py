@@ -61,9 +61,8 @@ class Backend:
     """Whether it trains adapters of a frozen model (LoRA)."""
     frozen_bits: tuple[int, ...] = (16,)
     """Bits in which it can keep frozen matrices."""
-    narrow_states: bool = False
-    """Whether parameters, gradients and Adam's moments can all have 16 bits: torchtitan's
-    ``training.dtype = "bfloat16"``."""
+    narrow_states: str = ""
+    """The setting with which parameters, gradients and Adam's moments all have 16 bits, if any."""
     shards_optimizer_alone: bool = True
     """Whether it has ZeRO-1. torchtitan shards by FSDP2: the gradients too, and at least between
     steps the parameters."""
@@ -113,7 +112,7 @@ BACKENDS: dict[BackendName, Backend] = {
             copies_keys=False,
             trains_parts=(Modulation, Twin),
             frozen_bits=(16, 4),
-            narrow_states=True,
+            narrow_states='training.dtype = "bfloat16"',
             shards_optimizer_alone=False,
             keeps_stages=True,
         ),

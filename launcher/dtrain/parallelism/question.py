@@ -93,7 +93,13 @@ class Question:
         plan = self.search()
         if not plan.considered:
             return self._answer_of_another_backend()
-        return Answer(self, plan)
+        return self._answered(plan)
+
+    def _answered(self, plan: Plan, *notes: str) -> Answer:
+        backend = BACKENDS[self.backend]
+        if self.narrow_states:
+            notes += (f"states of 16 bits need `{backend.narrow_states}` in {backend.title}",)
+        return Answer(replace(self, notes=(*self.notes, *notes)), plan)
 
     def _answer_of_another_backend(self) -> Answer:
         """Return the answer of the first backend that has layouts.
@@ -115,7 +121,7 @@ class Question:
                 f"this plan is for {BACKENDS[name].title} (`backend={name!r}`), because "
                 f"the backend {self.backend} does not support {reason}"
             )
-            return Answer(replace(self, backend=name, notes=(*self.notes, note)), found)
+            return replace(self, backend=name)._answered(found, note)
         raise UsageError(
             f"the backend {self.backend} does not support {reason}",
             hint=f"use `backend` {' or '.join([name, *(other for other, _ in others)])}"
