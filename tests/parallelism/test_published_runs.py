@@ -633,6 +633,28 @@ def test_deepspeed_sums_gradients_in_16_bits_at_a_zero_stage(stage: str, wide: b
     assert new.layout.sharding == "optimizer"
 
 
+def test_deepspeed_copies_all_gradients_in_the_step_unless_it_shards_parameters() -> None:
+    def copies(sharding: str) -> float:
+        cells = {"notes": "DeepSpeed; Hugging Face", "flash_attention": "yes"}
+        return run(**cells, sharding=sharding).assumed.step_copies
+
+    assert [copies(sharding) for sharding in ("zero1", "ZeRO-2", "ZeRO-3")] == [6, 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "each"),
+    [
+        ("fms-santacoder-full-none-bf16-1g-b4", "", 8),
+        ("fms-santacoder-full-foak-bf16-1g-b4", "Triton kernels for loss", 6),
+        ("fms-santacoder-lora-bnb-bf16-amp-1g-b4", "", 18),
+        ("fms-santacoder-lora-foak-bf16-amp-1g-b4", "Triton kernels for loss", 14),
+        ("fms-mistral-7b-lora-foak-bf16-1g-b4", "Triton kernels for loss", 8),
+    ],
+)
+def test_logits_of_16_bits_are_cast_only_by_autocast(name: str, notes: str, each: float) -> None:
+    assert run(id=name, notes=notes).assumed.loss_bytes == each
+
+
 def test_matrices_in_fp8_replace_those_of_16_bits_that_are_on_the_host() -> None:
     cells = {"source": "IST-DASLab/llmq benchmarks/L40S.md", "gpu_type": "L40S", "precision": "fp8"}
     assert run(**cells).assumed.quantized == 0

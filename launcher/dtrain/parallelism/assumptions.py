@@ -57,6 +57,10 @@ class MemoryHabits:
     """Whether every tensor rank has the logits of the whole vocabulary for the loss, and the last
     stage of a pipeline keeps those of two micro-batches. In Megatron-LM, a rank has only its part
     of them."""
+    copies_inputs: bool = False
+    """Whether each product that tensor ranks split by columns keeps its own copy of its input:
+    PaddlePaddle's ``c_identity``. Queries, keys and values are one product with plain MLPs, as in
+    GPT, and three with gated ones, as in LLaMA, whose gate also is a product."""
     unfused: bool = False
     """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
     context: float = CONTEXT

@@ -139,7 +139,12 @@ def _loss_bytes(text: str, practice: Practice) -> float | None:
     """As in `Assumptions`."""
     if re.search(r"compiled loss", text, re.IGNORECASE):
         return 4
-    if re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE):
+    triton = re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE)
+    if "santacoder" in text:
+        # GPTBigCode keeps logits of 16 bits, and copies them. Autocast also casts them to 32.
+        wide = "-amp-" in text
+        return (14 if triton else 18) if wide else (6 if triton else 8)
+    if triton:
         return 8
     return practice.loss_bytes
 
