@@ -240,6 +240,21 @@ def test_a_run_whose_recomputation_is_not_given_fits_if_one_kind_does() -> None:
     assert not run(**large, recompute="none").fits(efficiency)
 
 
+@pytest.mark.parametrize(
+    ("recompute", "notes", "fits"),
+    [
+        ("selective", "", False),
+        ("selective (layernorm, moe)", "", True),
+        ("selective", "selective AC = checkpointing of some blocks", True),
+    ],
+)
+def test_a_run_that_recomputes_some_layers_fits_if_full_recomputation_does(
+    recompute: str, notes: str, fits: bool
+) -> None:
+    large = {"micro_batch": "8", "tp": "1", "pp": "1", "global_batch": "1024"}
+    assert run(**large, recompute=recompute, notes=notes).fits(of_family("ampere")) is fits
+
+
 def test_a_run_that_never_fits_saves_the_most() -> None:
     assert run(tp="1", pp="1", seq_len="131072").layout.recompute == "full"
 

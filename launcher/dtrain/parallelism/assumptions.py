@@ -78,6 +78,10 @@ class MemoryHabits:
     """Whether sharded parameters have whole gradients on each rank until a step's last micro-batch:
     PyTorch's ``no_sync``, which Lightning Fabric's and Hugging Face's accumulation use (pytorch
     pull request 126166 describes both ways)."""
+    keeps_gathered: bool = False
+    """Whether autograd keeps the gathered parameters of products until their backward pass, unless
+    these are computed again: DeepSpeed's ZeRO-3 with PyTorch's own linear layers
+    (``mem_efficient_linear=False``)."""
     wide_sums: bool = False
     """Whether whole gradients are summed in the 32 bits in which they are reduced, although
     parameters have 16: FSDP2's ``to_accumulated_grad_if_needed``."""

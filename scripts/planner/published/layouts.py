@@ -119,6 +119,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         habits=replace(
             practice.habits,
             wide_rest=re.search(r"for k-?bit training", text, re.IGNORECASE) is not None,
+            keeps_gathered="mem_efficient_linear=False" in text,
         ),
         fp32_gradients=practice.fp32_gradients
         and precision != "fp16"
@@ -262,9 +263,11 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
 
 
 def between(row: Row, layout: Layout) -> tuple[Layout, ...]:
-    """Full recomputation, if the cell says that experts are recomputed: such a run keeps more than
-    that, and less than selective recomputation does."""
-    if layout.recompute == "selective" and re.search(r"\bmoe\b", row.get("recompute", "")):
+    """Full recomputation, if the row says that experts or some layers are recomputed: such a run
+    keeps more than that, and less than selective recomputation does."""
+    experts = re.search(r"\bmoe\b", row.get("recompute", "")) is not None
+    some = "checkpointing of some blocks" in row.get("notes", "")
+    if layout.recompute == "selective" and (experts or some):
         return (replace(layout, recompute="full"),)
     return ()
 

@@ -166,9 +166,11 @@ def _phases(
         accumulated = (4.0 if habits.wide_sums else own) * whole
 
     resident = 0.0 if in_place else 2 * root
-    if keeps_stage(layout):
+    by_autograd = habits.keeps_gathered and layout.shards_parameters and layout.recompute == "none"
+    if by_autograd or keeps_stage(layout):
         resident += gathered * layers * layer
         gathered = 0.0
+    if keeps_stage(layout):
         accumulated = reduced * (layers * layer * graded + root * trained_root)
 
     kept = mean_activations(shape, layout, assumed, stage) * tokens
