@@ -99,7 +99,7 @@ BACKENDS: dict[BackendName, Backend] = {
             trains_adapters=False,
             shards_stages=False,
         ),
-        Backend("megatron", "Megatron-LM or NeMo", overlaps_sends=True),
+        Backend("megatron", "Megatron-LM or NeMo", overlaps_sends=True, frozen_bits=(16, 8)),
         Backend(
             "torchtitan",
             "torchtitan",
@@ -185,7 +185,8 @@ def refusals(
         if not backend.trains_adapters:
             yield "LoRA"
         elif shape.lora.base_bits not in backend.frozen_bits:
-            yield "frozen weights of 4 bits (QLoRA)"
+            bits = shape.lora.base_bits
+            yield f"frozen weights of {bits} bits" + (" (QLoRA)" if bits == 4 else "")
         elif shape.lora.base_bits == 4 and (t > 1 or layout.pipeline > 1):
             yield "tensor or pipeline parallelism of weights of 4 bits (QLoRA)"
     if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:
