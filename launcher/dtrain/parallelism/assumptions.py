@@ -50,9 +50,6 @@ class MemoryHabits:
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, and has few
     receive buffers, as in DeepSpeed's engine. Megatron-LM frees it after the send."""
-    keeps_logits: bool = False
-    """Whether a pipeline's last stage keeps the logits of all micro-batches until the end of a
-    step: PyTorch's ``PipelineStage.output_chunks``, without ``return_outputs=False``."""
     gathers_logits: bool = False
     """Whether every tensor rank has the logits of the whole vocabulary for the loss, and the last
     stage of a pipeline keeps those of two micro-batches. In Megatron-LM, a rank has only its part

@@ -208,8 +208,7 @@ PRACTICES = (
             ),
         ),
     ),
-    # Its configurations of that time have a fused norm. Until October 2025, its pipelines returned
-    # all logits (pull request 1922).
+    # Its configurations of that time have a fused norm.
     (r"torchtitan docs/performance", Practice("full", counter="reserved", backend="torchtitan")),
     (
         r"torchtitan",
@@ -218,7 +217,6 @@ PRACTICES = (
             counter="reserved",
             separate_kernels=True,
             backend="torchtitan",
-            habits=MemoryHabits(keeps_logits=True),
         ),
     ),
     # Its configuration compiles the model (use_torch_compile) and reduces in bf16 (bfSixteen).

@@ -57,8 +57,6 @@ def highest_phase(
     if backend_of(layout).torch_kernels and not assumed.habits.keeps_outputs:
         split = layout.tensor if layout.sequence_parallel else 1
         waiting += 2 * shape.hidden / split * tokens * receive_buffers(layout, stage)
-    if assumed.habits.keeps_logits and stage == layout.pipeline - 1 > 0:
-        waiting += 2 * shape.vocab / layout.tensor * tokens * layout.grad_accumulation
     phases = _phases(shape, layout, assumed, layers, stage)
     highest = max(phases, key=sum)
     return highest._replace(activations=highest.activations + waiting)
