@@ -18,6 +18,10 @@ def written(answer: Answer, text: str | None, *, file: str) -> str:
 
     layout, training, strategy = keys_of(answer.question, answer.best.layout)
     expected = _expected(answer)
+    narrow = answer.question.narrow_states
+    if narrow or "state_bits" in (text or ""):
+        # The value of an earlier plan must not stay.
+        training["state_bits"] = 16 if narrow else 32
     if text is not None:
         return write_layout(text, layout, training, strategy=strategy, expected=expected, file=file)
     cluster = answer.question.cluster

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.model.adapters import BaseBits
 from dtrain.parallelism.model.sizes import parse_count
 from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES
@@ -51,7 +52,7 @@ class PlanRequest:
     lora_targets: str | None = None
     """``all`` or ``attention``; needs ``lora_rank``."""
     base_bits: int | None = None
-    """16 or 4; needs ``lora_rank``."""
+    """16, 8 (with fp8) or 4; needs ``lora_rank``."""
     tokens: str | None = None
     precision: str | None = None
     state_bits: int | None = None
@@ -144,13 +145,15 @@ def of_a_training(request: PlanRequest, key: str) -> float | None:
     return value
 
 
-def narrow_states(request: PlanRequest, precision: str) -> bool:
-    """Return whether all states have 16 bits.
+def narrow_states(request: PlanRequest, spec: ClusterFile | None, precision: str) -> bool:
+    """Return whether all states have 16 bits: in the request, or else in the cluster file.
 
     Raises:
         UsageError: the number is not known, or does not go with another value.
     """
     bits = request.state_bits
+    if bits is None and spec is not None and spec.job.training is not None:
+        bits = spec.job.training.state_bits
     if bits not in (None, 16, 32):
         raise UsageError(f"`state_bits={bits}` is not known", hint="use 16 or 32")
     if bits == 16 and precision != "bf16":
@@ -159,6 +162,26 @@ def narrow_states(request: PlanRequest, precision: str) -> bool:
             hint="leave it out, or use `precision` bf16",
         )
     return bits == 16
+
+
+def base_bits(request: PlanRequest, precision: str) -> BaseBits:
+    """Return the bits of frozen matrices.
+
+    Raises:
+        UsageError: the number is not known, or does not go with the precision.
+    """
+    wanted = 16 if request.base_bits is None else request.base_bits
+    known: tuple[BaseBits, ...] = (16, 8, 4)
+    bits = next((one for one in known if one == wanted), None)
+    if bits is None:
+        hint = "16, 8 for fp8, or 4 for QLoRA"
+        raise UsageError(f"`base_bits={wanted}` is not known", hint=hint)
+    if bits == 8 and precision != "fp8":
+        raise UsageError(
+            f"`base_bits=8` needs fp8, not {precision}",
+            hint="add `precision` fp8, or use `base_bits` 4 or 16",
+        )
+    return bits
 
 
 def tokens_of(request: PlanRequest, step: int) -> int | None:

@@ -55,8 +55,8 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     where = _Where(request, spec, table, ask, probe)
     cluster = _in_racks(request, where.cluster())
     shape = _shape(request, spec)
-    shape = replace(shape, lora=_lora(request, shape))
     precision, note = _precision(request, spec, cluster.gpu)
+    shape = replace(shape, lora=_lora(request, shape, precision))
     batch, batch_source = _batch(request, spec, shape, cluster)
     check_sizes(shape, batch)
     of_file = _layout_keys(request.file)
@@ -68,7 +68,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         _efficiency(request, cluster, probe),
         batch,
         precision=precision,
-        narrow_states=plan_request.narrow_states(request, precision),
+        narrow_states=plan_request.narrow_states(request, spec, precision),
         framework=_framework(request, spec, shape),
         backend=backend or "runtime",
         # Trials train with dtrain.runtime.
@@ -205,9 +205,9 @@ def _shape(request: PlanRequest, spec: ClusterFile | None) -> Shape:
     return shape.with_lengths(seq_len or shape.seq_len, request.vocab or shape.vocab)
 
 
-def _lora(request: PlanRequest, shape: Shape) -> Lora | None:
+def _lora(request: PlanRequest, shape: Shape, precision: Precision) -> Lora | None:
     """Return the adapters to train; None to train the whole model."""
-    rank, targets, bits = request.lora_rank, request.lora_targets or "all", request.base_bits or 16
+    rank, targets = request.lora_rank, request.lora_targets or "all"
     if rank is None:
         for name in ("lora_targets", "base_bits"):
             value = getattr(request, name)
@@ -228,9 +228,9 @@ def _lora(request: PlanRequest, shape: Shape) -> Lora | None:
         )
     if targets not in ("all", "attention"):
         raise UsageError(f"`lora_targets={targets!r}` is not known", hint="one of all, attention")
-    if bits not in (16, 4):
-        raise UsageError(f"`base_bits={bits}` is not known", hint="16, or 4 for QLoRA")
-    return Lora(rank, "all" if targets == "all" else "attention", 4 if bits == 4 else 16)
+    return Lora(
+        rank, "all" if targets == "all" else "attention", plan_request.base_bits(request, precision)
+    )
 
 
 # Where.

@@ -114,13 +114,32 @@ def test_the_plan_is_for_a_backend_that_trains_adapters() -> None:
     assert answer.question.backend == "torchtitan"
 
 
+def test_frozen_weights_of_8_bits_are_those_that_fp8_reads() -> None:
+    wide, narrow = (
+        api.plan(
+            PlanRequest(
+                model="llama-2-70b", gpus=8, gpu="h100", lora_rank=16, precision="fp8",
+                base_bits=bits, fixed={"tensor": 4, "data": 2, "pipeline": 1, "context": 1},
+            )
+        ).best.memory.parameters * 4
+        for bits in (16, 8)
+    )  # fmt: skip
+    layers = model("llama-2-70b").layers * model("llama-2-70b").layer_parameters() / 2**30
+    assert wide - narrow == pytest.approx(layers, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"lora_rank": 0}, "is not a rank"),
         ({"lora_rank": 10**6}, "is not a rank"),
         ({"lora_targets": "mlp"}, "`lora_targets='mlp'` is not known"),
-        ({"base_bits": 8}, "`base_bits=8` is not known"),
+        ({"base_bits": 2}, "`base_bits=2` is not known"),
+        ({"base_bits": 8}, "`base_bits=8` needs fp8, not bf16"),
+        (
+            {"base_bits": 8, "precision": "fp8", "backend": "torchtitan"},
+            "does not support frozen weights of 8 bits",
+        ),
         ({"lora_rank": None, "base_bits": 4}, "adapters"),
         ({"framework": "tensorflow"}, "torch layouts"),
         ({"backend": "runtime"}, "does not support LoRA"),

@@ -239,6 +239,21 @@ def test_a_run_whose_recomputation_is_not_given_fits_if_one_kind_does() -> None:
     assert not run(**large, recompute="none").fits(efficiency)
 
 
+@pytest.mark.parametrize(
+    ("recompute", "notes", "fits"),
+    [
+        ("selective", "", False),
+        ("selective (layernorm, moe)", "", True),
+        ("selective", "selective AC = checkpointing of some blocks", True),
+    ],
+)
+def test_a_run_that_recomputes_some_layers_fits_if_full_recomputation_does(
+    recompute: str, notes: str, fits: bool
+) -> None:
+    large = {"micro_batch": "8", "tp": "1", "pp": "1", "global_batch": "1024"}
+    assert run(**large, recompute=recompute, notes=notes).fits(of_family("ampere")) is fits
+
+
 def test_a_run_that_never_fits_saves_the_most() -> None:
     assert run(tp="1", pp="1", seq_len="131072").layout.recompute == "full"
 
@@ -645,6 +660,28 @@ def test_deepspeed_sums_gradients_in_16_bits_at_a_zero_stage(stage: str, wide: b
     new = run(notes="Megatron-DeepSpeed", sharding=stage, flash_attention="yes")
     assert new.assumed.fp32_gradients is wide
     assert new.layout.sharding == "optimizer"
+
+
+def test_deepspeed_copies_all_gradients_in_the_step_unless_it_shards_parameters() -> None:
+    def copies(sharding: str) -> float:
+        cells = {"notes": "DeepSpeed; Hugging Face", "flash_attention": "yes"}
+        return run(**cells, sharding=sharding).assumed.step_copies
+
+    assert [copies(sharding) for sharding in ("zero1", "ZeRO-2", "ZeRO-3")] == [6, 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "each"),
+    [
+        ("fms-santacoder-full-none-bf16-1g-b4", "", 8),
+        ("fms-santacoder-full-foak-bf16-1g-b4", "Triton kernels for loss", 6),
+        ("fms-santacoder-lora-bnb-bf16-amp-1g-b4", "", 18),
+        ("fms-santacoder-lora-foak-bf16-amp-1g-b4", "Triton kernels for loss", 14),
+        ("fms-mistral-7b-lora-foak-bf16-1g-b4", "Triton kernels for loss", 8),
+    ],
+)
+def test_logits_of_16_bits_are_cast_only_by_autocast(name: str, notes: str, each: float) -> None:
+    assert run(id=name, notes=notes).assumed.loss_bytes == each
 
 
 def test_matrices_in_fp8_replace_those_of_16_bits_that_are_on_the_host() -> None:

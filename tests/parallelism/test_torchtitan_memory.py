@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.memory import Memory, memory
 from dtrain.parallelism.cost.stages import receive_buffers
 from dtrain.parallelism.model.models import model
@@ -56,22 +56,11 @@ def test_a_loss_over_tensor_ranks_takes_more_temporaries() -> None:
     assert found.logits == pytest.approx(16 * logits / 2**30)
 
 
-def test_a_pipeline_keeps_receive_buffers_and_maybe_all_logits() -> None:
+def test_a_pipeline_keeps_receive_buffers() -> None:
     """Llama 3.1 405B on 512 GPUs, 8 micro-batches of 4 sequences: 82.5 GiB."""
-    kept = Assumptions(habits=MemoryHabits(keeps_logits=True))
-    assert reserved(needs("llama-3.1-405b", PIPELINE, kept)) == pytest.approx(82.5, rel=0.09)
+    found = needs("llama-3.1-405b", PIPELINE, Assumptions())
+    assert reserved(found) == pytest.approx(82.5, rel=0.09)
     counts = [receive_buffers(PIPELINE, stage) for stage in (0, 1, 7)]
     assert counts == [8, 16, 8]
     assert receive_buffers(replace(PIPELINE, virtual_pipeline=2), 1) == 32
     assert receive_buffers(TENSOR, 0) == 0
-
-
-def test_kept_logits_are_on_the_last_stage() -> None:
-    shape = replace(model("llama-3.1-8b"), seq_len=8192)
-    layout = replace(TITAN, pipeline=2, data=8, grad_accumulation=8)
-    found = [
-        memory(shape, layout, Assumptions(habits=MemoryHabits(keeps_logits=keeps)))
-        for keeps in (False, True)
-    ]
-    logits = 8 * 2 * 2 * 8192 * 128256 / 2**30
-    assert found[1].activations - found[0].activations == pytest.approx(logits, rel=0.5)

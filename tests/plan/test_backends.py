@@ -163,6 +163,7 @@ def test_states_of_16_bits_are_half_as_large_and_torchtitans() -> None:
     answer = pose(request).answer()
     assert answer.best.layout.backend == "torchtitan"
     assert "states of 16 bits" in answer.question.notes[0]
+    assert 'need `training.dtype = "bfloat16"` in torchtitan' in answer.question.notes[1]
     found = answer.best.memory
     states = (found.parameters + found.gradients + found.optimizer) * 2**30
     assert states == pytest.approx(8 * answer.question.shape.parameters, rel=0.01)

@@ -82,6 +82,20 @@ def test_the_file_holds_what_the_plan_expects(dtrain: Any, tmp_path: Path, exist
     assert expected.mfu(tokens, gpus=8) == pytest.approx(best["mfu"], rel=2e-3)
 
 
+def test_states_of_16_bits_stay_in_the_file_until_a_plan_has_others(
+    dtrain: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(FILE.format(hosts=1, gpus=8, gpu="h100"))
+    plan = ("plan", "--model", "llama-3-8b", "c.yaml", "--output", "c.yaml")
+    # The second plan finds the value in the file.
+    for asked, bits in ((("--state-bits", "16"), 16), ((), 16), (("--state-bits", "32"), 32)):
+        done = dtrain(*plan, *asked)
+        assert done.returncode == 0, done.stderr
+        assert read(file).job.training.state_bits == bits  # type: ignore[union-attr]
+        assert ('training.dtype = "bfloat16"' in done.stdout) is (bits == 16)
+
+
 @pytest.mark.parametrize(
     ("fixed", "strategy"),
     [

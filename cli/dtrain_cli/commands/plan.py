@@ -74,7 +74,7 @@ def plan(
     base_bits: Annotated[
         int | None,
         typer.Option(
-            help="With --lora-rank: bits of frozen weights, 16 or 4 (QLoRA); default: 16."
+            help="With --lora-rank: bits of frozen weights, 16, 8 (fp8) or 4 (QLoRA); default: 16."
         ),
     ] = None,
     tokens: Annotated[

@@ -50,13 +50,14 @@ class MemoryHabits:
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, and has few
     receive buffers, as in DeepSpeed's engine. Megatron-LM frees it after the send."""
-    keeps_logits: bool = False
-    """Whether a pipeline's last stage keeps the logits of all micro-batches until the end of a
-    step: PyTorch's ``PipelineStage.output_chunks``, without ``return_outputs=False``."""
     gathers_logits: bool = False
     """Whether every tensor rank has the logits of the whole vocabulary for the loss, and the last
     stage of a pipeline keeps those of two micro-batches. In Megatron-LM, a rank has only its part
     of them."""
+    copies_inputs: bool = False
+    """Whether each product that tensor ranks split by columns keeps its own copy of its input:
+    PaddlePaddle's ``c_identity``. Queries, keys and values are one product with plain MLPs, as in
+    GPT, and three with gated ones, as in LLaMA, whose gate also is a product."""
     unfused: bool = False
     """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
     context: float = CONTEXT
@@ -74,6 +75,10 @@ class MemoryHabits:
     """Whether sharded parameters have whole gradients on each rank until a step's last micro-batch:
     PyTorch's ``no_sync``, which Lightning Fabric's and Hugging Face's accumulation use (pytorch
     pull request 126166 describes both ways)."""
+    keeps_gathered: bool = False
+    """Whether autograd keeps the gathered parameters of products until their backward pass, unless
+    these are computed again: DeepSpeed's ZeRO-3 with PyTorch's own linear layers
+    (``mem_efficient_linear=False``)."""
     wide_sums: bool = False
     """Whether whole gradients are summed in the 32 bits in which they are reduced, although
     parameters have 16: FSDP2's ``to_accumulated_grad_if_needed``."""

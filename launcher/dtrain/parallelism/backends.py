@@ -61,9 +61,8 @@ class Backend:
     """Whether it trains adapters of a frozen model (LoRA)."""
     frozen_bits: tuple[int, ...] = (16,)
     """Bits in which it can keep frozen matrices."""
-    narrow_states: bool = False
-    """Whether parameters, gradients and Adam's moments can all have 16 bits: torchtitan's
-    ``training.dtype = "bfloat16"``."""
+    narrow_states: str = ""
+    """The setting with which parameters, gradients and Adam's moments all have 16 bits, if any."""
     shards_optimizer_alone: bool = True
     """Whether it has ZeRO-1. torchtitan shards by FSDP2: the gradients too, and at least between
     steps the parameters."""
@@ -99,7 +98,7 @@ BACKENDS: dict[BackendName, Backend] = {
             trains_adapters=False,
             shards_stages=False,
         ),
-        Backend("megatron", "Megatron-LM or NeMo", overlaps_sends=True),
+        Backend("megatron", "Megatron-LM or NeMo", overlaps_sends=True, frozen_bits=(16, 8)),
         Backend(
             "torchtitan",
             "torchtitan",
@@ -114,7 +113,7 @@ BACKENDS: dict[BackendName, Backend] = {
             # Its Flux has FSDP, HSDP and context parallelism (``models/flux/README.md``).
             splits_diffusion=False,
             frozen_bits=(16, 4),
-            narrow_states=True,
+            narrow_states='training.dtype = "bfloat16"',
             shards_optimizer_alone=False,
             keeps_stages=True,
         ),
@@ -188,7 +187,8 @@ def refusals(
         if not backend.trains_adapters:
             yield "LoRA"
         elif shape.lora.base_bits not in backend.frozen_bits:
-            yield "frozen weights of 4 bits (QLoRA)"
+            bits = shape.lora.base_bits
+            yield f"frozen weights of {bits} bits" + (" (QLoRA)" if bits == 4 else "")
         elif shape.lora.base_bits == 4 and (t > 1 or layout.pipeline > 1):
             yield "tensor or pipeline parallelism of weights of 4 bits (QLoRA)"
     if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:

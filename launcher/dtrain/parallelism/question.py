@@ -100,12 +100,12 @@ class Question:
         constraints.check(self.shape, self.cluster, self.global_batch, self.fixed, self.backend)
         plan = self.search()
         if plan.considered and (self.backend_required or self.kept):
-            return Answer(self, plan)
+            return self._answered(plan)
         if not (plan.considered or self.others):
             raise self._nothing_left()
         reason = self._reason_against(plan)
         if not reason:
-            return Answer(self, plan)
+            return self._answered(plan)
         names = [other.backend for other in self.others]
         if self.backend_required:
             raise UsageError(
@@ -119,7 +119,14 @@ class Question:
         )
         # Devices on which no backend runs have a note already.
         notes = self.notes if without_backend(self.cluster.gpu) else (*self.notes, note)
-        return Answer(replace(self, backend=names[0], notes=notes), self.others[0])
+        return replace(self, backend=names[0], notes=notes)._answered(self.others[0])
+
+    def _answered(self, plan: Plan) -> Answer:
+        if not self.narrow_states:
+            return Answer(self, plan)
+        backend = BACKENDS[self.backend]
+        note = f"states of 16 bits need `{backend.narrow_states}` in {backend.title}"
+        return Answer(replace(self, notes=(*self.notes, note)), plan)
 
     @cached_property
     def others(self) -> tuple[Plan, ...]:

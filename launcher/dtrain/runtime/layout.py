@@ -105,3 +105,5 @@ class Training:
     precision: str | None = None
     """``bf16``, ``fp16``, ``fp8``, ``nvfp4`` or ``fp32``."""
     seq_len: int | None = None
+    state_bits: int | None = None
+    """32, or 16 if weights, gradients and Adam's moments have no copy in 32. ``None`` means 32."""

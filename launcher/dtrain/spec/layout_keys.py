@@ -142,6 +142,12 @@ TRAINING = SectionType(
             example="bf16",
         ),
         "seq_len": Field(Integer(1, 10**9), "Tokens in one sequence.", example="2048"),
+        "state_bits": Field(
+            Integer(16, 32),
+            "Bits of weights, gradients and Adam's moments: 32, or 16 without a copy in 32, which "
+            "torchtitan can train (`training.dtype`).",
+            example="16",
+        ),
     }
 )
 

@@ -119,6 +119,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         habits=replace(
             practice.habits,
             wide_rest=re.search(r"for k-?bit training", text, re.IGNORECASE) is not None,
+            keeps_gathered="mem_efficient_linear=False" in text,
         ),
         fp32_gradients=_fp32_gradients(row, practice) and precision != "fp16",
     )
@@ -145,7 +146,12 @@ def _loss_bytes(text: str, practice: Practice) -> float | None:
     """As in `Assumptions`."""
     if re.search(r"compiled loss", text, re.IGNORECASE):
         return 4
-    if re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE):
+    triton = re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE)
+    if "santacoder" in text:
+        # GPTBigCode keeps logits of 16 bits, and copies them. Autocast also casts them to 32.
+        wide = "-amp-" in text
+        return (14 if triton else 18) if wide else (6 if triton else 8)
+    if triton:
         return 8
     return practice.loss_bytes
 
@@ -263,9 +269,11 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
 
 
 def between(row: Row, layout: Layout) -> tuple[Layout, ...]:
-    """Full recomputation, if the cell says that experts are recomputed: such a run keeps more than
-    that, and less than selective recomputation does."""
-    if layout.recompute == "selective" and re.search(r"\bmoe\b", row.get("recompute", "")):
+    """Full recomputation, if the row says that experts or some layers are recomputed: such a run
+    keeps more than that, and less than selective recomputation does."""
+    experts = re.search(r"\bmoe\b", row.get("recompute", "")) is not None
+    some = "checkpointing of some blocks" in row.get("notes", "")
+    if layout.recompute == "selective" and (experts or some):
         return (replace(layout, recompute="full"),)
     return ()
 

@@ -26,9 +26,10 @@ The columns:
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
 - ``recompute``: full, uniform, block or just yes mean full. If selective recomputation includes
-  ``moe``, the run fits if full recomputation does. Blank means none, or what the run needs
-  to fit its GPUs; the same holds for ``sharding``, and for ``tp`` if no column gives a split. Then
-  the planner's answer to "does it fit" is yes if one of these layouts fits.
+  ``moe``, or is ``checkpointing of some blocks``, the run fits if full recomputation does. Blank
+  means none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
+  if no column gives a split. Then the planner's answer to "does it fit" is yes if one of these
+  layouts fits.
 - ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
   for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
   reference is the rate of one NIC.

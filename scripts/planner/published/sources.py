@@ -208,8 +208,7 @@ PRACTICES = (
             ),
         ),
     ),
-    # Its configurations of that time have a fused norm. Until October 2025, its pipelines returned
-    # all logits (pull request 1922).
+    # Its configurations of that time have a fused norm.
     (r"torchtitan docs/performance", Practice("full", counter="reserved", backend="torchtitan")),
     (
         r"torchtitan",
@@ -218,7 +217,6 @@ PRACTICES = (
             counter="reserved",
             separate_kernels=True,
             backend="torchtitan",
-            habits=MemoryHabits(keeps_logits=True),
         ),
     ),
     # Its configuration compiles the model (use_torch_compile) and reduces in bf16 (bfSixteen).
@@ -253,6 +251,10 @@ _UNKNOWN = Practice(
 )
 """Software that no text names: split like Megatron-LM, but with PyTorch's kernels, because few have
 fused ones, which are faster and keep less for the backward pass."""
+_PADDLE = replace(
+    _UNKNOWN, separate_kernels=False, habits=MemoryHabits(unfused=True, copies_inputs=True)
+)
+"""PaddleNLP, whose configurations fuse the norms."""
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
 _MODULES = replace(_FSDP, sharding="none")
@@ -273,11 +275,13 @@ _LITGPT = replace(
 """LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""
 _ZERO = replace(
     _FSDP, sequence_parallel=False, fp32_gradients=False, host_work=57,
-    habits=replace(_FSDP.habits, keeps_outputs=True),
+    habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True),
 )  # fmt: skip
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks
 before and after each module fetch and release parameters (``parameter_offload.py``). ``host_work``
 is from Qwen's fine-tuning of 1.8B on one A100 with 256 tokens."""
+_ZERO_2 = replace(_ZERO, habits=replace(_ZERO.habits, step_copies=2))
+"""Stages 1 and 2, which flatten and cast all gradients at once. Stage 3 does so group by group."""
 _SHARDING_SOFTWARE = (
     r"(?<!Megatron.)\bFSDP2?\b|\btorch ?titan\b|\bOLMo\b"
     r"|llm[- ]foundry|\bComposer\b|\bLightning\b|\bLingua\b"
@@ -286,6 +290,7 @@ SOFTWARE = (
     (r"Megatron[- ]DeepSpeed", _MEGATRON_DEEPSPEED),
     (r"NeoX|\bDeepSpeed|OpenRLHF|Colossal", _DEEPSPEED),
     (r"\bNeMo\b|Megatron[- ]Bridge", _NEMO),
+    (r"Paddle", _PADDLE),
     (r"\btorch ?tune\b", _TORCHTUNE),
     (r"\blit[- ]?(gpt|llama)\b", _LITGPT),
     (r"Hugging ?Face|\bAccelerate\b|\bTRL\b|Axolotl|fsdp_qlora", _HUGGING_FACE),
@@ -311,7 +316,7 @@ def practice_of(row: Row) -> Practice:
             for pattern, how in table:
                 if re.search(pattern, text, re.IGNORECASE):
                     if how is _DEEPSPEED and _new(row):
-                        return _ZERO
+                        return _ZERO if re.search("3|full", row.get("sharding", "")) else _ZERO_2
                     if how is _MEGATRON_DEEPSPEED and _flash(row):
                         zero = re.search(r"zero-?[123]", row.get("sharding", ""), re.IGNORECASE)
                         return _MEGATRON_DEEPSPEED_ZERO if zero else _MEGATRON_DEEPSPEED_2023

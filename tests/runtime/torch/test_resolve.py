@@ -61,6 +61,7 @@ def test_the_cluster_file_overrides_the_script() -> None:
         ("3d", None, Training(), "strategy 3d needs a layout"),
         ("fsdp", None, Training(precision="fp8"), "fp8 needs"),
         ("fsdp", None, Training(precision="nvfp4"), "nvfp4 needs"),
+        ("fsdp", None, Training(state_bits=16), "keeps weights in 32 bits"),
         (
             "3d",
             Layout(data=2),

@@ -38,6 +38,8 @@ def layer_activations(
     )
     if assumed.separate_kernels and torch and shape.gated and recompute == "none":
         terms += SEPARATE_NORM * shape.sums * shape.hidden / split
+    if assumed.habits.copies_inputs and layout.tensor > 1 and recompute == "none":
+        terms += 2 * shape.hidden * (5 if shape.gated else 2)
     if assumed.habits.wide_rest:
         terms += 2 * shape.hidden / split * (shape.sums if recompute == "none" else 1)
     if assumed.habits.frozen_inputs and recompute == "none":

@@ -258,11 +258,12 @@ class _States:
 
     @staticmethod
     def of(layout: Layout, assumed: Assumptions) -> _States:
-        copies = assumed.step_copies
+        # `sharded_memory` has the phase of the step.
+        copies = 0 if assumed.by_torch(layout) else assumed.step_copies
         if assumed.narrow_states:
             return _States(layout, 2, 2, 4, copies)
         if layout.shards_parameters:
-            return _States(layout, 4, 4, 8, 0)  # `sharded_memory` has the phase of the step
+            return _States(layout, 4, 4, 8, copies)
         if assumed.precision in ("tf32", "fp32"):
             return _States(layout, 4, 4, 8, copies)
         if not assumed.fp32_gradients:

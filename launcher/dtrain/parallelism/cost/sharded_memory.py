@@ -57,8 +57,6 @@ def highest_phase(
     if backend_of(layout).torch_kernels and not assumed.habits.keeps_outputs:
         split = layout.tensor if layout.sequence_parallel else 1
         waiting += 2 * shape.hidden / split * tokens * receive_buffers(layout, stage)
-    if assumed.habits.keeps_logits and stage == layout.pipeline - 1 > 0:
-        waiting += 2 * shape.vocab / layout.tensor * tokens * layout.grad_accumulation
     phases = _phases(shape, layout, assumed, layers, stage)
     highest = max(phases, key=sum)
     return highest._replace(activations=highest.activations + waiting)
@@ -128,10 +126,14 @@ def _phases(
         largest = max([whole for whole, _ in each.values()])
         layer = sum([count * each[kind][0] for kind, count in kinds.items()]) / layers
         experts = sum([count * each[kind][1] for kind, count in kinds.items()]) / layers
-    # A rank keeps its share of a layer's gradients; fewer ranks share the experts' gradients.
+    # A rank's share of a layer, and of its gradients, which ZeRO-1 does not shard. Fewer ranks
+    # share the experts.
     shards = layout.shards
-    expert_replicas = max(1, layout.copies // layout.expert)
-    shard = (layer - experts) / shards + experts / min(shards, expert_replicas)
+    summing = 1 if layout.sharding == "optimizer" else shards
+    replicas = max(1, layout.copies // layout.expert)
+    shard, summed_shard = (
+        (layer - experts) / ranks + experts / min(ranks, replicas) for ranks in (shards, summing)
+    )
     head = shape.head_parameters / t if last else 0.0
     root = head if last and not (shape.tied and first) else 0.0
     root += shape.embedding_parameters / t if first else 0.0
@@ -151,17 +153,22 @@ def _phases(
     # A flat parameter of which a part is trained has a gradient of its whole size.
     flat = habits.flat_adapters and layout.shards_parameters
     graded = 1.0 if flat else trained
-    accumulated = own * (layers * shard * graded + root * trained_root / shards)
+    # Bytes of a gradient of 16-bit parameters, which have their 32-bit copies beside them.
+    summed = 2.0 if not (layout.shards_parameters or assumed.fp32_gradients) else own
+    gradients = summed * (layers * summed_shard * graded + root * trained_root / summing)
+    accumulated = gradients
     if layout.grad_accumulation == 1:
         accumulated = 0.0
     elif habits.whole_gradients and layout.shards_parameters:
-        summed = 4.0 if habits.wide_sums else own
-        accumulated = summed * (layers * layer * graded + root * trained_root)
+        whole = layers * layer * graded + root * trained_root
+        accumulated = (4.0 if habits.wide_sums else own) * whole
 
     resident = 0.0 if in_place else 2 * root
-    if keeps_stage(layout):
+    by_autograd = habits.keeps_gathered and layout.shards_parameters and layout.recompute == "none"
+    if by_autograd or keeps_stage(layout):
         resident += gathered * layers * layer
         gathered = 0.0
+    if keeps_stage(layout):
         accumulated = reduced * (layers * layer * graded + root * trained_root)
 
     kept = mean_activations(shape, layout, assumed, stage) * tokens
@@ -195,7 +202,7 @@ def _phases(
         ahead = gathered * largest if done < layers - 1 else 0.0
         working = max(inside if not recomputed else inside - recomputed + kept, end_of_layer)
         yield Phase(
-            accumulated or done * own * shard * graded,
+            accumulated or done * summed * summed_shard * graded,
             below,
             0.0,
             resident
@@ -206,7 +213,7 @@ def _phases(
             working,
         )
     # The gradients of embedding and output layer are scattered last.
-    rest = accumulated or own * layers * shard * graded
+    rest = accumulated or summed * layers * summed_shard * graded
     tied = (6 if shape.tied else 4) * trained_root
     yield Phase(rest, 0.0, 0.0, resident + reduced * trained_root * root)
     yield Phase(
@@ -217,7 +224,6 @@ def _phases(
     copies = every if habits.foreach else min(every, 8 * max(shard, root / shards))
     if habits.fused_adam:
         copies = 0.0
-    gradients = own * (layers * shard * graded + root * trained_root / shards)
     yield Phase(gradients, 0.0, 0.0, 0.0, max(copies, every * assumed.step_copies / 4))
 
 

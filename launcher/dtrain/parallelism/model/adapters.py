@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dtrain.parallelism.model.shape import Shape
 
 Targets = Literal["all", "attention"]
+BaseBits = Literal[16, 8, 4]
 
 NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a 4-bit weight: 4 bits, an 8-bit scale for each 64 weights, and a 32-bit scale for each
@@ -28,7 +29,7 @@ class Lora:
     rank: int
     targets: Targets = "all"
     """``attention``: queries, keys, values and output; ``all``: those and the MLP's matrices."""
-    base_bits: Literal[16, 8, 4] = 16
+    base_bits: BaseBits = 16
     """Bits of a frozen matrix of a layer; embeddings, norms and output layer keep 16. With 8, it is
     in fp8, as products with fp8 read it (Transformer Engine's ``fp8_model_init``)."""
 

@@ -48,6 +48,10 @@ def resolve(
             f"precision {training.precision} needs Transformer Engine or torchao, which this"
             " runtime does not support; use bf16"
         )
+    if training.state_bits not in (None, 32):
+        raise ValueError(
+            f"state_bits {training.state_bits}: this runtime keeps weights in 32 bits; leave it out"
+        )
     _one_of("precision", training.precision or "fp32", PRECISIONS)
     fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
     layout = layout or _batched(_by_name(strategy, world), training)
