@@ -64,8 +64,6 @@ class Efficiency(KeepsHash):
     """Time of one step to the next member in a host (NCCL, ``tuning.cc``: ring, NVLink, Simple)."""
     network_step: float = 14e-6
     """Time of one step to the next host (the same table: network)."""
-    bucket: float = 160e6
-    """Bytes of gradients in one reduction."""
     fixed: float = 0.01
     """Time of one step for data, logging and the reduction of the loss."""
     exposed_data: float = OVERLAPPED
