@@ -18,7 +18,6 @@ from dtrain.runtime.layout import Layout
 CLUSTER = GpuCluster(replace(gpu("a100-80gb"), link=100.0), 64, 8, 40.0)
 MADE = Efficiency(
     link=0.5, network=0.5, exchange=0.5, latency=1e-3, link_step=1e-5, network_step=1e-4,
-    bucket=1e6,
 )  # fmt: skip
 
 
@@ -52,8 +51,6 @@ def test_a_ring() -> None:
     # Eight hosts: seven steps between hosts, and seven in each of them.
     gathered = across.all_gather(8e6)
     assert gathered == pytest.approx(1e-3 + 7e-4 + 56e-5 + 63 / 64 * 8e6 / 20e9)
-    assert inside.in_buckets(inside.all_gather, 4e6) == pytest.approx(4 * inside.all_gather(1e6))
-    assert inside.in_buckets(inside.all_gather, 1e5) == pytest.approx(inside.all_gather(1e5))
 
 
 def test_all_reduces_use_trees_between_many_hosts() -> None:
@@ -93,13 +90,6 @@ def test_an_oversubscribed_network_between_racks() -> None:
     assert Group(racks, MADE, 32, 1).exchange(1e6, 1) == pytest.approx(
         1e-3 + 0.75e6 * 2 / 3 / (5e9 / 2 / 8)
     )
-
-
-def test_buckets_of_a_large_group_start_less_often() -> None:
-    many, few = group(1280, 1), group(16, 1)
-    # 4 buckets that are 1280 / 40 times as large as usual.
-    assert many.in_growing_buckets(128e6) == pytest.approx(4 * many.all_gather(32e6))
-    assert few.in_growing_buckets(128e6) == few.in_buckets(few.all_gather, 128e6)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import KNOWN, OVERLAPPED, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
+from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import BackendName, Layout
@@ -47,6 +48,21 @@ def test_a_norm_of_separate_kernels_passes_through_memory_18_times_instead_of_2(
     assert gpt[0] == gpt[1]
 
 
+def test_scores_of_separate_kernels_pass_through_memory_6_more_times() -> None:
+    fused, separate = (
+        Kernels(one.efficiency, one.cluster, one.shape, one.layout, one.assumed)
+        for one in (
+            candidate(
+                "gpt-3-6.7b", Layout(), Assumptions(flash_attention=False, separate_kernels=each)
+            )
+            for each in (False, True)
+        )
+    )
+    scores = 2 * fused.shape.seq_len**2 * fused.shape.heads
+    seconds = 6 * scores / (H100.bandwidth * 1e9 * fused.efficiency.stream)
+    assert separate.attention_forward() - fused.attention_forward() == pytest.approx(seconds)
+
+
 def test_tensor_traffic_hides_only_with_pieces_of_products() -> None:
     layout = Layout(backend="megatron", tensor=8, sequence_parallel=True)
     hidden, shown = (
@@ -63,22 +79,23 @@ def test_tensor_traffic_hides_only_with_pieces_of_products() -> None:
 
 
 def test_an_interleaved_pipeline_sends_while_it_computes() -> None:
-    def pipeline(gbps: float = 400.0, pieces: int = 5, *, overlaps: bool = True) -> float:
+    def exposed(gbps: float = 400.0, pieces: int = 5) -> float:
+        """Exposed share of the sends between a pipeline's start and end."""
         layout = Layout(
             backend="megatron", tensor=8, pipeline=4, virtual_pipeline=pieces, grad_accumulation=16
         )
-        assumed = Assumptions(overlaps_sends=overlaps)
-        one = candidate("llama-3-70b", layout, assumed)
-        return replace(one, cluster=GpuCluster(H100, 32, 8, gbps)).time.pipeline
+        cluster = GpuCluster(H100, 32, 8, gbps)
+        one = replace(candidate("llama-3-70b", layout, Assumptions()), cluster=cluster)
+        # Each of the 8 tensor ranks sends a part of 8,192 activations of 2 bytes for each token.
+        size = 2 * 8192 * one.shape.seq_len / 8
+        once = Group(cluster, one.efficiency, 4, 8).send(size)
+        return (one.time.pipeline / 2 / once - 3) / 16 / pieces
 
-    # A quarter of each send slows the computation, instead of half of it that is exposed.
-    fill, sends = 3, 16 * 5
-    ratio = (fill + OVERLAPPED * sends) / (fill + 0.5 * sends)
-    assert pipeline() == pytest.approx(ratio * pipeline(overlaps=False))
+    assert exposed() == pytest.approx(OVERLAPPED)
     # A send that takes longer than the computation of a piece cannot hide behind it.
-    assert pipeline(1.0) == pytest.approx(pipeline(1.0, overlaps=False))
+    assert exposed(1.0) == pytest.approx(0.5)
     # Without interleaving, the next stage waits.
-    assert pipeline(pieces=1) == pipeline(pieces=1, overlaps=False)
+    assert exposed(pieces=1) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt-3-6.7b"])

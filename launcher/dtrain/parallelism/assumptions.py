@@ -166,9 +166,6 @@ class Assumptions(KeepsHash):
     gathers_fp8: bool = False
     """Whether fp8's parameters are also gathered in fp8, although the backend can do otherwise:
     Megatron-Core's ``--fp8-param-gather``."""
-    overlaps_sends: bool = True
-    """Whether an interleaved pipeline computes one piece while it sends another's activations, if
-    the backend can."""
     gathers_late: bool = False
     """Whether FSDP gathers a layer's parameters for the backward pass only after the gradients of
     the layer before are computed: PyTorch's ``BackwardPrefetch.BACKWARD_POST``."""

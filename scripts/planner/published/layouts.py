@@ -107,7 +107,6 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
         gathers_fp8=practice.fp8_params,
-        overlaps_sends=practice.overlaps_sends,
         gathers_late=practice.gathers_late,
         idle=practice.idle,
         reduces_to_all=practice.reduces_to_all,

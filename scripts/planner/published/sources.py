@@ -44,7 +44,6 @@ class Practice:
     """Whether runs without ``torch.compile`` have a kernel for each operation of a norm."""
     fuses_gradients: bool = True
     overlaps_reduction: bool = True
-    overlaps_sends: bool = True
     gathers_late: bool = False
     flash2: bool | None = None
     triton_attention: bool = False
@@ -74,7 +73,6 @@ LORA = Lora(16, "attention")
 """The adapters of published runs with LoRA: Megatron-Bridge adapts queries, keys and values."""
 _EARLY = Practice(
     "none", "fp16", False, False, True, fuses_gradients=False, overlaps_reduction=False,
-    overlaps_sends=False,
 )  # fmt: skip
 """Megatron-LM until 2022, before flash attention and sequence parallelism. Data parallelism reduces
 in fp16."""
@@ -120,7 +118,7 @@ PRACTICES = (
     # Neither has an overlapped reduction.
     (
         r"2205\.05198|Reducing Activation",
-        Practice("none", "fp16", False, overlaps_reduction=False, overlaps_sends=False),
+        Practice("none", "fp16", False, overlaps_reduction=False),
     ),
     (
         r"Megatron-DeepSpeed|BLOOM|BigScience|2211\.05100|MT-NLG|Turing|2201\.11990|GLM-130B",

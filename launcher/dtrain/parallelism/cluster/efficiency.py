@@ -64,8 +64,6 @@ class Efficiency(KeepsHash):
     """Time of one step to the next member in a host (NCCL, ``tuning.cc``: ring, NVLink, Simple)."""
     network_step: float = 14e-6
     """Time of one step to the next host (the same table: network)."""
-    bucket: float = 160e6
-    """Bytes of gradients in one reduction."""
     fixed: float = 0.01
     """Time of one step for data, logging and the reduction of the loss."""
     exposed_data: float = OVERLAPPED
@@ -96,8 +94,8 @@ class Efficiency(KeepsHash):
 KNOWN = {"interval_low": 0.82, "interval_high": 1.28}
 """The interval of all measured GPUs. They have one, because publishers' software differs
 more than GPUs do, and because most of an architecture's publishers are its vendor. Of 14 publishers
-held out, 80 % of the runs took 0.93 to 1.11 times the estimate, with equal weight for each
-publisher; of 15, with the one whose runs reach 3 % of the peak, 0.93 to 1.17
+held out, 80 % of the runs took 0.92 to 1.11 times the estimate, with equal weight for each
+publisher, without the one whose runs reach 3 % of the peak
 (``scripts/planner/fit.py --held-out``). Papers report production runs that take longer than such
 benchmarks: Llama 3 (arXiv 2407.21783) and MT-NLG (arXiv 2201.11990) 1.2 times the estimate."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
@@ -92,19 +91,6 @@ class Group:
 
     def _pass(self, size: float) -> float:
         return (self.size - 1) / self.size * size / self.bandwidth
-
-    def in_buckets(self, collective: Callable[[float], float], size: float) -> float:
-        """Return the seconds of a collective in buckets, as for gradients."""
-        buckets = max(1.0, size / self.efficiency.bucket)
-        return buckets * collective(size / buckets)
-
-    def in_growing_buckets(self, size: float) -> float:
-        """Return the seconds of an all-gather in buckets that grow with the group, so that starts
-        do not take most of the time: in Megatron-LM, they have max(40 million, 1 million · ranks)
-        parameters (``DistributedDataParallelConfig``).
-        """
-        buckets = max(1.0, size / (self.efficiency.bucket * max(1.0, self.size / 40)))
-        return buckets * self.all_gather(size / buckets)
 
     def exchange(self, size: float, copies: int) -> float:
         """Return the seconds in which every member sends ``copies`` of its ``size`` bytes to

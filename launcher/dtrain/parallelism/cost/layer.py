@@ -29,6 +29,9 @@ SEPARATE_ROTATION = 8.0
 SEPARATE_KERNELS = 24.0
 """Kernels of both norms (8 instead of 1 each) and of the rotation of queries and keys (6 instead of
 1 each) beyond those of fused ones, in Hugging Face's models."""
+SEPARATE_SCORES = 6.0
+"""Passes of the score matrix through memory beyond those of fused kernels, if its scale, its mask
+and its softmax in 32 bits are kernels of their own (Hugging Face's ``eager`` attention)."""
 EXPONENTIALS = 3.9e12
 """Exponentials of a GPU in a second (H100, arXiv 2407.08608). Newer GPUs have hardly more."""
 SCAN = 0.19
@@ -121,19 +124,10 @@ class Kernels:
     def weights_forward(self, *, moe: bool) -> float:
         return self._moe_weights if moe else self._dense_weights
 
-    def expert_reads(self, *, moe: bool) -> float:
-        """Seconds to read the experts' weights. Each product of a few tokens waits for its weights
-        (measured in SimuMax's table of grouped products on a B200, ``b200_bf16_ceperm.json``)."""
-        if not moe:
-            return 0.0
-        held = self.shape.experts / self.layout.expert * self.shape.expert_parameters
-        return self._memory(BYTES[self.assumed.precision] * held / self.layout.tensor)
-
     def accumulation(self, weights: float) -> float:
         """Seconds to add the gradients of ``weights`` parameters to their sum, in each micro-batch.
 
-        The time depends on the parameters, not on the tokens, so it weighs most with few tokens:
-        of 128 tokens for each expert, the same table has 8 % of the peak, of 1,232 tokens 33 %.
+        The time depends on the parameters, not on the tokens, so it weighs most with few tokens.
         """
         if self.shape.lora is not None:
             return 0.0
@@ -177,7 +171,8 @@ class Kernels:
             flop *= self._softmax_share / (2 if self.shape.causal else 1)
             return flop / (peak * efficiency.attention * own)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
-        square = efficiency.scores * scores / (gpu.bandwidth * 1e9 * efficiency.stream)
+        passes = efficiency.scores + SEPARATE_SCORES * self.assumed.separate_kernels
+        square = passes * scores / (gpu.bandwidth * 1e9 * efficiency.stream)
         # Without flash attention's padding, Tensor Cores skip such products.
         aligned = 1.0 if self.shape.head_size % 8 == 0 else UNALIGNED
         return flop / (peak * efficiency.gemm * aligned) + square
@@ -245,7 +240,6 @@ class Kernels:
     def forward(self, *, moe: bool) -> float:
         return (
             self.weights_forward(moe=moe)
-            + self.expert_reads(moe=moe)
             + self.adapters(moe=moe)
             + self.expansion(moe=moe)
             + self.attention_forward()
@@ -276,7 +270,6 @@ class Kernels:
         attention = self.attention_forward()
         attention *= 2.5 / 0.85 if self.assumed.flash_attention else 2.0
         weights = self._products_backward * self.weights_forward(moe=moe)
-        weights += self.expert_reads(moe=moe)
         held = sum(one.weights for one in self._products(moe=moe))
         if shape.parts:
             idle = sum(part.idle_parameters(shape.hidden) for part in shape.parts)
@@ -355,7 +348,7 @@ def _recompute_half(kernels: Kernels, *, moe: bool) -> float:
     product: keys, attention's output and the MLP's second input are computed again."""
     shape, t, n, h = kernels.shape, kernels.layout.tensor, kernels.tokens, kernels.shape.hidden
     if moe or shape.kv_rank or not (shape.heads and shape.ffn_hidden):
-        weights = 0.5 * kernels.weights_forward(moe=moe) + kernels.expert_reads(moe=moe)
+        weights = 0.5 * kernels.weights_forward(moe=moe)
     else:
         keys = max(shape.kv_heads / t, 1) * shape.head_size
         values = shape.heads * (shape.value_head_size or shape.head_size)

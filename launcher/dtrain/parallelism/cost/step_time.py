@@ -350,7 +350,7 @@ def _sends(kernels: Kernels, stage: float) -> float:
     shared = layout.sequence_parallel or backend_of(layout).sends_shares
     once = group.send(_activation(kernels) / (layout.tensor if shared else 1))
     exposed = 0.5 * once
-    if v > 1 and kernels.assumed.overlaps_sends and backend_of(layout).overlaps_sends:
+    if v > 1 and backend_of(layout).overlaps_sends:
         # Of a piece's time, the forward pass takes a third.
         exposed = min(exposed, max(OVERLAPPED * once, once - stage / v / 3))
     return 2 * ((p - 1) * once + layout.grad_accumulation * v * exposed)
@@ -442,10 +442,6 @@ def _traffic(
         return layout.grad_accumulation * (gathers + scatters)
     if shards < ranks or kernels.assumed.reduces_to_all:
         # Reduce over all ranks, update in shards, and gather from the ranks with shards.
-        return group.in_buckets(group.all_reduce, gradient * count) + near.in_buckets(
-            near.all_gather, parameter * count
-        )
+        return group.all_reduce(gradient * count) + near.all_gather(parameter * count)
     scatters = layout.grad_accumulation if reduces_each_micro_batch(layout) else 1
-    return scatters * group.in_growing_buckets(gradient * count) + group.in_growing_buckets(
-        parameter * count
-    )
+    return scatters * group.all_gather(gradient * count) + group.all_gather(parameter * count)
