@@ -186,14 +186,14 @@ def test_the_error_in_the_third_blind_test_is_limited() -> None:
     assert sum(map(abs, every.time)) / len(every.time) < 0.13
     assert abs(sum(every.time)) / len(every.time) < 0.04
     assert sum(map(abs, every.memory)) / len(every.memory) < 0.14
-    assert refused(every) < 0.12
+    assert refused(every) < 0.08
 
 
 def test_the_error_in_the_fourth_blind_test_is_limited() -> None:
     """Memory only. One publisher was used to find rules, the other six were only tested."""
     every = scored(validate_planner.UNSEEN_4)
     assert len(every.memory) == 387
-    assert sum(map(abs, every.memory)) / len(every.memory) < 0.07
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.05
     assert refused(every) < 0.05
     assert every.fit["false_fit"] / (every.fit["true_oom"] + every.fit["false_fit"]) < 0.05
 
@@ -204,16 +204,16 @@ def test_the_error_in_the_fifth_blind_test_is_limited() -> None:
     assert (len(every.time), len(every.memory)) == (241, 74)
     assert sum(map(abs, every.time)) / len(every.time) < 0.15
     assert abs(sum(every.time)) / len(every.time) < 0.11
-    assert sum(map(abs, every.memory)) / len(every.memory) < 0.23
-    assert refused(every) < 0.13
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.18
+    assert refused(every) < 0.05
 
 
 def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
-    """Memory of pretraining. Only the rule of fp8's copies comes from it."""
+    """Memory of pretraining. FlagPerf's DeepSpeed and PaddlePaddle were used to find rules."""
     every = scored(validate_planner.UNSEEN_6)
     assert len(every.memory) == 48
-    assert sum(map(abs, every.memory)) / len(every.memory) < 0.18
-    assert every.fit["false_oom"] <= 4
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.12
+    assert every.fit["false_oom"] <= 1
     assert every.fit["false_fit"] <= 1
 
 
