@@ -163,9 +163,6 @@ class Assumptions(KeepsHash):
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
-    gathers_fp8: bool = False
-    """Whether fp8's parameters are also gathered in fp8, although the backend can do otherwise:
-    Megatron-Core's ``--fp8-param-gather``."""
     gathers_late: bool = False
     """Whether FSDP gathers a layer's parameters for the backward pass only after the gradients of
     the layer before are computed: PyTorch's ``BackwardPrefetch.BACKWARD_POST``."""

@@ -106,7 +106,6 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         host_work=practice.host_work if _zero_3(row) else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
-        gathers_fp8=practice.fp8_params,
         gathers_late=practice.gathers_late,
         idle=practice.idle,
         reduces_to_all=practice.reduces_to_all,

@@ -57,7 +57,7 @@ class Practice:
     accumulates: bool = True
     """Whether the sequences of a step are split into micro-batches, if nothing says how many."""
     fp8_params: bool = False
-    """Whether fp8's parameters are kept and gathered in fp8, and LoRA's frozen matrices too."""
+    """Whether fp8's parameters are kept in fp8, and LoRA's frozen matrices too."""
     transformer_engine: bool = True
     """Whether Transformer Engine computes in fp8, if the backend is Megatron-LM."""
     tunes_on_squad: bool = False

@@ -426,8 +426,7 @@ def _traffic(
     group = Group(kernels.cluster, efficiency, ranks, apart)
     shards = min(layout.shards, ranks)
     near = Group(kernels.cluster, efficiency, shards, apart)
-    coarse = kernels.assumed.gathers_fp8 or backend_of(layout).gathers_fp8
-    narrow = kernels.assumed.precision in ("fp8", "nvfp4") and coarse
+    narrow = kernels.assumed.precision in ("fp8", "nvfp4") and backend_of(layout).gathers_fp8
     parameter = 1 if narrow else BYTES[kernels.assumed.precision]
     if layout.shards_parameters:
         one = count / (layers + 1)
