@@ -107,12 +107,8 @@ def _framework(
     if framework != "tensorflow":
         text = f"`framework={framework!r}`: dtrain cannot plan for it"
         raise UsageError(text, hint="use torch or tensorflow")
-    others = (
-        name
-        for name in ("backend", "lora_rank", "state_bits")
-        if getattr(request, name) is not None
-    )
-    for_torch = [*request.fixed, *others]
+    names = ("backend", "lora_rank", "state_bits")
+    for_torch = [*request.fixed, *(name for name in names if getattr(request, name) is not None)]
     if for_torch:
         raise UsageError(
             f"`{for_torch[0]}` applies only to torch layouts",

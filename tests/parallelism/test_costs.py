@@ -623,3 +623,11 @@ def test_older_gpus_have_no_flash_attention() -> None:
     # PyTorch has another kernel there that keeps no score matrix.
     assert Assumptions.usual("fp16", v100, "runtime").flash_attention
     assert Assumptions.usual("fp16", a100, "megatron").flash_attention
+
+
+def test_hardware_utilization_counts_what_flash_attention_computes() -> None:
+    shape = replace(model("llama-3-8b"), seq_len=131_072)
+    for recompute, repeated in (("none", 1.0), ("full", 4 / 3)):
+        speed = candidate(shape, Layout(backend="megatron", recompute=recompute)).speed
+        assert speed.hfu / speed.mfu == pytest.approx(repeated, rel=0.02)
+        assert speed.hfu_causal / speed.mfu_causal == pytest.approx(repeated, rel=0.02)

@@ -170,7 +170,12 @@ def figures(candidate: Candidate) -> str:
         f"{amount(speed.tokens_per_s_per_gpu)} tokens/s on each GPU "
         f"({amount(speed.tokens_per_s_per_gpu * gpus)} on all), "
         f"{speed.model_tflops_per_gpu:.0f} model TFLOP/s per GPU, MFU {percent(speed.mfu)} "
-        f"(non-causal attention; {percent(speed.mfu_causal)} causal), HFU {percent(speed.hfu)}."
+        f"(non-causal attention; {percent(speed.mfu_causal)} causal)"
+        + (
+            f", HFU {percent(speed.hfu)} ({percent(speed.hfu_causal)} causal)."
+            if speed.hfu > speed.mfu
+            else "."
+        )
     )
 
 

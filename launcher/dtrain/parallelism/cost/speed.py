@@ -23,6 +23,8 @@ class Speed:
     """MFU with causal attention (half of the FLOPs), as Megatron-LM counts now."""
     hfu: float
     """Hardware FLOPs utilization: with recomputation, with non-causal attention."""
+    hfu_causal: float
+    """HFU with causal attention: what flash attention computes."""
 
 
 def flop_per_token(shape: Shape, *, causal: bool = False) -> float:
@@ -59,17 +61,28 @@ def speed(
     """Return the speed for steps of ``seconds`` each."""
     tokens = layout.global_batch * shape.seq_len / layout.world_size / seconds
     peak = cluster.gpu.peak(assumed.precision) * 1e12
-    flop = flop_per_token(shape)
-    again = _forward_per_token(shape, causal=False) - 2.0 * shape.head_parameters
-    recomputed = {"none": 0.0, "selective": 0.0, "full": again}[layout.recompute]
-    if layout.recompute == "selective" and assumed.by_torch(layout):
-        recomputed = again / 2
-    elif layout.recompute == "selective" and not assumed.flash_attention:
-        recomputed = attention_flop(shape, causal=False)
+    flop, causal = flop_per_token(shape), flop_per_token(shape, causal=True)
+    again, again_causal = (
+        _recomputed_per_token(shape, layout, assumed, causal=only) for only in (False, True)
+    )
     return Speed(
         tokens_per_s_per_gpu=tokens,
         model_tflops_per_gpu=tokens * flop / 1e12,
         mfu=tokens * flop / peak,
-        mfu_causal=tokens * flop_per_token(shape, causal=True) / peak,
-        hfu=tokens * (flop + recomputed) / peak,
+        mfu_causal=tokens * causal / peak,
+        hfu=tokens * (flop + again) / peak,
+        hfu_causal=tokens * (causal + again_causal) / peak,
     )
+
+
+def _recomputed_per_token(
+    shape: Shape, layout: Layout, assumed: Assumptions, *, causal: bool
+) -> float:
+    again = _forward_per_token(shape, causal=causal) - 2.0 * shape.head_parameters
+    if layout.recompute == "full":
+        return again
+    if layout.recompute == "selective" and assumed.by_torch(layout):
+        return again / 2
+    if layout.recompute == "selective" and not assumed.flash_attention:
+        return attention_flop(shape, causal=causal)
+    return 0.0
