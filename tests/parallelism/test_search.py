@@ -140,7 +140,7 @@ def test_a_small_model_is_not_split_for_a_small_gain() -> None:
 
 
 def test_room_for_the_estimates_error_is_worth_a_slightly_slower_step() -> None:
-    plan = pose(PlanRequest(model="mixtral-8x7b", gpus=64, gpu="h100")).search()
+    plan = pose(PlanRequest(model="llama-2-13b", gpus=16, gpu="h100")).search()
     fastest = min(plan.fitting, key=lambda one: one.time.total)
     assert plan.best is not None
     assert plan.best.memory.total < 0.93 * plan.best.cluster.gpu.memory < fastest.memory.total
@@ -193,7 +193,7 @@ def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
     large = pose(PlanRequest(model_size="100B")).answer()
     assert large.best.fits
     assert not large.best.has_room
-    spare = next(one for one in large.plan.ranked() if one.has_room)
+    spare = min((one for one in large.plan.fitting if one.has_room), key=lambda one: one.time.total)
     text = reserve(large)
     assert text.startswith("If it runs out of memory, take ")
     assert f": {spare.memory.total:.1f} GiB, " in text

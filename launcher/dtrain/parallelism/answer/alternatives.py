@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import islice
 from math import isclose
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
 from dtrain.wording import counted
 
+LOOKED_AT = 100
+"""Best layouts of which one may be the reserve."""
 SHORTEST = 1024
 """Least tokens of a sequence that are suggested."""
 
@@ -102,9 +105,10 @@ def reserve(answer: Answer) -> str:
     """
     if not answer.fits or answer.trials or answer.best.has_room:
         return ""
-    spare = next((one for one in answer.plan.ranked() if one.has_room), None)
-    if spare is None:
+    roomy = [one for one in islice(answer.plan.ranked(), LOOKED_AT) if one.has_room]
+    if not roomy:
         return ""
+    spare = min(roomy, key=lambda one: one.time.total)
     ratio = spare.time.total / answer.best.time.total
     compared = slower(ratio) if ratio >= 1 else faster(1 / ratio)
     return (
