@@ -255,8 +255,8 @@ def test_torchtitan_gathers_parameters_in_fp8() -> None:
 @pytest.mark.parametrize(
     ("name", "interval"),
     [
-        ("a100-pcie-40gb", (0.82, 1.28)),
-        ("gb300", (0.82, 1.28)),
+        ("a100-pcie-40gb", tuple(KNOWN.values())),
+        ("gb300", tuple(KNOWN.values())),
         # Of the architecture of A100s and H100s, but their speeds are not measured.
         ("rtx-3090", (0.6, 1.6)),
         ("h20", (0.6, 1.6)),

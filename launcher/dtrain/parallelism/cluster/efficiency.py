@@ -91,13 +91,12 @@ class Efficiency(KeepsHash):
         return self.gemm * {"fp8": self.fp8, "nvfp4": self.nvfp4}.get(precision, 1.0)
 
 
-KNOWN = {"interval_low": 0.82, "interval_high": 1.28}
-"""The interval of all measured GPUs. They have one, because publishers' software differs
-more than GPUs do, and because most of an architecture's publishers are its vendor. Of 14 publishers
-held out, 80 % of the runs took 0.92 to 1.11 times the estimate, with equal weight for each
-publisher, without the one whose runs reach 3 % of the peak
-(``scripts/planner/fit.py --held-out``). Papers report production runs that take longer than such
-benchmarks: Llama 3 (arXiv 2407.21783) and MT-NLG (arXiv 2201.11990) 1.2 times the estimate."""
+KNOWN = {"interval_low": 0.85, "interval_high": 1.35}
+"""The interval of all measured GPUs. They have one, because publishers' software differs more than
+GPUs do, and because most of an architecture's publishers are its vendor. 80 % of all published step
+times of dense models are 0.87 to 1.35 times the estimate, with equal weight for each of 75
+publishers. Of publishers held out of the fit, these are 0.92 and 1.11
+(``scripts/planner/fit.py --held-out``), but most of those are vendors' benchmarks."""
 
 AMPERE = Efficiency(
     gemm=0.75, gemm_half=6e9, attention=0.59, scores=5.1, stream=0.89,
