@@ -73,14 +73,14 @@ def by_name(cluster: Cluster, launcher: Launcher, job: dict[str, Any], **section
 
 
 @contextmanager
-def running(host: Host, *argv: str) -> Iterator[None]:
+def running(host: Host, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``argv`` on the host, and wait until it has written a line."""
     with subprocess.Popen(
         host.command(*argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout
         assert process.stdout.readline()
-        yield
+        yield process
 
 
 @pytest.mark.torch
@@ -438,7 +438,12 @@ def test_leftovers_of_an_earlier_run(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     file = launcher.file(cluster, JOB)
     left = ("env", "DTRAIN_RUN_ID=old-run", "sh", "-c", "echo; read line")
-    with running(cluster["node1"], *left), running(cluster["node2"], *left):
+    beside = ("env", "EDITED=/runs/old-run", "sh", "-c", "echo; read line")
+    with (
+        running(cluster["node1"], *left),
+        running(cluster["node2"], *left),
+        running(cluster["node1"], *beside) as bystander,
+    ):
         found = check(launcher, file).only("processes", "node1", "node2", severity="warning")
         assert "old-run" in found["seen"]
         _, kill = found["remedy"].split(
@@ -446,6 +451,7 @@ def test_leftovers_of_an_earlier_run(hosts: Hosts, launcher: Launcher) -> None:
         )
         for name in ("node1", "node2"):
             cluster[name].run("sh", "-c", kill)
+        assert bystander.poll() is None
     healthy(launcher, file)
 
 

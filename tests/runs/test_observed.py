@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dtrain.failures.cause import ExitCode, Report
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.runs import events
 from dtrain.runs.observed import ObservedAttempt, ObservedRun
 from dtrain.runs.progress import Progress
+from support.runs import plan
 
 SLOW = Straggler(("rank-1",), ("b",), False, 0.2, "clock", 3)
 STALL = Stall(("rank-1",), ("b",), 20.0, 3, 1)
@@ -41,6 +45,17 @@ def test_the_next_launcher_reports_again_what_still_holds() -> None:
     assert (after.slow, after.stall, after.tensorboards) == (None, None, {})
     assert (after.hosts, after.progress) == (before.hosts, before.progress)
     assert after.stop_reason == "Ctrl-C"
+
+
+def test_a_follower_begins_with_the_attempt_of_the_record() -> None:
+    assert observed(events.RunAttached("run-1", replace(plan(), attempt=3), "")).number == 3
+    assert observed(events.RunAttached("run-1", plan(), "")).progress == observed().progress
+
+
+def test_nothing_of_a_finished_run_is_slow_or_stands_still() -> None:
+    after = observed(events.Finished(Report(ExitCode.JOB_FAILED, "rank 0 failed")))
+    assert (after.slow, after.stall) == (None, None)
+    assert after.progress == observed().progress
 
 
 def test_numbered_hosts_are_gone_once_an_engine_names_them() -> None:

@@ -91,6 +91,12 @@ def test_the_status_is_that_of_the_latest_attempt_now(
     written.write(found, StallChanged(Stall(("rank-0",), ("n1",), 20.0, 8, 1)))
     stall = status(folder).stall
     assert stall is not None
+    assert stall.seconds == 20
+    claim = folder.claim()
+    assert claim is not None
+    stall = status(folder).stall
+    claim.release()
+    assert stall is not None
     assert stall.seconds >= 120
     written.write(found + 50, NextAttempt(2, ("n1",)))
     after = status(folder)

@@ -121,7 +121,8 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
 def _leftovers(host: HostFacts) -> Iterator[Finding]:
     for run, pids in host.fact("leftovers").items():
         # Without their numbers, hosts share the finding.
-        find = f"grep -ls {quote(run)} /proc/[0-9]*/environ | cut -d/ -f3"
+        variable = quote(f"DTRAIN_RUN_ID={run}")
+        find = f"grep -lsF {variable} /proc/[0-9]*/environ | cut -d/ -f3"
         yield host.warning(
             "processes",
             f"{counted(len(pids), 'process')} of run {run} still"

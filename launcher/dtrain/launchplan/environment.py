@@ -221,4 +221,7 @@ def _described(variable: str, value: str | Layout | Training | None) -> dict[str
     """One variable for the script with a setting of the cluster file; empty for None."""
     if value is None:
         return {}
-    return {variable: value if isinstance(value, str) else json.dumps(asdict(value))}
+    if isinstance(value, str):
+        return {variable: value}
+    # Without unset fields, which an older `dtrain.runtime` may not know.
+    return {variable: json.dumps({k: v for k, v in asdict(value).items() if v is not None})}

@@ -92,6 +92,8 @@ class ObservedRun:
                 now.hosts.clear()  # of hosts that had only numbers
             case events.HostsPlanned():
                 now.hosts.clear()
+            case events.RunAttached(plan=plan) if plan.attempt != now.number:
+                self.attempt = ObservedAttempt(plan.attempt, then)
             case events.LauncherAttached() | events.RunAttached():
                 # The new launcher reports them again, if they are still so.
                 now.slow = now.stall = None
@@ -118,3 +120,4 @@ class ObservedRun:
                 self.notified.add(event)
             case events.Finished(ended):
                 self.report = ended
+                now.slow = now.stall = None  # nothing runs any more

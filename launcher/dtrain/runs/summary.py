@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from dtrain.failures.cause import Report
 from dtrain.failures.stragglers import Straggler
@@ -86,7 +87,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     plan = record.plan()
     reader = JournalReader(folder.journal)
     records = list(reader.read())
-    hosts = _hosts(records, known=plan.hosts_known)
+    hosts = _hosts(records)
     most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
     clocks = HostClocks(records)
     samples = {
@@ -158,20 +159,12 @@ def against_plan(folder: RunFolder, now: float) -> str:
     return "; ".join([*parts, *([run.differs] if run.differs else [])])
 
 
-def _hosts(records: Records, *, known: bool) -> tuple[str, ...]:
-    """All hosts of all attempts. ``known``: whether the last attempt has its hosts."""
-    found: dict[str, None] = {}
-    current: tuple[str, ...] = ()
-    for _, event in records:
-        match event:
-            case events.RunStarted(hosts=hosts) | events.NextAttempt(hosts=hosts):
-                found.update(dict.fromkeys(current))
-                current = hosts
-            case events.HostsAllocated(hosts):
-                current = hosts  # instead of the names that stood for them
-    if known or not found:
-        found.update(dict.fromkeys(current))
-    return tuple(found)
+def _hosts(records: Records) -> tuple[str, ...]:
+    """All hosts of all attempts. Names that stand for hosts count only if none was allocated."""
+    seen = [event for _, event in records]
+    allocated = [one.hosts for one in seen if isinstance(one, events.HostsAllocated)]
+    named = [one.hosts for one in seen if isinstance(one, events.RunStarted | events.NextAttempt)]
+    return tuple(dict.fromkeys(chain.from_iterable(allocated or named)))
 
 
 def _events(records: Sequence[tuple[float, events.JournalEvent]]) -> list[TimelineEntry]:

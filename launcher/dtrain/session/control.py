@@ -24,7 +24,7 @@ class Controlled(Protocol):
     """Passes requests on to the hosts: the current attempt."""
 
     def interrupt(self, why: str, force: Force) -> None:
-        """Called for each request, possibly in a signal handler."""
+        """Called with the force that the requests have reached, possibly in a signal handler."""
 
     def detach(self) -> None: ...
 

@@ -111,8 +111,12 @@ def status(folder: RunFolder) -> RunStatus:
     record = Record.load(folder.path)
     plan = record.plan()
     lines = JournalReader(folder.journal)
-    known = ObservedRun.of(lines.read())
+    records = list(lines.read())
+    known = ObservedRun.of(records)
     now, report = known.attempt, known.report
+    in_charge = None if report else folder.in_charge()
+    # Without a launcher, nobody knows what has become of the run since its last event.
+    until = time.time() if in_charge or not records else records[-1][0]
     began = record.started if now.number == 1 else now.began
     hosts = dict.fromkeys(plan.host_names, HostStatus("", began))
     for name in hosts.keys() & now.hosts.keys():
@@ -130,12 +134,12 @@ def status(folder: RunFolder) -> RunStatus:
         started=record.started,
         workers=plan.world_size,
         job=record.job_id,
-        in_charge=None if report else folder.in_charge(),
+        in_charge=in_charge,
         hosts=hosts,
         hosts_known=plan.hosts_known,
         progress=now.progress[-1] if now.progress else None,
         stragglers=now.slow,
-        stall=now.stall_at(time.time()),
+        stall=now.stall_at(until),
         report=report,
         unreadable_lines=lines.unreadable,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from dtrain.runtime.layout import SCHEDULES, BackendName, Recompute, Reduce, Sharding
-from dtrain.spec.scalars import Choice, Flag, Integer, Number
+from dtrain.spec.scalars import Choice, Flag, Integer, Number, OneNumber
 from dtrain.spec.schema import Field, SectionType
 
 _SIZE = Integer(1, 1_000_000)
@@ -143,7 +143,7 @@ TRAINING = SectionType(
         ),
         "seq_len": Field(Integer(1, 10**9), "Tokens in one sequence.", example="2048"),
         "state_bits": Field(
-            Integer(16, 32),
+            OneNumber((16, 32)),
             "Bits of weights, gradients and Adam's moments: 32, or 16 without a copy in 32, which "
             "torchtitan can train (`training.dtype`).",
             example="16",

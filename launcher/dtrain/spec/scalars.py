@@ -128,6 +128,26 @@ class Integer(Type[int]):
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
+@dataclass(frozen=True)
+class OneNumber(Type[int]):
+    """One of a few whole numbers."""
+
+    options: tuple[int, ...]
+
+    @property
+    def expects(self) -> str:
+        return either(map(str, self.options))
+
+    def read(self, node: Node, problems: Problems, name: str) -> int | None:
+        text = plain_text(node, _WHOLE)
+        if text is None or int(text) not in self.options:
+            return self.refuse(node, problems, name, unquote_hint(node, _WHOLE))
+        return int(text)
+
+    def json_schema(self) -> JsonSchema:
+        return {"enum": list(self.options)}
+
+
 _WHOLE = r"[+-]?[0-9]{1,18}"
 _DECIMAL = r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][+-]?[0-9]{1,2})?"
 

@@ -45,8 +45,12 @@ def _option(text: str) -> str:
         return "must be printable text on one line"
     if name in OWN_OPTIONS:
         key = OWN_OPTIONS[name]
-        one = ": a launch is one job; `launch --dry-run` writes a script for your own sbatch"
-        return f"cannot hold --{name}" + (f", which {key} sets" if key else one)
+        if key:
+            return f"cannot hold --{name}, which {key} sets"
+        why = "dtrain submits a script of its own, and follows the job"
+        if name == "array":
+            why = "a launch is one job; `launch --dry-run` writes a script for your own sbatch"
+        return f"cannot hold --{name}: {why}"
     return ""
 
 

@@ -329,7 +329,7 @@ def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
     again = replace(pod("a", 1), again=True, state=ShownState.ENDED)
     job.pod_seen(replace(again, ended=Terminated(137, "OOMKilled")))
     job.pod_seen(replace(again, ended=Terminated(1, "Error")))
-    assert job.endless.startswith("node1: Kubernetes has started the failed container again")
+    assert job.why_endless().startswith("node1: Kubernetes has started the failed container again")
     job.job_seen(None, "")
     report = job.ended("")
     assert [failure.out_of_memory for failure in report.failures] == [True]

@@ -80,7 +80,7 @@ def test_a_pod_that_terminates_has_a_log_once_its_container_runs() -> None:
     assert not terminating(waiting={"reason": "ContainerCreating"}).started
 
 
-def test_a_container_that_was_endless_has_ended() -> None:
+def test_a_container_that_was_started_again_has_ended() -> None:
     last = {"terminated": {"exitCode": 7, "reason": "Error"}}
     container = {"name": "node", "lastState": last, "restartCount": 1}
     for now in ({"running": {}}, {"waiting": {"reason": "CrashLoopBackOff"}}):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from dtrain.runtime.torch.dropout import Draws
 from runtime.torch.ranks import HERE, run
 
 pytestmark = pytest.mark.torch
@@ -68,3 +72,19 @@ def test_a_resumed_run_drops_what_an_undisturbed_one_does(
         assert [once(step) for step in undisturbed[1:]] == [once(step) for step in rest]
         # Each step drops something else.
         assert len({str(step) for step in undisturbed}) == 3
+
+
+def test_each_gpu_of_a_data_parallel_process_draws_its_own_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With generators of the CPU in place of two GPUs'."""
+    generators = (torch.Generator(), torch.Generator())
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    alone = SimpleNamespace(get_local_rank=lambda: 0)
+    mesh = dict.fromkeys(("pipeline", "replicate", "shard"), alone)
+    seeds = []
+    for seed, step in ((1, 0), (1, 1), (2, 0), (1, 0)):
+        Draws(seed, cast(DeviceMesh, mesh), torch.device("cpu")).begin(step)
+        seeds.append([one.initial_seed() for one in generators])
+    assert seeds[3] == seeds[0]
+    assert len({number for pair in seeds[:3] for number in pair}) == 6

@@ -100,7 +100,7 @@ class KubernetesFollower:
                 return None
             if self._asked > self._done and (report := self._stop()) is not None:
                 return report
-            if not self._done and not self._ended and (why := job.endless):
+            if not self._done and not self._ended and (why := job.why_endless()):
                 self._end_for(why)
             if time.monotonic() > self._gone_due:
                 job.recorder.notice_once(

@@ -228,18 +228,18 @@ class KubernetesJob:
         known = self.state is not None and self.state.attempt > self.record.attempt
         return known or bool(self._waiting)
 
-    @property
-    def endless(self) -> str:
+    def why_endless(self) -> str:
         """Why the job will not end although its processes have ended or cannot go on; empty if it
         will."""
-        for pod in self._counted:
+        counted = self._counted
+        for pod in counted:
             if pod.again:
                 return (
                     f"{self._host(pod)}: Kubernetes has started the failed container again, as the"
                     " runtime of the TrainJob asks; the other pods cannot go on with it"
                 )
-        failed = [pod for pod in self._counted if pod.ended is not None and pod.ended.exitCode]
-        over = failed or (self._counted if done(self.plan, self._counted) else [])
+        failed = [pod for pod in counted if pod.ended is not None and pod.ended.exitCode]
+        over = failed or (counted if done(self.plan, counted) else [])
         kept = next((pod for pod in over if pod.sidecar and pod.phase == "Running"), None)
         if kept is None:
             self._kept_open_until = math.inf

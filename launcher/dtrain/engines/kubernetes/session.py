@@ -112,10 +112,5 @@ class KubernetesEngine:
     def _follower(
         self, client: Client, record: Record, folder: RunFolder, secrets: Mapping[str, str]
     ) -> KubernetesFollower:
-        job = KubernetesJob(
-            record,
-            folder,
-            self._caller,
-            secrets,
-        )
+        job = KubernetesJob(record, folder, self._caller, secrets)
         return KubernetesFollower(job, client, self._caller.control)

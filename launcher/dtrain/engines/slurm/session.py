@@ -125,12 +125,7 @@ class SlurmEngine:
     def _follower(
         self, record: Record, folder: RunFolder, secrets: Mapping[str, str]
     ) -> SlurmFollower:
-        job = SlurmJob(
-            record,
-            folder,
-            self._caller,
-            secrets,
-        )
+        job = SlurmJob(record, folder, self._caller, secrets)
         return SlurmFollower(job, self._login(record), self._caller.control)
 
     def _login(self, record: Record) -> Login:

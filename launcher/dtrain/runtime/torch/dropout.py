@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dtrain.runtime.torch.heads import with_random_weights
-from dtrain.runtime.torch.weights import Materializer, seed_of
+from dtrain.runtime.torch.weights import Materializer, forked, seed_of
 
 _SEQUENCE = 8
 
@@ -52,8 +52,13 @@ class Draws:
         ranks = [self.mesh[name].get_local_rank() for name in ("pipeline", "replicate", "shard")]
         seed = seed_of(str(self.seed), f"{what}/{ranks}/{self.step}")
         # torch.manual_seed takes longer: it looks at devices of all kinds.
-        for generator in {torch.default_generator, _generator(self.device)}:
-            generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        own = _generator(self.device)
+        own.manual_seed(seed)
+        # DataParallel draws on all GPUs of the process.
+        for number, other in enumerate(torch.cuda.default_generators):
+            if other is not own:
+                other.manual_seed(seed_of(str(seed), str(number)))
 
 
 @dataclass(slots=True)
@@ -110,7 +115,7 @@ def draws(name: str, block: nn.Module, width: int, materialize: Materializer) ->
     """Whether the training pass of ``block`` draws random numbers. ``width``: of its input."""
     trial = with_random_weights(name, block, materialize).train()
     generator = _generator(materialize.device)
-    with torch.random.fork_rng(), torch.no_grad():
+    with forked(materialize.device), torch.no_grad():
         before = generator.get_state()
         trial(torch.zeros(1, _SEQUENCE, width, device=materialize.device))
         return not torch.equal(before, generator.get_state())

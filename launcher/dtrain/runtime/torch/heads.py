@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtrain.runtime.torch.weights import Materializer
+from dtrain.runtime.torch.weights import Materializer, forked
 
 HINT = "let the model split them as view(batch, sequence, -1, head_dim)"
 _SEQUENCE = 8
@@ -124,7 +124,7 @@ def with_random_weights(name: str, block: nn.Module, materialize: Materializer) 
         for p in block.parameters()
     }
     trial = copy.deepcopy(block, memo).eval()
-    with torch.random.fork_rng(), torch.no_grad():
+    with forked(materialize.device), torch.no_grad():
         torch.manual_seed(0)
         materialize(name, trial.float())
         for module in trial.modules():

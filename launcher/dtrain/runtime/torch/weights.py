@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -64,8 +65,7 @@ class Materializer:
         if not new:
             return
         untouched = {key: (tensor, tensor._version) for key, tensor in _own(module) if key in new}
-        on = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(on), torch.no_grad():
+        with forked(self.device), torch.no_grad():
             torch.manual_seed(seed_of(str(self._seed), name))
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
@@ -142,6 +142,11 @@ def _is_undefined(tensor: Tensor, new: Tensor, version: int) -> bool:
         return bool(tensor.isnan().any())
     # Integers and masks have no such value: they must have been written to.
     return tensor is new and tensor._version == version
+
+
+def forked(device: torch.device) -> AbstractContextManager[None]:
+    """What draws inside changes no number that is drawn after it, on the CPU and on ``device``."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def seed_of(seed: str, name: str) -> int:
