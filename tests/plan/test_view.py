@@ -159,8 +159,11 @@ def test_a_short_training_takes_minutes(shown: Shown) -> None:
 @pytest.mark.parametrize(
     ("ratio", "slow", "fast"),
     [
-        (1.0004, "as fast", "0.0 % faster"),
+        (0.9996, "as fast", "as fast"),
+        (1.0004, "as fast", "as fast"),
         (1.123, "12 % slower", "12 % faster"),
+        (1.994, "99 % slower", "99 % faster"),
+        (1.995, "2.0 times as long", "2.0 times as fast"),
         (2.34, "2.3 times as long", "2.3 times as fast"),
         (13.7, "14 times as long", "14 times as fast"),
     ],

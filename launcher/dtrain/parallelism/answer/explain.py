@@ -230,14 +230,18 @@ def times(ratio: float) -> str:
 
 def slower(ratio: float) -> str:
     """``12 % slower``, ``2.3 times as long``, ``as fast``."""
-    if percent(ratio - 1) == "0.0 %":
-        return "as fast"
-    return f"{times(ratio)} as long" if ratio >= 2 else f"{percent(ratio - 1)} slower"
+    return _compared(ratio, "long", "slower")
 
 
 def faster(ratio: float) -> str:
-    """``12 % faster``, ``2.3 times as fast``."""
-    return f"{times(ratio)} as fast" if ratio >= 2 else f"{percent(ratio - 1)} faster"
+    """``12 % faster``, ``2.3 times as fast``, ``as fast``."""
+    return _compared(ratio, "fast", "faster")
+
+
+def _compared(ratio: float, factor: str, share: str) -> str:
+    if percent(abs(ratio - 1)) == "0.0 %":
+        return "as fast"
+    return f"{times(ratio)} as {factor}" if ratio >= 1.995 else f"{percent(ratio - 1)} {share}"
 
 
 def amount(value: float) -> str:
