@@ -193,7 +193,11 @@ def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
     large = pose(PlanRequest(model_size="100B")).answer()
     assert large.best.fits
     assert not large.best.has_room
-    spare = min((one for one in large.plan.fitting if one.has_room), key=lambda one: one.time.total)
+    # A layout of 70.5 GiB is faster, but needs hardly less than the best one's 75.3.
+    smaller = (
+        one for one in large.plan.fitting if one.memory.total < 0.93 * large.best.memory.total
+    )
+    spare = min(smaller, key=lambda one: one.time.total)
     text = reserve(large)
     assert text.startswith("If it runs out of memory, take ")
     assert f": {spare.memory.total:.1f} GiB, " in text

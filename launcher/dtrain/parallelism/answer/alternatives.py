@@ -21,7 +21,7 @@ from dtrain.parallelism.answer.explain import (
 )
 from dtrain.parallelism.backends import OTHER_SOFTWARE
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
-from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.candidate import ROOMY, Candidate
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
 from dtrain.records import dataclass
@@ -99,13 +99,15 @@ def textbook(answer: Answer) -> str:
 
 def reserve(answer: Answer) -> str:
     """Name the layout to take if the best one runs out of memory; '' if that is improbable, or if
-    no layout has clearly more room.
+    no layout needs clearly less.
 
     Trials have shown whether the best one fits.
     """
     if not answer.fits or answer.trials or answer.best.has_room:
         return ""
-    roomy = [one for one in islice(answer.plan.ranked(), LOOKED_AT) if one.has_room]
+    # Such a layout also has room on the GPU, as the best one fits.
+    most = ROOMY * answer.best.memory.total
+    roomy = [one for one in islice(answer.plan.ranked(), LOOKED_AT) if one.memory.total <= most]
     if not roomy:
         return ""
     spare = min(roomy, key=lambda one: one.time.total)
