@@ -154,6 +154,7 @@ def test_one_gpu_that_is_too_small(shown: Shown) -> None:
 def test_a_short_training_takes_minutes(shown: Shown) -> None:
     text = shown("--model", "gpt2", "--gpus", "1", "--gpu", "h100", "--tokens", "10M")
     assert re.search(r"10\.0M tokens take \d+ s on 1 GPU: 153 steps, 0\.\d+ GPU-hours", text)
+    assert re.search(r"The GPUs use at most [\d.]+ kWh, at", text)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,8 @@ def _one_host(answer: Answer) -> Iterator[Rival]:
     """Yield one host alone, if it is faster than all hosts with their network."""
     question, best = answer.question, answer.best
     cluster = question.cluster
-    # One host computes at least as long as all of them, times their number.
+    # One host computes about as long as all of them, times their number: no less than half of that,
+    # with less recomputation and larger products.
     computing = best.time.compute + best.time.recompute
     if not answer.fits or cluster.hosts == 1 or best.time.total < computing * cluster.hosts / 2:
         return

@@ -38,6 +38,10 @@ TIME_PARTS = {
     "other": "data loading, logging",
 }
 """Titles of the fields of `StepTime`."""
+ORDER = (
+    "by time, plus 4 % for each split of layers or sequences, and 3 % for a GPU more than 93 % full"
+)
+"""The order of layouts, for users."""
 SHARDING = {
     "none": "none",
     "optimizer": "ZeRO-1",
@@ -169,7 +173,7 @@ def figures(candidate: Candidate) -> str:
         f"{seconds(candidate.time.total)}, {low} to {high} with 80 % confidence: "
         f"{amount(speed.tokens_per_s_per_gpu)} tokens/s on each GPU "
         f"({amount(speed.tokens_per_s_per_gpu * gpus)} on all), "
-        f"{speed.model_tflops_per_gpu:.0f} model TFLOP/s per GPU, MFU {percent(speed.mfu)} "
+        f"{speed.model_tflops_per_gpu:,.0f} model TFLOP/s per GPU, MFU {percent(speed.mfu)} "
         f"(non-causal attention; {percent(speed.mfu_causal)} causal)"
         + (
             f", HFU {percent(speed.hfu)} ({percent(speed.hfu_causal)} causal)."

@@ -54,6 +54,7 @@ class Efficiency(KeepsHash):
     link: float = 0.78
     """Share of the link that a collective within a host sustains."""
     network: float = 0.73
+    """Share of the network that a collective between hosts sustains."""
     exchange: float = 0.9
     """Share of the network that the exchange of tokens between hosts sustains. Every pair of hosts
     sends at once, so no ring has to start: DeepEP measures 43 to 58 GB/s of ports of 50 GB/s,
@@ -111,8 +112,9 @@ HOPPER = Efficiency(
     gemm=0.67, gemm_half=2e9, attention=0.42, flash2=0.56, stream=0.75, launch=10e-6,
     exposed_tensor=0.3, fp8=0.88, fixed=0.02, **KNOWN,
 )  # fmt: skip
-"""Fitted to public runs on H100s (Megatron-LM, NeMo, Megatron-Bridge, torchtitan). Megatron-LM
-overlaps most of tensor parallelism's traffic there."""
+"""Fitted to public runs on H100s (Megatron-LM, NeMo, Megatron-Bridge, torchtitan).
+``exposed_tensor`` is of the runs of NeMo and Megatron-Bridge, which overlap most of tensor
+parallelism's traffic."""
 BLACKWELL = Efficiency(
     gemm=0.6, gemm_half=5e9, attention=0.51, flash2=0.29, stream=0.75, launch=8e-6,
     link=0.67, stalls=0.15, fp8=0.98, fixed=0.02, **KNOWN,
