@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.model.adapters import BaseBits
 from dtrain.parallelism.model.sizes import parse_count
 from dtrain.records import dataclass
-from dtrain.runtime.layout import SIZES
+from dtrain.runtime.layout import SIZES, BackendName
 
 if TYPE_CHECKING:
     from dtrain.spec.model import ClusterFile
@@ -145,23 +145,44 @@ def of_a_training(request: PlanRequest, key: str) -> float | None:
     return value
 
 
-def narrow_states(request: PlanRequest, spec: ClusterFile | None, precision: str) -> bool:
+def backend_from(
+    request: PlanRequest, backend: BackendName | None, strategy: str
+) -> Literal["", "backend", "trials", "strategy"]:
+    """Return what chose the backend, as in `Question`; ``strategy`` is the cluster file's."""
+    if backend is not None:
+        return "backend"
+    if request.trials:
+        # They train with dtrain.runtime.
+        return "trials"
+    # All other strategies of torch are applied by dtrain.runtime.
+    return "" if strategy in ("", "auto", "none") else "strategy"
+
+
+def narrow_states(
+    request: PlanRequest, spec: ClusterFile | None, framework: str, precision: str
+) -> bool:
     """Return whether all states have 16 bits: in the request, or else in the cluster file.
+
+    TensorFlow's never have.
 
     Raises:
         UsageError: the number is not known, or does not go with another value.
     """
-    bits = request.state_bits
-    if bits is None and spec is not None and spec.job.training is not None:
-        bits = spec.job.training.state_bits
+    bits, source = request.state_bits, f"`state_bits={request.state_bits}`"
+    training = spec.job.training if spec else None
+    if bits is None and training is not None:
+        bits = training.state_bits
+        source = f"{request.file}: job.training.state_bits {bits}"
     if bits not in (None, 16, 32):
-        raise UsageError(f"`state_bits={bits}` is not known", hint="use 16 or 32")
-    if bits == 16 and precision != "bf16":
+        raise UsageError(f"{source} is not known", hint="use 16 or 32")
+    if bits != 16 or framework != "torch":
+        return False
+    if precision != "bf16":
         raise UsageError(
-            f"`state_bits=16` needs bf16, not {precision}",
-            hint="leave it out, or use `precision` bf16",
+            f"{source} needs bf16, not {precision}",
+            hint="use `state_bits` 32, or `precision` bf16",
         )
-    return bits == 16
+    return True
 
 
 def base_bits(request: PlanRequest, precision: str) -> BaseBits:

@@ -59,20 +59,19 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     shape = replace(shape, lora=_lora(request, shape, precision))
     batch, batch_source = _batch(request, spec, shape, cluster)
     check_sizes(shape, batch)
-    of_file = _layout_keys(request.file)
-    backend_of_file = of_file.pop("backend", None)
-    backend = _backend(request.backend or backend_of_file)
+    strategy, of_file = _strategy_and_layout(request.file)
+    backend = _backend(request.backend or of_file.pop("backend", None))
+    framework = _framework(request, spec, shape)
     return Question(
         shape,
         cluster,
         _efficiency(request, cluster, probe),
         batch,
         precision=precision,
-        narrow_states=plan_request.narrow_states(request, spec, precision),
-        framework=_framework(request, spec, shape),
+        narrow_states=plan_request.narrow_states(request, spec, framework, precision),
+        framework=framework,
         backend=backend or "runtime",
-        # Trials train with dtrain.runtime.
-        backend_required=backend is not None or request.trials > 0,
+        backend_from=plan_request.backend_from(request, backend, strategy),
         fixed=request.fixed,
         kept=of_file if backend in (None, "runtime") else {},
         tokens=tokens_of(request, batch * shape.seq_len),
@@ -131,13 +130,14 @@ def _backend(name: str | None) -> BackendName | None:
     raise UsageError(f"`backend={name!r}` is not known", hint=f"one of {', '.join(BACKENDS)}")
 
 
-def _layout_keys(file: Path | None) -> dict[str, Any]:
-    """Return the keys of the cluster file's layout that the planner follows and never chooses."""
+def _strategy_and_layout(file: Path | None) -> tuple[str, dict[str, Any]]:
+    """Return the cluster file's strategy, and the keys of its layout that the planner follows and
+    never chooses."""
     if file is None:
-        return {}
-    from dtrain.spec.load import layout_keys
+        return "", {}
+    from dtrain.spec.load import strategy_and_layout
 
-    return layout_keys(file, ("backend", *KEPT))
+    return strategy_and_layout(file, ("backend", *KEPT))
 
 
 # The model.

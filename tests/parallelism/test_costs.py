@@ -322,6 +322,11 @@ def test_selective_recompute_of_megatron_drops_outputs_of_cheap_modules() -> Non
     assert layer_activations(dense, layouts["selective"], ASSUMED) == pytest.approx(
         layer_activations(dense, layouts["none"], ASSUMED)
     )
+    # Megatron-Core's ``moe_act`` is of experts only: the first layers keep their activation.
+    first = replace(shape, experts=0, experts_per_token=0, shared_experts=0, pattern=())
+    assert layer_activations(first, layouts["none"], ASSUMED) - layer_activations(
+        first, layouts["selective"], ASSUMED
+    ) == pytest.approx(4 * 7168 + 2 * 128 * (192 + 192 + 128))
     every = replace(ASSUMED, habits=MemoryHabits(recomputes_activation=True))
     dropped = 4 * dense.hidden + 2 * dense.ffn_hidden
     assert layer_activations(dense, layouts["selective"], every) == pytest.approx(

@@ -230,7 +230,7 @@ def test_products_run_at_the_clock_that_the_power_allows() -> None:
     # 350 W for 362 TFLOP/s, and 72 W for 121.
     assert l4 / l40s == pytest.approx((72 / 121 * 362 / 350) ** (1 / 3))
     assert of_gpu(gpu("h100")) == of_family("hopper")
-    assert of_gpu(gpu("rtx-3090")).gemm == pytest.approx(1)
+    assert of_gpu(gpu("rtx-3090")).gemm == pytest.approx(0.95)
     # What is measured, or not known, is as it is.
     assert of_gpu(gpu("mi300x")) == of_family("cdna")
     assert of_gpu(gpu("tpu-v5p")) == of_family("tpu")

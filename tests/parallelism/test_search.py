@@ -133,7 +133,7 @@ def test_the_plan_of_a_mixture_is_the_published_layout(
 
 
 def test_a_small_model_is_not_split_for_a_small_gain() -> None:
-    """Tensor 2 would be 3 % faster than DDP by the estimate, which is off by more."""
+    """Tensor 2 would be 1.2 % faster than DDP by the estimate, which is off by more."""
     best = pose(PlanRequest(model_size="70M", gpus=1024, global_batch=2048)).fastest()
     assert best is not None
     assert (best.layout.split_by(), best.layout.sharding) == (["data"], "none")
@@ -148,7 +148,7 @@ def test_room_for_the_estimates_error_is_worth_a_slightly_slower_step() -> None:
 
 
 def test_a_model_that_fits_on_each_gpu_is_copied() -> None:
-    """ZeRO-1 would be 1 % faster by the estimate."""
+    """ZeRO-1 would be 0.5 % faster by the estimate."""
     best = pose(PlanRequest(model="gemma-3-1b", gpus=2, gpu="a100-80gb")).fastest()
     assert best is not None
     assert best.layout.sharding == "none"
@@ -193,7 +193,11 @@ def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
     large = pose(PlanRequest(model_size="100B")).answer()
     assert large.best.fits
     assert not large.best.has_room
-    spare = min((one for one in large.plan.fitting if one.has_room), key=lambda one: one.time.total)
+    # A layout of 70.5 GiB is faster, but needs hardly less than the best one's 75.3.
+    smaller = (
+        one for one in large.plan.fitting if one.memory.total < 0.93 * large.best.memory.total
+    )
+    spare = min(smaller, key=lambda one: one.time.total)
     text = reserve(large)
     assert text.startswith("If it runs out of memory, take ")
     assert f": {spare.memory.total:.1f} GiB, " in text

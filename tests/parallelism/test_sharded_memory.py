@@ -119,6 +119,8 @@ def test_zero_1_keeps_whole_gradients_between_micro_batches() -> None:
     }
     assert kept["optimizer"] == pytest.approx(2 * shape.parameters, rel=1e-3)
     assert kept["gradients"] == pytest.approx(2 * shape.parameters / 16, rel=1e-3)
+    wide = memory(shape, replace(layout, sharding="optimizer"), replace(assumed, precision="fp32"))
+    assert wide.gradients * 2**30 == pytest.approx(4 * shape.parameters, rel=1e-3)
 
 
 def test_autograd_may_keep_gathered_parameters_until_the_backward_pass() -> None:

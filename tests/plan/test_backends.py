@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,18 +48,27 @@ def test_a_plan_launches_without_warnings(place: int) -> None:
     """Two models on each cluster, twenty kinds of models in all."""
     fitted = 0
     for known in models()[place * 6 : place * 6 + 120 : 60]:
-        question = ask(known.name, *CLUSTERS[place])
-        answer = question.answer()
-        if not answer.fits:
-            continue
-        fitted += 1
-        layout = answer.best.layout
-        assert not [*refusals(question.shape, layout, question.precision)]
-        spec = parse(written(answer, None, file="new.yaml"), "new.yaml")
-        assert not spec.warnings, known.name
-        assert spec.job.layout == layout
-        assert build(spec).world_size == layout.world_size
+        fitted += launches_without_warnings(ask(known.name, *CLUSTERS[place]))
     assert fitted
+
+
+def launches_without_warnings(question: Question) -> bool:
+    """Assert it of the question's plan, if one fits, and return whether one does."""
+    answer = question.answer()
+    if not answer.fits:
+        return False
+    layout = answer.best.layout
+    assert not [*refusals(question.shape, layout, question.precision)]
+    spec = parse(written(answer, None, file="new.yaml"), "new.yaml")
+    assert not spec.warnings, question.shape
+    assert spec.job.layout == layout
+    assert build(spec).world_size == layout.world_size
+    return True
+
+
+def test_a_plan_with_experts_over_hosts_launches_without_warnings() -> None:
+    question = replace(ask("qwen3-30b-a3b", "h100-80gb", 32, "megatron"), fixed={"expert": 32})
+    assert launches_without_warnings(question)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +136,7 @@ def test_what_the_software_of_others_does_not_support(
 
 
 def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
-    question = replace(ask("llama-3-8b", "h100-80gb", 32), precision="fp8", backend_required=False)
+    question = replace(ask("llama-3-8b", "h100-80gb", 32), precision="fp8", backend_from="")
     answer = question.answer()
     assert answer.best.layout.backend == "megatron"
     assert re.fullmatch(
@@ -146,16 +156,60 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
 def test_the_planner_leaves_a_backend_that_is_much_slower(
     name: str, gpu: str, gpus: int, reason: str
 ) -> None:
-    question = replace(ask(name, gpu, gpus), backend_required=False)
+    question = replace(ask(name, gpu, gpus), backend_from="")
     answer = question.answer()
     assert answer.best.layout.backend == "megatron"
     assert re.search(reason, answer.question.notes[-1])
     assert gain(answer) == ""
-    required = replace(question, backend_required=True).answer()
+    required = replace(question, backend_from="backend").answer()
     assert required.best.layout.backend == "runtime"
     assert gain(required)
     kept = replace(question, kept={"reduce": "bf16"})
     assert kept.answer().best.layout.backend == "runtime"
+
+
+FILE = """\
+cluster: {{hosts: ["gpu[01-{hosts:02}]"], gpus: {gpus}, gpu: {gpu}}}
+job:
+  framework: torch
+  script: train.py
+  strategy: {strategy}
+  training: {training}
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "cluster", "backend"),
+    [
+        ("3d", "llama-4-maverick", (64, 8, "h100-80gb"), "runtime"),
+        ("auto", "llama-4-maverick", (64, 8, "h100-80gb"), "megatron"),
+        ("none", "llama-4-maverick", (64, 8, "h100-80gb"), "megatron"),
+        # No layout of the runtime fits.
+        ("fsdp", "gpt-oss-20b", (1, 1, "h200"), "megatron"),
+    ],
+)
+def test_a_strategy_of_the_file_keeps_its_backend_if_that_has_a_layout_that_fits(
+    tmp_path: Path, strategy: str, model: str, cluster: tuple[int, int, str], backend: str
+) -> None:
+    hosts, gpus, gpu = cluster
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        FILE.format(
+            hosts=hosts, gpus=gpus, gpu=gpu, strategy=strategy, training="{precision: bf16}"
+        )
+    )
+    answer = pose(PlanRequest(model=model, file=file)).answer()
+    assert answer.best.layout.backend == backend
+    # The gain of another backend is in a note, or the reason for it.
+    assert bool(gain(answer)) is (backend == "runtime")
+
+
+@pytest.mark.parametrize("asked", [{"precision": "fp8"}, {"state_bits": 16}])
+def test_trials_have_no_other_backend(asked: dict[str, Any]) -> None:
+    request = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100-80gb", trials=2, **asked)
+    with pytest.raises(UsageError, match="runtime does not support") as refused:
+        pose(request).answer()
+    assert refused.value.hint == "leave `trials` out, which only the backend runtime has"
 
 
 def test_states_of_16_bits_are_half_as_large_and_torchtitans() -> None:
@@ -184,6 +238,19 @@ def test_states_of_16_bits_are_refused(asked: dict[str, Any], error: str) -> Non
     request = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100-80gb", state_bits=16)
     with pytest.raises(UsageError, match=error):
         pose(replace(request, **asked))
+
+
+def test_states_of_16_bits_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        FILE.format(hosts=1, gpus=8, gpu="h100-80gb", strategy="none", training="{state_bits: 16}")
+    )
+    request = PlanRequest(model="llama-3-8b", file=file)
+    assert pose(request).narrow_states
+    assert not pose(replace(request, framework="tensorflow")).narrow_states
+    with pytest.raises(UsageError, match=r"c\.yaml: job\.training\.state_bits 16 needs bf16, not"):
+        pose(replace(request, precision="fp8"))
+    assert not pose(replace(request, precision="fp8", state_bits=32)).narrow_states
 
 
 def test_a_faster_backend_is_shown_in_one_line() -> None:
@@ -233,6 +300,8 @@ def test_published_layouts_with_uneven_pieces_are_planned() -> None:
 
 
 def test_no_backend_runs_on_tpus() -> None:
-    question = pose(PlanRequest(model="llama-2-7b", gpus=256, gpu="tpu-v5e"))
-    assert "no backend of dtrain runs on tpu-v5e" in question.notes[-1]
-    assert gain(question.answer()) == ""
+    request = PlanRequest(model="llama-2-7b", gpus=256, gpu="tpu-v5e", global_batch=512)
+    for question in (pose(request), pose(replace(request, state_bits=16))):
+        answer = question.answer()
+        assert "no backend of dtrain runs on tpu-v5e" in answer.question.notes[-1]
+        assert gain(answer) == ""

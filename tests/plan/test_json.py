@@ -50,6 +50,7 @@ COSTS = {
     "mfu": SHARE,
     "mfu_causal": SHARE,
     "hfu": SHARE,
+    "hfu_causal": SHARE,
 }
 SCHEMA = {
     "type": "object",
@@ -111,6 +112,7 @@ def test_the_object_is_complete_and_consistent(plan: Plan, job: tuple[str, ...])
             layout["model_tflops_per_gpu"] / cluster["peak_tflops"], rel=1e-4
         )
         assert layout["mfu_causal"] < layout["mfu"] <= layout["hfu"]
+        assert layout["mfu_causal"] <= layout["hfu_causal"] <= layout["hfu"]
         assert layout["training_days"] == pytest.approx(20e9 / tokens / 86400, rel=1e-4)
     for group in found["rejected"]:
         memory = group["example"]["memory_gib"]

@@ -154,13 +154,17 @@ def test_one_gpu_that_is_too_small(shown: Shown) -> None:
 def test_a_short_training_takes_minutes(shown: Shown) -> None:
     text = shown("--model", "gpt2", "--gpus", "1", "--gpu", "h100", "--tokens", "10M")
     assert re.search(r"10\.0M tokens take \d+ s on 1 GPU: 153 steps, 0\.\d+ GPU-hours", text)
+    assert re.search(r"The GPUs use at most [\d.]+ kWh, at", text)
 
 
 @pytest.mark.parametrize(
     ("ratio", "slow", "fast"),
     [
-        (1.0004, "as fast", "0.0 % faster"),
+        (0.9996, "as fast", "as fast"),
+        (1.0004, "as fast", "as fast"),
         (1.123, "12 % slower", "12 % faster"),
+        (1.994, "99 % slower", "99 % faster"),
+        (1.995, "2.0 times as long", "2.0 times as fast"),
         (2.34, "2.3 times as long", "2.3 times as fast"),
         (13.7, "14 times as long", "14 times as fast"),
     ],

@@ -108,7 +108,8 @@ def plan(
     state_bits: Annotated[
         int | None,
         typer.Option(
-            help="Bits of weights and Adam's states, 32 or 16 (no copy in 32); default: 32."
+            help="Bits of weights and Adam's states, 32 or 16 (no copy in 32); default: from FILE, "
+            "else 32."
         ),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Cluster: total number of GPUs.")] = None,
@@ -207,7 +208,8 @@ def plan(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Backend: runtime, megatron or torchtitan; default: from FILE, else runtime.",
+            help="Backend: runtime, megatron or torchtitan; default: from FILE, else runtime, "
+            "unless another is much faster.",
             metavar="NAME",
             autocompletion=completion.one_of("runtime", "megatron", "torchtitan"),
         ),

@@ -206,9 +206,7 @@ def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
     notes.append("batch: sequences in a micro-batch × micro-batches a step")
     if any("×" in value for value in columns["pipeline"]):
         notes.append("pipeline: stages × virtual stages")
-    notes.append(
-        "order: by time, plus 4 % for each split of layers or sequences, and 3 % for a full GPU"
-    )
+    notes.append(f"order: {explain.ORDER}")
     notes.append("MFU: with non-causal attention, then with causal")
     notes.append(f"steps within {explain.percent(CLOSE)} of each other are too close to call")
     return "; ".join(notes) + "."

@@ -46,6 +46,7 @@ def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
         memory=_memory_chart(shown or (best,), best.limit),
         time=_time_chart(shown or (best,)),
         compared=_compared(shown),
+        order=explain.ORDER,
         trials={
             "head": trials.TITLES,
             "rows": trials.rows(answer),
@@ -240,10 +241,11 @@ def _compared(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
     add("GiB", (f"{one.memory.total:,.1f}" for one in candidates))
     add("step", (explain.seconds(one.time.total) for one in candidates))
     add("tokens/s per GPU", (explain.amount(one.tokens_per_s_per_gpu) for one in speeds))
-    add("TFLOP/s per GPU", (f"{one.model_tflops_per_gpu:.0f}" for one in speeds))
+    add("TFLOP/s per GPU", (f"{one.model_tflops_per_gpu:,.0f}" for one in speeds))
     add("MFU", (explain.percent(one.mfu) for one in speeds))
     add("causal MFU", (explain.percent(one.mfu_causal) for one in speeds))
     add("HFU", (explain.percent(one.hfu) for one in speeds))
+    add("causal HFU", (explain.percent(one.hfu_causal) for one in speeds))
     return {"head": [*columns], "rows": [*zip(*columns.values(), strict=True)]}
 
 

@@ -82,4 +82,4 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     if whole < 48 * 3600:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    return f"{whole // 86400:,} d {whole % 86400 // 3600} h"

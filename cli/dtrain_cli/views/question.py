@@ -129,8 +129,11 @@ def _days(days: float) -> str:
 def _energy(answer: Answer, training: TrainingCost) -> str:
     if training.energy_mwh is None or not math.isfinite(training.energy_mwh):
         return ""
+    energy, unit = training.energy_mwh, "MWh"
+    if energy < 1:
+        energy, unit = energy * 1000, "kWh"
     return (
-        f" The GPUs use at most {explain.amount(training.energy_mwh)} MWh, at "
+        f" The GPUs use at most {explain.amount(energy)} {unit}, at "
         f"{answer.question.cluster.gpu.watts:g} W each; hosts, network and cooling come on top."
     )
 

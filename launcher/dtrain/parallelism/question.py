@@ -68,8 +68,9 @@ class Question:
     """Whether all states have 16 bits, as in `Assumptions`."""
     framework: Literal["torch", "tensorflow"] = "torch"
     backend: BackendName = "runtime"
-    backend_required: bool = True
-    """Whether the planner must not choose another backend."""
+    backend_from: Literal["", "backend", "trials", "strategy"] = "backend"
+    """What chose the backend. If nothing did, the planner may choose another; from the strategy of
+    the cluster file, only if no layout of this one fits."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Layout` that must have this value."""
     kept: Mapping[str, Any] = field(default_factory=dict)
@@ -108,10 +109,12 @@ class Question:
             return self._answered(plan)
         names = [other.backend for other in self.others]
         if self.backend_required:
+            hint = f"use `backend` {' or '.join(names)}"
+            if self.backend_from == "trials":
+                hint = f"leave `trials` out, which only the backend {self.backend} has"
             raise UsageError(
                 f"the backend {self.backend} {reason}",
-                hint=f"use `backend` {' or '.join(names)}"
-                + (", or leave a constraint out" if self.fixed else ""),
+                hint=hint + (", or leave a constraint out" if self.fixed else ""),
             )
         note = (
             f"this plan is for {BACKENDS[names[0]].title} (`backend={names[0]!r}`), because the "
@@ -121,8 +124,13 @@ class Question:
         notes = self.notes if without_backend(self.cluster.gpu) else (*self.notes, note)
         return replace(self, backend=names[0], notes=notes)._answered(self.others[0])
 
+    @property
+    def backend_required(self) -> bool:
+        """Whether the planner must not choose another backend."""
+        return self.backend_from in ("backend", "trials")
+
     def _answered(self, plan: Plan) -> Answer:
-        if not self.narrow_states:
+        if not self.narrow_states or without_backend(self.cluster.gpu):
             return Answer(self, plan)
         backend = BACKENDS[self.backend]
         note = f"states of 16 bits need `{backend.narrow_states}` in {backend.title}"
@@ -148,6 +156,8 @@ class Question:
             return ""
         if plan.best is None:
             return "has no layout that fits"
+        if self.backend_from == "strategy":
+            return ""
         times = plan.best.time.total / other.time.total
         return f"takes {times:.1f} times as long" if times > MUCH_SLOWER else ""
 

@@ -77,13 +77,14 @@ def _advise_on_spares(cluster: Section, values: Cluster, warnings: Problems) -> 
 
 
 def _groups(layout: Layout) -> Iterator[tuple[str, int]]:
-    """Each kind of group with the number of consecutive ranks that it spans: tensor ranks are
-    innermost, then context ranks, then data ranks."""
+    """Each kind of group that a host should hold, with the number of consecutive ranks that it
+    spans: tensor ranks are innermost, then context ranks, then data ranks."""
     if layout.tensor > 1:
         yield "tensor", layout.tensor
     if layout.context > 1:
         yield "context", layout.tensor * layout.context
-    if layout.expert > 1:
+    # Megatron-LM sends each token to a host once: plans for it spread experts over hosts.
+    if layout.expert > 1 and layout.backend != "megatron":
         yield "expert", layout.tensor * layout.expert
 
 

@@ -51,15 +51,17 @@ def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
     return parse(contents(path), str(path), without=without)
 
 
-def layout_keys(path: Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Those of ``keys`` that ``job.layout`` of a valid cluster file has."""
+def strategy_and_layout(path: Path, keys: Iterable[str]) -> tuple[str, dict[str, Any]]:
+    """``job.strategy``, and those of ``keys`` that ``job.layout`` has, as a valid cluster file
+    gives them; the strategy is '' if it gives none."""
     root, problems = compose(contents(path), str(path))
     document = CLUSTER_FILE.read(root, problems, "")
-    job = document.section("job") if document is not None else None
-    layout = job.section("layout") if job is not None else None
-    if layout is None:
-        return {}
-    return {key: value for key in keys if (value := layout.get(key)) is not None}
+    if document is None:
+        return "", {}
+    job = document.section("job")
+    layout = job.section("layout")
+    given = {key: value for key in keys if (value := layout.get(key)) is not None}
+    return job.get("strategy", ""), given
 
 
 def position(source: str | bytes, file: str, key: str) -> str:

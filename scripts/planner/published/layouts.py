@@ -12,7 +12,7 @@ from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
 from planner.published.rows import Row, UnusableError, count
-from planner.published.sources import LORA, Practice
+from planner.published.sources import LORA, Practice, zero_3
 
 
 def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
@@ -103,7 +103,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         repeats_loss=practice.repeats_loss,
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
-        host_work=practice.host_work if _zero_3(row) else 0.0,
+        # The hooks of ZeRO-3 also run on one GPU, where the notes name it.
+        host_work=practice.host_work if zero_3(f"{row.get('sharding', '')} {text}") else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
         gathers_late=practice.gathers_late,
@@ -193,12 +194,6 @@ def loss_chunks(row: Row, shape: Shape) -> int:
     if re.search(r"\bLiger\b", notes):
         return -(-shape.vocab // shape.hidden)
     return _noted(notes, r"loss in (\d+) chunks") or 1
-
-
-def _zero_3(row: Row) -> bool:
-    """Whether parameters are sharded by DeepSpeed, perhaps over one GPU."""
-    text = f"{row.get('sharding', '')} {row.get('notes', '')}"
-    return re.search(r"\bZeRO-?3", text, re.IGNORECASE) is not None
 
 
 def _narrow_states(row: Row) -> bool:

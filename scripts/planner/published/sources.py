@@ -314,7 +314,7 @@ def practice_of(row: Row) -> Practice:
             for pattern, how in table:
                 if re.search(pattern, text, re.IGNORECASE):
                     if how is _DEEPSPEED and _new(row):
-                        return _ZERO if re.search("3|full", row.get("sharding", "")) else _ZERO_2
+                        return _ZERO if zero_3(row.get("sharding", "")) else _ZERO_2
                     if how is _MEGATRON_DEEPSPEED and _flash(row):
                         zero = re.search(r"zero-?[123]", row.get("sharding", ""), re.IGNORECASE)
                         return _MEGATRON_DEEPSPEED_ZERO if zero else _MEGATRON_DEEPSPEED_2023
@@ -328,6 +328,11 @@ def practice_of(row: Row) -> Practice:
     ):
         return _DEEPSPEED if re.match("zero", sharding, re.IGNORECASE) else _EARLY
     return _MODULES if re.search(r"16-true", row.get("precision", "")) else _UNKNOWN
+
+
+def zero_3(text: str) -> bool:
+    """Whether a text names a sharding of the parameters."""
+    return re.search(r"\b(ZeRO-?3|FSDP)", text, re.IGNORECASE) is not None
 
 
 def _flash(row: Row) -> bool:

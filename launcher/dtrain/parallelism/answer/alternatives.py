@@ -21,7 +21,7 @@ from dtrain.parallelism.answer.explain import (
 )
 from dtrain.parallelism.backends import OTHER_SOFTWARE
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
-from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.candidate import ROOMY, Candidate
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
 from dtrain.records import dataclass
@@ -99,13 +99,15 @@ def textbook(answer: Answer) -> str:
 
 def reserve(answer: Answer) -> str:
     """Name the layout to take if the best one runs out of memory; '' if that is improbable, or if
-    no layout has clearly more room.
+    no layout needs clearly less.
 
     Trials have shown whether the best one fits.
     """
     if not answer.fits or answer.trials or answer.best.has_room:
         return ""
-    roomy = [one for one in islice(answer.plan.ranked(), LOOKED_AT) if one.has_room]
+    # Such a layout also has room on the GPU, as the best one fits.
+    most = ROOMY * answer.best.memory.total
+    roomy = [one for one in islice(answer.plan.ranked(), LOOKED_AT) if one.memory.total <= most]
     if not roomy:
         return ""
     spare = min(roomy, key=lambda one: one.time.total)
@@ -154,7 +156,8 @@ def _one_host(answer: Answer) -> Iterator[Rival]:
     """Yield one host alone, if it is faster than all hosts with their network."""
     question, best = answer.question, answer.best
     cluster = question.cluster
-    # One host computes at least as long as all of them, times their number.
+    # One host computes about as long as all of them, times their number: no less than half of that,
+    # with less recomputation and larger products.
     computing = best.time.compute + best.time.recompute
     if not answer.fits or cluster.hosts == 1 or best.time.total < computing * cluster.hosts / 2:
         return

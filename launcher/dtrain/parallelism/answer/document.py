@@ -144,6 +144,7 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
         "mfu": _short(speed.mfu),
         "mfu_causal": _short(speed.mfu_causal),
         "hfu": _short(speed.hfu),
+        "hfu_causal": _short(speed.hfu_causal),
     }
     if answer.trials:
         found["slowdown"] = _short(candidate.slowdown)

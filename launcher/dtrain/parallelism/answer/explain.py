@@ -38,6 +38,10 @@ TIME_PARTS = {
     "other": "data loading, logging",
 }
 """Titles of the fields of `StepTime`."""
+ORDER = (
+    "by time, plus 4 % for each split of layers or sequences, and 3 % for a GPU more than 93 % full"
+)
+"""The order of layouts, for users."""
 SHARDING = {
     "none": "none",
     "optimizer": "ZeRO-1",
@@ -169,7 +173,7 @@ def figures(candidate: Candidate) -> str:
         f"{seconds(candidate.time.total)}, {low} to {high} with 80 % confidence: "
         f"{amount(speed.tokens_per_s_per_gpu)} tokens/s on each GPU "
         f"({amount(speed.tokens_per_s_per_gpu * gpus)} on all), "
-        f"{speed.model_tflops_per_gpu:.0f} model TFLOP/s per GPU, MFU {percent(speed.mfu)} "
+        f"{speed.model_tflops_per_gpu:,.0f} model TFLOP/s per GPU, MFU {percent(speed.mfu)} "
         f"(non-causal attention; {percent(speed.mfu_causal)} causal)"
         + (
             f", HFU {percent(speed.hfu)} ({percent(speed.hfu_causal)} causal)."
@@ -230,14 +234,18 @@ def times(ratio: float) -> str:
 
 def slower(ratio: float) -> str:
     """``12 % slower``, ``2.3 times as long``, ``as fast``."""
-    if percent(ratio - 1) == "0.0 %":
-        return "as fast"
-    return f"{times(ratio)} as long" if ratio >= 2 else f"{percent(ratio - 1)} slower"
+    return _compared(ratio, "long", "slower")
 
 
 def faster(ratio: float) -> str:
-    """``12 % faster``, ``2.3 times as fast``."""
-    return f"{times(ratio)} as fast" if ratio >= 2 else f"{percent(ratio - 1)} faster"
+    """``12 % faster``, ``2.3 times as fast``, ``as fast``."""
+    return _compared(ratio, "fast", "faster")
+
+
+def _compared(ratio: float, factor: str, share: str) -> str:
+    if percent(abs(ratio - 1)) == "0.0 %":
+        return "as fast"
+    return f"{times(ratio)} as {factor}" if ratio >= 1.995 else f"{percent(ratio - 1)} {share}"
 
 
 def amount(value: float) -> str:

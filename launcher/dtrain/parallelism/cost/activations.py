@@ -194,7 +194,8 @@ def _terms(
         matrices -= 1
         yield -narrow * h / split
     yield (2 * (matrices - 1) + narrow) * width / t
-    if drops:
+    if drops and (shape.experts or not shape.kv_rank):
+        # Of a dense layer with MLA, only the norms and the up projections are recomputed.
         yield -narrow * shape.ffn_hidden * max(1, shape.experts_per_token) / t
     if shape.lora is not None:
         # The inner tensors of the adapters: four in attention, one for each matrix of the MLP.

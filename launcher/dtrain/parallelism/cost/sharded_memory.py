@@ -13,6 +13,7 @@ from typing import NamedTuple
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, keeps_stage
 from dtrain.parallelism.cost.activations import largest_layer, mean_activations
+from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.stages import kinds_of_stages, receive_buffers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
@@ -153,8 +154,10 @@ def _phases(
     # A flat parameter of which a part is trained has a gradient of its whole size.
     flat = habits.flat_adapters and layout.shards_parameters
     graded = 1.0 if flat else trained
-    # Bytes of a gradient of 16-bit parameters, which have their 32-bit copies beside them.
-    summed = 2.0 if not (layout.shards_parameters or assumed.fp32_gradients) else own
+    summed = own
+    if not (layout.shards_parameters or assumed.fp32_gradients):
+        # Whole parameters have gradients of their precision, and 32-bit copies beside them.
+        summed = min(own, BYTES[assumed.precision])
     gradients = summed * (layers * summed_shard * graded + root * trained_root / summing)
     accumulated = gradients
     if layout.grad_accumulation == 1:

@@ -110,12 +110,12 @@ class _Job:
         states = 16 * self.gigabytes
         idle = self.cluster.gpus - replicas
         if fits:
-            reason = f"{where} holds a whole copy in {memory.total:.1f} of {self.limit:.1f} GiB"
+            reason = f"{where} holds a whole copy in {memory.total:,.1f} of {self.limit:,.1f} GiB"
             if idle:
                 reason += f"; the other {idle} GPUs are idle"
         else:
             reason = (
-                f"{where} holds a whole copy: {states:.0f} GiB of variables, Adam's slots and "
+                f"{where} holds a whole copy: {states:,.0f} GiB of variables, Adam's slots and "
                 f"gradients alone, {memory.total:.0f} in all, on {self.limit:.1f}"
             )
         if name == "tpu":
@@ -177,13 +177,13 @@ class _Job:
         reason = f"variables live in {home}: "
         if not fits:
             reason += (
-                f"a copy of all of them and their gradients take {8 * self.gigabytes:.0f} GiB of "
+                f"a copy of all of them and their gradients take {8 * self.gigabytes:,.0f} GiB of "
                 f"it, {memory.total:.0f} with the rest, on {self.limit:.1f}"
             )
         else:
             reason += (
-                f"fits in {memory.total:.1f} of {self.limit:.1f} GiB if each host has {host:.0f} "
-                "GiB, but is slow"
+                f"fits in {memory.total:,.1f} of {self.limit:,.1f} GiB if each host has "
+                f"{host:,.0f} GiB, but is slow"
             )
         return Verdict(name, fits, where, way, memory, host, reason)
 
@@ -277,12 +277,12 @@ class _Job:
         sentence = f"Split by hand over the {local} GPUs of a host (tf.device), it "
         if not assignment.fits:
             return (
-                f"{sentence}still needs {fullest:.0f} GiB on the fullest GPU"
+                f"{sentence}still needs {fullest:,.0f} GiB on the fullest GPU"
                 + (f", because each of the {hosts} hosts holds a whole copy" if hosts > 1 else "")
                 + "."
             )
         sentence += (
-            f"fits in {fullest:.0f} GiB{_how(assignment.way)}, but one GPU computes at a time"
+            f"fits in {fullest:,.0f} GiB{_how(assignment.way)}, but one GPU computes at a time"
         )
         if hosts > 1:
             sentence += f", and the {hosts} hosts must average gradients by themselves"
@@ -298,7 +298,7 @@ class _Job:
         each = 16 * self.gigabytes / self.cluster.gpus
         yield (
             f"tf.experimental.dtensor can split variables over all {self.cluster.gpus} GPUs "
-            f"({each:.1f} GiB of states each) in a script written for it, op by op. It is not "
+            f"({each:,.1f} GiB of states each) in a script written for it, op by op. It is not "
             "offered: the API is still experimental, Keras 3 does not build on it, and "
             "keras.distribution.ModelParallel runs on TensorFlow without splitting anything."
         )
