@@ -154,6 +154,13 @@ def test_the_error_on_runs_that_no_fit_has_seen_is_limited() -> None:
             assert sum(map(abs, score.time)) / len(score.time) < 0.35, name
 
 
+def test_the_first_choice_is_nearly_the_fastest_in_published_sweeps() -> None:
+    losses = validate_planner.first_choice_losses(validate_planner.validate(read(RUNS[0])))
+    assert len(losses) == 42
+    assert min(losses) == 0
+    assert sum(losses) / len(losses) < 0.015
+
+
 def scored(path: Path) -> Score:
     every = Score()
     for run in read(path):
