@@ -60,7 +60,8 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     batch, batch_source = _batch(request, spec, shape, cluster)
     check_sizes(shape, batch)
     strategy, of_file = _strategy_and_layout(request.file)
-    backend = _backend(request.backend or of_file.pop("backend", None))
+    backend_of_file = of_file.pop("backend", None)
+    backend = _backend(request.backend or backend_of_file)
     framework = _framework(request, spec, shape)
     return Question(
         shape,
@@ -131,8 +132,7 @@ def _backend(name: str | None) -> BackendName | None:
 
 
 def _strategy_and_layout(file: Path | None) -> tuple[str, dict[str, Any]]:
-    """Return the cluster file's strategy, and the keys of its layout that the planner follows and
-    never chooses."""
+    """Return the file's strategy, and the keys of its layout that the planner never chooses."""
     if file is None:
         return "", {}
     from dtrain.spec.load import strategy_and_layout

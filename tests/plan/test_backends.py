@@ -204,6 +204,18 @@ def test_a_strategy_of_the_file_keeps_its_backend_if_that_has_a_layout_that_fits
     assert bool(gain(answer)) is (backend == "runtime")
 
 
+def test_an_option_replaces_the_backend_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    text = FILE.format(hosts=1, gpus=8, gpu="h100-80gb", strategy="none", training="{}")
+    file.write_text(text.replace("  training:", "  layout: {backend: megatron}\n  training:"))
+    of_file, of_option = (
+        pose(PlanRequest(model_size="7B", file=file, backend=name)).answer()
+        for name in (None, "runtime")
+    )
+    assert of_file.best.layout.backend == "megatron"
+    assert of_option.best.layout.backend == "runtime"
+
+
 @pytest.mark.parametrize("asked", [{"precision": "fp8"}, {"state_bits": 16}])
 def test_trials_have_no_other_backend(asked: dict[str, Any]) -> None:
     request = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100-80gb", trials=2, **asked)
