@@ -122,7 +122,7 @@ def _leftovers(host: HostFacts) -> Iterator[Finding]:
     for run, pids in host.fact("leftovers").items():
         # Without their numbers, hosts share the finding.
         variable = quote(f"DTRAIN_RUN_ID={run}")
-        find = f"grep -lsF {variable} /proc/[0-9]*/environ | cut -d/ -f3"
+        find = f"grep -lszxF {variable} /proc/[0-9]*/environ | cut -d/ -f3"
         yield host.warning(
             "processes",
             f"{counted(len(pids), 'process')} of run {run} still"

@@ -223,5 +223,5 @@ def _described(variable: str, value: str | Layout | Training | None) -> dict[str
         return {}
     if isinstance(value, str):
         return {variable: value}
-    # Without unset fields, which an older `dtrain.runtime` may not know.
+    # Without unset fields: an older `dtrain.runtime` may not know them.
     return {variable: json.dumps({k: v for k, v in asdict(value).items() if v is not None})}

@@ -13,6 +13,7 @@ from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.records import dataclass
 from dtrain.runs import journal
+from dtrain.runs.events import Finished
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import tail
@@ -112,9 +113,12 @@ def status(folder: RunFolder) -> RunStatus:
     plan = record.plan()
     lines = JournalReader(folder.journal)
     records = list(lines.read())
+    ended = any(isinstance(event, Finished) for _, event in records)
+    in_charge = None if ended else folder.in_charge()
+    # A launcher may have written the end meanwhile, and exited.
+    records += lines.read()
     known = ObservedRun.of(records)
     now, report = known.attempt, known.report
-    in_charge = None if report else folder.in_charge()
     # Without a launcher, nobody knows what has become of the run since its last event.
     until = time.time() if in_charge or not records else records[-1][0]
     began = record.started if now.number == 1 else now.began
@@ -134,7 +138,7 @@ def status(folder: RunFolder) -> RunStatus:
         started=record.started,
         workers=plan.world_size,
         job=record.job_id,
-        in_charge=in_charge,
+        in_charge=None if report else in_charge,
         hosts=hosts,
         hosts_known=plan.hosts_known,
         progress=now.progress[-1] if now.progress else None,

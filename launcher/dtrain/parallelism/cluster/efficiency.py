@@ -74,8 +74,8 @@ class Efficiency(KeepsHash):
     interval_low: float = 0.6
     interval_high: float = 1.6
     """Step times as multiples of the estimate, between which 80 % of runs are. The default, for
-    GPUs that are not `MEASURED`, is a guess: on those with published runs, 80 % of 302 step times
-    of dense models are 0.78 to 1.69 times the estimate, with equal weight for each of 23
+    GPUs that are not `MEASURED`, is a guess: on those with published runs, 80 % of 290 step times
+    of dense models are 0.78 to 1.69 times the estimate, with equal weight for each of 21
     publishers."""
 
     def ring_start(self, members: int, hosts: float) -> float:
@@ -96,9 +96,10 @@ class Efficiency(KeepsHash):
 KNOWN = {"interval_low": 0.88, "interval_high": 1.26}
 """The interval of all `MEASURED` GPUs. They have one, because publishers' software differs more
 than GPUs do, and because most of an architecture's publishers are its vendor. It contains 80 % of
-the 2,536 published step times of dense models on these GPUs, with equal weight for each of 63
-publishers. Of publishers held out of the fit, these are 0.92 and 1.11
-(``scripts/planner/fit.py --held-out``), but most of those are vendors' benchmarks."""
+2,487 published step times of dense models on these GPUs, with equal weight for each of 61
+publishers, without tables that are off by more than a factor of 2.7 on average. Of publishers held
+out of the fit, the ends are 0.92 and 1.11 (``scripts/planner/fit.py --held-out``), but most of
+those are vendors' benchmarks."""
 
 AMPERE = Efficiency(
     gemm=0.75, gemm_half=6e9, attention=0.59, scores=5.1, stream=0.89,

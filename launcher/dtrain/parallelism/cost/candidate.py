@@ -25,8 +25,8 @@ the median)."""
 
 EXPERTS = 1.75
 """Factor of the upper end of the interval with experts: the software of their exchange changes
-fast, and one release of a library took 1.5 times as long as another. 80 % of 262 published step
-times end at 2.2 times the estimate, with equal weight for each of 22 publishers. Layers with parts
+fast, and one release of a library took 1.5 times as long as another. 80 % of 247 published step
+times end at 2.2 times the estimate, with equal weight for each of 20 publishers. Layers with parts
 have the same factor: the only published runs that have any took 1.08 to 1.19 times the estimate
 (Nemotron 3 Nano)."""
 
