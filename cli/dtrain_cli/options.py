@@ -18,7 +18,7 @@ _FIELD = re.compile(r"""`(\w+)(?:=(['"]?)(.*?)\2)?`""")
 
 def as_options(text: str) -> str:
     """Return the text with options instead of fields. Leaves other words in backquotes."""
-    from dtrain.plan_request import MODEL_SIZES, PlanRequest
+    from dtrain.planning.request import MODEL_SIZES, PlanRequest
     from dtrain.runtime.layout import Layout
 
     known = {*MODEL_SIZES, *(field.name for field in (*fields(PlanRequest), *fields(Layout)))}

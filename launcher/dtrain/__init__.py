@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dtrain.failures.cause import Failure, Report
     from dtrain.loading import load
     from dtrain.parallelism.question import Answer
-    from dtrain.plan_request import PlanRequest
+    from dtrain.planning.request import PlanRequest
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import Line
     from dtrain.session.commands import Outcome
@@ -56,7 +56,7 @@ _MODULES = {
     "dtrain.failures.cause": ("Failure", "Report"),
     "dtrain.loading": ("load",),
     "dtrain.parallelism.question": ("Answer",),
-    "dtrain.plan_request": ("PlanRequest",),
+    "dtrain.planning.request": ("PlanRequest",),
     "dtrain.runs.record": ("Request",),
     "dtrain.session.callbacks": ("Line",),
     "dtrain.session.commands": ("Outcome",),

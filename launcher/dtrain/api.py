@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dtrain.failures.cause import Report
     from dtrain.parallelism.question import Answer
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
-    from dtrain.plan_request import PlanRequest
+    from dtrain.planning.request import PlanRequest
     from dtrain.runs.progress import Progress
     from dtrain.runs.record import Request
     from dtrain.session.callbacks import OnLine, OnState

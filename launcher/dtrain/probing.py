@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dtrain import planning
 from dtrain.diagnostics import UsageError
 from dtrain.loading import load_torch_hosts
 from dtrain.parallelism.cluster.efficiency import of_gpu
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.question import Question
-from dtrain.plan_request import PlanRequest, QueueGpus
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest, QueueGpus
 
 if TYPE_CHECKING:
     from dtrain.checks import Evidence
@@ -38,7 +38,7 @@ def posed(request: PlanRequest, examine: Callable[..., Evidence], ask: Ask | Non
         from dtrain.checks.probe import probe as slowest
 
         probe = slowest(examine(measurable(request), bandwidth=True, compute=True, ask=ask))
-    question = planning.pose(request, ask_engine, probe)
+    question = pose(request, ask_engine, probe)
     if probe is not None:
         question = stored(question, probe)
     if request.calibrate_runs:

@@ -13,8 +13,8 @@ from dtrain.messages.trial import TrialLine, trial_line
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
 from dtrain.parallelism.trial import MOST_TRIALS, Case, MeasuredCase, Trial, cases, unsupported
-from dtrain.plan_file import keys_of
-from dtrain.plan_request import PlanRequest
+from dtrain.planning.request import PlanRequest
+from dtrain.planning.written import keys_of
 
 if TYPE_CHECKING:
     from dtrain.failures.cause import Report

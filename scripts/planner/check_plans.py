@@ -15,7 +15,7 @@ import dtrain
 from dtrain.diagnostics import DtrainError
 from dtrain.launchplan.build import build
 from dtrain.parallelism.answer.explain import brief
-from dtrain.plan_file import written
+from dtrain.planning.written import written
 from dtrain.spec.load import parse
 
 MODELS = (

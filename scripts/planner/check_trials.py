@@ -29,9 +29,9 @@ import torch.distributed as dist
 from dtrain.parallelism.answer.explain import brief
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.trial import Case, Measured, Trial, cases
-from dtrain.plan_file import keys_of
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest
+from dtrain.planning.written import keys_of
 from dtrain.runtime import torch as parallel
 from dtrain.runtime.torch.trial import step_of
 from dtrain.runtime.torch.trial_model import Sizes

@@ -19,7 +19,7 @@ from dtrain.parallelism.cost.stages import adapters_of_stage
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
-from dtrain.plan_request import PlanRequest
+from dtrain.planning.request import PlanRequest
 from dtrain.runtime.layout import BackendName, Layout
 
 ASSUMED = Assumptions()

@@ -12,7 +12,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.calibrated import MeasuredRun, calibrated
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.question import Question
-from dtrain.planning import pose
+from dtrain.planning.question import pose
 from dtrain.runs import events, journal
 from dtrain.runs.calibration import learned
 from dtrain.runs.folder import RunFolder

@@ -24,8 +24,8 @@ from dtrain.parallelism.model.huggingface import shape_from_config
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Mamba2, OutputGate
 from dtrain.parallelism.model.shape import Shape
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest
 from dtrain.runtime.layout import BackendName, Layout
 
 LAYERED = [known.name for known in models() if known.shape.pattern]

@@ -18,8 +18,8 @@ from dtrain.messages.decode import decode
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import gpu
 from dtrain.parallelism.cluster.probe import Probe
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest
 from dtrain.spec.load import parse
 
 TEXT = """

@@ -12,8 +12,8 @@ from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import Plan, _ladder, _ladders, _saving
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest
 
 QUESTIONS = {
     "pipelines": PlanRequest(model_size="30B", gpus=16),

@@ -15,8 +15,8 @@ from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest
 from dtrain.runtime.layout import Layout
 from support.limits import HANG
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from dtrain.parallelism.trial import (
     extended,
     unsupported,
 )
-from dtrain.planning import pose
+from dtrain.planning.question import pose
 from dtrain.runs.record import Request
 from dtrain.runtime.layout import Layout
 from dtrain_cli.sheet import stdout_paper

@@ -18,9 +18,9 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, hardware
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.question import Question, usual_batch
 from dtrain.parallelism.search import Plan
-from dtrain.plan_file import written
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest
+from dtrain.planning.written import written
 from dtrain.runtime.layout import BackendName, Layout
 from dtrain.spec.load import parse
 

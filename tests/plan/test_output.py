@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import PlanRequest
 from dtrain.spec.load import read
 
 FILE = """\

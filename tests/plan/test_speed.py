@@ -12,8 +12,8 @@ pytestmark = pytest.mark.slow
 
 SEARCH = """
 import cProfile, pstats, sys
-from dtrain.plan_request import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.request import PlanRequest
+from dtrain.planning.question import pose
 profile = cProfile.Profile()
 profile.runcall(lambda: pose(PlanRequest(model_size="100B", gpus=int(sys.argv[1]))).answer())
 print(pstats.Stats(profile).total_calls)

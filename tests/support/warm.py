@@ -47,7 +47,7 @@ COMMANDS = sorted(
 """Import almost all that a command does; the rest is imported when it is needed."""
 NEEDED_LATER = [
     "dtrain.parallelism.answer.alternatives",
-    "dtrain.planning",
+    "dtrain.planning.question",
     "dtrain.transport.ssh",
     "dtrain.node.telemetry",
     "dtrain_cli.views.layouts",

@@ -10,7 +10,7 @@ from dtrain import PlanRequest
 from dtrain.parallelism.answer import alternatives
 from dtrain.parallelism.question import Answer
 from dtrain.parallelism.trial import GIB, MeasuredCase, Trial, cases
-from dtrain.planning import pose
+from dtrain.planning.question import pose
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import layouts
 from dtrain_cli.views.layouts_html import page

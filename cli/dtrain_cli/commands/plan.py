@@ -13,8 +13,8 @@ from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.backends import gain
 from dtrain.parallelism.question import Answer
-from dtrain.plan_file import written
-from dtrain.plan_request import FIXABLE, MODEL_SIZES, PlanRequest
+from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
+from dtrain.planning.written import written
 from dtrain_cli import completion, prompt
 from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import notice, write

@@ -12,7 +12,7 @@ from dtrain.checks import Evidence
 from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm import allocation, inspection, login_shell
 from dtrain.engines.slurm import queue_gpus as partition_gpus
-from dtrain.plan_request import QueueGpus
+from dtrain.planning.request import QueueGpus
 from dtrain.runs.record import Request
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.transport.questions import Ask

@@ -14,8 +14,8 @@ from dtrain.engines.slurm.judgement import RequestJudge, duration
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.queue_gpus import gpus_of
 from dtrain.parallelism.question import Question
-from dtrain.plan_request import AskQueue, PlanRequest, QueueGpus
-from dtrain.planning import pose
+from dtrain.planning.question import pose
+from dtrain.planning.request import AskQueue, PlanRequest, QueueGpus
 from dtrain.spec.load import parse, position
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain_cli import first_slurm_file

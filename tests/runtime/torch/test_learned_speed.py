@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dtrain import PlanRequest
-from dtrain.planning import pose
+from dtrain.planning.question import pose
 from dtrain.runs import events, journal
 from dtrain.runs.calibration import learned
 from dtrain.runs.folder import RunFolder

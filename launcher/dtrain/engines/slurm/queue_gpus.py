@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm.partitions import Partition, chosen
-from dtrain.plan_request import QueueGpus
+from dtrain.planning.request import QueueGpus
 from dtrain.spec.model import Slurm
 
 

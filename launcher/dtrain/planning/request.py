@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.model.adapters import BaseBits
-from dtrain.parallelism.model.sizes import parse_count
 from dtrain.records import dataclass
-from dtrain.runtime.layout import SIZES, BackendName
+from dtrain.runtime.layout import SIZES
 
 if TYPE_CHECKING:
     from dtrain.spec.model import ClusterFile
@@ -131,90 +129,3 @@ def _check_digits(request: PlanRequest) -> None:
                 f"`{name}`: a number of {len(str(abs(value)))} digits is too long",
                 hint=f"at most {LARGEST:,}",
             )
-
-
-def of_a_training(request: PlanRequest, key: str) -> float | None:
-    """Return a value of the request that only a training on a number of tokens needs."""
-    value: float | None = getattr(request, key)
-    if value is None:
-        return None
-    if not 0 < value < LARGEST:
-        raise UsageError(f"`{key}={value:g}` is not possible", hint="a number above 0")
-    if request.tokens is None:
-        raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")
-    return value
-
-
-def backend_from(
-    request: PlanRequest, backend: BackendName | None, strategy: str
-) -> Literal["", "backend", "trials", "strategy"]:
-    """Return what chose the backend, as in `Question`; ``strategy`` is the cluster file's."""
-    if backend is not None:
-        return "backend"
-    if request.trials:
-        # They train with dtrain.runtime.
-        return "trials"
-    # All other strategies of torch are applied by dtrain.runtime.
-    return "" if strategy in ("", "auto", "none") else "strategy"
-
-
-def narrow_states(
-    request: PlanRequest, spec: ClusterFile | None, framework: str, precision: str
-) -> bool:
-    """Return whether all states have 16 bits: in the request, or else in the cluster file.
-
-    TensorFlow's never have.
-
-    Raises:
-        UsageError: the number is not known, or does not go with another value.
-    """
-    bits, source = request.state_bits, f"`state_bits={request.state_bits}`"
-    training = spec.job.training if spec else None
-    if bits is None and training is not None:
-        bits = training.state_bits
-        source = f"{request.file}: job.training.state_bits {bits}"
-    if bits not in (None, 16, 32):
-        raise UsageError(f"{source} is not known", hint="use 16 or 32")
-    if bits != 16 or framework != "torch":
-        return False
-    if precision != "bf16":
-        raise UsageError(
-            f"{source} needs bf16, not {precision}",
-            hint="use `state_bits` 32, or `precision` bf16",
-        )
-    return True
-
-
-def base_bits(request: PlanRequest, precision: str) -> BaseBits:
-    """Return the bits of frozen matrices.
-
-    Raises:
-        UsageError: the number is not known, or does not go with the precision.
-    """
-    wanted = 16 if request.base_bits is None else request.base_bits
-    known: tuple[BaseBits, ...] = (16, 8, 4)
-    bits = next((one for one in known if one == wanted), None)
-    if bits is None:
-        hint = "16, 8 for fp8, or 4 for QLoRA"
-        raise UsageError(f"`base_bits={wanted}` is not known", hint=hint)
-    if bits == 8 and precision != "fp8":
-        raise UsageError(
-            f"`base_bits=8` needs fp8, not {precision}",
-            hint="add `precision` fp8, or use `base_bits` 4 or 16",
-        )
-    return bits
-
-
-def tokens_of(request: PlanRequest, step: int) -> int | None:
-    """Return the tokens of the whole training, of which one step takes ``step``."""
-    if request.tokens is None:
-        return None
-    tokens = parse_count(request.tokens, "tokens")
-    if tokens > LARGEST:
-        raise UsageError(f"`tokens` {request.tokens!r} is too many", hint=f"at most {LARGEST:,}")
-    if tokens < step:
-        raise UsageError(
-            f"`tokens` {request.tokens!r} is less than one step, which has {step:,} tokens",
-            hint="give more tokens, or a smaller `global_batch` or `seq_len`",
-        )
-    return tokens

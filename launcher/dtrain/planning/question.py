@@ -1,0 +1,256 @@
+"""Converts a request to the planner into a `Question`, with defaults for what it leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.backends import BACKENDS
+from dtrain.parallelism.cluster.hardware import PRECISIONS, Gpu, GpuCluster, Precision
+from dtrain.parallelism.constraints import check_sizes
+from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.sizes import parse_count
+from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, remarks, usual_batch
+from dtrain.parallelism.reliability import Reliability
+from dtrain.planning.cluster import cluster_of, table_of
+from dtrain.planning.files import parsed
+from dtrain.planning.model import lora_of, shape_of
+from dtrain.planning.request import LARGEST, AskQueue, PlanRequest, check
+from dtrain.runtime.layout import BackendName
+
+if TYPE_CHECKING:
+    from dtrain.parallelism.cluster.efficiency import Efficiency
+    from dtrain.parallelism.cluster.probe import Probe
+    from dtrain.spec.model import ClusterFile
+
+
+def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None = None) -> Question:
+    """Return the planner's question for a request. ``ask`` is for a file that leaves the choice of
+    its machines to an engine and does not name their GPU. ``probe``: measurements of the machines.
+
+    Raises UsageError, or SpecError if the cluster file is invalid.
+    """
+    check(request)
+    spec = _spec(request.file)
+    table = table_of(request)
+    found = cluster_of(request, spec, table, ask, probe)
+    cluster = found.cluster
+    shape = shape_of(request, spec)
+    precision, note = _precision(request, spec, cluster.gpu)
+    shape = replace(shape, lora=lora_of(request, shape, precision))
+    batch, batch_source = _batch(request, spec, shape, cluster)
+    check_sizes(shape, batch)
+    strategy, of_file = _strategy_and_layout(request.file)
+    backend_of_file = of_file.pop("backend", None)
+    backend = _backend(request.backend or backend_of_file)
+    framework = _framework(request, spec, shape)
+    return Question(
+        shape,
+        cluster,
+        _efficiency(request, cluster, probe),
+        batch,
+        precision=precision,
+        narrow_states=_narrow_states(request, spec, framework, precision),
+        framework=framework,
+        backend=backend or "runtime",
+        backend_from=_backend_from(request, backend, strategy),
+        fixed=request.fixed,
+        kept=of_file if backend in (None, "runtime") else {},
+        tokens=_tokens_of(request, batch * shape.seq_len),
+        reliability=_reliability(request),
+        price_per_gpu_hour=_of_a_training(request, "price_per_gpu_hour"),
+        cluster_source=found.source,
+        batch_source=batch_source,
+        notes=(*found.notes, *filter(None, (note, *remarks(cluster, batch, shape.seq_len)))),
+        hardware=table,
+        probe=probe,
+    )
+
+
+def _reliability(request: PlanRequest) -> Reliability:
+    given = {
+        "failures": ("failure_rate", 1.0),
+        "restart": ("restart_minutes", 60.0),
+        "storage": ("storage_gbs", 1.0),
+    }
+    values = {name: (_of_a_training(request, key), unit) for name, (key, unit) in given.items()}
+    return Reliability(
+        **{name: value * unit for name, (value, unit) in values.items() if value is not None}
+    )
+
+
+def _framework(
+    request: PlanRequest, spec: ClusterFile | None, shape: Shape
+) -> Literal["torch", "tensorflow"]:
+    framework = request.framework or (spec.job.framework if spec else "torch")
+    if framework == "torch":
+        return "torch"
+    if framework != "tensorflow":
+        text = f"`framework={framework!r}`: dtrain cannot plan for it"
+        raise UsageError(text, hint="use torch or tensorflow")
+    names = ("backend", "lora_rank", "state_bits")
+    for_torch = [*request.fixed, *(name for name in names if getattr(request, name) is not None)]
+    if for_torch:
+        raise UsageError(
+            f"`{for_torch[0]}` applies only to torch layouts",
+            hint="leave it out, or use `framework='torch'`",
+        )
+    if shape.every_part or shape.pattern:
+        raise UsageError(
+            "`framework='tensorflow'`: dtrain plans it only for stacks of attention and MLPs",
+            hint="use `framework='torch'`, or choose another model",
+        )
+    return "tensorflow"
+
+
+def _backend(name: str | None) -> BackendName | None:
+    if name is None:
+        return None
+    for known in BACKENDS:
+        if name == known:
+            return known
+    raise UsageError(f"`backend={name!r}` is not known", hint=f"one of {', '.join(BACKENDS)}")
+
+
+def _backend_from(
+    request: PlanRequest, backend: BackendName | None, strategy: str
+) -> Literal["", "backend", "trials", "strategy"]:
+    """Return what chose the backend, as in `Question`; ``strategy`` is the cluster file's."""
+    if backend is not None:
+        return "backend"
+    if request.trials:
+        # They train with dtrain.runtime.
+        return "trials"
+    # All other strategies of torch are applied by dtrain.runtime.
+    return "" if strategy in ("", "auto", "none") else "strategy"
+
+
+def _strategy_and_layout(file: Path | None) -> tuple[str, dict[str, Any]]:
+    """Return the file's strategy, and the keys of its layout that the planner never chooses."""
+    if file is None:
+        return "", {}
+    from dtrain.spec.load import strategy_and_layout
+
+    return strategy_and_layout(file, ("backend", *KEPT))
+
+
+def _spec(path: Path | None) -> ClusterFile | None:
+    if path is None:
+        return None
+    from dtrain.spec.load import read
+
+    # Read it without its layout, which the plan replaces.
+    return read(path, without=("strategy", "layout", "roles"))
+
+
+def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) -> Efficiency:
+    from dtrain.parallelism.cluster.efficiency import of_gpu
+
+    efficiency = of_gpu(cluster.gpu)
+    if probe is not None:
+        from dtrain.parallelism.cluster.calibration import calibrated
+
+        table = probe.calibration(cluster.gpu, efficiency)
+        return calibrated(table, "the probe", efficiency, cluster.gpu, cluster.network)
+    if request.calibrate is None:
+        return efficiency
+    from dtrain.parallelism.cluster.calibration import read
+
+    return parsed(
+        request.calibrate,
+        lambda text, where: read(text, where, efficiency, cluster.gpu, cluster.network),
+        "`dtrain check FILE --bandwidth` writes such a file",
+    )
+
+
+def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tuple[Precision, str]:
+    """Return the precision of the computation, and a note if dtrain chose it."""
+    training = spec.job.training if spec else None
+    wanted = request.precision or (training.precision if training else None)
+    if wanted is None:
+        if "bf16" in gpu.flops:
+            return "bf16", ""
+        first: Precision = next(one for one in PRECISIONS if one in gpu.flops)
+        return first, f"{gpu.name} does not support bf16: planned for {first}"
+    for precision in PRECISIONS:
+        if precision == wanted:
+            gpu.peak(precision)
+            return precision, ""
+    raise UsageError(
+        f"`precision={wanted!r}` is not one of {', '.join(PRECISIONS)}",
+        hint="bf16 is typical; fp8 needs an H100 or newer, nvfp4 a Blackwell GPU",
+    )
+
+
+def _batch(
+    request: PlanRequest, spec: ClusterFile | None, shape: Shape, cluster: GpuCluster
+) -> tuple[int, str]:
+    """Return the sequences in a step, and their source."""
+    if request.global_batch is not None:
+        if request.global_batch < 1:
+            given = f"`global_batch={request.global_batch}`"
+            raise UsageError(f"{given} is not a batch", hint="at least 1 sequence")
+        return request.global_batch, ""
+    training = spec.job.training if spec else None
+    if training and training.global_batch:
+        return training.global_batch, f"from {request.file}"
+    batch = usual_batch(shape, cluster.gpus)
+    if shape.lora is not None:
+        batch = fine_tuning_batch(batch, cluster.gpus)
+    return batch, "assumed: set `global_batch` to change it"
+
+
+def _narrow_states(
+    request: PlanRequest, spec: ClusterFile | None, framework: str, precision: str
+) -> bool:
+    """Return whether all states have 16 bits: in the request, or else in the cluster file.
+
+    TensorFlow's never have.
+
+    Raises:
+        UsageError: the number is not known, or does not go with another value.
+    """
+    bits, source = request.state_bits, f"`state_bits={request.state_bits}`"
+    if bits not in (None, 16, 32):
+        raise UsageError(f"{source} is not known", hint="use 16 or 32")
+    training = spec.job.training if spec else None
+    if bits is None and training is not None:
+        bits = training.state_bits
+        source = f"{request.file}: job.training.state_bits {bits}"
+    if bits != 16 or framework != "torch":
+        return False
+    if precision != "bf16":
+        raise UsageError(
+            f"{source} needs bf16, not {precision}",
+            hint="use `state_bits` 32, or `precision` bf16",
+        )
+    return True
+
+
+def _tokens_of(request: PlanRequest, step: int) -> int | None:
+    """Return the tokens of the whole training, of which one step takes ``step``."""
+    if request.tokens is None:
+        return None
+    tokens = parse_count(request.tokens, "tokens")
+    if tokens > LARGEST:
+        raise UsageError(f"`tokens` {request.tokens!r} is too many", hint=f"at most {LARGEST:,}")
+    if tokens < step:
+        raise UsageError(
+            f"`tokens` {request.tokens!r} is less than one step, which has {step:,} tokens",
+            hint="give more tokens, or a smaller `global_batch` or `seq_len`",
+        )
+    return tokens
+
+
+def _of_a_training(request: PlanRequest, key: str) -> float | None:
+    """Return a value of the request that only a training on a number of tokens needs."""
+    value: float | None = getattr(request, key)
+    if value is None:
+        return None
+    if not 0 < value < LARGEST:
+        raise UsageError(f"`{key}={value:g}` is not possible", hint="a number above 0")
+    if request.tokens is None:
+        raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")
+    return value
