@@ -47,10 +47,17 @@ class Survivor:
 # Events -------------------------------------------------------------------------------------------
 
 
+_EVENTS: dict[str, type[Event]] = {}
+"""All that follow, by kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     kind: ClassVar[str]
     time: Time
+
+    def __init_subclass__(cls) -> None:
+        _EVENTS[cls.kind] = cls
 
     def as_json(self) -> dict[str, Any]:
         """For the journal: only the declared fields, no others that a host sent."""
@@ -326,21 +333,6 @@ AgentMessage = (
     | Bye
 )
 
-_EVENTS: dict[str, type[Event]] = {
-    kind.kind: kind
-    for kind in (
-        Started,
-        RankStarted,
-        Exited,
-        Kernel,
-        Stack,
-        Collectives,
-        Ras,
-        StacksDone,
-        Stopping,
-        Ended,
-    )
-}
 _MESSAGES: dict[str, Callable[..., AgentMessage]] = {
     "hello": Hello,
     "prepared": Prepared,
