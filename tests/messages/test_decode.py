@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 
 from dtrain.messages.agent import read_message
-from dtrain.messages.decode import Length, ProtocolError, Range, decode, parse
+from dtrain.messages.decode import AsList, Length, ProtocolError, Range, decode, parse
 from dtrain.node.agent.wire import HEADER, MESSAGE, PREAMBLE
 from dtrain.node.protocol import FrameDecoder
 from dtrain.transport.incoming import MAX_NOISE, Incoming
@@ -30,6 +30,15 @@ class Item:
 def test_a_value_of_every_kind_and_fields_that_are_not_known() -> None:
     said = parse(b'{"size": 3, "name": "abc", "rates": [1, 2.5], "next": {"a": 4}, "more": []}')
     assert decode(Item, said, "item") == Item(3, "abc", (1.0, 2.5), {"a": 4})
+
+
+def test_an_object_that_is_sent_as_a_list() -> None:
+    kind = Annotated[Item, AsList]
+    assert decode(kind, [3, "abc", [1], None], "item") == Item(3, "abc", (1.0,))
+    with pytest.raises(ProtocolError, match=r"item\[0\]: expected an integer from 0 to 10, got 11"):
+        decode(kind, [11, "abc", [], None], "item")
+    with pytest.raises(ProtocolError, match="item: expected 4 items, got 2"):
+        decode(kind, [3, "abc"], "item")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from dtrain.node import sockets
 from dtrain.node.agent import connections
 from dtrain.node.agent.connections import OPEN, Connections, elsewhere
 
@@ -41,7 +42,7 @@ def test_both_ends_of_a_connection_are_seen_and_no_listener(
 
 
 def test_a_kernel_that_does_not_tell_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SOCK_DIAG_BY_FAMILY", 4000)
+    monkeypatch.setattr(sockets, "SOCK_DIAG_BY_FAMILY", 4000)
     with pytest.raises(OSError, match="Invalid argument"):
         list(connections.connections())
     unknown = Connections([29500])

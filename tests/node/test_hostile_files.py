@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import subprocess
@@ -333,25 +332,11 @@ def test_forged_events_are_ignored(tmp_path: Path) -> None:
     assert list(EventReader(os.fsencode(path)).all()) == [json.loads(end)]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"step": 1 << 63}, {"step": True}, {"step": -1}, {"step": 1.0}, {"time": math.nan},
-        {"time": 1e300}, {"total": "9"}, {"loss": []}, {"metrics": []}, {"metrics": {"a": "b"}},
-        {"metrics": {"": 1}}, {"metrics": {"a\n": 1}}, {"metrics": {"a" * 65: 1}},
-        {"metrics": dict.fromkeys(map(str, range(33)), 1)}, {"event": "other"},
-        {"event": "tensorboard"}, {"event": "tensorboard", "port": 65536},
-    ],
-)  # fmt: skip
-def test_invalid_reports_are_dropped(change: dict[str, Any]) -> None:
-    assert report_in(json.dumps({**GOOD, **change}).encode()) is None
-
-
-def test_only_known_fields_are_kept() -> None:
-    assert report_in(json.dumps({**GOOD, "more": [[["x"]]]}).encode()) == GOOD
-    loss = report_in(json.dumps({**GOOD, "loss": math.nan}).encode())
-    assert loss is not None
-    assert math.isnan(loss["loss"])
+def test_the_launcher_checks_the_fields_of_a_report() -> None:
+    said = {**GOOD, "step": "x", "more": [[["x"]]]}
+    assert report_in(json.dumps(said).encode()) == said
+    assert report_in(json.dumps({**GOOD, "event": "other"}).encode()) is None
+    assert report_in(json.dumps({**GOOD, "event": ["steps"]}).encode()) is None
 
 
 def test_a_line_that_is_too_long_does_not_hide_the_next(tmp_path: Path) -> None:
@@ -438,4 +423,4 @@ def test_random_contents_break_no_reader(tmp_path: Path) -> None:
             json.dumps(read(), default=str)
     for _ in range(1000):
         said = report_in(mutated(GOOD))
-        assert said is None or said.keys() <= GOOD.keys() | {"port"}
+        assert said is None or said["event"] in ("progress", "steps", "tensorboard")

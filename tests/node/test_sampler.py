@@ -153,7 +153,7 @@ def test_a_search_for_sockets_looks_at_a_limited_number_of_files(monkeypatch):
     looked = []
     monkeypatch.setattr(ranks, "processes", lambda: {one.pid: one for one in procs})
     monkeypatch.setattr(ranks, "listed", lambda path: ["0"] * (10 if "901" in path else 500))
-    monkeypatch.setattr(ranks, "sockets", lambda pid, names: looked.append(len(names)) or ())
+    monkeypatch.setattr(ranks, "inodes_of", lambda pid, names: looked.append(len(names)) or ())
     counters = ranks.RankCounters(lambda: [({"rank": at}, one) for at, one in enumerate(procs)])
     counters._search()
     assert looked == [10, 45, 45]

@@ -29,12 +29,12 @@ job: {framework: torch, script: train.py}
 SIZE = 64 << 20
 
 
-def compute(speed: float = 1.0, device: str = "cpu") -> dict[str, Any]:
+def compute(speed: float = 1.0, device: str = "cpu", **more: Any) -> dict[str, Any]:
     rows = [[1024, 0.04 * speed], [2048, 0.05 * speed]]
     return {
         "device": device,
         "memory": 8 << 30,
-        "precision": {"bfloat16": [[1024, 0.01], [2048, 0.02]], "float32": rows},
+        "precision": {"bfloat16": [[1024, 0.01], [2048, 0.02]], **more, "float32": rows},
         "copy": 10e9,
         "attention": 0.02,
     }
@@ -128,6 +128,11 @@ def test_gpus_are_compared_with_the_catalogue() -> None:
     table = found.calibration(h100, of_family("hopper"))
     assert table["constants"]["stream"] == pytest.approx(0.8)
     assert table["gemm"][0] == {"m": 4096, "k": 4096, "n": 4096, "tflops": 700.0}
+
+
+def test_a_gpu_with_tf32_is_measured_in_tf32() -> None:
+    reports = [report(rank, device="A100", tf32=[[8192, 130.0]]) for rank in range(2)]
+    assert probe(evidence(*reports)).products["tf32"] == ((8192, 130.0),)
 
 
 def test_a_gpu_without_bf16_is_measured_in_fp16() -> None:

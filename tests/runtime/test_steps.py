@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -13,7 +12,6 @@ import pytest
 
 from dtrain.failures.stragglers import Block
 from dtrain.messages.decode import ProtocolError
-from dtrain.node.agent.progress import report_in, steps_in
 from dtrain.runs.progress import StepReport
 from dtrain.runtime import steps as module
 from dtrain.runtime.steps import STEPS, StepRecorder
@@ -48,7 +46,7 @@ class Script:
     def reports(self) -> list[StepReport]:
         """All reports so far, through the agent and the launcher."""
         self.recorder.write()
-        return [StepReport.read("rank-0", steps_in(body)) for body in self.said]
+        return [StepReport.read("rank-0", body) for body in self.said]
 
 
 @pytest.fixture
@@ -125,14 +123,11 @@ def test_unknown_computation_is_null(script: Script) -> None:
         {"time": 1e12},
     ],
 )
-def test_other_reports_are_refused_on_the_node_and_here(change: dict[str, Any]) -> None:
+def test_other_reports_are_refused(change: dict[str, Any]) -> None:
     good = {"event": "steps", "time": 1.0, "done": 3, "waits": "", "group": 0, "blocks": []}
-    assert StepReport.read("rank-0", steps_in(good)).done == 3
-    with pytest.raises((TypeError, ValueError)):
-        steps_in({**good, **change})
-    if "time" not in change:
-        with pytest.raises(ProtocolError):
-            StepReport.read("rank-0", {**good, **change})
+    assert StepReport.read("rank-0", good).done == 3
+    with pytest.raises(ProtocolError):
+        StepReport.read("rank-0", {**good, **change})
 
 
 def test_a_process_that_is_forked_while_steps_are_written_can_write() -> None:
@@ -174,12 +169,6 @@ def timed(recorder: StepRecorder, count: int) -> float:
     return time.thread_time() - began
 
 
-def test_the_agent_accepts_what_the_runtime_writes() -> None:
-    line = b'{"event":"steps","time":1.0,"done":7,"waits":null,"group":0,"blocks":[]}'
-    assert report_in(line) is not None
-    assert report_in(line.replace(b"7", b"[]")) is None
-
-
 def test_phases_are_counted_from_the_begin_of_the_process(script: Script) -> None:
     with script.recorder.phase("load"):
         script.now += 3.0
@@ -216,12 +205,11 @@ def test_a_negative_time_says_nothing_and_loses_no_report(script: Script, second
     assert script.reports()[-1].phases == {}
 
 
-@pytest.mark.parametrize("phases", [{"save": -1}, {"data": "1"}, {"load": 1e9}, {"save": None}, 5])
+@pytest.mark.parametrize(
+    "phases", [{"save": -1}, {"data": "1"}, {"load": 1e9}, {"save": None}, {"lunch": 5}, 5]
+)
 def test_phases_of_a_hostile_worker_are_refused(phases: Any) -> None:
     said = {"event": "steps", "time": 1.0, "done": 1, "waits": None, "group": 0, "blocks": []}
-    assert steps_in({**said, "phases": {"lunch": 5}})["phases"] == {}
-    assert steps_in(said)["phases"] == {}
-    line = json.dumps({**said, "phases": phases}).encode()
-    assert report_in(line) is None
+    assert StepReport.read("rank-0", said).phases == {}
     with pytest.raises(ProtocolError):
         StepReport.read("rank-0", {**said, "phases": phases})

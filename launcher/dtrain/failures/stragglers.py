@@ -20,11 +20,12 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 from dtrain.failures.quartile import lower_quartile
 from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import name_processes
+from dtrain.messages.decode import Range
 from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.records import dataclass
 from dtrain.runtime.steps import STEPS
@@ -66,20 +67,22 @@ CAUSES: Mapping[Cause, str] = {
 
 RECOVERED = "no rank is slower than the others any more"
 
+_Seconds = Annotated[float, Range(0, 1e7)]
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Means over `STEPS` steps of one rank, in seconds."""
 
-    number: int
+    number: Annotated[int, Range(0, (1 << 63) - 1)]
     """Steps ``number * STEPS + 1`` to ``(number + 1) * STEPS``."""
-    step: float
+    step: _Seconds
     """A whole step, with the wait for the other ranks."""
-    compute: float | None
+    compute: _Seconds | None
     """None if unknown. Then only the wait for data is compared."""
-    data: float
+    data: _Seconds
     """Wait for data."""
-    queued: float
+    queued: _Seconds
     """Time in which the main thread could have run, but other threads had its CPU."""
 
     @property

@@ -1,6 +1,6 @@
 """Messages of the agent's relay, and events of its supervisor. Pure.
 
-`dtrain.node.agent.wire` documents them.
+A message is an object with ``type``, an event one with ``event`` and ``time``.
 """
 
 from __future__ import annotations
@@ -47,10 +47,17 @@ class Survivor:
 # Events -------------------------------------------------------------------------------------------
 
 
+_EVENTS: dict[str, type[Event]] = {}
+"""All that follow, by kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     kind: ClassVar[str]
     time: Time
+
+    def __init_subclass__(cls) -> None:
+        _EVENTS[cls.kind] = cls
 
     def as_json(self) -> dict[str, Any]:
         """For the journal: only the declared fields, no others that a host sent."""
@@ -59,6 +66,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
+    """A process has started."""
+
     kind = "started"
     role: Role
     index: Index
@@ -70,12 +79,15 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class RankStarted(Event):
+    """torchrun has started a rank. Its streams are ``rank-<rank>.out`` and ``.err``."""
+
     kind = "rank"
     role: Role
     index: Index
     local_rank: Index
     rank: Index
     pid: Pid | None
+    """None if it ended too soon."""
     logs: str
 
 
@@ -115,6 +127,7 @@ class Exited(Event):
     error: ErrorReport | None = None
     out_of_memory: bool = False
     ranks: tuple[RankFailure, ...] | None = None
+    """Those that failed, if the process is a torchrun."""
 
     @property
     def failed(self) -> bool:
@@ -125,13 +138,20 @@ class Exited(Event):
 
 @dataclass(frozen=True, slots=True)
 class Kernel(Event):
+    """The problems in the kernel's log since the start or the last such event, if this user may
+    read it. Reported after the failure of a process or `Stopping`, before `Ended`, like
+    `Collectives`."""
+
     kind = "kernel"
     lines: Annotated[tuple[tuple[Time, Annotated[str, Length(4096)]], ...], Length(1000)]
     gpus: Annotated[tuple[Name, ...], Length(1000)]
+    """The PCI addresses of the host's NVIDIA GPUs, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stack(Event):
+    """The stack of a worker, or of a rank of a torchrun, by py-spy."""
+
     kind = "stack"
     role: Role
     index: Index
@@ -148,7 +168,7 @@ class Call:
     tensors: tuple[tuple[Name, tuple[int, ...]], ...]
     done: bool
     frames: tuple[tuple[Name, Name, int], ...]
-    """Function, file, line; innermost first."""
+    """Function, file, line; innermost first. Only the last call has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +181,9 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Collectives(Event):
+    """A rank's flight recorder dump: the last collectives in each process group, without
+    point-to-point messages."""
+
     kind = "collectives"
     rank: Index
     groups: tuple[ProcessGroup, ...]
@@ -168,12 +191,16 @@ class Collectives(Event):
 
 @dataclass(frozen=True, slots=True)
 class Ras(Event):
+    """The status report of NCCL's RAS service, if the command asked for it and it answers."""
+
     kind = "ras"
     text: Annotated[str, Length(64 << 10)]
 
 
 @dataclass(frozen=True, slots=True)
 class StacksDone(Event):
+    """Everything that the command asked for is reported."""
+
     kind = "stacks_done"
 
 
@@ -188,6 +215,7 @@ class Ended(Event):
     kind = "ended"
     survivors: tuple[Survivor, ...]
     error: str | None = None
+    """How the supervisor itself failed."""
     connected: bool | None = None
     """Whether a worker of this host was ever connected to another worker, if that is known."""
 
@@ -201,16 +229,20 @@ class Hello:
     python: Name
     hostname: Name
     time: Time
+    """The node's clock."""
     pid: Pid
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    pass
+    """The launch is ready for the command ``start``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """The job cannot start here, and the launch is undone. The last message. ``gone`` answers
+    ``attach``: the run has no folder here, so it never started, or was removed."""
+
     what: Refusal
     reason: str
     hint: str = ""
@@ -237,7 +269,8 @@ class ProcessSeen:
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """The answer to ``look``."""
+    """The answer to ``look``. The last message. A run that is ``gone`` has no recorded end: the
+    machine was restarted, or the supervisor was killed."""
 
     state: Literal["missing", "preparing", "ready", "running", "ended", "gone"]
     since: Time | None
@@ -247,20 +280,29 @@ class RunSeen:
 
 @dataclass(frozen=True, slots=True)
 class StreamFound:
+    """The next output file. Its DATA follows."""
+
     id: Annotated[int, Range(1, (1 << 32) - 1)]
     name: Annotated[str, re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")]
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
+    """One line of the run's events."""
+
     offset: Offset
+    """Where the next line begins."""
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
+    """One line that a worker wrote through `dtrain.runtime` into the file ``name`` of the run's
+    folder: an event ``progress``, ``steps`` or ``tensorboard``."""
+
     name: Annotated[str, re.compile(r"[^/\0]{1,1000}\.progress")]
     offset: Offset
+    """Where the next line begins."""
     said: Any
     """The value that the worker wrote, of any type. An error in it is not the agent's."""
 
@@ -275,7 +317,7 @@ class TelemetrySample:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryAverage:
-    """Averages of 10 s."""
+    """Averages of 10 s, in the order of their times."""
 
     said: Any
 
@@ -285,6 +327,7 @@ class Alive:
     """The answer to ``ping``."""
 
     supervisor: Pid | None
+    """Its process id, if there is one."""
     silent: Annotated[float, Range(0, 1e7)]
     """Seconds since the supervisor's last answer."""
     time: Time | None = None
@@ -299,6 +342,9 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
+    """The relay has ended the run's processes, because the supervisor died, or because some
+    survived the end of the run before this relay attached."""
+
     reason: str
     survivors: tuple[Survivor, ...] = ()
     hint: str = ""
@@ -306,7 +352,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    pass
+    """Everything has been sent."""
 
 
 AgentMessage = (
@@ -326,21 +372,6 @@ AgentMessage = (
     | Bye
 )
 
-_EVENTS: dict[str, type[Event]] = {
-    kind.kind: kind
-    for kind in (
-        Started,
-        RankStarted,
-        Exited,
-        Kernel,
-        Stack,
-        Collectives,
-        Ras,
-        StacksDone,
-        Stopping,
-        Ended,
-    )
-}
 _MESSAGES: dict[str, Callable[..., AgentMessage]] = {
     "hello": Hello,
     "prepared": Prepared,

@@ -1,4 +1,4 @@
-"""Messages of the program that runs commands. Pure. `dtrain.node.command` documents them."""
+"""Messages of `dtrain.node.command`, the program that runs commands. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ class CommandExited:
     command: Annotated[int, Range(0, 1 << 20)]
     code: Annotated[int, Range(0, 255)] | None
     signal: Annotated[str, Length(32)] | None
+    """One of the two is None."""
     late: bool
+    """Whether the time limit ended it."""
     reason: Annotated[str, Length(1 << 16)]
+    """Why it could not be executed; empty if it was."""
 
 
 CommandMessage = CommandExited | Bye

@@ -2,8 +2,8 @@
 
 A type is a dataclass, a TypedDict, an Enum, or built from ``str``, ``int``, ``float``, ``bool``,
 ``Literal``, ``tuple``, ``frozenset``, ``dict``, ``Mapping`` and unions. ``Annotated`` narrows it
-with `Range`, `Length` or a compiled pattern. Undeclared fields are ignored. The cost is linear in
-the size of the input.
+with `Range`, `Length` or a compiled pattern, or declares a dataclass as `AsList`. Undeclared fields
+are ignored. The cost is linear in the size of the input.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class Length:
     """Maximum characters of a string, or items of a list or an object."""
 
     most: int
+
+
+class AsList:
+    """A dataclass that is sent as a list of its fields, which is shorter than an object."""
 
 
 def parse(data: bytes) -> Any:
@@ -189,6 +193,8 @@ def _reader(kind: Any) -> _Reader:
         return _member(kind)
     if origin in (dict, Mapping):
         return _mapping(_reader(of[0]), _reader(of[1]), most)
+    if limit is AsList:
+        return _row(kind)
     if is_typeddict(kind) or is_dataclass(kind):
         return _record(kind)
     raise TypeError(f"no way to decode {kind}")
@@ -346,6 +352,12 @@ def _mapping(key: _Reader, item: _Reader, most: int) -> _Reader:
             }
 
     return read
+
+
+def _row(kind: Any) -> _Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    items = _list(tuple(hints[one.name] for one in fields(kind)), MAX_ITEMS)
+    return lambda value, where: kind(*items(value, where))
 
 
 def _record(kind: Any) -> _Reader:

@@ -397,7 +397,7 @@ class ComputeMeasured(TypedDict):
     memory: Size
     """Bytes."""
     precision: dict[
-        Literal["bfloat16", "float16", "float32"],
+        Literal["bfloat16", "float16", "tf32", "float32"],
         Annotated[tuple[tuple[Annotated[int, Range(1, 1 << 20)], _Rate], ...], Length(64)],
     ]
     """Sizes of square matrices, and the TFLOP/s of their product."""

@@ -1,4 +1,4 @@
-"""Messages of the Slurm program. Pure. `dtrain.node.slurm.main` documents them."""
+"""Messages of `dtrain.node.slurm.main`, the Slurm program. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _Text = Annotated[str, Length(1 << 17)]
 @dataclass(frozen=True, slots=True)
 class Submitted:
     job: JobId | None
+    """None if the run has no job."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRefused:
+    """A command of Slurm failed, and no job was submitted."""
+
     command: _Text
     status: Status
     text: _Text
@@ -30,10 +33,14 @@ class SubmitRefused:
 @dataclass(frozen=True, slots=True)
 class JobDescribed:
     text: _Text
+    """What ``scontrol show job`` says, each time it changes; empty if Slurm no longer knows the
+    job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
+    """A command of Slurm failed. It will be repeated."""
+
     command: _Text
     text: _Text
 
@@ -45,6 +52,8 @@ class Cancelling:
 
 @dataclass(frozen=True, slots=True)
 class JobStreamFound:
+    """The next output file. Its DATA follows."""
+
     id: Annotated[int, Range(1, (1 << 32) - 1)]
     host: Name
     name: Annotated[str, re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")]
@@ -80,18 +89,21 @@ class MachineEvent:
 
 @dataclass(frozen=True, slots=True)
 class Unwatched:
+    """The step of the watchers ended with an error. It will be started again."""
+
     text: _Text
-    """Why no watcher runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptOutput:
+    """The last output of the job's script, in answer to ``finish``."""
+
     text: _Text
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramAlive:
-    pass
+    """The answer to ``ping``, at once."""
 
 
 SlurmMessage = (

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 from dtrain.messages.agent import Time
-from dtrain.messages.decode import Length, Range, decode
+from dtrain.messages.decode import AsList, Length, Range, decode
 from dtrain.records import dataclass
 
 # What a tool or a kernel says is of no use sometimes, such as 2**32 - 1. It costs no sample.
@@ -17,7 +17,6 @@ _Bytes = Annotated[int, Range(0, (1 << 64) - 1)]
 _Rate = Annotated[float, Range(0, 1e15)]
 _Amount = Annotated[float, Range(0, 1e15)]
 _Count = Annotated[int, Range(0, (1 << 64) - 1)]
-_Process = Annotated[str, Length(64)]
 
 MIB = 1 << 20
 HEAT = 0x20 | 0x40
@@ -76,7 +75,7 @@ class GpuSample:
 class RankUse:
     """What one rank and its child processes use."""
 
-    process: str
+    process: Annotated[str, Length(64)]
     """``rank-3``, or a TensorFlow task such as ``chief-0``."""
     cpu: _Amount | None
     """Busy CPUs."""
@@ -88,88 +87,38 @@ class RankUse:
 _Pair = tuple[_Rate, _Rate]
 """Bytes per second: read or received, and written or sent."""
 
-_Gpu = tuple[
-    Annotated[int, Range(0, 4096)],
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    _Amount | None,
-    _Count | None,
-    _Count | None,
-    _Count | None,
-    _Amount | None,
-    _Amount | None,
-    _Count | None,
-    _Count | None,
-    _Amount | None,
-]
-_Rank = tuple[_Process, _Amount | None, _Bytes, _Count]
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A sample as it is sent and stored: lists instead of objects keep it short."""
-
-    time: Time
-    cpus: _Count | None
-    cpu: _Amount | None
-    memory: tuple[_Bytes, _Bytes] | None
-    disk: _Pair | None
-    network: _Pair | None
-    infiniband: _Pair | None
-    gpus: Annotated[tuple[_Gpu, ...], Length(64)]
-    ranks: Annotated[tuple[_Rank, ...], Length(1024)]
-    storage: tuple[_Bytes, _Bytes] | None = None
-    losses: _Rate | None = None
-    round_trip: _Amount | None = None
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A host at one time, or its averages of 10 s."""
 
-    time: float
+    time: Time
     """Seconds since the epoch, on the host's clock."""
-    cpus: int | None
-    cpu: float | None
+    cpus: _Count | None
+    cpu: _Amount | None
     """Busy CPUs."""
-    memory: tuple[int, int] | None
+    memory: tuple[_Bytes, _Bytes] | None
     """Bytes used, and in total."""
     disk: _Pair | None
     network: _Pair | None
     infiniband: _Pair | None
-    gpus: tuple[GpuSample, ...]
-    ranks: tuple[RankUse, ...]
-    storage: tuple[int, int] | None = None
+    gpus: Annotated[tuple[Annotated[GpuSample, AsList], ...], Length(64)]
+    ranks: Annotated[tuple[Annotated[RankUse, AsList], ...], Length(1024)]
+    storage: tuple[_Bytes, _Bytes] | None = None
     """Bytes used and in total, of the disk with the run's folder."""
-    losses: float | None = None
+    losses: _Rate | None = None
     """Packets per second that the network lost."""
-    round_trip: float | None = None
+    round_trip: _Amount | None = None
     """Milliseconds of the fastest connection of a rank with another host."""
 
     @classmethod
     def read(cls, body: Any) -> Sample:
         """A sample from a host or a file, neither of which is trusted. Raises ProtocolError."""
-        sent = decode(_Sent, body, "sample")
-        return cls(
-            sent.time,
-            sent.cpus,
-            sent.cpu,
-            sent.memory,
-            sent.disk,
-            sent.network,
-            sent.infiniband,
-            # Each once: what reads the exported metrics refuses two values of one GPU.
-            tuple({row[0]: GpuSample(*row) for row in sent.gpus}.values()),
-            tuple({row[0]: RankUse(*row) for row in sent.ranks}.values()),
-            sent.storage,
-            sent.losses,
-            sent.round_trip,
-        )
+        sample = decode(cls, body, "sample")
+        # Each once: what reads the exported metrics refuses two values of one GPU.
+        gpus = {gpu.index: gpu for gpu in sample.gpus}
+        ranks = {rank.process: rank for rank in sample.ranks}
+        return replace(sample, gpus=tuple(gpus.values()), ranks=tuple(ranks.values()))
 
     def as_json(self) -> dict[str, Any]:
         """The argument of `read`."""

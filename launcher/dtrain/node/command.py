@@ -2,12 +2,8 @@
 time limit, or when the launcher is gone.
 
 The launcher writes the orders of `dtrain.node.command_orders`. The frames of
-`dtrain.node.agent.wire` answer. DATA of stream 2n+1 is the stdout of command n, and
-of stream 2n+2 its stderr. Messages, by ``type``:
-
-    exited   command, code, signal (one of the two is null), late (whether the limit ended it),
-             reason (why it could not be executed, or empty)
-    bye      everything has been sent
+`dtrain.node.agent.wire` answer, with the messages of `dtrain.messages.command`. DATA of stream 2n+1
+is the stdout of command n, and of stream 2n+2 its stderr.
 
 A process that a command leaves in the background goes on, as after `ssh`, unless it was stopped.
 

@@ -9,6 +9,8 @@ import contextlib
 import os
 import re
 
+from dtrain.node.files import listed, number, text_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Collection, Sequence
@@ -94,16 +96,16 @@ def node_cpus(root: str = "") -> dict[int, frozenset[int]]:
     """The cores of each NUMA node. Memory of devices can be a node without cores."""
     base = root + "/sys/devices/system/node"
     found = {}
-    for name in _listed(base):
+    for name in listed(base):
         if re.fullmatch(r"node\d+", name):
-            found[int(name[4:])] = _cpulist(_text("%s/%s/cpulist" % (base, name)))
+            found[int(name[4:])] = _cpulist(text_of("%s/%s/cpulist" % (base, name)) or "")
     return {node: cpus for node, cpus in found.items() if cpus}
 
 
 def gpu_nodes(root: str = "") -> list[int | None]:
     """The NUMA node of each GPU that this process may use, by index; None if unknown."""
     addresses = _nvidia(root) or _amd(root)
-    nodes = [_number(_text("%s/sys/bus/pci/devices/%s/numa_node" % (root, a))) for a in addresses]
+    nodes = [number(text_of("%s/sys/bus/pci/devices/%s/numa_node" % (root, a))) for a in addresses]
     return [node if node is not None and node >= 0 else None for node in nodes]
 
 
@@ -112,8 +114,9 @@ def _nvidia(root: str) -> list[str]:
     is forbidden: a scheduler's cgroup hides GPUs in that way."""
     base = root + "/proc/driver/nvidia/gpus"
     found = []
-    for address in _listed(base):
-        minor = re.search(r"Device Minor:\s*(\d+)", _text("%s/%s/information" % (base, address)))
+    for address in listed(base):
+        information = text_of("%s/%s/information" % (base, address)) or ""
+        minor = re.search(r"Device Minor:\s*(\d+)", information)
         if minor is None or os.access("%s/dev/nvidia%s" % (root, minor[1]), os.R_OK | os.W_OK):
             found.append(address)
     return sorted(found, key=lambda address: (len(address), address))
@@ -124,8 +127,8 @@ def _amd(root: str) -> list[str]:
     are processors, or forbidden, have no SIMD units."""
     base = root + "/sys/class/kfd/kfd/topology/nodes"
     found = []
-    for name in sorted(_listed(base), key=lambda name: (len(name), name)):
-        text = _text("%s/%s/properties" % (base, name))
+    for name in sorted(listed(base), key=lambda name: (len(name), name)):
+        text = text_of("%s/%s/properties" % (base, name)) or ""
         entry = {key: int(value) for key, value in re.findall(r"(?m)^(\w+) (\d+)$", text)}
         if entry.get("simd_count"):
             place = entry.get("location_id", 0)
@@ -141,22 +144,3 @@ def _cpulist(text: str) -> frozenset[int]:
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)
-
-
-def _number(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"-?\d+", text) else None
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16).strip()
-    except OSError:
-        return ""
-
-
-def _listed(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []

@@ -34,9 +34,16 @@ LONGEST = 1 << 16
 AttemptNumber = Annotated[int, Range(1, 10**6)]
 
 
+EVENTS: dict[str, type[JournalEvent]] = {}
+"""All that follow, by kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class JournalEvent:
     kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        EVENTS[cls.kind] = cls
 
     def as_json(self) -> dict[str, Any]:
         """The fields, for `encode`."""
@@ -254,32 +261,6 @@ class Finished(JournalEvent):
     def from_json(cls, body: dict[str, Any]) -> JournalEvent:
         return cls(decode(Report, body, cls.kind))
 
-
-EVENTS: dict[str, type[JournalEvent]] = {
-    event.kind: event
-    for event in (
-        RunStarted,
-        LauncherAttached,
-        NextAttempt,
-        HostsAllocated,
-        HostState,
-        RelayHello,
-        HostEvent,
-        NoticeShown,
-        TensorBoardAddress,
-        Findings,
-        Progressed,
-        PhasesSpent,
-        StragglersChanged,
-        StallChanged,
-        Sizes,
-        StopRequested,
-        AttemptFailed,
-        Notified,
-        Cleaned,
-        Finished,
-    )
-}
 
 SHOWN = (
     LauncherAttached,

@@ -12,7 +12,7 @@ from dtrain.failures.stragglers import Block
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
-from dtrain.messages.decode import ANY_NUMBER, Length, ProtocolError, Range, decode
+from dtrain.messages.decode import ANY_NUMBER, AsList, Length, ProtocolError, Range, decode
 from dtrain.records import dataclass
 
 WINDOW = 60.0
@@ -69,44 +69,28 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
-    process: _Name
-    time: Time
-    done: _Count
-    waits: Literal["ranks", "data", ""] | None
-    group: _Count
-    blocks: Annotated[
-        tuple[tuple[_Count, _Seconds, _Seconds | None, _Seconds, _Seconds], ...], Length(64)
-    ]
-    phases: Annotated[Mapping[Literal["data", "save", "load"], _Seconds], Length(3)] = field(
-        default_factory=dict
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class StepReport:
     """A report of one process about its steps, see `dtrain.runtime.steps`."""
 
-    process: str
-    done: int
+    process: _Name
+    done: _Count
     """Steps."""
-    waits: str | None
+    waits: Literal["ranks", "data", ""] | None
     """None while the process makes steps. After some seconds without one: what it waits for, the
     other ``ranks`` or its ``data``; empty if neither is known."""
-    group: int
-    blocks: tuple[Block, ...]
-    time: float
+    group: _Count
+    blocks: Annotated[tuple[Annotated[Block, AsList], ...], Length(64)]
+    time: Time
     """Seconds since the epoch, on the host's clock."""
-    phases: Mapping[str, float]
+    phases: Annotated[
+        Mapping[Annotated[str, re.compile("data|save|load")], _Seconds], Length(3)
+    ] = field(default_factory=dict)
     """Seconds in each of `dtrain.runtime.steps.PHASES` since the process began."""
 
     @classmethod
     def read(cls, process: str, fields: Mapping[str, Any]) -> StepReport:
         """A report from a host, which is not trusted. Raises ProtocolError."""
-        said = decode(_Steps, {**fields, "process": process}, "steps")
-        blocks = tuple(Block(*block) for block in said.blocks)
-        phases = {str(name): spent for name, spent in said.phases.items()}
-        return cls(process, said.done, said.waits, said.group, blocks, said.time, phases)
+        return decode(cls, {**fields, "process": process}, "steps")
 
 
 def speaker(plan: LaunchPlan) -> str:

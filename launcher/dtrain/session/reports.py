@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.runs import events
 from dtrain.runs.progress import Progress, StepReport, speaker
 from dtrain.session.recorder import Recorder
@@ -34,11 +33,11 @@ class ProgressReports:
         """The newest events that are not yet in the journal, by kind."""
 
     def add(self, host: str, process: str, fields: Any) -> None:
-        """Add a report. ``fields`` comes from the worker and may have any shape; errors in it are
-        ignored, because what reads the worker's file did not cause them."""
+        """Add a report. ``fields`` comes from the worker and may have any shape. An error in it is
+        only noted, because what reads the worker's file did not cause it."""
         if not isinstance(fields, dict):
             return
-        with suppress(ProtocolError):
+        try:
             match fields.get("event"):
                 case "progress":
                     progress = Progress.read(process, fields)
@@ -49,6 +48,9 @@ class ProgressReports:
                     report = StepReport.read(process, fields)
                     self._journal_phases(report)
                     self._steps.add(host, report, time.monotonic())
+        except ProtocolError as error:
+            text = f"{host}: ignored a report of {excerpt(process)}: {error}"
+            self._recorder.notice_once(text, kind=f"reports of {host}")
 
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step

@@ -1,4 +1,4 @@
-"""The orders for the Slurm program on a login node. `dtrain.node.slurm.main` documents them."""
+"""The orders for the Slurm program on a login node. `dtrain.node.slurm.orders` documents them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The commands of the launcher to a relay: lines of JSON, distinguished by ``op``.
 
 The first is a `LaunchRequest`, an `AttachRequest` or a `LookRequest`; then any `Command` may
-follow. `dtrain.node.agent.wire` describes the answers.
+follow. `dtrain.messages.agent` has the answers.
 
 Not shipped: the launcher imports it, and the type checks of the modules that run on nodes.
 """

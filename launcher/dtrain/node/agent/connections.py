@@ -11,14 +11,12 @@ The rules avoid false alarms for jobs whose workers do connect. These count:
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import struct
 import time
 
-from dtrain.node.agent.folder import listed
 from dtrain.node.agent.processes import descendants
+from dtrain.node.sockets import connections_of, inodes_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,12 +33,8 @@ WEB = (80, 443)
 OPEN = 0x01
 CONNECTED = (OPEN, 0x04, 0x05, 0x06, 0x08, 0x09, 0x0B)
 """States of an open or closed connection: all except those of a connection attempt or listener."""
-NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP = 4, 20, 0x301
-REQUEST = struct.Struct("=IHHII BBBBI48x")
-"""struct nlmsghdr, struct inet_diag_req_v2"""
-ANSWER = struct.Struct("=IHHII BB2x4s16s16s12x16xI")
-"""struct nlmsghdr, struct inet_diag_msg"""
-NLMSG_ERROR, NLMSG_DONE = 2, 3
+MESSAGE = struct.Struct("=BB2x4s16s16s12x16xI")
+"""struct inet_diag_msg"""
 
 
 class Connections:
@@ -96,31 +90,17 @@ class Connections:
 
 
 def connections() -> Iterator[Connection]:
-    """Every TCP connection of this host, from sock_diag(7): /proc/net/tcp takes ten times as long.
-    Raises OSError if the kernel has no CONFIG_INET_DIAG."""
-    yield from connections_of(socket.AF_INET)
-    with contextlib.suppress(OSError):  # it may have no IPv6
-        yield from connections_of(socket.AF_INET6)
-
-
-def connections_of(family: int) -> Iterator[Connection]:
+    """Every TCP connection of this host. Raises OSError as `connections_of` does."""
     states = sum(1 << state for state in CONNECTED)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as sock:
-        head = REQUEST.size, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 0, 0
-        sock.send(REQUEST.pack(*head, family, socket.IPPROTO_TCP, 0, 0, states))
-        while True:
-            data = sock.recv(1 << 16)
-            while data:
-                size, kind = struct.unpack_from("=IH", data)
-                if kind in (NLMSG_ERROR, NLMSG_DONE):
-                    code = -struct.unpack_from("=i", data, 16)[0]
-                    if code:
-                        raise OSError(code, os.strerror(code))
-                    return
-                _, _, _, _, _, _, state, ports, local, remote, inode = ANSWER.unpack_from(data)
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            for message in connections_of(family, states):
+                _, state, ports, local, remote, inode = MESSAGE.unpack_from(message)
                 here, there = struct.unpack(">HH", ports)
                 yield end_of(family, local, here), end_of(family, remote, there), state, inode
-                data = data[(size + 3) & ~3 :]
+        except OSError:
+            if family == socket.AF_INET:  # it may have no IPv6
+                raise
 
 
 def end_of(family: int, address: bytes, port: int) -> End:
@@ -142,11 +122,5 @@ def sockets_of(workers: Collection[int]) -> Iterator[tuple[int, int]]:
     """Pairs of a worker and the inode of a socket of its processes."""
     for worker in workers:
         for pid in descendants(worker):
-            folder = b"/proc/%d/fd" % pid
-            for fd in listed(folder):
-                try:
-                    target = os.readlink(os.path.join(folder, fd))
-                except OSError:
-                    continue
-                if target.startswith(b"socket:["):
-                    yield worker, int(target[8:-1])
+            for inode in inodes_of(pid):
+                yield worker, inode

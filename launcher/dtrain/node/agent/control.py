@@ -8,10 +8,10 @@ import re
 import socket
 import struct
 
-from dtrain.node.agent.folder import listed
-from dtrain.node.agent.processes import environment_of, look, read_file
+from dtrain.node.agent.processes import environment_of, look
 from dtrain.node.agent.wire import RefusedError, raw, shown
 from dtrain.node.agent.worker_files import decode, open_regular
+from dtrain.node.files import listed, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

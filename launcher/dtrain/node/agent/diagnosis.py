@@ -7,12 +7,12 @@ import threading
 import time
 
 from dtrain.node.agent.flight_recorder import DUMP_LIMIT, FlightRecorders
-from dtrain.node.agent.folder import listed
 from dtrain.node.agent.kernel_log import KernelLog
 from dtrain.node.agent.nccl_ras import query
 from dtrain.node.agent.processes import Proc
 from dtrain.node.agent.stacks import abort_all, spy
 from dtrain.node.agent.wire import shown
+from dtrain.node.files import listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 
-from dtrain.node.agent.progress import a_time
 from dtrain.node.agent.wire import MAX_TRACEBACK, shown
 from dtrain.node.agent.worker_files import integer, read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from dtrain.node.agent.wire import Json
 
 MAX_ERROR_FILE = 1 << 20
+MAX_TIME = 1e11
+"""Seconds since the epoch, in the year 5138."""
 FULL = 64 << 10
 """Bytes that a full disk may have left: too few for what a failing worker writes."""
 
@@ -36,10 +39,10 @@ def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
         else:
             report["message"] = str(message)
             stamp = body.get("timestamp") if isinstance(body, dict) else None
-        report["time"] = written = a_time(os.lstat(path).st_mtime)
+        report["time"] = written = _a_time(os.lstat(path).st_mtime)
         # torch's time has whole seconds, too coarse to order failures. The file's time is better,
         # unless torchrun has copied the file.
-        if stamp is not None and not 0 <= written - a_time(float(stamp)) < 2:
+        if stamp is not None and not 0 <= written - _a_time(stamp) < 2:
             report["time"] = float(stamp)
     except (ValueError, TypeError, AttributeError, OSError, RecursionError, MemoryError):
         if not report["message"]:
@@ -47,6 +50,13 @@ def error_report(path: bytes, most: int = MAX_TRACEBACK) -> Json | None:
     report["message"] = report["message"][: most // 4]
     report["traceback"] = _without_middle(report["traceback"], most)
     return report
+
+
+def _a_time(value: Any) -> float:
+    time = float(value)
+    if not 0 <= time < MAX_TIME:
+        raise ValueError("not a time")
+    return time
 
 
 def full_disk(folder: bytes) -> Json | None:

@@ -7,11 +7,11 @@ import json
 import os
 import threading
 
-from dtrain.node.agent.folder import listed
 from dtrain.node.agent.isolation import in_child
 from dtrain.node.agent.kernel_log import MAX_LINE
 from dtrain.node.agent.wire import encode
 from dtrain.node.agent.worker_files import read_regular
+from dtrain.node.files import listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import AnyStr
-
     from dtrain.node.agent.commands import RunRequest
 
 RESERVED = 64 << 10
@@ -156,10 +154,3 @@ def save(name: bytes, folder: int, data: bytes) -> None:
         write_all(fd, data)
     finally:
         os.close(fd)
-
-
-def listed(path: AnyStr) -> list[AnyStr]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []

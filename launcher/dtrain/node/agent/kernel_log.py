@@ -6,9 +6,9 @@ import os
 import re
 import time
 
-from dtrain.node.agent.processes import read_file
 from dtrain.node.agent.sweep import HELPERS, Tag, start_helper
 from dtrain.node.agent.wire import shown
+from dtrain.node.files import read_file
 
 # Texts, which Python compiles on first use: few jobs need them, and each start would pay.
 TROUBLE = (

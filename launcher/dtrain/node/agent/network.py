@@ -9,8 +9,8 @@ import os
 import socket
 import struct
 
-from dtrain.node.agent.processes import read_file
 from dtrain.node.agent.wire import RefusedError
+from dtrain.node.files import read_file
 from dtrain.node.host_name import encoded
 from dtrain.node.listening import on_all_addresses
 from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder, tcp_entries

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from dtrain.node.agent.processes import read_file
+from dtrain.node.files import read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

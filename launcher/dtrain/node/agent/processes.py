@@ -8,6 +8,7 @@ import os
 import signal
 
 from dtrain.node.agent.wire import shown
+from dtrain.node.files import read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,27 +36,6 @@ class Proc:
         self.start = int(fields[19])
         # If only the main thread has ended, a zombie still runs its other threads.
         self.alive = self.state not in (b"Z", b"X") or int(fields[17]) > 1
-
-
-def read_file(path: str | bytes, limit: int = 1 << 22) -> bytes | None:
-    """Up to ``limit`` bytes of a file, or None if it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    parts = []
-    try:
-        while limit > 0:
-            part = os.read(fd, min(limit, 1 << 16))
-            if not part:
-                break
-            parts.append(part)
-            limit -= len(part)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return b"".join(parts)
 
 
 def look(pid: int) -> Proc | None:

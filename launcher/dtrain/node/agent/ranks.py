@@ -8,11 +8,11 @@ import re
 import time
 
 from dtrain.node.agent.evidence import FAILURE, SHORT_TRACEBACK, error_report
-from dtrain.node.agent.folder import listed
 from dtrain.node.agent.processes import environment_of, signal_name
 from dtrain.node.agent.sweep import Tag, members
 from dtrain.node.agent.wire import shown
 from dtrain.node.agent.worker_files import read_regular
+from dtrain.node.files import listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

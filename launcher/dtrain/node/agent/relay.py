@@ -18,12 +18,13 @@ from dtrain.node.agent.folder import folder_of, trust_of
 from dtrain.node.agent.follower import Follower
 from dtrain.node.agent.launch import Launch
 from dtrain.node.agent.launcher_channel import LauncherChannel
-from dtrain.node.agent.processes import look, name_list, read_file, reap, send
+from dtrain.node.agent.processes import look, name_list, reap, send
 from dtrain.node.agent.run_state import RESTARTED, RunState
 from dtrain.node.agent.supervisor_connection import SupervisorConnection
 from dtrain.node.agent.sweep import Sweep, Tag
 from dtrain.node.agent.wire import PREAMBLE, VERSION, RefusedError, raw, shown
 from dtrain.node.agent.worker_files import MAX_READ
+from dtrain.node.files import read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

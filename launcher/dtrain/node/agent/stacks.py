@@ -7,9 +7,10 @@ import os
 import signal
 import time
 
-from dtrain.node.agent.processes import environment_of, look, read_file, send
+from dtrain.node.agent.processes import environment_of, look, send
 from dtrain.node.agent.sweep import ABORT_LIMIT, await_ends
 from dtrain.node.agent.wire import MAX_TRACEBACK, shown
+from dtrain.node.files import read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,10 +1,8 @@
-"""Reads small files, most of them in /proc and /sys."""
+"""The folders and files of the job."""
 
 from __future__ import annotations
 
 import os
-import pwd
-import re
 
 from dtrain.node.trust import Trust, UnsafeError
 
@@ -15,32 +13,6 @@ if TYPE_CHECKING:
     from dtrain.node.facts.orders import JobOrder
 
     Json = dict[str, Any]
-
-
-def read(path: str, limit: int = 1 << 20) -> str:
-    """A small file as text, without leading and trailing white space. Raises OSError."""
-    with open(path, "rb") as file:
-        return file.read(limit).decode("utf-8", "backslashreplace").strip()
-
-
-def text_of(path: str) -> str | None:
-    try:
-        return read(path)
-    except OSError:
-        return None
-
-
-def number(text: str | None) -> int | None:
-    """The first number in ``text``."""
-    found = re.search(r"-?\d+", text or "")
-    return int(found[0]) if found else None
-
-
-def listed(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
 
 
 def expand(path: str) -> str:
@@ -61,10 +33,3 @@ def why_unsafe(request: JobOrder, key: str, check: Callable[[Trust], None]) -> J
     except OSError:
         pass
     return None
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

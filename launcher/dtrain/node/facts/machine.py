@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 
-from dtrain.node.facts.files import listed, number, read, text_of, user_name
+from dtrain.node.files import listed, text_of, user_name
 from dtrain.node.numa import gpu_nodes, node_cpus
 
 TYPE_CHECKING = False
@@ -84,16 +84,13 @@ def governors() -> dict[str, int]:
 
 def memory(_request: GatherOrder) -> Json:
     """The memory in bytes. ``limit`` is that of a cgroup, if it is below the machine's memory."""
-    rows = dict(line.split(":", 1) for line in read("/proc/meminfo").splitlines() if ":" in line)
-    found = {name: (number(rows.get(key)) or 0) << 10 for name, key in MEMINFO}
+    rows = dict(re.findall(r"(?m)^(\w+):\s+(\d+)", text_of("/proc/meminfo") or ""))
+    found = {"total": int(rows["MemTotal"]) << 10, "available": int(rows["MemAvailable"]) << 10}
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = text_of(path)
         if limit and limit.isdecimal() and int(limit) < found["total"]:
             found["limit"] = int(limit)
     return found
-
-
-MEMINFO = (("total", "MemTotal"), ("available", "MemAvailable"))
 
 
 def leftovers(_request: GatherOrder) -> Json:

@@ -9,8 +9,8 @@ import socket
 import struct
 import time
 
-from dtrain.node.facts.files import listed, number, text_of
 from dtrain.node.facts.probing import at_once
+from dtrain.node.files import listed, number, text_of
 from dtrain.node.host_name import encoded
 
 TYPE_CHECKING = False

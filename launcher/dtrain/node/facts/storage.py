@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from dtrain.node.facts.files import expand, text_of, user_name, why_unsafe
+from dtrain.node.facts.files import expand, why_unsafe
+from dtrain.node.files import text_of, user_name
 from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False

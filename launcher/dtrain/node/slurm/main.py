@@ -1,22 +1,7 @@
 """The Slurm program: submits a job on a login node, and reports its state and its output.
 
-It speaks as a relay does, with the frames of `dtrain.node.agent.wire`. The launcher writes the
-orders of `dtrain.node.slurm.orders`; ``ping`` is answered at once.
-
-It writes messages, by ``type``:
-
-    submitted   job: its number, or null if the run has no job
-    refused     command, status, text: a command of Slurm failed, and no job was submitted
-    job         text: what ``scontrol show job`` says, each time it changes; empty if Slurm no
-                longer knows the job
-    trouble     command, text: a command of Slurm failed. It will be repeated
-    cancelling  the answer to ``cancel``
-    stream      id, host, name: the next output file. Its DATA follows
-    progress    host, name, said: a report of a worker, as an agent sends it
-    sample, average, event   host, said or event: from the watcher of a machine
-    unwatched   text: the step of the watchers ended with an error. It will be started again
-    script      text: the last output of the job's script, in answer to ``finish``
-    alive, bye
+It speaks as a relay does, with the frames of `dtrain.node.agent.wire`, the orders of
+`dtrain.node.slurm.orders` and the messages of `dtrain.messages.slurm`.
 
 The launcher decides what a job's state means. Shipped to login nodes: Python 3.8, standard library
 only.

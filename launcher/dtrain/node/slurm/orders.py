@@ -1,8 +1,7 @@
 """The orders of the launcher to the Slurm program: lines of JSON, distinguished by ``op``.
 
 The first is a `SubmitOrder`, a `FollowOrder`, a `LookOrder` or an `EndOrder`; then any `LaterOrder`
-may follow.
-`dtrain.node.slurm.main` describes the answers.
+may follow. `dtrain.messages.slurm` has the answers.
 
 Not shipped: the launcher imports it, and the type checks of the modules that run on nodes.
 """

@@ -12,10 +12,10 @@ import re
 import time
 
 from dtrain.launchplan.names import rank_name
-from dtrain.node.agent.folder import listed
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, shown
 from dtrain.node.agent.worker_files import open_regular
+from dtrain.node.files import listed
 
 STREAM = re.compile(rb"([a-z]+)-(0|[1-9][0-9]{0,8})\.(?:out|err)")
 LIST_SECONDS = 1.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import time
 
-from dtrain.node.agent.folder import listed
 from dtrain.node.agent.progress import ProgressFiles
 from dtrain.node.agent.wire import shown
+from dtrain.node.files import listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -29,11 +29,12 @@ import time
 
 from dtrain.node.agent.diagnosis import Diagnosis
 from dtrain.node.agent.flight_recorder import FlightRecorders
-from dtrain.node.agent.folder import expand, listed
+from dtrain.node.agent.folder import expand
 from dtrain.node.agent.nccl_ras import address_in
 from dtrain.node.agent.processes import Proc, environment_of, look, processes
 from dtrain.node.agent.wire import raw
 from dtrain.node.agent.worker_files import read_regular
+from dtrain.node.files import listed
 from dtrain.node.slurm.step_output import StepOutput
 from dtrain.node.telemetry.sampler import Sampler
 

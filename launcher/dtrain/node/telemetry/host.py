@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from dtrain.node.agent.folder import listed
-from dtrain.node.agent.processes import read_file
+from dtrain.node.files import listed, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
 from dtrain.launchplan.names import process_name, rank_name
-from dtrain.node.agent.folder import listed
-from dtrain.node.agent.processes import processes, read_file
+from dtrain.node.agent.processes import processes
+from dtrain.node.files import listed, read_file
+from dtrain.node.sockets import inodes_of
 from dtrain.node.telemetry.host import TICKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator
+    from typing import Any, Callable
 
     from dtrain.node.agent.processes import Proc
     from dtrain.node.agent.wire import Json
@@ -99,15 +99,6 @@ class RankCounters:
             for pid in found:
                 names = listed("/proc/%d/fd" % pid)
                 self._files[name] += len(names)
-                self.sockets.update(sockets(pid, names[:share]))
+                self.sockets.update(inodes_of(pid, names[:share]))
                 files_left -= len(names[:share])
                 share -= len(names[:share])
-
-
-def sockets(pid: int, descriptors: list[str]) -> Iterator[int]:
-    """The inodes of those that are sockets."""
-    for one in descriptors:
-        with contextlib.suppress(OSError):
-            kind, _, inode = os.readlink("/proc/%d/fd/%s" % (pid, one)).partition(":[")
-            if kind == "socket":
-                yield int(inode[:-1])

@@ -8,9 +8,12 @@ a receiver confirms a small message with its next answer, which may follow a ste
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import struct
 import time
+
+from dtrain.node.sockets import connections_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,13 +23,9 @@ PAUSE = 5.0
 """Seconds between two looks at the connections."""
 RECENT = 5000
 """Milliseconds: older round trips do not count."""
-MAX_BYTES = 8 << 20
-"""The most bytes of the kernel's answer: about ten thousand connections."""
+MAX_CONNECTIONS = 10_000
 
-_DUMP, _BY_FAMILY, _DONE, _ERROR = 0x301, 20, 3, 2
 _INFO, _ESTABLISHED = 2, 1 << 1
-_HEADER = struct.Struct("=IHHII")
-_REQUEST = struct.Struct("=BBBxI48x")
 _MESSAGE = struct.Struct("=4x4x16s16s12x16xI")
 _ATTRIBUTE = struct.Struct("=HH")
 _SEGMENT, _SENT, _RTT, _ACKED, _SEGMENTS, _LEAST = 16, 44, 68, 120, 156, 160
@@ -60,23 +59,8 @@ class RoundTrips:
 def connections(family: int) -> Iterator[tuple[int, int]]:
     """Inode and round trip of each connection that has sent much to another host, and recently.
     Raises OSError and struct.error."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:  # NETLINK_SOCK_DIAG
-        kernel.settimeout(1.0)
-        body = _REQUEST.pack(family, socket.IPPROTO_TCP, _INFO, _ESTABLISHED)
-        kernel.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _DUMP, 0, 0) + body)
-        left = MAX_BYTES
-        while left > 0:
-            data = kernel.recv(1 << 16)
-            left -= len(data)
-            at = 0
-            while at + _HEADER.size <= len(data):
-                size, kind = _HEADER.unpack_from(data, at)[:2]
-                if kind in (_DONE, _ERROR) or size < _HEADER.size:
-                    return
-                found = connection(data[at + _HEADER.size : at + size])
-                if found is not None:
-                    yield found
-                at += size + 3 & ~3
+    messages = connections_of(family, _ESTABLISHED, _INFO)
+    return filter(None, map(connection, itertools.islice(messages, MAX_CONNECTIONS)))
 
 
 def connection(message: bytes) -> tuple[int, int] | None:

@@ -25,7 +25,6 @@ from torch.overrides import TorchFunctionMode
 
 from dtrain.runtime.torch.anatomy import Anatomy
 from dtrain.runtime.torch.heads import same_result, with_random_weights
-from dtrain.runtime.torch.passes import Passes
 from dtrain.runtime.torch.pipeline import returns_its_output_layer
 from dtrain.runtime.torch.weights import Materializer
 
@@ -122,6 +121,12 @@ class SequenceShare:
         finally:
             _current.reset(token)
 
+    @contextmanager
+    def prepared(self, inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For `PreparedPasses` over this rank's share of whole sequences."""
+        self.masks(inputs.shape[1])
+        yield self.of(inputs), self.of(targets)
+
     def block(self, block: nn.Module) -> None:
         """Make ``block`` compute this rank's share."""
         # Replace the method instead of wrapping the module, so that parameters keep their names.
@@ -197,24 +202,6 @@ class _ShareAttention(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._share.attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
-
-
-@dataclass(frozen=True, slots=True)
-class SequencePasses:
-    """Passes over this rank's share of each sequence, given whole ones; see `Passes`."""
-
-    passes: Passes
-    share: SequenceShare
-
-    def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes`."""
-        self.share.masks(inputs.shape[1])
-        return self.passes.gradients(self.share.of(inputs), self.share.of(targets))
-
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes`."""
-        self.share.masks(inputs.shape[1])
-        return self.passes.loss(self.share.of(inputs), self.share.of(targets))
 
 
 @lru_cache

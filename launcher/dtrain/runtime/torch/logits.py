@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 from dtrain.runtime.torch.anatomy import Anatomy
-from dtrain.runtime.torch.passes import Loss, Passes
+from dtrain.runtime.torch.passes import Loss
 from dtrain.runtime.torch.pipeline import returns_its_output_layer
 
 _SEQUENCE = 8
@@ -56,21 +57,11 @@ def of_split_logits(loss: Loss, mesh: DeviceMesh) -> Loss:
     return split
 
 
-@dataclass(frozen=True, slots=True)
-class SplitLogits:
-    """Passes with a loss from `of_split_logits`; see `Passes`."""
-
-    passes: Passes
-
-    def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes`."""
-        with loss_parallel():
-            return self.passes.gradients(inputs, targets)
-
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes`."""
-        with loss_parallel():
-            return self.passes.loss(inputs, targets)
+@contextmanager
+def within_split_logits(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For `PreparedPasses` with a loss from `of_split_logits`."""
+    with loss_parallel():
+        yield inputs, targets
 
 
 def _with_gradient(loss: Loss, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,18 +14,23 @@ from dtrain.runtime.progress import steps
 from dtrain.runtime.torch import pipeline
 from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.anatomy import Anatomy, dissect
-from dtrain.runtime.torch.context import SequencePasses, SequenceShare
+from dtrain.runtime.torch.context import SequenceShare
 from dtrain.runtime.torch.dropout import Draws
 from dtrain.runtime.torch.experts import ExpertSplit, banks
-from dtrain.runtime.torch.logits import SplitLogits, of_split_logits, output_layer, same_when_split
+from dtrain.runtime.torch.logits import (
+    of_split_logits,
+    output_layer,
+    same_when_split,
+    within_split_logits,
+)
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.passes import (
     CountedLoss,
-    CountedPasses,
     Loss,
     MicroBatches,
     Passes,
     Pipelined,
+    PreparedPasses,
     TargetCount,
     in_float32,
 )
@@ -95,11 +100,11 @@ def parallelize(
         group = place.mesh["pipeline"].get_group()
         passes = Pipelined(called, layout, group, place.device, loss, scale)
     if split.output:
-        passes = SplitLogits(passes)
+        passes = PreparedPasses(passes, within_split_logits)
     if counted is not None:
-        passes = CountedPasses(passes, counted)
+        passes = PreparedPasses(passes, counted.counted)
     if place.share is not None:
-        passes = SequencePasses(passes, place.share)
+        passes = PreparedPasses(passes, place.share.prepared)
     local = not place.by_fsdp and layout.tensor == layout.pipeline == layout.context == 1
     blocks_wait = layout.tensor > 1 or layout.context > 1 or layout.expert > 1
     # A compiled block does not call its layers.

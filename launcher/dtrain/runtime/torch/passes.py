@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,33 +51,35 @@ class CountedLoss:
         self._micro_batches = dist.get_world_size() * layout.grad_accumulation
         self._average: Tensor | float = 1.0
 
-    def begin(self, targets: Tensor) -> None:
-        """Begin a step with this rank's part of a global batch. All ranks call it."""
+    @contextmanager
+    def counted(self, inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For `PreparedPasses` over this rank's part of a global batch. All ranks call it."""
         # Ranks that share a part of the model count the same targets, and as many micro-batches.
         total = self._count(targets).detach().float().clone()
         dist.all_reduce(total)
         self._average = total.clamp(min=1) / self._micro_batches
+        yield inputs, targets
 
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
         return self._loss(output, targets) / self._average
 
 
 @dataclass(frozen=True, slots=True)
-class CountedPasses:
-    """Passes with a `CountedLoss`; see `Passes`."""
+class PreparedPasses:
+    """Passes within a context that yields their inputs and targets; see `Passes`."""
 
     passes: Passes
-    counted: CountedLoss
+    prepared: Callable[[Tensor, Tensor], AbstractContextManager[tuple[Tensor, Tensor]]]
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """See `Passes`."""
-        self.counted.begin(targets)
-        return self.passes.gradients(inputs, targets)
+        with self.prepared(inputs, targets) as given:
+            return self.passes.gradients(*given)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """See `Passes`."""
-        self.counted.begin(targets)
-        return self.passes.loss(inputs, targets)
+        with self.prepared(inputs, targets) as given:
+            return self.passes.loss(*given)
 
 
 class MicroBatches:

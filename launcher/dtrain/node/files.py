@@ -1,0 +1,62 @@
+"""Reads small files, most of them in /proc and /sys.
+
+Shipped to nodes: Python 3.8, standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+
+TYPE_CHECKING = False  # importing typing would cost as much as importing json
+if TYPE_CHECKING:
+    from typing import AnyStr
+
+
+def read_file(path: str | bytes, limit: int = 1 << 22) -> bytes | None:
+    """Up to ``limit`` bytes of a file, or None if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    parts = []
+    try:
+        while limit > 0:
+            part = os.read(fd, min(limit, 1 << 16))
+            if not part:
+                break
+            parts.append(part)
+            limit -= len(part)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def text_of(path: str, limit: int = 1 << 22) -> str | None:
+    """A file as text, without leading and trailing white space; None if it cannot be read."""
+    data = read_file(path, limit)
+    return None if data is None else data.decode("utf-8", "backslashreplace").strip()
+
+
+def number(text: str | None) -> int | None:
+    """The first number in ``text``."""
+    found = re.search(r"-?\d+", text or "")
+    return int(found[0]) if found else None
+
+
+def listed(path: AnyStr) -> list[AnyStr]:
+    """The sorted names in a folder; empty if it cannot be read."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
