@@ -33,11 +33,13 @@ class ProgressReports:
         self._unwritten: dict[str, events.JournalEvent] = {}
         """The newest events that are not yet in the journal, by kind."""
 
-    def add(self, host: str, process: str, fields: Any) -> None:
-        """Add a report. ``fields`` comes from the worker and may have any shape; errors in it are
-        ignored, because what reads the worker's file did not cause them."""
+    def add(self, host: str, file: str, fields: Any) -> bool:
+        """Add a report from a worker's ``file``. Returns False if it only reports that nothing
+        happens. ``fields`` may have any shape; errors in it are ignored, because what reads the
+        file did not cause them."""
         if not isinstance(fields, dict):
-            return
+            return True
+        process = file.removesuffix(".progress")
         with suppress(ProtocolError):
             match fields.get("event"):
                 case "progress":
@@ -49,6 +51,7 @@ class ProgressReports:
                     report = StepReport.read(process, fields)
                     self._journal_phases(report)
                     self._steps.add(host, report, time.monotonic())
+        return fields.get("waits") is None
 
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step

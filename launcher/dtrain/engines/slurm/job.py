@@ -201,6 +201,7 @@ class SlurmJob:
             self._allocate(hosts)
         script = of_attempt(self._script, self.record.attempt)
         failed = failed_tasks(script, self.plan, time.time())
+        workers = self.watch.workers
         return SlurmEnding(
             job=job,
             state=self._state,
@@ -208,8 +209,8 @@ class SlurmJob:
             script=script,
             failures=in_order_of_blame(map(self._run.explained, failed)),
             stopped_by=stopped_by,
-            hang=self.watch.hang,
-            waits=self.watch.whereabouts() if self.watch.hang else (),
+            hang=workers.why,
+            waits=tuple(workers.whereabouts()) if workers.why else (),
         )
 
     # The end of the run --------------------------------------------------------------------------
