@@ -17,7 +17,7 @@ from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, 
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.ending import Ending
-from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.host_events import Post, Settle, StopWorkers
 from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.inbox import Reported
 from dtrain.engines.ssh.link import Link
@@ -135,12 +135,12 @@ class Attempt:
             if self._state.phase is AttemptPhase.ENDED:
                 self._drain()
                 for host, now in self._state.hosts.items():
-                    self._links[host].settle(lost=now is HostCondition.LOST)
+                    self._links[host].step(Settle(lost=now is HostCondition.LOST))
                 self._show_failure(last=True)
             self._output_sizes.journal(at_once=True)
         except BaseException:
             for link in self._links.values():
-                link.kill()
+                link.step(machine.KillHost(link.host))
             raise
         finally:
             if self._context.inspection is not None:
@@ -195,7 +195,7 @@ class Attempt:
         if failed and not self._watch.why:
             self._failed_since = time.monotonic()
         if isinstance(post.event, machine.HostLost) and self._state.outcome is None:
-            self._links[post.event.host].settle(lost=True)
+            self._links[post.event.host].step(Settle(lost=True))
             notice = f"{post.event.host} is lost; all of its workers had finished"
             self._context.recorder.notice(f"{notice}, so the job continues")
         started = self._state.started and not before.started
@@ -218,15 +218,11 @@ class Attempt:
 
     def _act(self, action: machine.AttemptAction) -> None:
         match action:
-            case machine.StartHost(host):
-                self._links[host].start()
-            case machine.AbortHost(host):
-                self._links[host].abort()
+            case machine.StartHost(host) | machine.AbortHost(host) | machine.KillHost(host):
+                self._links[host].step(action)
             case machine.StopHost(host, grace):
                 reason = self._ending.reason(self._state, self._ending.causes())
-                self._links[host].stop(grace, reason)
-            case machine.KillHost(host):
-                self._links[host].kill()
+                self._links[host].step(StopWorkers(grace, reason))
             case machine.SetAlarm(seconds):
                 self._alarm = time.monotonic() + seconds
 
