@@ -15,7 +15,7 @@ import pytest
 from dtrain.node.agent import diagnosis, nccl_ras, stacks
 from dtrain.node.agent.processes import look
 from dtrain.node.agent.sweep import ABORT_LIMIT
-from dtrain.session.hang_watch import STACKS_SECONDS
+from dtrain.session.worker_watch import STACKS_SECONDS
 from support.launching import until
 from support.limits import HANG
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.torchrun import root_rank
 from dtrain.launchplan import names
@@ -77,6 +78,12 @@ class FollowedRun:
         hosts = self.record.spec().cluster.hosts
         self.change(leftovers=tuple((host.name, self.record.attempt) for host in hosts))
 
+    def given_up(self, why: str, still_there: str) -> Report:
+        """The report if the attempt may not have ended, and dtrain no longer waits."""
+        self.left_over()
+        hint = f"`dtrain stop {self.record.run}` tries again"
+        return Report(ExitCode.INTERRUPTED, why, problems=(still_there,), hint=hint)
+
     def explained(self, failure: Failure) -> Failure:
         """The failure with what its process wrote about it; of a torchrun, that of the first
         rank."""
@@ -98,6 +105,12 @@ class FollowedRun:
         report = completed(report, self.record, self.folder)
         finish(report, self.record, self.recorder, self._notifications)
         return report
+
+
+def not_begun(what: str, error: NodeError) -> Report:
+    """The report of a job that could not be ``submitted`` or ``created``."""
+    reason = f"not {what}: {error.attempted} failed"
+    return Report(error.exit_code, reason, problems=(error.message,), hint=error.hint)
 
 
 def not_stored(error: StorageError, still_there: str) -> Report:

@@ -32,11 +32,13 @@ class ProgressReports:
         self._unwritten: dict[str, events.JournalEvent] = {}
         """The newest events that are not yet in the journal, by kind."""
 
-    def add(self, host: str, process: str, fields: Any) -> None:
-        """Add a report. ``fields`` comes from the worker and may have any shape. An error in it is
-        only noted, because what reads the worker's file did not cause it."""
+    def add(self, host: str, file: str, fields: Any) -> bool:
+        """Add a report from a worker's ``file``. Returns False if it only reports that nothing
+        happens. ``fields`` may have any shape. An error in it is only noted, because what reads the
+        file did not cause it."""
         if not isinstance(fields, dict):
-            return
+            return True
+        process = file.removesuffix(".progress")
         try:
             match fields.get("event"):
                 case "progress":
@@ -51,6 +53,7 @@ class ProgressReports:
         except ProtocolError as error:
             text = f"{host}: ignored a report of {excerpt(process)}: {error}"
             self._recorder.notice_once(text, kind=f"reports of {host}")
+        return fields.get("waits") is None
 
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.events import Sampled
-from dtrain.runs.folder import RunFolder
 from dtrain.runs.telemetry import TelemetryWriter, round_up
-from dtrain.session.observer import Observer
+from dtrain.session.worker_watch import WatchedJob
 
 
 class HostTelemetry:
@@ -20,26 +20,24 @@ class HostTelemetry:
     def __init__(
         self,
         host: str,
-        folder: RunFolder,
-        observer: Observer,
-        stored: Callable[[int], None],
-        seen: Callable[[Sample], None],
-        *,
-        hosts: int,
+        job: WatchedJob,
+        gpus: Collection[int] = (),
+        stored: Callable[[int], None] = lambda until: None,
     ) -> None:
-        """``stored`` gets the time up to which averages are stored, ``seen`` each sample. ``hosts``
-        is the number of hosts of the run."""
+        """``gpus``: those that the job uses on the host; empty means all. ``stored`` gets the time
+        up to which averages are stored."""
         self._host = host
-        self._writer = TelemetryWriter(folder.path, host, hosts)
-        self._observer = observer
-        self._stored, self._seen = stored, seen
+        self._gpus = gpus
+        self._writer = TelemetryWriter(job.folder.path, host, len(job.plan.hosts))
+        self._observer, self._steps = job.recorder.observer, job.steps
+        self._stored = stored
 
     def show(self, said: Any) -> None:
         """Show a sample of the last second, and store it for `dtrain top`."""
         with suppress(ProtocolError):
             sample = Sample.read(said)
             self._writer.show(sample)
-            self._seen(sample)
+            self._steps.sample(self._host, sample, self._gpus, time.monotonic())
             self._observer.on_event(Sampled(self._host, sample))
 
     def keep(self, said: Any) -> None:

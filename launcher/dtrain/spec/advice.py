@@ -100,12 +100,10 @@ def _compared(hosts: Sequence[Host], gbps: float | None) -> str:
     """Compares the network with NVLink (300 GB/s each way in an A100); empty without GPUs."""
     if not all(host.gpus for host in hosts):
         return ""
-    share = "" if gbps is None else f", {gbps / 8 / max(host.workers for host in hosts):.3g} GB/s"
-    return (
-        f"{share} per GPU; NVLink has 300 GB/s or more"
-        if share
-        else ", which is slower than NVLink"
-    )
+    if gbps is None:
+        return ", which is slower than NVLink"
+    share = gbps / 8 / max(host.workers for host in hosts)
+    return f", {share:.3g} GB/s per GPU; NVLink has 300 GB/s or more"
 
 
 def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> None:

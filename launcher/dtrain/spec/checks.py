@@ -6,7 +6,6 @@ Each check skips values that were not read correctly, so one mistake is reported
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from dtrain.hostlist import fold
 from dtrain.spec.hosts import Named
@@ -88,7 +87,9 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
     undecided, cpu_hosts = [], 0
     for named in cluster.get("hosts"):
         settings = own.get(named.name, [])
-        gpus = _last([cluster, *settings], "gpus")
+        gpus = next(
+            (own.get("gpus") for own in reversed([cluster, *settings]) if "gpus" in own), None
+        )
         slots = [section for section in settings if "slots" in section]
         if gpus:
             for section in slots:
@@ -246,11 +247,6 @@ def _check_elastic(cluster: Section, job: Section, problems: Problems) -> None:
             elastic.place("min_hosts"),
             "set it to the fewest hosts on which the job should continue",
         )
-
-
-def _last(settings: Iterable[Section], key: str) -> Any:
-    """The value of ``key`` in the last section that gives it."""
-    return next((own.get(key) for own in reversed([*settings]) if key in own), None)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -19,10 +19,9 @@ from typing import Any, NoReturn
 from dtrain.diagnostics import InternalError, SpecError, UsageError
 from dtrain.hostlist import fold
 from dtrain.spec import source, spans, yaml_text
-from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
 from dtrain.spec.job_keys import JOB
 from dtrain.spec.layout_keys import EXPECTED, LAYOUT, TRAINING
-from dtrain.spec.load import parse
+from dtrain.spec.load import parse, read_document
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Node, Scalar
 from dtrain.spec.spans import EntrySpan, NodeSpan
@@ -248,11 +247,9 @@ class _Edit:
         if mapping.flow:
             self._insert_in_flow(mapping, after, key, value)
         else:
-            self._insert_lines(after, key, value, self._step(mapping, head))
-
-    def _insert_lines(self, after: EntrySpan, key: str, value: Any, step: str) -> None:
-        indent = self._indent(after.key)
-        self._add_lines(self._below(after, len(indent)), yaml_text.lines(key, value, indent, step))
+            indent, step = self._indent(after.key), self._step(mapping, head)
+            lines = yaml_text.lines(key, value, indent, step)
+            self._add_lines(self._below(after, len(indent)), lines)
 
     def _add_lines(self, at: int, lines: list[str]) -> None:
         """Insert lines at the start of a line, or after the last line."""
@@ -416,11 +413,7 @@ class _Edit:
 
 def _read(text: str, file: str) -> tuple[Node, Section]:
     """The tree and the typed values. Raises SpecError. Does not check for contradictions."""
-    root, problems = source.compose(text, file)
-    problems.homes = HOMES
-    document = CLUSTER_FILE.read(root, problems, "")
-    if document is None:
-        raise problems.error()
+    root, document, problems = read_document(text, file)
     problems.raise_if_any()
     return root, document
 

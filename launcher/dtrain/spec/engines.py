@@ -21,19 +21,14 @@ class Feature:
 
     name: str
     keys: tuple[str, ...] = ()
-    ssh: bool = True
-    slurm: bool = True
-    kubernetes: bool = True
+    engines: tuple[str, ...] = ("ssh", "slurm", "kubernetes")
     instead: str = ""
     """The alternative on Slurm, if the feature does not work there."""
     on_kubernetes: str = ""
     """The alternative on Kubernetes, if it is another one than on Slurm."""
 
-    def without(self, engine: str) -> str:
-        """The alternative on an engine that lacks the feature."""
-        return (engine == "kubernetes" and self.on_kubernetes) or self.instead
 
-
+_ONLY_SSH, _NOT_KUBERNETES = ("ssh",), ("ssh", "slurm")
 NAMES = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
 """The engines that choose the machines, by their key below `cluster`."""
 
@@ -54,113 +49,102 @@ FEATURES = (
     Feature(
         "containers of apptainer and enroot",
         ("job.container",),
-        kubernetes=False,
+        _NOT_KUBERNETES,
         on_kubernetes="remove it: cluster.kubernetes.image is the container of the job",
     ),
-    Feature("containers of pyxis", ssh=False, kubernetes=False),
+    Feature("containers of pyxis", engines=("slurm",)),
     Feature("network interface", ("cluster.network.interface",)),
-    Feature("training progress and slow ranks of `dtrain.runtime`", kubernetes=False),
-    Feature("telemetry", kubernetes=False),
+    Feature("training progress and slow ranks of `dtrain.runtime`", engines=_NOT_KUBERNETES),
+    Feature("telemetry", engines=_NOT_KUBERNETES),
     Feature(
         "hang diagnosis",
         ("job.watchdog",),
-        kubernetes=False,
+        _NOT_KUBERNETES,
         on_kubernetes="remove it: nothing of dtrain runs in the pods, so it cannot see a hang",
     ),
-    Feature("`dtrain exec` on the machines of a run", kubernetes=False),
-    Feature("number of machines, from a queue", ("cluster.nodes",), ssh=False),
+    Feature("`dtrain exec` on the machines of a run", engines=_NOT_KUBERNETES),
+    Feature("number of machines, from a queue", ("cluster.nodes",), ("slurm", "kubernetes")),
     Feature("`dtrain check`"),
-    Feature("`dtrain init`, GPU types for `dtrain plan`", kubernetes=False),
+    Feature("`dtrain init`, GPU types for `dtrain plan`", engines=_NOT_KUBERNETES),
     Feature(
         "hosts by name",
         ("cluster.hosts",),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="Slurm chooses the machines: write how many, such as 'nodes: 8'",
         on_kubernetes="Kubernetes chooses the machines: write how many pods, such as 'nodes: 8'",
     ),
     Feature(
         "settings of single hosts",
         ("cluster.overrides",),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it: all machines of a Slurm job have the same settings",
         on_kubernetes="remove it: all pods have the same settings",
     ),
     Feature(
         "SSH settings, local processes",
         ("cluster.ssh", "cluster.transport"),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it; 'slurm: {login: HOST}' names the host where dtrain submits the job",
         on_kubernetes="remove it: dtrain uses the API, see cluster.kubernetes.context",
     ),
     Feature(
         "TPU slices",
         ("cluster.tpu",),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it, and use GPUs or CPUs",
     ),
     Feature(
         "folders of a trusted group",
         ("cluster.trust_group",),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it: the job's script does not check who owns its folders",
         on_kubernetes="remove it: the pods use volumes, see cluster.kubernetes.claims",
     ),
     Feature(
         "spares",
         ("cluster.spares",),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it: 'restart: {max: 3}' in job queues the job again, on other machines",
         on_kubernetes="remove it: 'restart: {max: 3}' in job starts all pods again",
     ),
     Feature(
         "elastic jobs",
         ("job.elastic",),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it: 'restart: {max: 3}' in job queues the job again",
         on_kubernetes="remove it: 'restart: {max: 3}' in job starts all pods again",
     ),
     Feature(
         "binding to NUMA nodes",
         ("job.binding",),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it; 'slurm: {cpus: 12}' gives each process CPUs of its own",
         on_kubernetes="remove it: the CPU manager of the kubelet binds pods to CPUs",
     ),
     Feature(
         "containers of docker and podman",
-        slurm=False,
-        kubernetes=False,
+        engines=_ONLY_SSH,
         instead="remove 'engine', to use pyxis or apptainer",
     ),
-    Feature("checks of the machines before a launch", slurm=False, kubernetes=False),
-    Feature("TensorBoard of `dtrain.runtime`", slurm=False, kubernetes=False),
+    Feature("checks of the machines before a launch", engines=_ONLY_SSH),
+    Feature("TensorBoard of `dtrain.runtime`", engines=_ONLY_SSH),
     Feature(
         "folder of runs on the machines",
         ("cluster.run_dir",),
-        kubernetes=False,
+        _NOT_KUBERNETES,
         on_kubernetes="remove it: each pod has a folder of its own for the run",
     ),
     Feature(
         "lease of the launcher",
         ("job.on_disconnect", "job.lease"),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it: a Slurm job does not need its launcher",
         on_kubernetes="remove it: the pods do not need the launcher",
     ),
     Feature(
         "time limit of an unreachable host",
         ("job.restart.node_timeout",),
-        slurm=False,
-        kubernetes=False,
+        _ONLY_SSH,
         instead="remove it: the Slurm administrator sets this time (SlurmdTimeout)",
         on_kubernetes="remove it: Kubernetes itself replaces pods of a machine that is gone",
     ),
@@ -176,7 +160,7 @@ def table() -> str:
     ]
     for one in FEATURES:
         keys = ", ".join(f"`{key}`" for key in one.keys)
-        has = ("yes" if engine else "no" for engine in (one.ssh, one.slurm, one.kubernetes))
+        has = ("yes" if engine in one.engines else "no" for engine in ("ssh", *NAMES))
         rows.append((one.name, keys, *has))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -269,7 +253,7 @@ def _engine(cluster: Section) -> str:
 
 def _refuse(document: Section, engine: str, problems: Problems) -> None:
     for feature in FEATURES:
-        for path in () if getattr(feature, engine) else feature.keys:
+        for path in () if engine in feature.engines else feature.keys:
             *above, key = path.split(".")
             section = document
             for name in above:
@@ -278,5 +262,5 @@ def _refuse(document: Section, engine: str, problems: Problems) -> None:
                 problems.add(
                     f"{path} is not available on {NAMES[engine]}",
                     section.key_place(key),
-                    feature.without(engine),
+                    (engine == "kubernetes" and feature.on_kubernetes) or feature.instead,
                 )

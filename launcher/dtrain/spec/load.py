@@ -35,9 +35,10 @@ from dtrain.spec.model import (
 from dtrain.spec.notify_keys import read_notify
 from dtrain.spec.placeholders import advise_on_placeholders
 from dtrain.spec.ports import check_ports
+from dtrain.spec.problems import Problems
 from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
-from dtrain.spec.source import MAX_SIZE, compose
+from dtrain.spec.source import MAX_SIZE, Node, compose
 from dtrain.spec.strategies import STRATEGIES
 from dtrain.spec.unreadable import unreadable
 from dtrain.spec.variables import advise_on_variables
@@ -54,10 +55,7 @@ def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
 def strategy_and_layout(path: Path, keys: Iterable[str]) -> tuple[str, dict[str, Any]]:
     """``job.strategy``, and those of ``keys`` that ``job.layout`` has, as a valid cluster file
     gives them; the strategy is '' if it gives none."""
-    root, problems = compose(contents(path), str(path))
-    document = CLUSTER_FILE.read(root, problems, "")
-    if document is None:
-        return "", {}
+    _, document, _ = read_document(contents(path), str(path))
     job = document.section("job")
     layout = job.section("layout")
     given = {key: value for key in keys if (value := layout.get(key)) is not None}
@@ -67,10 +65,7 @@ def strategy_and_layout(path: Path, keys: Iterable[str]) -> tuple[str, dict[str,
 def position(source: str | bytes, file: str, key: str) -> str:
     """The place of a key such as ``cluster.slurm.time`` in a valid cluster file, or of the section
     that would hold it: ``cluster.yaml:3:12``."""
-    root, problems = compose(source, file)
-    section = CLUSTER_FILE.read(root, problems, "")
-    if section is None:
-        return file
+    _, section, _ = read_document(source, file)
     *above, last = key.split(".")
     for name in above:
         section = section.section(name)
@@ -91,13 +86,20 @@ def contents(path: Path) -> bytes:
         raise unreadable(path, error, kind="*.y*ml", missing=hint) from None
 
 
-def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> ClusterFile:
-    """Read a cluster file's text; ``file`` is its name in messages. Raises SpecError."""
+def read_document(source: str | bytes, file: str) -> tuple[Node, Section, Problems]:
+    """The nodes and the values of a cluster file, and its problems so far. Raises SpecError if it
+    has no keys."""
     root, problems = compose(source, file)
     problems.homes = HOMES
     document = CLUSTER_FILE.read(root, problems, "")
     if document is None:
         raise problems.error()
+    return root, document, problems
+
+
+def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> ClusterFile:
+    """Read a cluster file's text; ``file`` is its name in messages. Raises SpecError."""
+    _, document, problems = read_document(source, file)
     document = with_nodes(_without(document, without))
     check(document, problems)
     check_engine(document, problems)

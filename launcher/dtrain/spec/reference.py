@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dtrain.spec.clusterfile import CLUSTER_FILE
 from dtrain.spec.hosts import Overrides
-from dtrain.spec.scalars import Duration, Type
+from dtrain.spec.scalars import Duration
 from dtrain.spec.schema import Field, SectionType
 
 _HEAD = """\
@@ -54,8 +54,4 @@ def _value(field: Field) -> str:
         return ""
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
-    return f"`{field.default}{_unit(field.type)}`"
-
-
-def _unit(type_: Type[object]) -> str:
-    return "s" if isinstance(type_, Duration) else ""
+    return f"`{field.default}{'s' if isinstance(field.type, Duration) else ''}`"

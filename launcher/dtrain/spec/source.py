@@ -118,18 +118,14 @@ def compose(source: str | bytes, file: str) -> tuple[Node, Problems]:
 
 def _decoded(source: str | bytes, file: str) -> str:
     """The text, without a leading byte-order mark. Raises SpecError."""
-    problems = Problems(file, [])
+    problems, begin = Problems(file, []), TextSpan(1, 1)
     if len(source) > MAX_SIZE:
-        problems.add(
-            f"the file is larger than {MAX_SIZE >> 10} KiB",
-            TextSpan(1, 1),
-            "a cluster file is a few kilobytes; is this the right file?",
-        )
-        problems.raise_if_any()
+        large = f"the file is larger than {MAX_SIZE >> 10} KiB"
+        problems.add(large, begin, "a cluster file is a few kilobytes; is this the right file?")
+    elif source[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        problems.add("the file is UTF-16 text", begin, "save it as UTF-8")
+    problems.raise_if_any()
     if isinstance(source, bytes):
-        if source[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            problems.add("the file is UTF-16 text", TextSpan(1, 1), "save it as UTF-8")
-            problems.raise_if_any()
         source = source.decode("utf-8", "surrogateescape")
     text = source.removeprefix("\ufeff")
     if any(_forbidden(text)):

@@ -48,9 +48,8 @@ def allow(transport: paramiko.Transport, endpoint: Endpoint, host_keys: tuple[st
             return tuple(known)
         chosen = tuple(name for name in wanted if name in known)
         if not chosen:
-            raise ConnectError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                ConnectError,
                 f"paramiko supports none of the {option} that ssh's configuration allows: "
                 + ", ".join(wanted),
                 hint=f"allow one of these for this host: {option} {','.join(known)}",
@@ -87,9 +86,8 @@ def check_host_key(endpoint: Endpoint, key: HostKey, shown: bytes) -> None:
     """
     bits = paramiko.RSAKey(data=key.blob).get_bits() if key.kind == "ssh-rsa" else None
     if bits is not None and bits < endpoint.algorithms.rsa_bits:
-        raise HostKeyError(
-            endpoint.host,
-            endpoint.attempted,
+        raise endpoint.error(
+            HostKeyError,
             f"its RSA host key has {bits} bits, and ssh's configuration requires "
             f"{endpoint.algorithms.rsa_bits} (RequiredRSASize)",
             hint="give the host a longer RSA key, or an ed25519 key",
@@ -98,16 +96,14 @@ def check_host_key(endpoint: Endpoint, key: HostKey, shown: bytes) -> None:
         try:
             revoked = _lists(path, key, shown)
         except (OSError, subprocess.SubprocessError) as error:
-            raise HostKeyError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                HostKeyError,
                 f"cannot check RevokedHostKeys {path}: {error}",
                 hint="make the file readable, or remove RevokedHostKeys for this host",
             ) from error
         if revoked:
-            raise HostKeyError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                HostKeyError,
                 f"its host key {key} or its certificate is revoked ({path})"
                 if key.certificate
                 else f"its host key {key} is revoked ({path})",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import paramiko
@@ -86,16 +86,8 @@ class _Login:
     def with_nothing(self) -> bool:
         """Log in without credentials. Some servers (Tailscale) already know the user. Other
         servers reply with their methods."""
-        try:
-            self._set_timeout()
-            handler, answered = self._handler()
-            handler.auth_none(self._endpoint.user, answered)
-            return self._passed("none", handler.wait_for_response(answered))
-        except BadAuthenticationType as refusal:
-            self._next_methods(refusal.allowed_types)
-        except (paramiko.SSHException, EOFError, OSError):
-            self._raise_if_gone()
-        return False
+        user = self._endpoint.user
+        return self._request("none", lambda handler, done: handler.auth_none(user, done))
 
     def may_use(self, method: str) -> bool:
         return method == "publickey" if self.methods is None else method in self.methods
@@ -106,17 +98,12 @@ class _Login:
             return False
         with self._excuse():
             key = candidate.load()
-        try:
-            self._set_timeout()
-            handler, answered = self._handler()
-            handler.auth_publickey(self._endpoint.user, key, answered)
-            return self._passed("publickey", handler.wait_for_response(answered))
-        except BadAuthenticationType as refusal:
-            self._next_methods(refusal.allowed_types)
-        except (paramiko.SSHException, EOFError, OSError):
-            self.tried.append(candidate.label)
-            self._raise_if_gone()
-        return False
+        user = self._endpoint.user
+        return self._request(
+            "publickey",
+            lambda handler, done: handler.auth_publickey(user, key, done),
+            [candidate.label],
+        )
 
     def with_answers(self, ask: Ask | None) -> bool:
         """Ask the user the server's questions. Called again after a wrong answer."""
@@ -161,10 +148,25 @@ class _Login:
                 self.unanswered = "it asked nothing"
         return False
 
-    def _handler(self) -> tuple[LoginHandler, threading.Event]:
-        handler = LoginHandler(self._transport)
-        self._transport.auth_handler = handler
-        return handler, threading.Event()
+    def _request(
+        self,
+        method: str,
+        send: Callable[[LoginHandler, threading.Event], None],
+        keys: Sequence[str] = (),
+    ) -> bool:
+        """Whether what ``send`` requests logs the user in. ``keys``: names of what it offers."""
+        try:
+            self._set_timeout()
+            handler, answered = LoginHandler(self._transport), threading.Event()
+            self._transport.auth_handler = handler
+            send(handler, answered)
+            return self._passed(method, handler.wait_for_response(answered))
+        except BadAuthenticationType as refusal:
+            self._next_methods(refusal.allowed_types)
+        except (paramiko.SSHException, EOFError, OSError):
+            self.tried += keys
+            self._raise_if_gone()
+        return False
 
     def _passed(self, method: str, more: list[str]) -> bool:
         """Whether the user is logged in now that the server has accepted ``method``."""
@@ -302,7 +304,7 @@ def _refused(
         reason += f" (not tried: {'; '.join(left_out)})"
         if any("encrypted" in entry for entry in left_out):
             hint = f"load the encrypted key first: `ssh-add`; then {hint}"
-    error = AuthError(endpoint.host, endpoint.attempted, reason, hint=hint)
+    error = endpoint.error(AuthError, reason, hint=hint)
     error.asked = attempt.asked
     return error
 

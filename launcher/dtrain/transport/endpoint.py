@@ -18,17 +18,18 @@ import shlex
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
-from dtrain.diagnostics import ConnectError
+from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.records import dataclass
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.ssh_names import (
     HOST,
     USER,
+    Tokens,
     canonical,
     expand,
     expand_path,
@@ -43,6 +44,9 @@ DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_s
 ALIVE_INTERVAL, ALIVE_COUNT = 15.0, 3
 MAX_JUMPS = 8
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+GLOBAL_KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
+
+_Error = TypeVar("_Error", bound=NodeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,10 @@ class Endpoint:
     def command(self) -> str:
         """The ``ssh`` command that opens the same connection, for the user to try."""
         return " ".join(["ssh", *self._arguments()])
+
+    def error(self, kind: type[_Error], reason: str, *, hint: str = "") -> _Error:
+        """The error of an attempt to connect."""
+        return kind(self.host, self.attempted, reason, hint=hint)
 
     def copy_id(self, key: Path | None) -> str:
         """The ``ssh-copy-id`` command that installs a key there."""
@@ -268,13 +276,7 @@ class Resolver:
         tokens = standard_tokens(
             name, target, str(port), user, alias or name, local_user, self._home
         )
-
-        configured = options.configured("identityfile")
-        named = self._key_files(options.all("identityfile") if configured else (), tokens)
-        chosen = (self._path(ssh.identity),) if ssh.identity else ()
-        # A jump host's own keys from ssh's configuration come before the cluster's key.
-        identities = (*named, *chosen) if is_jump else (chosen or named)
-        defaults = options.defaults.get("identityfile", [f"~/.ssh/{key}" for key in DEFAULT_KEYS])
+        identities, defaults, first = self._identities(ssh, options, tokens, is_jump=is_jump)
         via, proxy_command = self._route(name, ssh, options, tokens, (*seen, name))
         return Endpoint(
             host=name,
@@ -282,26 +284,17 @@ class Resolver:
             address=target,
             port=port,
             user=user,
-            identities=tuple(dict.fromkeys(identities)),
-            default_identities=()
-            if chosen or configured
-            else self._key_files(tuple(defaults), tokens),
-            identities_first=bool(chosen) and identities == chosen,
-            certificates=self._key_files(options.all("certificatefile"), tokens),
+            identities=identities,
+            default_identities=defaults,
+            identities_first=first,
+            certificates=self._expanded(options.all("certificatefile"), tokens),
             identities_only=options.flag("identitiesonly"),
             agent=_agent(options),
             via=via,
             proxy_command=proxy_command,
-            user_known_hosts=(self._path(ssh.known_hosts),)
-            if ssh.known_hosts
-            else self._user_known_hosts(options),
-            global_known_hosts=_files(
-                options, "globalknownhostsfile", "/etc/ssh/ssh_known_hosts", "2"
-            ),
-            revoked_host_keys=tuple(
-                Path(expand_path(str(path), tokens, self._home))
-                for path in _files(options, "revokedhostkeys")
-            ),
+            user_known_hosts=self._user_known_hosts(ssh, options),
+            global_known_hosts=_files(options, "globalknownhostsfile", GLOBAL_KNOWN_HOSTS),
+            revoked_host_keys=self._expanded(map(str, _files(options, "revokedhostkeys")), tokens),
             known_names=_known_names(alias, target if renamed else name, target, port),
             accept_new=self._accepts_new(name, ssh, options),
             hash_known_hosts=options.flag("hashknownhosts"),
@@ -369,7 +362,7 @@ class Resolver:
         name: str,
         ssh: Ssh,
         options: Options,
-        tokens: Callable[[str], str | None],
+        tokens: Tokens,
         seen: tuple[str, ...],
     ) -> tuple[Endpoint | None, str | None]:
         """The jump host or the ProxyCommand, if any."""
@@ -394,14 +387,28 @@ class Resolver:
             via = replace(endpoint, via=via, proxy_command=None) if via else endpoint
         return via, None
 
-    def _key_files(
-        self, names: tuple[str, ...], tokens: Callable[[str], str | None]
-    ) -> tuple[Path, ...]:
+    def _identities(
+        self, ssh: Ssh, options: Options, tokens: Tokens, *, is_jump: bool
+    ) -> tuple[tuple[Path, ...], tuple[Path, ...], bool]:
+        """The configured key files, the default ones, and whether the configured ones come before
+        the agent's keys."""
+        configured = options.configured("identityfile")
+        named = self._expanded(options.all("identityfile") if configured else (), tokens)
+        chosen = (self._path(ssh.identity),) if ssh.identity else ()
+        # A jump host's own keys from ssh's configuration come before the cluster's key.
+        identities = (*named, *chosen) if is_jump else (chosen or named)
+        usual = options.defaults.get("identityfile", [f"~/.ssh/{key}" for key in DEFAULT_KEYS])
+        defaults = () if chosen or configured else self._expanded(usual, tokens)
+        return tuple(dict.fromkeys(identities)), defaults, bool(chosen) and identities == chosen
+
+    def _expanded(self, names: Iterable[str], tokens: Tokens) -> tuple[Path, ...]:
         return tuple(
             Path(expand_path(name, tokens, self._home)) for name in names if name.lower() != "none"
         )
 
-    def _user_known_hosts(self, options: Options) -> tuple[Path, ...]:
+    def _user_known_hosts(self, ssh: Ssh, options: Options) -> tuple[Path, ...]:
+        if ssh.known_hosts:
+            return (self._path(ssh.known_hosts),)
         if not options.configured("userknownhostsfile"):
             return tuple(self._home / ".ssh" / name for name in ("known_hosts", "known_hosts2"))
         return _files(options, "userknownhostsfile")
@@ -416,10 +423,10 @@ class Resolver:
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
-def _files(options: Options, keyword: str, *default: str) -> tuple[Path, ...]:
+def _files(options: Options, keyword: str, default: tuple[Path, ...] = ()) -> tuple[Path, ...]:
     """The files of an option that accepts several."""
     if not options.all(keyword):
-        return tuple(Path(default[0] + suffix) for suffix in ("", *default[1:])) if default else ()
+        return default
     # ssh prints all names on one line, without quotes.
     names = options.all(keyword)[0].split(" ")
     if any(name[:1] not in "/~" for name in names[1:]):

@@ -138,9 +138,8 @@ class KnownHosts:
         if known:
             raise self._changed(endpoint, key, known, fault)
         if fault:
-            raise HostKeyError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                HostKeyError,
                 f"{fault}; its key is also unknown: {key}",
                 hint=_certificate_hint(endpoint, key),
             )
@@ -157,9 +156,8 @@ class KnownHosts:
                 what, owner = f"the CA of its {key.certificate}", "the CA"
             else:
                 continue
-            raise HostKeyError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                HostKeyError,
                 f"{what} is revoked ({line.place})",
                 hint=f"do not connect; ask the administrator of {owner} for its new key",
             )
@@ -170,9 +168,8 @@ class KnownHosts:
         same_kind = [line for line in known if line.key.kind == key.kind]
         line = (same_kind or known)[0]
         name = next(name for name in endpoint.known_names if line.covers(name))
-        return HostKeyError(
-            endpoint.host,
-            endpoint.attempted,
+        return endpoint.error(
+            HostKeyError,
             f"its host key has changed: known_hosts has {line.key} ({line.place}), "
             f"but the server has {key}" + (f"; {fault}" if fault else ""),
             hint="the connection may be intercepted. If the host was reinstalled, "
@@ -184,9 +181,8 @@ class KnownHosts:
         reason = f"its host key is unknown: {key}"
         if authorities := self._authorities(endpoint):
             reason += f"; it has no certificate from the CA in {authorities[0][1].place}"
-        return HostKeyError(
-            endpoint.host,
-            endpoint.attempted,
+        return endpoint.error(
+            HostKeyError,
             reason,
             hint=f"run `{endpoint.command}` once and compare the fingerprint, or set "
             "`host_keys: accept-new` under `ssh` in the cluster file to accept the keys of "
@@ -215,9 +211,8 @@ class KnownHosts:
                 separator = b"" if not existing or existing.endswith(b"\n") else b"\n"
                 file.write(separator + line.encode())
         except OSError as error:
-            raise HostKeyError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                HostKeyError,
                 f"cannot record its new host key in {path}: {error.strerror}",
                 hint="make the file writable, or set `known_hosts` under `ssh` to another file",
             ) from error
@@ -260,9 +255,8 @@ class KnownHosts:
         try:
             return [self._read(path) for path in paths]
         except OSError as error:
-            raise HostKeyError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                HostKeyError,
                 f"cannot read {error.filename}: {error.strerror}",
                 hint="make it readable: dtrain needs it to check host keys",
             ) from error

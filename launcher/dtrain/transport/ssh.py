@@ -108,9 +108,8 @@ class SshTransport:
                 pause = retry.pause(failure.kind, attempt, elapsed, retry.jitter)
                 if pause is None or self._closing.wait(pause):
                     tries = f" ({attempt} attempts in {elapsed:.0f} s)" if attempt > 1 else ""
-                    raise ConnectError(
-                        endpoint.host,
-                        endpoint.attempted,
+                    raise endpoint.error(
+                        ConnectError,
                         failure.reason + tries,
                         hint=_DROPPED_HINTS[failure.kind].format(command=endpoint.command),
                     ) from None
@@ -128,7 +127,7 @@ class SshTransport:
                 self._unfinished.add(transport)
             try:
                 if self._closing.is_set():
-                    raise ConnectError(endpoint.host, endpoint.attempted, "the launch is ending")
+                    raise endpoint.error(ConnectError, "the launch is ending")
                 self._handshake(endpoint, transport, stream, deadline)
                 key = _host_key(endpoint, transport)
                 check_host_key(endpoint, key, transport.host_key_blob)
@@ -169,11 +168,8 @@ class SshTransport:
         if isinstance(stream, ProxyCommand):
             if stream.status == SSH_FAILED:
                 raise DroppedError(Transient.DROPPED, stream.explain())
-            raise ConnectError(
-                endpoint.host,
-                endpoint.attempted,
-                stream.explain(),
-                hint=f"check whether `{endpoint.command}` works",
+            raise endpoint.error(
+                ConnectError, stream.explain(), hint=f"check whether `{endpoint.command}` works"
             )
         greeting = transport.live.greeting.decode("latin-1").splitlines()
         text = next((line for line in greeting if line and not line.startswith("SSH-")), "")
@@ -184,25 +180,22 @@ class SshTransport:
             )
         failure = transport.saved_exception
         if isinstance(failure, HostKeyProofError):
-            raise HostKeyError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                HostKeyError,
                 f"the server did not prove its identity: {failure}",
                 hint="the connection may be intercepted, or the server is faulty; compare with "
                 f"the output of `{endpoint.command}`",
             )
         if isinstance(failure, paramiko.ssh_exception.IncompatiblePeer):
-            raise ConnectError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                ConnectError,
                 f"no common algorithm: {failure}",
                 hint="the server's SSH is too old, or allows only algorithms that paramiko does "
                 "not support",
             )
         if text and not text.startswith("Exceeded MaxStartups") and "allowed" not in text:
-            raise ConnectError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                ConnectError,
                 f"not an SSH server: it sent {text[:80]!r}",
                 hint="check the host's `address` and `port`",
             )
@@ -220,8 +213,8 @@ class SshTransport:
             try:
                 return ProxyCommand(endpoint.proxy_command)
             except OSError as error:
-                raise ConnectError(
-                    endpoint.host, endpoint.attempted, f"cannot start its ProxyCommand: {error}"
+                raise endpoint.error(
+                    ConnectError, f"cannot start its ProxyCommand: {error}"
                 ) from error
         return _dial(endpoint, deadline)
 
@@ -244,11 +237,8 @@ class SshTransport:
         try:
             return pending.result()
         except NodeError as error:
-            raise type(error)(
-                endpoint.host,
-                endpoint.attempted,
-                f"cannot reach its jump host: {error.message}",
-                hint=error.hint,
+            raise endpoint.error(
+                type(error), f"cannot reach its jump host: {error.message}", hint=error.hint
             ) from error
 
     def _master(self, via: Endpoint) -> ControlMaster | None:
@@ -294,9 +284,8 @@ def _host_key(endpoint: Endpoint, transport: ClientTransport) -> HostKey:
     try:
         return read_host_key(transport.host_key_blob)
     except CertificateError as problem:
-        raise HostKeyError(
-            endpoint.host,
-            endpoint.attempted,
+        raise endpoint.error(
+            HostKeyError,
             f"invalid host certificate: {problem}",
             hint=f"compare with the output of `{endpoint.command}`; the administrator of the host "
             "must replace the file that HostCertificate in its sshd_config names",
@@ -310,9 +299,8 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
             endpoint.address, endpoint.port, endpoint.family, socket.SOCK_STREAM
         )
     except (socket.gaierror, UnicodeError) as error:
-        raise ConnectError(
-            endpoint.host,
-            endpoint.attempted,
+        raise endpoint.error(
+            ConnectError,
             f"cannot resolve the name {endpoint.address!r} ({_words(error)})",
             hint="check the name, or "
             + (
@@ -338,9 +326,8 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
             failure = error
     if isinstance(failure, ConnectionResetError):
         raise DroppedError(Transient.DROPPED, "the connection was reset")
-    raise ConnectError(
-        endpoint.host,
-        endpoint.attempted,
+    raise endpoint.error(
+        ConnectError,
         f"no answer within {endpoint.timeout:g} s"
         if isinstance(failure, TimeoutError)
         else _words(failure),
@@ -383,9 +370,8 @@ def _through_jump(endpoint: Endpoint, via: _Jump) -> ByteStream:
         return via.open_stream(endpoint.address, endpoint.port, endpoint.timeout)
     except paramiko.ChannelException as error:
         forbidden = error.code == 1
-        raise ConnectError(
-            endpoint.host,
-            endpoint.attempted,
+        raise endpoint.error(
+            ConnectError,
             f"jump host {via.endpoint.host} "
             + ("does not forward connections" if forbidden else f"cannot reach {endpoint.place}"),
             hint="AllowTcpForwarding in its sshd_config must allow it"
@@ -395,9 +381,8 @@ def _through_jump(endpoint: Endpoint, via: _Jump) -> ByteStream:
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         if via.alive:
-            raise ConnectError(
-                endpoint.host,
-                endpoint.attempted,
+            raise endpoint.error(
+                ConnectError,
                 f"jump host {via.endpoint.host} did not open a connection to {endpoint.place} "
                 f"within {endpoint.timeout:g} s",
                 hint="check that the host is up, and that no firewall blocks the connection from "

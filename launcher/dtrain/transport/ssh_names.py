@@ -7,7 +7,7 @@ import os
 import pwd
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from dtrain.transport.ssh_options import SshConfigError
@@ -15,6 +15,9 @@ from dtrain.transport.ssh_options import SshConfigError
 HOST = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\"$\\;&<>|(){},@]+")
 USER = re.compile(r"(?!-)(?!.*\s-)(?!.*\\\Z)[^\x00-\x1f\x7f'`\"$%;&<>|(){}]+")
 """The names that OpenSSH accepts, except user names with `$` or `%`, which OpenSSH 10 expands."""
+
+Tokens = Mapping[str, str]
+"""The values of tokens such as ``%h``, by their letter."""
 
 
 def canonical(name: str) -> str:
@@ -27,10 +30,10 @@ def canonical(name: str) -> str:
 
 def standard_tokens(
     name: str, address: str, port: str, user: str, alias: str, local_user: str, home: Path
-) -> Callable[[str], str | None]:
-    """The values of the tokens (``%h``, ...) that OpenSSH expands in most options."""
+) -> Tokens:
+    """The values of the tokens that OpenSSH expands in most options."""
     hostname = socket.gethostname()
-    tokens: Mapping[str, str] = {
+    return {
         "d": str(home),
         "h": address,
         "i": str(os.getuid()),
@@ -42,17 +45,16 @@ def standard_tokens(
         "r": user,
         "u": local_user,
     }
-    return tokens.get
 
 
-def expand(text: str, token: Callable[[str], str | None]) -> str:
-    """Replace ``%x`` with the result of ``token`` for ``x``, and ``%%`` with ``%``.
+def expand(text: str, tokens: Tokens) -> str:
+    """Replace ``%x`` with the value of ``x``, and ``%%`` with ``%``.
 
     Raises SshConfigError if a token has no value.
     """
 
     def replacement(match: re.Match[str]) -> str:
-        value = "%" if match[1] == "%" else token(match[1])
+        value = "%" if match[1] == "%" else tokens.get(match[1])
         if value is None:
             raise SshConfigError(f"dtrain does not support the token {match[0]} in {text!r}")
         return value
@@ -60,12 +62,12 @@ def expand(text: str, token: Callable[[str], str | None]) -> str:
     return re.sub(r"%(.?)", replacement, text, flags=re.DOTALL)
 
 
-def expand_path(text: str, token: Callable[[str], str | None], home: Path) -> str:
+def expand_path(text: str, tokens: Tokens, home: Path) -> str:
     """Expand ``~``, tokens and ``${VARIABLE}`` in a file name. Raises SshConfigError."""
 
     def replacement(match: re.Match[str]) -> str:
         if match[1] is None:
-            return expand(match[0], token)
+            return expand(match[0], tokens)
         value = os.environ.get(match[1])
         if value is None:
             raise SshConfigError(f"the environment variable {match[1]!r} in {text!r} is not set")

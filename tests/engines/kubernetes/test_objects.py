@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtrain.engines.kubernetes import objects
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import ProtocolError, decode
 from dtrain.runs.shown_state import ShownState
 
 LABELS = {objects.INDEX_LABEL: "1", objects.RESTART_LABEL: "2"}
@@ -106,9 +106,9 @@ def test_null_fields_are_missing_fields() -> None:
 
 def test_a_version_that_is_no_number_is_not_sent_back() -> None:
     event = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "12\n3"}}}
-    assert objects.watch_event(event).version == ""
+    assert decode(objects.WatchEvent, event, "event").version == ""
     event["object"] = {"metadata": {"resourceVersion": "12"}}
-    assert objects.watch_event(event).version == "12"
+    assert decode(objects.WatchEvent, event, "event").version == "12"
 
 
 def test_a_pod_that_kubernetes_ended() -> None:

@@ -47,7 +47,7 @@ class Played:
 
     def happens(self, host: str, *events: LinkEvent) -> None:
         for event in events:
-            self.attempt._links[host]._step(event)
+            self.attempt._links[host].step(event)
         self._handle()
 
     def finishes(self, host: str) -> None:

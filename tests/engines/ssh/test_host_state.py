@@ -10,12 +10,10 @@ import pytest
 from dtrain.diagnostics import ConnectError, InternalError, PortBusyError
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.host_events import (
-    AbortLaunch,
     CheckFailed,
     Close,
     Connecting,
     Disconnect,
-    KillWorkers,
     LinkAction,
     LinkEvent,
     LinkFailed,
@@ -25,7 +23,6 @@ from dtrain.engines.ssh.host_events import (
     Send,
     Settle,
     Show,
-    StartWorkers,
     StopWorkers,
     SupervisorTimedOut,
     TimedOut,
@@ -41,10 +38,10 @@ GONE = messages.Refused("gone", "no run")
 BUSY = messages.Refused("port", "port 29500 is taken")
 SURVIVOR = messages.Survivor(9, "python3")
 EVENTS: list[LinkEvent] = [
-    StartWorkers(),
+    machine.StartHost("a"),
     StopWorkers(3.0, "rank 1 failed"),
-    KillWorkers(),
-    AbortLaunch(),
+    machine.KillHost("a"),
+    machine.AbortHost("a"),
     Settle(lost=False),
     Settle(lost=True),
     Close(),
@@ -89,7 +86,7 @@ def preparing(*, movable_port: bool = False) -> LinkState:
 
 
 def running() -> LinkState:
-    return run(preparing(), messages.Prepared(), StartWorkers())[0]
+    return run(preparing(), messages.Prepared(), machine.StartHost("a"))[0]
 
 
 def posts(actions: list[LinkAction]) -> list[Post]:
@@ -148,7 +145,7 @@ def test_a_host_that_goes_well() -> None:
     assert actions == [Show("preparing")]
     state, actions = run(state, messages.Prepared())
     assert actions == [Show("ready"), Post(machine.HostReady("a"))]
-    state, actions = run(state, StartWorkers())
+    state, actions = run(state, machine.StartHost("a"))
     assert actions == [Show("running"), Send({"op": "start"})]
     state, actions = run(state, messages.Ended(1.0, ()))
     assert actions == [Show("ended"), Post(machine.HostEnded("a"))]
@@ -166,13 +163,13 @@ def test_a_relay_ends_what_survived_the_end_of_the_run() -> None:
 
 
 def test_an_abort_before_the_request_closes_the_connection() -> None:
-    state, actions = run(LinkState("a"), AbortLaunch())
+    state, actions = run(LinkState("a"), machine.AbortHost("a"))
     assert actions == [Disconnect(), Show("ended"), Post(machine.HostEnded("a"))]
     assert run(state, Requested()) == (state, [])
 
 
 def test_an_abort_after_the_request_waits_for_the_host() -> None:
-    state, actions = run(preparing(), AbortLaunch())
+    state, actions = run(preparing(), machine.AbortHost("a"))
     assert actions == [Send({"op": "abort"})]
     assert run(state, messages.Bye())[1] == [Show("ended"), Post(machine.HostEnded("a"))]
 
@@ -284,4 +281,4 @@ def test_a_run_folder_that_is_gone_after_the_end_only_costs_output() -> None:
 def test_the_reason_of_a_node_that_stops_by_itself_is_reported() -> None:
     stopping = messages.Stopping(1.0, "its lease ended")
     assert "its lease ended" in str(posts(run(running(), stopping)[1])[0].problem)
-    assert run(running(), KillWorkers(), stopping)[1] == []
+    assert run(running(), machine.KillHost("a"), stopping)[1] == []

@@ -177,13 +177,7 @@ class KubernetesFollower:
         """Delete the job, or kill its pods. The report, once dtrain gives up."""
         job = self._job
         if self._asked is Force.GIVE_UP:
-            job.left_over()
-            return Report(
-                ExitCode.INTERRUPTED,
-                self._control.why,
-                problems=(self._launched.still_there,),
-                hint=f"`dtrain stop {job.record.run}` tries again",
-            )
+            return job.given_up(self._control.why, self._launched.still_there)
         try:
             if not self._done:
                 job.stopping(self._control.why)

@@ -50,16 +50,14 @@ class HostStates:
         """``reason``: why a queue holds the job back, in its own words."""
         if state.suspended:
             self._hold(reason)
-        elif self._suspended:
-            self._suspended = False
+            return
+        resumed, self._suspended = self._suspended, False
+        if resumed:
             left = f"has left the queue {self._queue}" if self._queue else "is resumed"
             self._recorder.notice(f"{self._name} {left}")
-            for host in self._absent:
+        for host in self.absent:
+            if resumed or self._shown.get(host, (None, ""))[1] == "":
                 self._show(host, ShownState.QUEUED, "")
-        else:
-            for host in self._absent:
-                if self._shown.get(host, (None, ""))[1] == "":
-                    self._show(host, ShownState.QUEUED, "")
 
     def _hold(self, reason: str) -> None:
         if not self._suspended:
@@ -75,7 +73,7 @@ class HostStates:
         reason = self._reasons.setdefault(kind, f": {reason}" if reason else "")
         if is_new:
             self._recorder.notice(f"{self._name} {ran}{waits}{reason}")
-        for host in self._absent:
+        for host in self.absent:
             detail = f"{waits.removeprefix('is ')}{reason}"
             self._show(host, ShownState.QUEUED, detail, quiet=True)
 
@@ -87,7 +85,7 @@ class HostStates:
     def warned(self, text: str, name: str) -> None:
         """Kubernetes says why it does not create pods, or why the pod ``name`` does not start."""
         if not name:
-            for host in self._absent:
+            for host in self.absent:
                 self._show(host, ShownState.QUEUED, text)
         elif name in self._preparing:
             for index, pod in self._last.items():
@@ -130,10 +128,6 @@ class HostStates:
     # Questions -----------------------------------------------------------------------------------
 
     @property
-    def some_absent(self) -> bool:
-        return bool(self._absent)
-
-    @property
     def slow_pod(self) -> str:
         """The name of a pod that has a machine and does not start, without a reason."""
         latest = time.monotonic() - SLOW_SECONDS
@@ -145,7 +139,7 @@ class HostStates:
         return last is not None and last.uid == pod.uid and pod.uid not in self._set_aside
 
     @property
-    def _absent(self) -> list[str]:
+    def absent(self) -> list[str]:
         """Hosts without a pod."""
         present = {
             index

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.diagnostics import NodeError
-from dtrain.engines.followed_run import FollowedRun
+from dtrain.engines.followed_run import FollowedRun, not_begun
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, done, failures
 from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
@@ -106,7 +106,7 @@ class KubernetesJob:
         """Whether the job runs and has not all its pods."""
         state = self.state
         runs = state is not None and not state.suspended and not state.over
-        return runs and self._hosts.some_absent
+        return runs and bool(self._hosts.absent)
 
     @property
     def slow_pod(self) -> str:
@@ -297,12 +297,11 @@ class KubernetesJob:
 
     def failed(self, error: NodeError) -> Report:
         """The report of a job that could not be created."""
-        return Report(
-            error.exit_code,
-            f"not created: {error.attempted} failed",
-            problems=(error.message,),
-            hint=error.hint,
-        )
+        return not_begun("created", error)
+
+    def given_up(self, why: str, still_there: str) -> Report:
+        """The report if the job may not have ended, and dtrain no longer waits."""
+        return self._run.given_up(why, still_there)
 
     def left_over(self) -> None:
         """The objects of the job could not be deleted: `dtrain stop` tries again."""

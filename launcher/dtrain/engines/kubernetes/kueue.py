@@ -25,6 +25,7 @@ KNOWN_VERSIONS = ("v1beta1", "v1beta2", "v1")
 """Their Workloads have the same conditions."""
 ASK_SECONDS = 5.0
 """Seconds between two questions for the reason."""
+_OF_WORKLOADS = "involvedObject.kind=Workload"
 _OF_JOB = f"{GROUP}/job-uid"
 """Label of a Workload with the uid of its job."""
 _WAITING = ("Pending", "Inadmissible", "Preempted")
@@ -86,13 +87,10 @@ class Queue:
                 "GET", f"{self._path}/workloads", labelSelector=f"{_OF_JOB}={uid}"
             )
         except ForbiddenError:
-            return self._ask_events()
+            found = self._client.request("GET", EVENTS, fieldSelector=_OF_WORKLOADS)
+            return event_reason(object_list(found).items, self._job)
         reasons = (workload_reason(one) for one in object_list(found).items)
         return next(filter(None, reasons), "")
-
-    def _ask_events(self) -> str:
-        found = self._client.request("GET", EVENTS, fieldSelector="involvedObject.kind=Workload")
-        return event_reason(object_list(found).items, self._job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,10 +109,9 @@ class LaunchedJob:
         """The job's pods. Raises NodeError."""
         found = self._request("GET", PODS, labelSelector=self.selector)
         try:
-            pods = [objects.pod(one) for one in objects.object_list(found).items]
+            return objects.pods(objects.object_list(found))
         except ProtocolError as error:
             raise AnswerError(self._client.host, "listing the pods", error) from None
-        return tuple(pod for pod in pods if pod is not None)
 
     def delete_or_report(self) -> str:
         """Delete all objects, and wait until the job and its pods are gone. The problem; empty

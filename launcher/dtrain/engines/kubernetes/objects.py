@@ -140,6 +140,11 @@ def pod(value: Any) -> Pod | None:
     return _pod(found, int(index), int(restarts) + 1)
 
 
+def pods(found: ObjectList) -> tuple[Pod, ...]:
+    """The pods of a job in a list. Raises ProtocolError."""
+    return tuple(one for value in found.items if (one := pod(value)) is not None)
+
+
 def lone_pod(value: Any) -> Pod:
     """The pod in a JSON object, outside a job. Raises ProtocolError."""
     return _pod(decode(_PodObject, without_nulls(value), "pod"), index=0, attempt=1)
@@ -305,22 +310,12 @@ class WatchEvent:
         return version if isinstance(version, str) and _VERSION.fullmatch(version) else ""
 
 
-def watch_event(value: Any) -> WatchEvent:
-    """Raises ProtocolError."""
-    return decode(WatchEvent, value, "event")
-
-
 @dataclass(frozen=True, slots=True)
 class WatchError:
     """Why the server ends a watch."""
 
     code: Annotated[int, Range(0, 999)] = 0
     message: Sentence = ""
-
-
-def watch_error(value: Any) -> WatchError:
-    """Raises ProtocolError."""
-    return decode(WatchError, without_nulls(value), "status")
 
 
 @dataclass(frozen=True, slots=True)

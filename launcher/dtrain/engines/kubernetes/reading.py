@@ -27,7 +27,7 @@ from dtrain.engines.kubernetes.launched import LaunchedJob
 from dtrain.engines.kubernetes.lines import Cursor, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.launchplan.pods import REPLICATED_JOB, child_job
-from dtrain.messages.decode import ProtocolError, parse_object
+from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.records import dataclass
 from dtrain.session.backoff import Backoff
 
@@ -257,8 +257,7 @@ class Readers:
         found = objects.object_list(
             self._client.request("GET", PODS, labelSelector=self._launched.selector)
         )
-        pods = [objects.pod(one) for one in found.items]
-        self._send(PodsListed(tuple(pod for pod in pods if pod is not None)))
+        self._send(PodsListed(objects.pods(found)))
         return found.metadata.resourceVersion
 
     def _follow_pods(self, version: str) -> str:
@@ -279,9 +278,10 @@ class Readers:
                 for line in several:
                     if self._stopped.is_set() or not line.endswith(b"\n"):
                         return version
-                    event = objects.watch_event(parse_object(line))
+                    event = decode(objects.WatchEvent, parse_object(line), "event")
                     if event.type == "ERROR":
-                        ended = objects.watch_error(event.object)
+                        status = objects.without_nulls(event.object)
+                        ended = decode(objects.WatchError, status, "status")
                         kind = GoneError if ended.code == 410 else ConnectError
                         raise kind(self._client.host, "watching the pods", ended.message)
                     version = event.version or version

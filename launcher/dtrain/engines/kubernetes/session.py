@@ -26,7 +26,6 @@ from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.caller import Caller
 from dtrain.session.control import Force
-from dtrain.session.recorder import Recorder
 from dtrain.session.status import HostStatus
 from dtrain.spec.model import Kubernetes
 
@@ -58,9 +57,6 @@ class KubernetesEngine:
                 namespace=client.namespace,
             )
             save(record, folder)
-            recorder = Recorder(folder, self._caller.observer)
-            for notice in tree.notices if tree is not None else ():
-                recorder.notice(notice)
             submit = {
                 "ConfigMap": manifest.config_map(plan, files),
                 "job": manifest.job(plan),
@@ -68,12 +64,16 @@ class KubernetesEngine:
             if spec.job.secrets:
                 values = {name: secret_values[name] for name in spec.job.secrets}
                 submit["Secret"] = manifest.secret(plan, values)
-            return self._follower(client, record, folder, secret_values).follow(submit)
+            job = KubernetesJob(record, folder, self._caller, secret_values)
+            for notice in tree.notices if tree is not None else ():
+                job.recorder.notice(notice)
+            return KubernetesFollower(job, client, self._caller.control).follow(submit)
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         client = self._client(record)
         with earlier_run(record, folder, self._caller) as folder:
-            return self._follower(client, record, folder, secrets).follow(None)
+            job = KubernetesJob(record, folder, self._caller, secrets)
+            return KubernetesFollower(job, client, self._caller.control).follow(None)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
         def asked() -> Force:
@@ -108,9 +108,3 @@ class KubernetesEngine:
         context = record.context or self._keys.context
         namespace = record.namespace or self._keys.namespace
         return Client(replace(self._keys, context=context, namespace=namespace))
-
-    def _follower(
-        self, client: Client, record: Record, folder: RunFolder, secrets: Mapping[str, str]
-    ) -> KubernetesFollower:
-        job = KubernetesJob(record, folder, self._caller, secrets)
-        return KubernetesFollower(job, client, self._caller.control)

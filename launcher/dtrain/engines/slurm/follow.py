@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from dtrain.checks.finding import refusal
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
 from dtrain.engines.followed_run import not_stored
 from dtrain.engines.slurm import allocation, submission
@@ -66,15 +65,6 @@ class SlurmFollower:
     def _gave_up(self) -> bool:
         """Whether dtrain no longer waits for Slurm."""
         return self._force is Force.GIVE_UP
-
-    def refuse(self, error: NodeError) -> Report:
-        """End a run whose job cannot be submitted."""
-        return self._job.finish(self._job.failed(error))
-
-    def refuse_unfit(self, errors: int) -> Report:
-        """End a run whose request the cluster cannot fulfil."""
-        reason, hint = refusal(errors)
-        return self._job.finish(Report(ExitCode.NODE_FAILED, reason, hint=hint))
 
     # The connection ----------------------------------------------------------------------------
 

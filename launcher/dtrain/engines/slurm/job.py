@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from dtrain.diagnostics import ExitCode, NodeError
-from dtrain.engines.followed_run import FollowedRun
+from dtrain.engines.followed_run import FollowedRun, not_begun
 from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.ending import (
     SlurmEnding,
@@ -167,8 +167,7 @@ class SlurmJob:
     def failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""
         if self.record.job_id is None:
-            reason = f"not submitted: {error.attempted} failed"
-            return Report(error.exit_code, reason, problems=(error.message,), hint=error.hint)
+            return not_begun("submitted", error)
         self._run.left_over()
         problems = (error.message, self.still_there())
         return Report(error.exit_code, "the job cannot be followed", problems=problems,
@@ -176,13 +175,7 @@ class SlurmJob:
 
     def given_up(self, why: str) -> Report:
         """The report if Slurm has not said that the job has ended, and dtrain no longer waits."""
-        self._run.left_over()
-        return Report(
-            ExitCode.INTERRUPTED,
-            why,
-            problems=(self.still_there(),),
-            hint=f"`dtrain stop {self.record.run}` tries again",
-        )
+        return self._run.given_up(why, self.still_there())
 
     def still_there(self) -> str:
         """How to find and end a job that is no longer followed."""
@@ -201,6 +194,7 @@ class SlurmJob:
             self._allocate(hosts)
         script = of_attempt(self._script, self.record.attempt)
         failed = failed_tasks(script, self.plan, time.time())
+        workers = self.watch.workers
         return SlurmEnding(
             job=job,
             state=self._state,
@@ -208,8 +202,8 @@ class SlurmJob:
             script=script,
             failures=in_order_of_blame(map(self._run.explained, failed)),
             stopped_by=stopped_by,
-            hang=self.watch.hang,
-            waits=self.watch.whereabouts() if self.watch.hang else (),
+            hang=workers.why,
+            waits=tuple(workers.whereabouts()) if workers.why else (),
         )
 
     # The end of the run --------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -15,9 +15,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder
 from dtrain.runs.record import Record
-from dtrain.runs.shown_state import ShownState
 from dtrain.session.relay import RelayChannel
-from dtrain.session.status import HostStatus
 from dtrain.spec.model import Slurm
 from dtrain.sync import Patience, SyncResult, Tree, send
 from dtrain.transport import node_program
@@ -68,16 +66,6 @@ class Login:
                 python=self.python,
                 patience=Patience(unused=KEPT),
             )
-
-    def status(self, known: Mapping[str, HostStatus]) -> dict[str, HostStatus]:
-        """The state of each host of the job, as the controller says now."""
-        try:
-            state = self.look()
-        except NodeError as error:
-            return {host: HostStatus(ShownState.UNREACHABLE, None, error.reason) for host in known}
-        if state is None:
-            return {host: HostStatus("gone", None) for host in known}
-        return {host: one.seen(state.word, state.detail) for host, one in known.items()}
 
     def look(self) -> SlurmState | None:
         """The state of the job; None if Slurm does not know it. Raises NodeError."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 
 from dtrain.diagnostics import PrepareError
 from dtrain.engines.slurm.partitions import MACHINES, PARTITIONS, Partition, read
@@ -61,19 +60,21 @@ class LoginShell:
         self.host = host
         self._connection = connection
 
-    def run(self, command: Sequence[str] | ShellCommand, stdin: bytes = b"") -> CommandAnswer:
-        """Run a command to its end. Raises ConnectError if the connection is lost."""
-        return self._run(command, stdin, LIMIT, held=False)
-
-    def run_held(self, command: Sequence[str], stdin: bytes, limit: float) -> CommandAnswer:
-        """As `run`, but the command ends with the connection, and so with this process."""
-        held = ["bash", "-c", _HELD, "dtrain", str(len(stdin)), *command]
-        return replace(self._run(held, stdin, limit, held=True), name=command[0])
-
-    def _run(
-        self, command: Sequence[str] | ShellCommand, stdin: bytes, limit: float, *, held: bool
+    def run(
+        self,
+        command: Sequence[str] | ShellCommand,
+        stdin: bytes = b"",
+        limit: float = LIMIT,
+        *,
+        held: bool = False,
     ) -> CommandAnswer:
-        text = command if isinstance(command, ShellCommand) else words(command)
+        """Run a command to its end. If ``held``, it ends with the connection, and so with this
+        process. Raises ConnectError if the connection is lost."""
+        if isinstance(command, ShellCommand):
+            text, name = command, str(command).partition(" ")[0]
+        else:
+            holder = ("bash", "-c", _HELD, "dtrain", str(len(stdin))) if held else ()
+            text, name = words([*holder, *command]), command[0]
         process = self._connection.start(str(text))
         late = threading.Event()
 
@@ -97,7 +98,6 @@ class LoginShell:
         finally:
             timer.cancel()
             process.close()
-        name = str(text).partition(" ")[0] if isinstance(command, ShellCommand) else command[0]
         return CommandAnswer(name, status, _text(bytes(out)), _text(process.stderr()))
 
     def partitions(self) -> tuple[Partition, ...]:

@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.checks import Severity
-from dtrain.diagnostics import NodeError
+from dtrain.checks.finding import refusal
+from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.follow import SlurmFollower
 from dtrain.engines.slurm.inspection import before_launch
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
-from dtrain.engines.slurm.script import batch_options, render
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
+from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.caller import Caller
 from dtrain.session.recorder import Recorder
@@ -47,27 +48,21 @@ class SlurmEngine:
         spec = self._request.spec()
         tree = files_to_send(self._request, spec, self._caller.control)
         with new_run(self._request, self._caller) as (record, folder):
-            plan, job = record.plan(), spec.job
-            follower = self._follower(record, folder, secret_values)
-            recorder = Recorder(folder, self._caller.observer)
-            if errors := self._check(recorder):
-                return follower.refuse_unfit(errors)
+            login = self._login(record)
+            job = SlurmJob(record, folder, self._caller, secret_values)
+            plan = job.plan
+            if errors := self._check(job.recorder):
+                reason, hint = refusal(errors)
+                return job.finish(Report(ExitCode.NODE_FAILED, reason, hint=hint))
             try:
-                if not self._caller.control.interrupted:  # following the job ends the run
-                    plan = self._synced(plan, tree, record, recorder)
+                # Following the job ends a run that was interrupted.
+                if tree is not None and not self._caller.control.interrupted:
+                    plan = _synced(plan, tree, login, job.recorder)
             except NodeError as error:
-                return follower.refuse(error)
-            order = submission.submit_order(
-                record.run,
-                plan.run_dir,
-                allocation=self._request.allocation,
-                workdir=str(self._request.base) if self._login(record).is_here else "~",
-                script=render(plan, in_allocation=self._request.allocation is not None),
-                options=batch_options(plan),
-                secrets={name: secret_values[name] for name in job.secrets},
-                hidden=[name for name in secret_values if name not in job.secrets],
-            )
-            return follower.follow(order)
+                return job.finish(job.failed(error))
+            workdir = str(self._request.base) if login.is_here else "~"
+            order = submission.submit_order(record, plan, workdir, secret_values)
+            return SlurmFollower(job, login, self._caller.control).follow(order)
 
     def _check(self, recorder: Recorder) -> int:
         """Compare the request with the cluster, and report the findings. Returns the number of
@@ -83,25 +78,10 @@ class SlurmEngine:
             recorder.record(events.Findings(found))
         return sum(finding.severity is Severity.ERROR for finding in found)
 
-    def _synced(
-        self, plan: LaunchPlan, tree: Tree | None, record: Record, recorder: Recorder
-    ) -> LaunchPlan:
-        """Send the files of ``job.sync``, if any. Returns the plan with their folder. Raises
-        NodeError."""
-        if tree is None:
-            return plan
-        login = self._login(record)
-        sent = login.send(tree, plan.hosts[0].workdir)
-        if sent.sent_files:
-            recorder.notice(sent.summary(login.name))
-        for notice in (*tree.notices, *sent.notices):
-            recorder.notice(notice)
-        hosts = tuple(replace(part, workdir=sent.tree_path) for part in plan.hosts)
-        return replace(plan, hosts=hosts)
-
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         with earlier_run(record, folder, self._caller) as folder:
-            return self._follower(record, folder, secrets).follow(None)
+            job = SlurmJob(record, folder, self._caller, secrets)
+            return SlurmFollower(job, self._login(record), self._caller.control).follow(None)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
         """Kill the job, and wait until Slurm has ended it: then no process of it is left."""
@@ -120,13 +100,24 @@ class SlurmEngine:
                 return False
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
-        return self._login(record).status(known)
-
-    def _follower(
-        self, record: Record, folder: RunFolder, secrets: Mapping[str, str]
-    ) -> SlurmFollower:
-        job = SlurmJob(record, folder, self._caller, secrets)
-        return SlurmFollower(job, self._login(record), self._caller.control)
+        try:
+            state = self._login(record).look()
+        except NodeError as error:
+            return {host: HostStatus(ShownState.UNREACHABLE, None, error.reason) for host in known}
+        if state is None:
+            return {host: HostStatus("gone", None) for host in known}
+        return {host: one.seen(state.word, state.detail) for host, one in known.items()}
 
     def _login(self, record: Record) -> Login:
         return Login(self._transport, record)
+
+
+def _synced(plan: LaunchPlan, tree: Tree, login: Login, recorder: Recorder) -> LaunchPlan:
+    """Send the files of ``job.sync``. Returns the plan with their folder. Raises NodeError."""
+    sent = login.send(tree, plan.hosts[0].workdir)
+    if sent.sent_files:
+        recorder.notice(sent.summary(login.name))
+    for notice in (*tree.notices, *sent.notices):
+        recorder.notice(notice)
+    hosts = tuple(replace(part, workdir=sent.tree_path) for part in plan.hosts)
+    return replace(plan, hosts=hosts)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from dtrain.diagnostics import NodeError
+from dtrain.engines.slurm.script import batch_options, render
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages import slurm as messages
 from dtrain.node.runtime_archive import runtime_archive
 from dtrain.node.slurm.orders import (
@@ -80,28 +82,19 @@ def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
 
 
 def submit_order(
-    run: str,
-    run_dir: str,
-    *,
-    allocation: str | None,
-    workdir: str,
-    script: str,
-    options: Iterable[str],
-    secrets: Mapping[str, str],
-    hidden: Sequence[str],
+    record: Record, plan: LaunchPlan, workdir: str, known_secrets: Mapping[str, str]
 ) -> Submission:
-    """``hidden``: variables of the launcher's environment that are not for the job."""
+    """``known_secrets`` has the secrets of the job, and others, which the job must not get."""
+    secrets = plan.job.secrets
     return {
         "op": "submit",
-        "run": run,
-        "run_dir": run_dir,
-        "allocation": allocation,
+        **_job(record, plan.run_dir),
         "workdir": workdir,
-        "script": script,
-        "options": list(options),
+        "script": render(plan, in_allocation=record.request.allocation is not None),
+        "options": list(batch_options(plan)),
         "runtime": runtime_archive(),
-        "environment": dict(secrets),
-        "hidden": list(hidden),
+        "environment": {name: known_secrets[name] for name in secrets},
+        "hidden": [name for name in known_secrets if name not in secrets],
     }
 
 

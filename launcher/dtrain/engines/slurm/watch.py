@@ -13,33 +13,25 @@ from dtrain.messages import slurm as messages
 from dtrain.node.slurm.orders import Fail, StacksOfMachine
 from dtrain.runs.folder import RunFolder
 from dtrain.session.evidence import HostEvidence
-from dtrain.session.hang_watch import HangWatch
 from dtrain.session.recorder import Recorder
 from dtrain.session.relay import PING_SECONDS
 from dtrain.session.reports import ProgressReports
 from dtrain.session.steps import StepWatch
-from dtrain.session.stragglers import StragglerReports
 from dtrain.session.telemetry import HostTelemetry
+from dtrain.session.worker_watch import WorkerWatch
 
 LONGEST_PAUSE = 2 * PING_SECONDS
 """Seconds between two messages of the program on the login host: it answers each ping."""
 
 
 class WatchedMachine:
-    """One machine of the job. See `dtrain.session.hang_watch.WatchedHost`."""
+    """One machine of the job. See `dtrain.session.worker_watch.WatchedHost`."""
 
     def __init__(self, name: str, watch: JobWatch) -> None:
         self._name = name
         self._watch = watch
         self.evidence = HostEvidence(name, ())
-        self.telemetry = HostTelemetry(
-            name,
-            watch.folder,
-            watch.recorder.observer,
-            lambda until: None,
-            lambda sample: watch.steps.sample(name, sample, (), time.monotonic()),
-            hosts=len(watch.plan.hosts),
-        )
+        self.telemetry = HostTelemetry(name, watch)
 
     @property
     def reachable(self) -> bool:
@@ -69,10 +61,9 @@ class JobWatch:
         """Whether the watchers could not start."""
         self.steps = StepWatch(plan.world_size)
         self.progress = ProgressReports(plan, recorder, self.steps)
-        self._stragglers = StragglerReports(self.steps, recorder)
         self._machines: dict[str, WatchedMachine] = {}
         self.allocated(plan)
-        self._hang = HangWatch(self, self._machines, LONGEST_PAUSE)
+        self.workers = WorkerWatch(self, self._machines, LONGEST_PAUSE)
         self._begun = self._ended = False
 
     def allocated(self, plan: LaunchPlan) -> None:
@@ -81,25 +72,14 @@ class JobWatch:
         self._machines.clear()
         self._machines |= {name: WatchedMachine(name, self) for name in plan.host_names}
 
-    @property
-    def hang(self) -> str:
-        """The hang for which the job ends; empty without one."""
-        return self._hang.why
-
-    def whereabouts(self) -> tuple[str, ...]:
-        """Where the workers of a job that hangs wait."""
-        return *self._hang.standing, *self._hang.stuck_workers()
-
     def heard(self, host: str) -> None:
         """A worker has written something."""
         if host in self._machines:
             self._machines[host].evidence.last_activity = time.monotonic()
 
     def worker_said(self, report: messages.WorkerReport) -> None:
-        # Otherwise it only reports that nothing happens.
-        if not isinstance(report.said, dict) or report.said.get("waits") is None:
+        if self.progress.add(report.host, report.name, report.said):
             self.heard(report.host)
-        self.progress.add(report.host, report.name.removesuffix(".progress"), report.said)
 
     def machine_said(
         self, message: messages.MachineSample | messages.MachineAverage | messages.MachineEvent
@@ -125,16 +105,14 @@ class JobWatch:
         runs = state is not None and state.state == "RUNNING"
         if runs and not self._begun:
             self._begun = True
-            self._hang.start()
+            self.workers.start()
         self.follows = runs
 
     def look(self) -> None:
         """Show what has changed, and add to `orders`."""
         if not self._begun or self._ended:
             return
-        self._stragglers.show(time.monotonic())
-        self._hang.show_stall()
-        if self._hang.has_hung():
+        if self.workers.look():
             self._ended = True
             restart = self.plan.job.watchdog.then == "restart"
             self.orders.append({"op": "fail", "restart": restart})

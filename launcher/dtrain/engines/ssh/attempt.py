@@ -17,7 +17,7 @@ from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, 
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.ending import Ending
-from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.host_events import Post, Settle, StopWorkers
 from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.inbox import Reported
 from dtrain.engines.ssh.link import Link
@@ -28,10 +28,9 @@ from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events, restart
 from dtrain.session.control import Force
-from dtrain.session.hang_watch import HangWatch
 from dtrain.session.output_sizes import OutputSizes
 from dtrain.session.relay import close_all
-from dtrain.session.stragglers import StragglerReports
+from dtrain.session.worker_watch import WorkerWatch
 
 SIGNAL_POLL = 0.2
 LONGEST_PAUSE = 1.0
@@ -57,8 +56,8 @@ class Attempt:
         self._context = context
         self._posts = posts
         self._links = {part.host.name: Link(context, part) for part in context.plan.hosts}
-        self._hang = HangWatch(context, self._links, LONGEST_PAUSE)
-        self._ending = Ending(context, self._links, self._hang)
+        self._watch = WorkerWatch(context, self._links, LONGEST_PAUSE)
+        self._ending = Ending(context, self._links, self._watch)
         awaited, services = _workers(context.plan)
         grace = context.plan.job.grace
         self._state = machine.begin(list(self._links), awaited, services, grace=grace)
@@ -66,7 +65,6 @@ class Attempt:
         self._output_sizes = OutputSizes(context.recorder, self._received)
         self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
-        self._stragglers = StragglerReports(context.steps, context.recorder)
         self._failed_since: float | None = None
         """When a worker failed; None before, and again once a notice has named the first cause."""
 
@@ -109,7 +107,7 @@ class Attempt:
         """Follow a run that was started ``age`` seconds ago. For each host, ``offsets`` has the
         bytes of each stream that have arrived, and ``reported`` the events."""
         self._state = machine.attached(self._state)
-        self._hang.start()
+        self._watch.start()
         self._running_from = time.monotonic() - age
         return self._follow(
             lambda link: link.attach(offsets[link.host], reported.get(link.host, ()))
@@ -137,12 +135,12 @@ class Attempt:
             if self._state.phase is AttemptPhase.ENDED:
                 self._drain()
                 for host, now in self._state.hosts.items():
-                    self._links[host].settle(lost=now is HostCondition.LOST)
+                    self._links[host].step(Settle(lost=now is HostCondition.LOST))
                 self._show_failure(last=True)
             self._output_sizes.journal(at_once=True)
         except BaseException:
             for link in self._links.values():
-                link.kill()
+                link.step(machine.KillHost(link.host))
             raise
         finally:
             if self._context.inspection is not None:
@@ -168,11 +166,8 @@ class Attempt:
             self._show_waiting()
             self._show_failure()
             self._output_sizes.journal()
-            self._stragglers.show(time.monotonic())
-            if self._state.phase is AttemptPhase.RUNNING:
-                self._hang.show_stall()
-                if self._hang.has_hung():
-                    return Post(machine.Hung())
+            if self._state.phase is AttemptPhase.RUNNING and self._watch.look():
+                return Post(machine.Hung())
 
     def _received(self) -> dict[str, int]:
         logs = self._context.folder.logs.name
@@ -186,7 +181,7 @@ class Attempt:
         before = self._state
         if post.problem is not None:
             self.problems.append(post.problem)
-        if not self._hang.why:
+        if not self._watch.why:
             # Collecting stacks can kill a worker. Its death is not a cause.
             self._ending.failures += post.failures
         if post.event is None:
@@ -197,15 +192,15 @@ class Attempt:
         if before.outcome is None and self._state.outcome is AttemptOutcome.HOST_FAILED:
             self._explain(post)
         failed = before.outcome is None and self._state.outcome is AttemptOutcome.WORKER_FAILED
-        if failed and not self._hang.why:
+        if failed and not self._watch.why:
             self._failed_since = time.monotonic()
         if isinstance(post.event, machine.HostLost) and self._state.outcome is None:
-            self._links[post.event.host].settle(lost=True)
+            self._links[post.event.host].step(Settle(lost=True))
             notice = f"{post.event.host} is lost; all of its workers had finished"
             self._context.recorder.notice(f"{notice}, so the job continues")
         started = self._state.started and not before.started
         if started:
-            self._hang.start()
+            self._watch.start()
             self._running_from = time.monotonic()
             self._show_sync()
         for action in actions:
@@ -223,15 +218,11 @@ class Attempt:
 
     def _act(self, action: machine.AttemptAction) -> None:
         match action:
-            case machine.StartHost(host):
-                self._links[host].start()
-            case machine.AbortHost(host):
-                self._links[host].abort()
+            case machine.StartHost(host) | machine.AbortHost(host) | machine.KillHost(host):
+                self._links[host].step(action)
             case machine.StopHost(host, grace):
                 reason = self._ending.reason(self._state, self._ending.causes())
-                self._links[host].stop(grace, reason)
-            case machine.KillHost(host):
-                self._links[host].kill()
+                self._links[host].step(StopWorkers(grace, reason))
             case machine.SetAlarm(seconds):
                 self._alarm = time.monotonic() + seconds
 

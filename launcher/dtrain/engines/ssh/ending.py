@@ -21,7 +21,7 @@ from dtrain.records import dataclass
 from dtrain.runs import restart
 from dtrain.runs.storage import StorageError
 from dtrain.session.failure_output import explained
-from dtrain.session.hang_watch import HangWatch
+from dtrain.session.worker_watch import WorkerWatch
 
 _EXIT_CODES = {
     AttemptOutcome.DONE: ExitCode.OK,
@@ -40,7 +40,7 @@ class Ending:
 
     context: AttemptContext
     links: Mapping[str, Link]
-    hang: HangWatch
+    watch: WorkerWatch
     problems: list[DtrainError] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     interrupted_by: str = ""
@@ -77,10 +77,10 @@ class Ending:
                     hints.append(message.remedy)
         if self._findings:
             hints.append(refusal(len(self._findings))[1])
-        if self.hang.why and outcome is AttemptOutcome.WORKER_FAILED:
-            problems += [*self.hang.standing, *self.hang.stuck_workers()]
+        if self.watch.why and outcome is AttemptOutcome.WORKER_FAILED:
+            problems += self.watch.whereabouts()
         elif failures and failures[0].is_echo:
-            problems += self.hang.collective_mismatches()
+            problems += self.watch.collective_mismatches()
         exit_code = _EXIT_CODES[outcome]
         if done and not self._result_stands:
             exit_code = ExitCode.NODE_FAILED
@@ -122,8 +122,8 @@ class Ending:
                 return all_finished(self.context.plan.world_size)
             case AttemptOutcome.INTERRUPTED:
                 return self.interrupted_by
-            case AttemptOutcome.WORKER_FAILED if self.hang.why:
-                return self.hang.why
+            case AttemptOutcome.WORKER_FAILED if self.watch.why:
+                return self.watch.why
             case AttemptOutcome.WORKER_FAILED if failures:
                 return failures[0].summary
             case AttemptOutcome.WORKER_FAILED:
@@ -195,7 +195,7 @@ class Ending:
     @property
     def _is_final(self) -> bool:
         """Whether no policy allows another attempt."""
-        if self.hang.why:
+        if self.watch.why:
             return self.context.plan.job.watchdog.then == "stop"
         # The user must fix what the first check finds.
         return self.context.attempt == 1 and bool(self._findings)

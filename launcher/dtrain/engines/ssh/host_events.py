@@ -14,12 +14,7 @@ from dtrain.node.agent.commands import Command
 from dtrain.records import dataclass
 from dtrain.runs.shown_state import ShownState
 
-# Events: requests of the controller -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
-    pass
+# Events: requests of the attempt, beside the actions of `machine` for one host -------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +23,6 @@ class StopWorkers:
 
     grace: float
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class KillWorkers:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class AbortLaunch:
-    """Undo the preparation of a host that has not started; it answers with `HostEnded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +93,10 @@ class LinkFailed:
 
 
 LinkEvent = (
-    StartWorkers
+    machine.StartHost
+    | machine.KillHost
+    | machine.AbortHost
     | StopWorkers
-    | KillWorkers
-    | AbortLaunch
     | Settle
     | Close
     | Connecting

@@ -37,12 +37,10 @@ from dtrain.diagnostics import (
 )
 from dtrain.engines.ssh import machine, problems
 from dtrain.engines.ssh.host_events import (
-    AbortLaunch,
     CheckFailed,
     Close,
     Connecting,
     Disconnect,
-    KillWorkers,
     LinkAction,
     LinkEvent,
     LinkFailed,
@@ -52,7 +50,6 @@ from dtrain.engines.ssh.host_events import (
     Send,
     Settle,
     Show,
-    StartWorkers,
     StopWorkers,
     SupervisorTimedOut,
     TimedOut,
@@ -170,7 +167,7 @@ def _check(state: LinkState, event: CheckFailed) -> _Step:
     return _over(state), [*shown, Post(machine.HostRefused(state.host))]
 
 
-def _start(state: LinkState, event: StartWorkers) -> _Step:
+def _start(state: LinkState, event: machine.StartHost) -> _Step:
     command: Start = {"op": "start"}
     state = replace(state, phase=HostPhase.RUNNING, command=command)
     return state, [Show(ShownState.RUNNING), Send(command)]
@@ -182,22 +179,22 @@ def _stop(state: LinkState, event: StopWorkers) -> _Step:
     return state, [Show(ShownState.STOPPING), Send(command)]
 
 
-def _kill(state: LinkState, event: KillWorkers | SupervisorTimedOut) -> _Step:
+def _kill(state: LinkState, event: machine.KillHost | SupervisorTimedOut) -> _Step:
     command: Kill = {"op": "kill"}
     state = replace(state, phase=HostPhase.STOPPING, command=command)
     return state, [Send(command)]
 
 
-def _discard(state: LinkState, event: KillWorkers) -> _Step:
+def _discard(state: LinkState, event: machine.KillHost) -> _Step:
     return state, [Send({"op": "kill"})]
 
 
-def _forget(state: LinkState, event: AbortLaunch) -> _Step:
+def _forget(state: LinkState, event: machine.AbortHost) -> _Step:
     ended = Post(machine.HostEnded(state.host))
     return _over(state), [Disconnect(), Show(ShownState.ENDED), ended]
 
 
-def _abort(state: LinkState, event: AbortLaunch) -> _Step:
+def _abort(state: LinkState, event: machine.AbortHost) -> _Step:
     return replace(state, phase=HostPhase.ABORTING), [Send({"op": "abort"})]
 
 
@@ -375,13 +372,13 @@ _COLUMN = {phase: number for number, phase in enumerate(HostPhase)}
 # fmt: off
 TABLE: dict[type[LinkEvent], _Row] = {
     # CONNECTING PREPARING ABORTING RUNNING STOPPING DRAINING OVER CLOSED
-    StartWorkers: (
+    machine.StartHost: (
         _ignore, _start, _ignore, _ignore, _ignore, _ignore, _ignore, _ignore),
     StopWorkers: (
         _ignore, _ignore, _ignore, _stop, _stop, _ignore, _ignore, _ignore),
-    KillWorkers: (
+    machine.KillHost: (
         _ignore, _discard, _discard, _kill, _kill, _ignore, _ignore, _ignore),
-    AbortLaunch: (
+    machine.AbortHost: (
         _forget, _abort, _abort, _ignore, _ignore, _ignore, _ignore, _ignore),
     Settle: (
         _settle, _settle, _settle, _settle, _settle, _settle, _settle, _settle),

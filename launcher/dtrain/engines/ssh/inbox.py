@@ -51,13 +51,9 @@ class Inbox:
         self.output = HostOutput(part.host.name, context.folder, ranked=context.plan.job.ranked)
         self._telemetry = HostTelemetry(
             part.host.name,
-            context.folder,
-            context.recorder.observer,
+            context,
+            part.host.gpus,
             lambda until: self.output.note("telemetry", until),
-            lambda sample: context.steps.sample(
-                part.host.name, sample, part.host.gpus, time.monotonic()
-            ),
-            hosts=len(context.plan.hosts),
         )
         self._context = context
         self._host = part.host.name
@@ -123,10 +119,8 @@ class Inbox:
                 self._take_event(message, time.time())
             case messages.ProgressReport(name=name, offset=offset, said=said):
                 self.output.note(name, offset)
-                # Otherwise it only reports that nothing happens.
-                if not isinstance(said, dict) or said.get("waits") is None:
+                if self._reports.add(name, said):
                     self._evidence.last_activity = time.monotonic()
-                self._reports.add(name.removesuffix(".progress"), said)
             case messages.TelemetrySample(said):
                 self._telemetry.show(said)
             case messages.TelemetryAverage(said):

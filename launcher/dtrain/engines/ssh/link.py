@@ -55,7 +55,7 @@ class Link:
         self._closed = threading.Event()
         self.evidence = HostEvidence(self.host, part.host.gpus)
         self.reports = WorkerReports(context, part, lambda: self._connection.current)
-        self._inbox = Inbox(context, part, self.evidence, self.reports, self._outage, self._step)
+        self._inbox = Inbox(context, part, self.evidence, self.reports, self._outage, self.step)
         self._commands = CommandWriter[Command](self._patience, self._fail)
         self._connection = RelayConnection(
             context.transport, context.plan, part, context.name, self._commands
@@ -77,35 +77,15 @@ class Link:
         self._commands.start()
         self._run(lambda: self._follow(self._reconnect(at_once=True)))
 
-    def start(self) -> None:
-        """Start the workers on the prepared host."""
-        self._step(host_events.StartWorkers())
-
-    def stop(self, grace: float, reason: str) -> None:
-        """TERM, ``grace`` seconds, KILL. The host stores ``reason`` for later launchers."""
-        self._step(host_events.StopWorkers(grace, reason))
-
-    def kill(self) -> None:
-        """Kill the host's workers at once."""
-        self._step(host_events.KillWorkers())
-
-    def abort(self) -> None:
-        """Undo the launch on a host that has not started; it answers with `HostEnded`."""
-        self._step(host_events.AbortLaunch())
-
     def request_stacks(self, *, abort: bool, ras: bool) -> None:
         """Request the workers' stacks. ``abort``: the host may kill workers to get them. ``ras``:
         query NCCL, too."""
         self.evidence.expect_stacks()
         self._commands.send({"op": "stacks", "abort": abort, "ras": ras})
 
-    def settle(self, *, lost: bool) -> None:
-        """Show a final state, unless the last shown state is final."""
-        self._step(host_events.Settle(lost))
-
     def close(self) -> None:
         """Send no commands beyond those already queued, and open no new connection."""
-        self._step(host_events.Close())
+        self.step(host_events.Close())
         self._closed.set()
         self.reports.close()
         self._commands.finish()
@@ -143,7 +123,7 @@ class Link:
 
     # Running the state machine ------------------------------------------------------------------
 
-    def _step(self, event: host_events.LinkEvent) -> HostPhase:
+    def step(self, event: host_events.LinkEvent) -> HostPhase:
         """Pass ``event`` to the state machine and run its actions. Returns the new phase."""
         with self._lock:
             self._state, actions = host_state.step(self._state, event)
@@ -184,7 +164,7 @@ class Link:
 
     def _fail(self, bug: Exception) -> None:
         """End the run, because a thread of this link raised ``bug`` or could not start."""
-        self._step(host_events.LinkFailed(fault(bug, self._context.folder.path)))
+        self.step(host_events.LinkFailed(fault(bug, self._context.folder.path)))
 
     # Connecting ---------------------------------------------------------------------------------
 
@@ -193,7 +173,7 @@ class Link:
         try:
             relay = self._launch()
         except NodeError as error:
-            self._step(host_events.Unreachable(error))
+            self.step(host_events.Unreachable(error))
             if self._context.inspection is not None:
                 self._context.inspection.drop(self.host)
             return False
@@ -205,19 +185,19 @@ class Link:
         Raises NodeError.
         """
         context, part = self._context, self._part
-        self._step(host_events.Connecting(ShownState.CONNECTING))
+        self.step(host_events.Connecting(ShownState.CONNECTING))
         connection = self._connection.connect(self._goes_on)
         if connection is None:
             return None
         if context.inspection is not None:
-            self._step(host_events.Connecting(ShownState.CHECKING))
+            self.step(host_events.Connecting(ShownState.CHECKING))
             if not context.inspection.check_host(self.host, connection):
                 wrong = [one.seen for one in context.inspection.errors if self.host in one.hosts]
-                self._step(host_events.CheckFailed(wrong[0] if wrong else ""))
+                self.step(host_events.CheckFailed(wrong[0] if wrong else ""))
                 return None
         workdir = part.workdir_from(context.base)
         if context.tree is not None:
-            self._step(host_events.Connecting(ShownState.SYNCING))
+            self.step(host_events.Connecting(ShownState.SYNCING))
             self.synced = send(
                 connection,
                 part.host,
@@ -229,7 +209,7 @@ class Link:
             for notice in self.synced.notices:
                 context.recorder.notice(f"{self.host}: {notice}")
             workdir = self.synced.tree_path
-        if self._step(host_events.Requested()) is not HostPhase.PREPARING:
+        if self.step(host_events.Requested()) is not HostPhase.PREPARING:
             return None
         request = launch_request(
             context.plan, part, context.name, workdir=workdir, secrets=context.secrets
@@ -258,13 +238,13 @@ class Link:
             except NodeError as error:
                 problem = error
                 if at_once:
-                    self._step(host_events.Unreachable(error))
+                    self.step(host_events.Unreachable(error))
                     if self._inbox.end_is_known:
                         break
                 at_once = False
         self._inbox.recall()
         problem = problem or problems.cut_off(self.host, self._timeout, self._context.plan.job)
-        self._step(host_events.TimedOut(problem))
+        self.step(host_events.TimedOut(problem))
         return None
 
     # Following ----------------------------------------------------------------------------------
@@ -295,13 +275,13 @@ class Link:
         if isinstance(problem, ConnectError):
             if isinstance(problem, SilentRelayError) and not self._closed.is_set():
                 self._context.recorder.notice(f"{self.host}: {problem.reason}; starting a new one")
-            self._step(host_events.Unreachable(problem))
+            self.step(host_events.Unreachable(problem))
         elif isinstance(problem, ProtocolError):
-            self._step(host_events.Malformed(problem))
+            self.step(host_events.Malformed(problem))
         elif problem is not None:
             raise problem
         elif self._state.phase is HostPhase.ABORTING:
-            self._step(messages.Bye())
+            self.step(messages.Bye())
         elif self._goes_on():
-            self._step(host_events.Unreachable(relay.failure(self._python)))
+            self.step(host_events.Unreachable(relay.failure(self._python)))
         return self._state.started and self._follow(self._reconnect())

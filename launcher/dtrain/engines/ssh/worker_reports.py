@@ -30,13 +30,14 @@ class WorkerReports:
         if self._tensorboard is not None:
             self._tensorboard.close()
 
-    def add(self, process: str, fields: dict[str, Any]) -> None:
-        """Add a report, see `ProgressReports.add`."""
-        self.progress.add(self._host.name, process, fields)
+    def add(self, file: str, fields: Any) -> bool:
+        """As `ProgressReports.add`."""
+        active = self.progress.add(self._host.name, file, fields)
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
             wanted = self._context.tensorboard and self._tensorboard is None
             if wanted and fields.get("event") == "tensorboard":
                 self._show_tensorboard(int(fields["port"]))
+        return active
 
     def _show_tensorboard(self, port: int) -> None:
         if not 1024 <= port <= 65535:

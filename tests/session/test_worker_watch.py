@@ -1,4 +1,4 @@
-"""The watchdog, without hosts."""
+"""The watch over the workers, without hosts."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import pytest
 
 from dtrain.messages.agent import Exited, Stack
 from dtrain.runs.log_store import Stream
-from dtrain.session import hang_watch
+from dtrain.session import worker_watch
 from dtrain.session.evidence import HostEvidence
-from dtrain.session.hang_watch import HangWatch
+from dtrain.session.steps import StepWatch
+from dtrain.session.worker_watch import WorkerWatch
 
 
-def watching(then: str, silence: float = 0.0, **link: Any) -> tuple[HangWatch, list[str]]:
+def watching(then: str, silence: float = 0.0, **link: Any) -> tuple[WorkerWatch, list[str]]:
     """A watchdog that finds one host too quiet, and its notices."""
     notices: list[str] = []
     watchdog = SimpleNamespace(silence=silence, then=then)
     plan = SimpleNamespace(job=SimpleNamespace(watchdog=watchdog))
     recorder = SimpleNamespace(notice=notices.append)
-    context: Any = SimpleNamespace(plan=plan, recorder=recorder)
+    context: Any = SimpleNamespace(plan=plan, recorder=recorder, steps=StepWatch(1))
     usual = {"reachable": True, "reported_end": False}
     host: Any = SimpleNamespace(
         **usual | link,
         evidence=SimpleNamespace(last_activity=0.0, stacks_complete=False),
         request_stacks=lambda abort, ras: None,
     )
-    watch = HangWatch(context, {"a": host}, longest_pause=1.0)
+    watch = WorkerWatch(context, {"a": host}, longest_pause=1.0)
     watch.start()
     return watch, notices
 
@@ -37,7 +38,7 @@ def watching(then: str, silence: float = 0.0, **link: Any) -> tuple[HangWatch, l
 def test_a_failure_while_stacks_are_collected(then: str, ends: bool) -> None:
     """It is the cause, unless the job ends because of the hang."""
     watch, notices = watching(then)
-    assert not watch.has_hung()
+    assert not watch.look()
     (notice,) = notices
     assert notice.endswith("; collecting stacks")
     assert bool(watch.why) is ends
@@ -47,7 +48,7 @@ def test_a_failure_while_stacks_are_collected(then: str, ends: bool) -> None:
 def test_a_host_that_cannot_be_reached_says_nothing_unless_its_part_is_over(over: bool) -> None:
     """A host that was lost after its workers had finished stays unreachable."""
     watch, notices = watching("stop", reachable=False, reported_end=over)
-    assert not watch.has_hung()
+    assert not watch.look()
     assert len(notices) == over
 
 
@@ -56,13 +57,13 @@ def test_a_launcher_that_stood_still_reads_before_it_judges(
 ) -> None:
     """After Ctrl-Z, or on a machine that was suspended, what the workers wrote is not read yet."""
     now = 1000.0
-    monkeypatch.setattr(hang_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
     watch, notices = watching("stop", silence=60.0)
 
     def look(after: float) -> int:
         nonlocal now
         now += after
-        assert not watch.has_hung()
+        assert not watch.look()
         return len(notices)
 
     assert [look(1.0) for _ in range(50)] == [0] * 50
@@ -81,5 +82,19 @@ def test_only_workers_that_still_run_hang_somewhere() -> None:
         plan=SimpleNamespace(job=SimpleNamespace(watchdog=None)), folder=folder
     )
     host: Any = SimpleNamespace(evidence=evidence)
-    watch = HangWatch(context, {"a": host}, longest_pause=1.0)
+    watch = WorkerWatch(context, {"a": host}, longest_pause=1.0)
     assert watch.stuck_workers() == ["rank 1 on a: in load (/home/ml/train.py:4)"]
+
+
+def test_all_ranks_are_compared_once_a_second_however_often_the_launcher_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, _ = watching("stop", silence=60.0)
+    compared: list[float] = []
+    monkeypatch.setattr(StepWatch, "stragglers", lambda self, then: compared.append(then))
+    for tenth in range(100, 125):
+        now = tenth / 10
+        watch.look()
+    assert compared == [10.0, 11.0, 12.0]

@@ -1,4 +1,4 @@
-"""The watchdog of one attempt: detects a hang and finds which workers hang where."""
+"""Watches the workers of one attempt: slow ranks, stalls, hangs, and where workers wait."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dtrain import hostlist
 from dtrain.failures import collectives, nccl_ras
 from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
+from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan.names import name_ranks
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
@@ -30,6 +31,8 @@ STACKS_SECONDS = 40.0
 RAS_HOSTS = 2
 """Hosts that query NCCL, whose answer is about all hosts. The second one helps if the first is
 broken."""
+BETWEEN = 1.0
+"""Seconds between two comparisons of all ranks."""
 
 
 class Silence(Enum):
@@ -75,13 +78,13 @@ class WatchedJob(Protocol):
     def steps(self) -> StepWatch: ...
 
 
-class HangWatch:
+class WorkerWatch:
     """Only the attempt's thread calls it."""
 
     def __init__(
         self, job: WatchedJob, hosts: Mapping[str, WatchedHost], longest_pause: float
     ) -> None:
-        """``longest_pause``: seconds between two calls of `has_hung`. If more have passed, this
+        """``longest_pause``: seconds between two calls of `look`. If more have passed, this
         process stood still (Ctrl-Z, a suspended machine): it has not read what arrived, so the
         excess says nothing about the job."""
         self._job = job
@@ -95,10 +98,19 @@ class HangWatch:
         self._stall: Stall | None = None
         self._locating = False
         """Whether the hosts collect stacks because of the stall."""
+        self._slow: Straggler | None = None
+        self._compare_at = 0.0
 
     def start(self) -> None:
         """Start the watchdog: the workers run."""
         self._since = self._looked = time.monotonic()
+
+    def look(self) -> bool:
+        """Show what has changed. Returns whether the running job has hung, and must end."""
+        now = time.monotonic()
+        self._show_stragglers(now)
+        self._show_stall(now)
+        return self._has_hung(now)
 
     @property
     def _connected(self) -> bool:
@@ -115,15 +127,24 @@ class HangWatch:
     def _detected(self) -> str:
         return f"no output and no progress from any worker for {self._watchdog.silence:g} s"
 
-    @property
-    def standing(self) -> list[str]:
-        """A sentence about the ranks that stand still; empty if none is known."""
-        return [str(self._stall)] if self._stall and self._stall.processes else []
+    def whereabouts(self) -> list[str]:
+        """Which ranks stand still, as far as is known, and where workers wait."""
+        standing = [str(self._stall)] if self._stall and self._stall.processes else []
+        return standing + self.stuck_workers()
 
-    def show_stall(self) -> None:
+    def _show_stragglers(self, now: float) -> None:
+        """Show which ranks are slow, when that changes."""
+        if now < self._compare_at:
+            return
+        self._compare_at = now + BETWEEN
+        found, shown = self._job.steps.stragglers(now), self._slow
+        if found.is_news_after(shown) if found is not None else shown is not None:
+            self._slow = found
+            self._job.recorder.record(events.StragglersChanged(found))
+
+    def _show_stall(self, now: float) -> None:
         """Show which ranks stand still, and where, when that changes. A stall does not end the job:
         its workers may still write output."""
-        now = time.monotonic()
         if not self._connected:
             self._job.steps.disconnected(now)
         elif self._locating and self._answered(now):
@@ -143,14 +164,13 @@ class HangWatch:
         self._locating, self._requested_at = True, now
         self._request(abort=False)
 
-    def has_hung(self) -> bool:
+    def _has_hung(self, now: float) -> bool:
         """Whether the running job has been silent for so long that it must end.
 
         First, every host gets some seconds to collect the stacks of its workers.
         """
         if self._watchdog.silence is None:
             return False
-        now = time.monotonic()
         excess = max(0.0, now - self._looked - self._longest_pause)
         self._looked = now
         if not self._connected:
