@@ -26,7 +26,7 @@ from dtrain.session.relay import RelayChannel
 from dtrain.spec.load import parse
 from dtrain.transport import node_program
 from dtrain.transport.incoming import Incoming
-from dtrain.transport.local import LocalConnection, LocalTransport
+from dtrain.transport.local import LocalConnection, LocalProcess, LocalTransport
 from support.limits import HANG
 from support.node import wait_until
 from support.scripted import ScriptedHosts, ScriptedProcess
@@ -78,6 +78,33 @@ def test_no_link_waits_for_a_host_that_cannot_arrive(tmp_path: Path) -> None:
     assert answers == [False, False]
     assert found == []
     assert inspection.late == frozenset()
+
+
+class Noting(LocalConnection):
+    """A connection that notes its first command."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self.started = threading.Event()
+
+    def start(self, command: str) -> LocalProcess:
+        self.started.set()
+        return super().start(command)
+
+
+def test_a_host_gathers_facts_before_the_others_have_connected(tmp_path: Path) -> None:
+    inspection = Inspection(
+        plan(tmp_path / "train.py"), [], launch="run", base=tmp_path, report=list
+    )
+    connection = Noting("here")
+    with ThreadPoolExecutor() as pool:
+        checking = pool.submit(inspection.check_host, "here", connection)
+        try:
+            assert connection.started.wait(HANG)
+        finally:
+            inspection.close()
+        assert not checking.result(HANG)
+    connection.close()
 
 
 def test_one_error_stops_all(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,20 @@ def test_a_failure_after_a_stop_is_no_bug() -> None:
     stopped.clear()
     with pytest.raises(ValueError, match=r"a|b"):
         everywhere(work, HOSTS, HANG)
+
+
+def test_the_limit_of_a_host_begins_with_its_call() -> None:
+    calls: list[Callable[[], None]] = []
+
+    def stopped() -> bool:
+        if calls:
+            calls.pop()()
+        return False
+
+    def run(part: HostPlan, call: Callable[[], None]) -> None:
+        calls.append(call)
+
+    assert everywhere(lambda part: part.host.name, HOSTS, 0.0, run, stopped=stopped) == ["a", "b"]
 
 
 class FewAnswer(Preflight):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -35,14 +36,16 @@ def everywhere(
     """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
     ``run`` starts a call for an item in its thread.
 
-    A NodeError becomes that host's result, and so does a timeout after ``limit`` seconds. Any other
-    exception is raised here. Once the user has ``stopped`` it, raises KeyboardInterrupt, after
-    ``ending`` seconds in which ``work`` may clean up. A signal handler that raises it could do so
-    in a finalizer, where Python drops it.
+    A NodeError becomes that host's result, and so does a timeout, ``limit`` seconds after its call
+    began. Any other exception is raised here. Once the user has ``stopped`` it, raises
+    KeyboardInterrupt, after ``ending`` seconds in which ``work`` may clean up. A signal handler
+    that raises it could do so in a finalizer, where Python drops it.
     """
     done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
+    begun: dict[int, float] = {}
 
     def act(index: int, item: _Item) -> None:
+        begun[index] = time.monotonic()
         try:
             done.put((index, work(item)))
         except BaseException as failure:  # noqa: BLE001 - raised in the waiting thread
@@ -51,15 +54,17 @@ def everywhere(
     for index, item in enumerate(items):
         run(item, partial(act, index, item))
     results: dict[int, _Result | NodeError] = {}
-    deadline = time.monotonic() + limit
-    asked = False
+    deadline = math.inf
     while len(results) < len(items) and time.monotonic() < deadline:
-        if stopped() and not asked:
-            asked, deadline = True, time.monotonic() + ending
+        if stopped() and deadline == math.inf:
+            deadline = time.monotonic() + ending
         try:
             # A short timeout, so that Ctrl-C takes effect.
             index, result = done.get(timeout=0.2)
         except queue.Empty:
+            late = time.monotonic() - limit
+            if all(at in results or begun.get(at, math.inf) < late for at in range(len(items))):
+                break
             continue
         if isinstance(result, BaseException) and not isinstance(result, NodeError):
             if stopped():  # for example because Ctrl-C has ended a program that it has started
@@ -68,11 +73,11 @@ def everywhere(
         results[index] = result
     if stopped():
         raise KeyboardInterrupt
-    late = f"no answer within {limit:.0f} s"
+    reason = f"no answer within {limit:.0f} s"
     hint = "log in to the host: it may be out of memory, or a file system or driver may hang"
     return [
         results[index]
         if index in results
-        else ConnectError(item.host.name, ATTEMPTED, late, hint=hint)
+        else ConnectError(item.host.name, ATTEMPTED, reason, hint=hint)
         for index, item in enumerate(items)
     ]

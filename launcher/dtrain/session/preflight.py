@@ -83,12 +83,20 @@ class Preflight:
         self.conversations: dict[str, Conversation] = {}
         """The hosts whose program starts or runs."""
         self.unanswered = set(plan.host_names)
-        """Hosts that have not reported their facts yet."""
+        """Hosts that have neither reported their facts nor failed yet."""
 
     def look(self, depth: Depth) -> Evidence:
         """Gather the facts of all hosts, at the given depth."""
+
+        def gather(part: HostPlan) -> tuple[HostFacts, int | None]:
+            try:
+                return self._gather(part, depth)
+            finally:
+                with self._lock:
+                    self.unanswered.discard(part.host.name)
+
         answers = everywhere(
-            lambda part: self._gather(part, depth),
+            gather,
             self._plan.hosts,
             depth.gathering,
             lambda part, call: self._run(part.host.name, call),
@@ -236,8 +244,6 @@ class Preflight:
         answer = conversation.ask(
             request, partial(facts.read_gathered, ports=request["ports"], setup=setup)
         )
-        with self._lock:
-            self.unanswered.discard(part.host.name)
         host = HostFacts(
             part,
             answer["facts"],

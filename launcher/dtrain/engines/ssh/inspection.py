@@ -1,8 +1,8 @@
 """Runs the quick checks of `dtrain check` on the connections of a launch.
 
-Each link lends its connection and its thread to the inspection before it prepares the host. Once
-every host has connected or failed, the connected hosts are checked together. Then all links
-continue, or none.
+Each link lends its connection and its thread to the inspection before it prepares the host. A host
+gathers its facts as soon as it has connected. Once every host has gathered them or failed, the
+hosts dial each other. Then all links continue, or none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain.checks import Finding, Severity, before_launch
-from dtrain.launchplan.plan import LaunchPlan
+from dtrain.diagnostics import ConnectError
+from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.session.gather_order import QUICK
 from dtrain.session.preflight import Preflight
 from dtrain.transport.contract import Connection, RemoteProcess
@@ -35,15 +36,9 @@ class Inspection:
         """``launch`` is the attempt's name on hosts. ``newcomers`` are the hosts that no earlier
         attempt used. For other hosts, only errors are reported. ``report`` gets the findings once,
         if there are any."""
-        self._plan = plan
-        self._launch = launch
         self._newcomers = frozenset(newcomers)
-        self._base = base
         self._report = report
-        self._lock = threading.Lock()
-        self._awaited = set(plan.host_names)
         self._connections: dict[str, Connection] = {}
-        self._preflight: Preflight | None = None
         self._calls: dict[str, queue.SimpleQueue[Callable[[], None] | None]] = {
             host: queue.SimpleQueue() for host in plan.host_names
         }
@@ -56,28 +51,29 @@ class Inspection:
         self._bug: Exception | None = None
         self.errors: tuple[Finding, ...] = ()
         """Findings that would make the job fail."""
+        self._preflight = Preflight(
+            plan,
+            self._reach,
+            base=base,
+            run=lambda host, call: self._calls[host].put(call),
+            launch=launch,
+            stopped=self._over.is_set,
+        )
+        threading.Thread(target=self._check, name="dtrain-check", daemon=True).start()
 
     def check_host(self, host: str, connection: Connection) -> bool:
         """Lend a host's connection, and this thread until the check is over. True if the launch may
         continue."""
-        with self._lock:
-            self._connections[host] = connection
+        self._connections[host] = connection
         self.drop(host)
-        for call in iter(self._calls[host].get, None):
-            call()
         if self._bug is not None:
             raise self._bug
         return self._passed
 
     def drop(self, host: str) -> None:
-        """Stop waiting for a host."""
-        with self._lock:
-            if host not in self._awaited:
-                return
-            self._awaited.remove(host)
-            last = not self._awaited
-        if last:
-            threading.Thread(target=self._check, name="dtrain-check", daemon=True).start()
+        """Run the host's part of the check until it is over. Without a connection, it fails."""
+        for call in iter(self._calls[host].get, None):
+            call()
 
     def close(self) -> None:
         """Release all waiting links."""
@@ -96,38 +92,39 @@ class Inspection:
     @property
     def late(self) -> frozenset[str]:
         """The hosts that delay the check."""
-        with self._lock:
-            preflight = self._preflight
-            return frozenset(self._awaited if preflight is None else preflight.unanswered)
+        return frozenset(self._preflight.unanswered)
 
     @property
     def failing_newcomers(self) -> frozenset[str]:
         """Newcomers that would make the job fail."""
         return self._newcomers & {host for error in self.errors for host in error.hosts}
 
+    def _reach(self, part: HostPlan) -> Connection:
+        connection = self._connections.get(part.host.name)
+        if connection is None:
+            raise _DroppedError(part.host.name, "checking the host", "it is not connected")
+        return connection
+
     def _run(self) -> None:
-        here = [part for part in self._plan.hosts if part.host.name in self._connections]
-        preflight = Preflight(
-            replace(self._plan, hosts=tuple(here)),
-            lambda part: self._connections[part.host.name],
-            base=self._base,
-            run=lambda host, call: self._calls[host].put(call),
-            launch=self._launch,
-        )
-        with self._lock:
-            self._preflight = preflight
         try:
-            found = before_launch(preflight.look(QUICK))
-            if self._over.is_set():
-                return
-            self.errors = tuple(one for one in found if one.severity is Severity.ERROR)
+            evidence = self._preflight.look(QUICK)
             # The link of a host that did not connect reports it, and the launch ends.
-            self._passed = not self.errors and len(here) == len(self._plan.hosts)
+            failures = [one for one in evidence.failures if not isinstance(one, _DroppedError)]
+            dropped = len(failures) < len(evidence.failures)
+            found = before_launch(replace(evidence, failures=tuple(failures)))
+            self.errors = tuple(one for one in found if one.severity is Severity.ERROR)
+            self._passed = not self.errors and not dropped
             if self._passed:
-                self.relays = preflight.release()
+                self.relays = self._preflight.release()
+        except KeyboardInterrupt:  # it was closed
+            return
         finally:
             # Releases the ports that the check opened, before any link continues.
-            preflight.close()
+            self._preflight.close()
         shown = [one for one in found if self.errors or self._newcomers.intersection(one.hosts)]
         if shown:
             self._report(shown)
+
+
+class _DroppedError(ConnectError):
+    """The host has no connection."""
