@@ -185,7 +185,7 @@ def run() -> int:
             return ExitCode.INVALID
         if ThreadLimitError.is_meant(error):
             return _explain(ThreadLimitError())
-        _say(f"error: a bug in dtrain; please report the file {_crash_report()}")
+        _say(f"error: a bug in dtrain; please report {_crash_report(error)}")
         return ExitCode.INTERNAL
     return code if isinstance(code, int) else ExitCode.OK
 
@@ -244,12 +244,17 @@ def _say(text: str) -> None:
         typer.echo("\n".join(clean(line) for line in text.split("\n")), err=True)
 
 
-def _crash_report() -> str:
+def _crash_report(error: Exception) -> str:
+    """What the user can report: the file with the traceback, if it can be written."""
     import tempfile
     import traceback
 
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="dtrain-fault-", suffix=".txt", delete=False
-    ) as file:
-        file.write(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
-    return file.name
+    text = f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "wb", prefix="dtrain-fault-", suffix=".txt", delete=False
+        ) as file:
+            file.write(text.encode(errors="backslashreplace"))
+    except OSError as unwritable:
+        return f"{error!r} (no file has the details: {unwritable.strerror})"
+    return f"the file {file.name}"

@@ -185,7 +185,7 @@ def test_an_internal_error_is_written_to_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def fail(**_: object) -> None:
-        raise ZeroDivisionError("a fault for this test")
+        raise ZeroDivisionError("a fault for this test \udcff")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(app, "app", fail)
@@ -195,6 +195,11 @@ def test_an_internal_error_is_written_to_a_file(
     (report,) = tmp_path.iterdir()
     assert str(report) in message
     assert "a fault for this test" in report.read_text()
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    assert app.run() == 70
+    message = capsys.readouterr().err
+    assert "a fault for this test" in message
+    assert "(no file has the details: No such file or directory)" in message
 
 
 def test_a_machine_without_a_free_thread_is_no_bug(

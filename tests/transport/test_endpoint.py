@@ -205,9 +205,13 @@ def test_a_machine_without_ssh_needs_no_configuration(home: Path, tmp_path: Path
         assert endpoint.user_known_hosts[0] == home / ".ssh" / "known_hosts"
 
 
-def test_another_home_folder_has_the_configuration(resolve: Resolve, home: Path) -> None:
-    """ssh itself ignores HOME."""
+def test_another_home_folder_has_the_configuration(
+    resolve: Resolve, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh itself ignores HOME. No temporary file is needed, and none is left."""
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
     assert resolve("Match exec true\n  Port 2201\n").port == 2201
+    assert resolve("Match final\n  Port 2202\n").port == 2202  # ssh reads it twice
     (home / ".ssh" / "config").chmod(0o622)
     with pytest.raises(ConnectError, match=f"Bad owner or permissions on {home}/.ssh/config"):
         resolve("Port 2201\n")

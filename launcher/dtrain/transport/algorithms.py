@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import paramiko
 
 from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.transport.endpoint import Endpoint
+from dtrain.transport.memory_file import STDIN, memory_file
 from dtrain.transport.server_key import HostKey
 
 # paramiko also offers CBC ciphers and MD5, which OpenSSH does not by default.
@@ -121,12 +121,12 @@ def _lists(path: Path, key: HostKey, shown: bytes) -> bool:
             wanted.add(base64.b64encode(key.certificate.authority.blob).decode())
         lines = data.decode(errors="replace").splitlines()
         return any(wanted.intersection(line.split()) for line in lines if line[:1] != "#")
-    with tempfile.NamedTemporaryFile("w", suffix=".pub") as public:
-        kind = paramiko.Message(shown).get_text()
-        public.write(f"{kind} {encoded}\n")
-        public.flush()
-        command = ["ssh-keygen", "-Q", "-f", str(path), public.name]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    kind = paramiko.Message(shown).get_text()
+    with memory_file(f"{kind} {encoded}\n".encode()) as public:
+        command = ["ssh-keygen", "-Q", "-f", str(path), STDIN]
+        answer = subprocess.run(
+            command, stdin=public, capture_output=True, text=True, timeout=30, check=False
+        )
     if answer.returncode not in {0, 1} or (answer.returncode and "REVOKED" not in answer.stdout):
         raise OSError((answer.stderr or answer.stdout).strip())
     return answer.returncode == 1

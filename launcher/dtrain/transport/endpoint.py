@@ -17,15 +17,15 @@ import pwd
 import shlex
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.records import dataclass
 from dtrain.spec.model import Host, Ssh
+from dtrain.transport.memory_file import STDIN
 from dtrain.transport.ssh_names import (
     HOST,
     USER,
@@ -227,17 +227,12 @@ class Resolver:
             if ssh is None
             else f"`ssh` refuses to run: the user id {os.getuid()} has no account"
         )
-        self.query = SshQuery(ssh) if ssh and account else None
+        included = _including(self._home / ".ssh" / "config", SYSTEM_CONFIG)
+        self.query = SshQuery(ssh, included) if ssh and account else None
         """Its counters measure the cost of running `ssh`."""
-        self._own_config: IO[str] | None = None
-        """What replaces ssh's own configuration: ssh ignores HOME."""
-        if account and self._home != Path(account.pw_dir):
-            self._own_config = _including(self._home / ".ssh" / "config", SYSTEM_CONFIG)
-
-    def close(self) -> None:
-        """Remove the temporary file. Hosts cannot be resolved any more."""
-        if self._own_config:
-            self._own_config.close()
+        self._default_config: str | None = None
+        if account and self._home != Path(account.pw_dir):  # ssh ignores HOME
+            self._default_config = STDIN
 
     def resolve(self, host: Host) -> Endpoint:
         """Raises ConnectError if ssh's configuration is unreadable, invalid, or needs something
@@ -350,7 +345,7 @@ class Resolver:
                     "`ssh` in the cluster file, and there `config: /dev/null`",
                 )
             return Options({key: (str(value),) for key, value in given.items() if value}, {})
-        file = config or (self._own_config and self._own_config.name)
+        file = config or self._default_config
         arguments = ["-F", str(file)] if file else []
         for flag, value in zip(("-l", "-p", "-J"), given.values(), strict=True):
             if value is not None:
@@ -437,13 +432,10 @@ def _files(options: Options, keyword: str, default: tuple[Path, ...] = ()) -> tu
     return tuple(Path(name) for name in names if name.lower() != "none")
 
 
-def _including(*configs: Path) -> IO[str]:
-    """A file for `ssh -F` that includes ``configs``, until it is closed: of an included file, ssh
-    checks who can write to it."""
-    file = tempfile.NamedTemporaryFile("w", prefix="dtrain-ssh-config-")  # noqa: SIM115
-    file.writelines(f'Include "{glob.escape(str(path))}"\n' for path in configs)
-    file.flush()
-    return file
+def _including(*configs: Path) -> str:
+    """A configuration file that includes ``configs``: of an included file, ssh checks who can
+    write to it."""
+    return "".join(f'Include "{glob.escape(str(path))}"\n' for path in configs)
 
 
 def _agent(options: Options) -> str | None:

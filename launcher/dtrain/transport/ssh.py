@@ -94,7 +94,6 @@ class SshTransport:
             if jump.done() and not jump.exception():
                 jump.result().close()
         self._keyring.close()
-        self._resolver.close()
 
     def _reach(self, endpoint: Endpoint) -> SshConnection:
         started = time.monotonic()

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
+from dtrain.transport.memory_file import STDIN, memory_file
 from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError
 
 TIMEOUT = 30.0
@@ -34,8 +34,10 @@ class SshQuery:
     Caches an answer until one of its configuration files changes.
     """
 
-    def __init__(self, program: str, timeout: float = TIMEOUT) -> None:
+    def __init__(self, program: str, config: str = "", timeout: float = TIMEOUT) -> None:
+        """``config``: the text of the configuration file that ``-F /dev/stdin`` names."""
         self._program = program
+        self._config = os.fsencode(config)
         self._timeout = timeout
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(PARALLEL)
@@ -75,53 +77,58 @@ class SshQuery:
         self, host: str, arguments: tuple[str, ...], files: Sequence[Path]
     ) -> tuple[_Values, Mapping[str, _Stamp]]:
         stamps = {str(path): _stamp(path) for path in files}
-        # A command of `Match exec` may leave a background process that keeps stderr open.
-        with self._slots, tempfile.TemporaryFile() as messages:
+        with self._slots:
             started = time.monotonic()
             try:
-                output, status = self._run(host, arguments, messages.fileno())
+                output, lines, status = self._run(host, arguments)
+            except OSError as error:
+                raise SshConfigError(
+                    f"cannot run {self._program}: {error.strerror}",
+                    "free memory or raise the limits on processes and open files (ulimit -a)",
+                ) from error
             finally:
                 with self._lock:
                     self.runs += 1
                     self.seconds += time.monotonic() - started
-            messages.seek(0)
-            lines = messages.read(MESSAGE_SIZE).decode(errors="replace").splitlines()
         if status != 0:
             raise SshConfigError(
                 _complaint(lines) or f"`ssh -G {host}` exited with status {status}"
             )
         for line in lines:
-            if match := re.fullmatch(r"debug1: Reading configuration data (.*)", line):
+            match = re.fullmatch(r"debug1: Reading configuration data (.*)", line)
+            if match and match[1] != STDIN:
                 stamps[match[1]] = _stamp(Path(match[1]))
         return _parse(output), stamps
 
-    def _run(self, host: str, arguments: tuple[str, ...], messages: int) -> tuple[str, int]:
+    def _run(self, host: str, arguments: tuple[str, ...]) -> tuple[str, list[str], int]:
+        """The output, the messages and the status of ssh."""
         command = [self._program, "-v", "-G", *arguments, "--", host]
-        try:
+        # A command of `Match exec` may leave a background process that keeps stderr open.
+        with memory_file(self._config) as config, memory_file() as messages:
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=config,
                 stdout=subprocess.PIPE,
                 stderr=messages,
                 start_new_session=True,
             )
-        except OSError as error:
-            raise SshConfigError(f"cannot run {self._program}: {error.strerror}") from error
-        try:
-            output, _ = process.communicate(timeout=self._timeout)
-        except subprocess.TimeoutExpired:
-            raise SshConfigError(
-                f"`ssh -G {host}` did not finish within {self._timeout:g} s",
-                "run it by hand: a command of `Match exec` or a name server may hang",
-            ) from None
-        finally:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            if process.stdout:
-                process.stdout.close()
-        return output.decode(errors="surrogateescape"), process.returncode
+            try:
+                output, _ = process.communicate(timeout=self._timeout)
+            except subprocess.TimeoutExpired:
+                raise SshConfigError(
+                    f"`ssh -G {host}` did not finish within {self._timeout:g} s",
+                    "run it by hand: a command of `Match exec` or a name server may hang",
+                ) from None
+            finally:
+                if process.poll() is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                if process.stdout:
+                    process.stdout.close()
+            messages.seek(0)
+            lines = messages.read(MESSAGE_SIZE).decode(errors="replace").splitlines()
+        return output.decode(errors="surrogateescape"), lines, process.returncode
 
 
 def _parse(output: str) -> _Values:

@@ -32,5 +32,6 @@ def fault(error: Exception, folder: Path) -> DtrainError:
         return ThreadLimitError()
     file = folder / "fault.txt"
     with contextlib.suppress(OSError):
-        file.write_text("".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
+        file.write_text(text, "utf-8", "backslashreplace")  # a name that is not UTF-8
     return InternalError(f"a bug in dtrain; please report the file {file}")
