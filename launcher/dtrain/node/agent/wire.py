@@ -60,7 +60,7 @@ An event is an object with ``event`` and ``time``:
               file, line]], innermost first
     ras       text: the status report of NCCL's RAS service, if ``ras`` was true and it answers
     stacks_done  everything that ``stacks`` asked for is reported
-    stopping  reason
+    stopping  reason, asked (whether a launcher asked for it)
     ended     survivors [{pid, name}], connected (whether a worker was ever seen connected to
               another worker), and error if the supervisor itself failed
 
