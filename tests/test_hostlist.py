@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrain.hostlist import MAX_HOSTS, HostListError, fold, unfold
+from dtrain.hostlist import MAX_HOSTS, HostListError, brief, fold, unfold
 
 UNFOLDED = {
     "login": ["login"],
@@ -134,6 +134,13 @@ FOLDED = {
 @pytest.mark.parametrize("folded", FOLDED)
 def test_fold(folded: str) -> None:
     assert fold(FOLDED[folded]) == folded
+
+
+def test_brief_cuts_a_list_that_no_brackets_shorten() -> None:
+    hosts = [f"train-{number:04}-{number % 7}x.example.com" for number in range(1200)]
+    assert brief(hosts) == f"{fold(hosts[:4])} and 1,196 more"
+    for short in (hosts[:8], ["a" * 253, "b" * 253], [f"gpu{number}" for number in range(1200)]):
+        assert brief(short) == fold(short)
 
 
 names = st.one_of(

@@ -17,6 +17,9 @@ MAX_HOSTS = 16384
 MAX_NAME = 253
 """Longest host name that DNS allows, in characters."""
 
+_BRIEF = 300
+"""Most characters of a list in a message: eight names of a cloud fit."""
+_FIRST = 4
 _DIGITS = 18
 _RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?")
 _NUMBER = re.compile(r"([0-9]+)")
@@ -99,6 +102,15 @@ def fold(names: Iterable[str]) -> str:
     for position in range(longest - 2, 0, -2):
         items = list(_merged(items, position))
     return ",".join("".join(map(_text, item)) for item in items)
+
+
+def brief(names: Iterable[str]) -> str:
+    """`fold` for a message: of names that no list can shorten, the first and how many follow."""
+    names = tuple(names)
+    folded, others = fold(names), len(names) - _FIRST
+    if len(folded) <= _BRIEF or others <= 0:
+        return folded
+    return f"{fold(names[:_FIRST])} and {others:,} more"
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:

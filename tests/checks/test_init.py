@@ -33,6 +33,17 @@ def test_from_flags_alone(launcher: Launcher) -> None:
     assert dry.code == 0, dry
 
 
+def test_hosts_from_a_hostfile(launcher: Launcher) -> None:
+    lines = ("# two hosts", "", "gpu01 slots=8", "  gpu[02-03] slots=8 # a rack")
+    (launcher.folder / "hosts").write_text("\n".join(lines))
+    done = launcher.command("init", *FLAGS, "--hosts", "./hosts", "--no-probe").wait()
+    assert done.code == 0, done
+    spec = read(launcher.folder / "cluster.yaml")
+    assert [host.name for host in spec.cluster.hosts] == ["gpu01", "gpu02", "gpu03"]
+    missing = launcher.command("init", "b.yaml", *FLAGS, "--hosts", "./none", "--no-probe").wait()
+    assert (missing.code, "'none'" in missing.stderr) == (2, True), missing
+
+
 def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
     file = launcher.folder / "cluster.yaml"
     file.write_text("mine\n")

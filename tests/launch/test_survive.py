@@ -161,13 +161,13 @@ def test_status_of_a_run_without_a_launcher_comes_from_its_hosts(runs: Runs) -> 
     def said(pattern: str) -> bool:
         return re.search(pattern, runs.dtrain("ps", run).wait().stdout) is not None
 
-    killed = r"rank 2 running; rank 3 was killed by SIGKILL [\d min]+s ago\n"
+    killed = r"rank 2 running; rank 3 killed by SIGKILL, [\d min]+s ago\n"
     until(lambda: said(killed), "its death")
     for supervisor in _supervisors(f"{run} node1"):
         os.kill(supervisor, signal.SIGKILL)
     until(lambda: said(r"node1 +gone .*its supervisor was killed\n"), "the supervisor's death")
     runs.stop_file.touch()
-    ended = r"node0 +ended +for [\d min]+s +ranks 0-1 exited with status 0 [\d min]+s ago\n"
+    ended = r"node0 +ended +for [\d min]+s +ranks 0-1 exited with status 0, [\d min]+s ago\n"
     until(lambda: said(ended), "the end of the job")
     shutil.rmtree(runs.scene.nodes / "nodes" / run / "node1")
     assert said(r"node1 +missing +\S+node1 does not exist\n")

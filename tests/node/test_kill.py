@@ -128,7 +128,8 @@ def test_processes_get_sigterm_before_sigkill(host: Node) -> None:
     for index in (0, 1):
         exited = agent.event("exited", index=index)
         assert (exited["code"], exited["stopping"]) == (7, True)
-    assert agent.event("stopping")["reason"] == "asked by the launcher"
+    stopping = agent.event("stopping")
+    assert (stopping["reason"], stopping["asked"]) == ("asked by the launcher", True)
     agent.wait()
     assert agent.text("worker-0.out") == "ready\nasked\n"
 
@@ -259,7 +260,8 @@ def test_sigterm_to_the_supervisor_stops_the_job(host: Node) -> None:
     agent = host.start(host.shell("trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"))
     agent.until(lambda: agent.text("worker-0.out"))
     os.kill(supervisor_pid(host), signal.SIGTERM)
-    assert agent.event("stopping")["reason"] == "the supervisor got SIGTERM"
+    stopping = agent.event("stopping")
+    assert (stopping["reason"], stopping["asked"]) == ("the supervisor got SIGTERM", False)
     assert agent.event("exited")["code"] == 5
     agent.wait()
     assert host.processes() == {}

@@ -58,7 +58,7 @@ def test_processes_of_folded_hosts_share_a_line() -> None:
     running["n1"] = HostStatus("running", None, processes=failed)
     assert lines(running) == [
         "n[0,2]  running       ranks 0-1,4-5 running",
-        "n1      running       rank 2 exited with status 1 3 s ago; rank 3 running",
+        "n1      running       rank 2 exited with status 1, 3 s ago; rank 3 running",
     ]
 
 

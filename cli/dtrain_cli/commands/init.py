@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from dtrain.session.gather_order import Depth
 from dtrain.spec.load import parse
 from dtrain.spec.model import Slurm
 from dtrain.spec.problems import either
+from dtrain.spec.unreadable import unreadable
 from dtrain.transport.select import Transports
 from dtrain.wording import counted
 from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
@@ -51,7 +52,10 @@ def init(
         "cluster.yaml"
     ),
     hosts: Annotated[
-        str | None, typer.Option(help="The machines, e.g. gpu[01-08].", metavar="HOSTS")
+        str | None,
+        typer.Option(
+            help="The machines, e.g. gpu[01-08], or a hostfile, e.g. ./hosts.", metavar="HOSTS"
+        ),
     ] = None,
     framework: Annotated[
         str | None,
@@ -199,9 +203,22 @@ def _for_slurm(
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    hosts = unfolded("--hosts", text)
+    # A host name has no slash.
+    hosts = unfolded("--hosts", ",".join(_listed(Path(text))) if "/" in text else text)
     _check(first_file.text(replace(_EXAMPLE, hosts=hosts), None))
     return hosts
+
+
+def _listed(hostfile: Path) -> Iterator[str]:
+    """The first word of each line: others, such as ``slots=8``, differ between launchers."""
+    try:
+        text = hostfile.read_text(errors="replace")
+    except (OSError, ValueError) as error:
+        missing = "name a file with a host on each line"
+        raise unreadable(hostfile, error, kind="*host*", missing=missing) from None
+    for line in text.splitlines():
+        if words := line.partition("#")[0].split():
+            yield words[0]
 
 
 def _script(name: str) -> str:

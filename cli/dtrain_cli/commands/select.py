@@ -46,8 +46,8 @@ def hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
     known = dict.fromkeys(host.name for host in (*spec.cluster.hosts, *spec.cluster.spares))
     if unknown := [name for name in wanted if name not in known]:
         raise UsageError(
-            f"--host {excerpt(text)}: no host {hostlist.fold(unknown)} in this cluster",
-            hint=f"its hosts are {hostlist.fold(known)}",
+            f"--host {excerpt(text)}: no host {hostlist.brief(unknown)} in this cluster",
+            hint=f"its hosts are {hostlist.brief(known)}",
         )
     return frozenset(wanted)
 

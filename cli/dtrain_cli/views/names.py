@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dtrain.framing import clean
-from dtrain.hostlist import fold, in_order
+from dtrain.hostlist import brief, fold, in_order
 from dtrain.launchplan.names import fold_ranks
 from dtrain.wording import plural
 
@@ -38,7 +38,7 @@ def color_of(host: str, label: str) -> str:
 
 def hosts(names: Iterable[str]) -> str:
     """``gpu[01-08]``."""
-    return clean(fold(names))
+    return clean(brief(names))
 
 
 def labels(names: Iterable[str]) -> str:

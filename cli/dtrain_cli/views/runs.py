@@ -172,7 +172,7 @@ def _host(group: Sequence[HostStatus]) -> str:
 
 
 def _processes(processes: Sequence[ProcessStatus]) -> str:
-    """``ranks 0-2 running; rank 3 exited with status 1 5 min 2 s ago``: grouped by outcome."""
+    """``ranks 0-2 running; rank 3 exited with status 1, 5 min 2 s ago``: grouped by outcome."""
     groups: dict[str, list[str]] = {}
     for one in processes:
         groups.setdefault(_outcome(one), []).append(one.label)
@@ -184,8 +184,8 @@ def _outcome(process: ProcessStatus) -> str:
         return "running"
     how = f"exited with status {process.code}"
     if process.signal is not None:
-        how = f"was killed by {process.signal}"
-    return f"{how} {names.duration(age(process.ended))} ago"
+        how = f"killed by {process.signal}"
+    return f"{how}, {names.duration(age(process.ended))} ago"
 
 
 def _progress(run: RunStatus, *, short: bool = False) -> str:

@@ -62,7 +62,7 @@ def _chosen(known: Sequence[Target], hosts: Collection[str] | None) -> list[Targ
     names = [target.host for target in known]
     if unknown := [host for host in hosts if host not in names]:
         raise UsageError(
-            f"there is no host {hostlist.fold(unknown)} in this cluster",
-            hint=f"its hosts are {hostlist.fold(names)}",
+            f"there is no host {hostlist.brief(unknown)} in this cluster",
+            hint=f"its hosts are {hostlist.brief(names)}",
         )
     return [target for target in known if target.host in hosts]

@@ -208,6 +208,8 @@ class StacksDone(Event):
 class Stopping(Event):
     kind = "stopping"
     reason: str
+    asked: bool = False
+    """Whether a launcher asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,9 @@ def host_name_fault(name: str) -> tuple[str, str]:
     if wrong:
         return (
             f"cannot contain '{visible(wrong[0])}'",
-            "host names consist of letters, digits, '.', '_', ':' and '-'",
+            "write a range in brackets: gpu[01-08]"
+            if wrong[0] in "{}"
+            else "host names consist of letters, digits, '.', '_', ':' and '-'",
         )
     if name.startswith("-"):
         return "cannot start with '-'", ""

@@ -116,8 +116,12 @@ def nearest(text: str, known: Iterable[str]) -> str | None:
         return None
     # Each comparison is slow, and there may be thousands of hosts.
     names = {name.lower(): name for name in islice(known, 1000)}
-    close = get_close_matches(text.lower().replace("-", "_"), names, n=1, cutoff=0.6)
-    close = close or get_close_matches(text.lower(), names, n=1, cutoff=0.6)
+    lower = text.lower()
+    close = get_close_matches(lower.replace("-", "_"), names, n=1, cutoff=0.6)
+    close = close or get_close_matches(lower, names, n=1, cutoff=0.6)
+    # ``environment`` means ``env``.
+    if not close and lower.isalpha():
+        close = [name for name in names if len(name) > 2 and lower.startswith(name)]
     return names[close[0]] if close else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ from dtrain.spec import source
 from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
 from dtrain.spec.scalars import Check, JsonSchema, T, Type
 from dtrain.spec.source import Node, Scalar
+from dtrain.spec.syntax import SPACE
+
+_JOINED = re.compile(r"[a-z_]+:\S")
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,9 @@ class SectionType(Type[Section]):
         if isinstance(node, Scalar) and node.empty:
             node = source.Mapping((), node.place, node.place)
         if not isinstance(node, source.Mapping):
-            return self.refuse(node, problems, name or self.title, self._example(name))
+            joined = isinstance(node, Scalar) and _JOINED.match(node.text)
+            hint = SPACE if joined else self._example(name)
+            return self.refuse(node, problems, name or self.title, hint)
         prefix = f"{name}." if name else ""
         entries: dict[str, source.Entry] = {}
         values: dict[str, Any] = {}

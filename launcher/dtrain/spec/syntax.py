@@ -10,6 +10,8 @@ import yaml
 from dtrain.records import dataclass
 from dtrain.spec.problems import shown
 
+SPACE = "write ': ', with a space after the colon, between a key and its value"
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -65,7 +67,7 @@ def _colon(line: int, column: int, lines: Sequence[str]) -> Fault:
             "this line is not 'key: value'",
             above,
             len(lines[above]) - len(lines[above].lstrip()),
-            "write ': ', with a space after the colon, between a key and its value",
+            SPACE,
         )
     return Fault(message, line, column, "start the keys of one group in the same column")
 
@@ -78,7 +80,7 @@ _EXPLANATIONS = [
         "could not find expected ':'",
         "this line is not 'key: value'",
         True,
-        "write ': ', with a space after the colon, between a key and its value",
+        SPACE,
     ),
     (
         "sequence entries are not allowed",

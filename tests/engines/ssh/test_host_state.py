@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import get_args
 
@@ -282,3 +283,4 @@ def test_the_reason_of_a_node_that_stops_by_itself_is_reported() -> None:
     stopping = messages.Stopping(1.0, "its lease ended")
     assert "its lease ended" in str(posts(run(running(), stopping)[1])[0].problem)
     assert run(running(), machine.KillHost("a"), stopping)[1] == []
+    assert run(running(), replace(stopping, asked=True))[1] == []

@@ -274,7 +274,7 @@ class Attempt:
             inspection = self._context.inspection
             if inspection is not None and inspection.late:
                 late = [host for host in late if host in inspection.late]
-            self._context.recorder.notice(f"still waiting for {hostlist.fold(late)} to be ready")
+            self._context.recorder.notice(f"still waiting for {hostlist.brief(late)} to be ready")
 
     def _drain(self) -> None:
         """Wait for output that hosts have not sent yet. A second stop request ends the wait."""

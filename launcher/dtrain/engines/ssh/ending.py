@@ -65,7 +65,7 @@ class Ending:
         if unconfirmed:
             output = "; the end of their output may be missing" if done else ""
             problems.append(
-                f"{hostlist.fold(unconfirmed)}: did not confirm that the job's processes ended"
+                f"{hostlist.brief(unconfirmed)}: did not confirm that the job's processes ended"
                 f"{output}"
             )
         hints = alike.hints(self._with_remedy(state), plan_hosts)
@@ -137,9 +137,9 @@ class Ending:
                 if not hosts:
                     return "dtrain failed"
                 if state.started:
-                    return f"{hostlist.fold(hosts)} failed"
+                    return f"{hostlist.brief(hosts)} failed"
                 are = "is" if len(hosts) == 1 else "are"
-                return f"not started: {hostlist.fold(hosts)} {are} not ready"
+                return f"not started: {hostlist.brief(hosts)} {are} not ready"
 
     def for_restart(self, state: AttemptState, seconds: float) -> restart.AttemptResult:
         """``seconds``: how long the workers ran."""

@@ -275,6 +275,9 @@ def _refuse_output(state: LinkState, event: messages.Refused) -> _Step:
 
 
 def _stopped_itself(state: LinkState, event: messages.Stopping) -> _Step:
+    if event.asked:
+        # By a launcher that died then. The reason is not a problem of this host.
+        return state, []
     return state, [Post(None, PrepareError(state.host, "running the job", event.reason))]
 
 

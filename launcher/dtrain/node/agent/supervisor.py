@@ -244,11 +244,11 @@ class Supervisor:
         found = (worker.process(self._tag) for worker in self._workers.values())
         return [proc.pid for proc in found if proc is not None]
 
-    def _stop(self, reason: str, grace: float) -> None:
+    def _stop(self, reason: str, grace: float, *, asked: bool = False) -> None:
         if not self._stopping:
             self._stopping = True
             self._diagnosis.want_evidence()
-            self._events.append("stopping", reason=reason)
+            self._events.append("stopping", reason=reason, asked=asked)
         if self._sweep is None:
             self._begin_sweep(grace)
         else:
@@ -339,13 +339,14 @@ class Supervisor:
             grace = command.get("grace")
             if not isinstance(grace, (int, float)) or not 0 <= grace < threading.TIMEOUT_MAX:
                 grace = self._grace
-            self._stop(str(command.get("reason") or "asked by the launcher"), float(grace))
+            reason = str(command.get("reason") or "asked by the launcher")
+            self._stop(reason, float(grace), asked=True)
         elif op == "stacks":
             abort = bool(command.get("abort"))
             ras = bool(command.get("ras"))
             self._diagnosis.collect_stacks(self._running_processes(), abort, ras)
         elif op in ("kill", "abort"):
-            self._stop(str(command.get("reason") or "asked by the launcher"), 0.0)
+            self._stop("asked by the launcher", 0.0, asked=True)
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
