@@ -69,6 +69,7 @@ class Case:
     grad_accumulation: int = 1
     recompute: Literal["none", "full"] = "none"
     reshard_after_forward: bool = True
+    param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     optimizer: Literal["foreach", "fused"] = "foreach"
     name: str = ""
@@ -288,7 +289,7 @@ def ask(case: Case, *, listing: bool = False) -> dict[str, Any]:
 
 def _train(case: Case, mesh: DeviceMesh, listing: bool) -> dict[str, Any]:
     policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, case.reduce_dtype)
+        param_dtype=getattr(torch, case.param_dtype), reduce_dtype=getattr(torch, case.reduce_dtype)
     )
     model = Transformer(case)
     parameters = sum(p.numel() for p in model.parameters())

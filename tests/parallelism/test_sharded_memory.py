@@ -54,7 +54,10 @@ def allocated(case: dict[str, Any]) -> float:
         grad_accumulation=case.get("grad_accumulation", 1),
         recompute=case.get("recompute", "none"),
     )
-    assumed = Assumptions(fp32_gradients=case.get("reduce_dtype", "float32") == "float32")
+    assumed = Assumptions(
+        precision="fp32" if case.get("param_dtype") == "float32" else "bf16",
+        fp32_gradients=case.get("reduce_dtype", "float32") == "float32",
+    )
     return memory(shape, layout, assumed).allocated * 2**30
 
 

@@ -57,7 +57,8 @@ def highest_phase(
     waiting = (held - 1) * layers * mean_activations(shape, layout, assumed, stage) * tokens
     if backend_of(layout).torch_kernels and not assumed.habits.keeps_outputs:
         split = layout.tensor if layout.sequence_parallel else 1
-        waiting += 2 * shape.hidden / split * tokens * receive_buffers(layout, stage)
+        stream = BYTES[assumed.precision] * shape.hidden / split
+        waiting += stream * tokens * receive_buffers(layout, stage)
     phases = _phases(shape, layout, assumed, layers, stage)
     highest = max(phases, key=sum)
     return highest._replace(activations=highest.activations + waiting)
@@ -78,7 +79,8 @@ def cached_blocks(
         # the gradients' shards in another (``foreach_reduce``).
         shards = step.gradients
         own = max(sum(p) - (p.gradients if p.gradients <= shards else 0) for p in (*phases, step))
-        return own + shards + _largest_unit(shape, layout, stage) - highest
+        unit = BYTES[assumed.precision] * _largest_unit(shape, layout, stage)
+        return own + shards + unit - highest
     # The phase with the most tensors beside gradients, and the blocks that it leaves unused.
     largest = max(phases, key=lambda phase: sum(phase) - phase.gradients)
     blocks = sum(largest) - largest.gradients
@@ -98,13 +100,13 @@ def cached_blocks(
 
 
 def _largest_unit(shape: Shape, layout: Layout, stage: int) -> float:
-    """Return the bytes of the most parameters that are gathered at once: of a layer, or of all that
-    is around the layers."""
+    """Return the most parameters that are gathered at once: of a layer, or of all that is around
+    the layers."""
     first, last = stage == 0, stage == layout.pipeline - 1
     root = shape.embedding_parameters if first else 0
     root += shape.head_parameters if last and not (shape.tied and first) else 0
     whole, _ = _layer(shape, layout.tensor, layout.expert)
-    return 2 * max(root / layout.tensor, whole)
+    return max(root / layout.tensor, whole)
 
 
 def _tokens(shape: Shape, layout: Layout) -> float:
@@ -118,6 +120,8 @@ def _phases(
     t, h = layout.tensor, shape.hidden / layout.tensor
     split = shape.hidden / (t if layout.sequence_parallel else 1)
     tokens = _tokens(shape, layout)
+    # Bytes of an element in computation: of gathered parameters, activations and first gradients.
+    c = BYTES[assumed.precision]
     layer, experts = _layer(shape, layout.tensor, layout.expert)
     largest = layer
     if shape.pattern:
@@ -139,15 +143,15 @@ def _phases(
     root = head if last and not (shape.tied and first) else 0.0
     root += shape.embedding_parameters / t if first else 0.0
     # Shares of the parameters that are trained, and bytes of a gathered parameter of a layer.
-    trained, trained_root, gathered = 1.0, 1.0, 2.0
+    trained, trained_root, gathered = 1.0, 1.0, float(c)
     if shape.lora is not None:
         trained = shape.adapter_parameters(moe=bool(shape.experts)) / shape.layer_parameters()
-        trained_root, gathered = 0.0, shape.frozen_matrix_bytes or 2.0
+        trained_root, gathered = 0.0, shape.frozen_matrix_bytes or c
     own = 2.0 if assumed.narrow_states else 4.0
-    reduced = own if assumed.fp32_gradients else 2.0
-    in_place = not layout.shards_parameters and (shape.lora is not None or assumed.narrow_states)
+    reduced = own if assumed.fp32_gradients else float(c)
+    in_place = not layout.shards_parameters and (shape.lora is not None or own == c)
     if in_place:
-        # Parameters of 16 bits are used where they are, and so are their gradients.
+        # Parameters that need no cast are used where they are, and so are their gradients.
         gathered = reduced = 0.0
     habits = assumed.habits
     every = own * (layers * shard * trained + root * trained_root / shards)
@@ -157,7 +161,7 @@ def _phases(
     summed = own
     if not (layout.shards_parameters or assumed.fp32_gradients):
         # Whole parameters have gradients of their precision, and 32-bit copies beside them.
-        summed = min(own, BYTES[assumed.precision])
+        summed = min(own, c)
     gradients = summed * (layers * summed_shard * graded + root * trained_root / summing)
     accumulated = gradients
     if layout.grad_accumulation == 1:
@@ -166,7 +170,7 @@ def _phases(
         whole = layers * layer * graded + root * trained_root
         accumulated = (4.0 if habits.wide_sums else own) * whole
 
-    resident = 0.0 if in_place else 2 * root
+    resident = 0.0 if in_place else c * root
     by_autograd = habits.keeps_gathered and layout.shards_parameters and layout.recompute == "none"
     if by_autograd or keeps_stage(layout):
         resident += gathered * layers * layer
@@ -176,16 +180,16 @@ def _phases(
 
     kept = mean_activations(shape, layout, assumed, stage) * tokens
     # Inputs of the last norm and of the output layer, which tensor ranks gather.
-    ends = (4 if habits.wide_rest else 2) * (split + shape.hidden) * tokens if last else 0.0
+    ends = (4 if habits.wide_rest else c) * (split + shape.hidden) * tokens if last else 0.0
     predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
     among = assumed.loss_chunks * (1 if habits.gathers_logits else t)
     logits = predicted * shape.vocab / among if last else 0.0
 
     yield Phase(accumulated, layers * kept + ends, _loss(layout, assumed) * logits, resident)
-    # The output layer's backward pass, with its gradient and the logits in 16 bits.
+    # The output layer's backward pass, with its gradient and that of the logits.
     yield Phase(
-        accumulated, layers * kept + ends + 2 * split * tokens, 2 * logits,
-        resident + 2 * head * trained_root + gathered * largest,
+        accumulated, layers * kept + ends + c * split * tokens, c * logits,
+        resident + c * head * trained_root + gathered * largest,
     )  # fmt: skip
 
     whole = kept
@@ -193,13 +197,13 @@ def _phases(
         whole = largest_layer(shape, layout, assumed, "none") * tokens
     width = shape.ffn_hidden / t
     # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
-    inside = whole + (4 if shape.gated else 2) * width * tokens + 2 * split * tokens
+    inside = whole + c * ((2 if shape.gated else 1) * width + split) * tokens
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
-    inside += 2 * width * h if shape.lora is None or shape.lora.expands else 0.0
-    recomputed = 2 * split * tokens if layout.recompute == "full" else 0.0
+    inside += c * width * h if shape.lora is None or shape.lora.expands else 0.0
+    recomputed = c * split * tokens if layout.recompute == "full" else 0.0
     frozen = shape.lora is not None and layout.shards_parameters
     left = 2 * recomputed if frozen and habits.keeps_inputs else 0.0
-    end_of_layer = 10 * split * tokens + 2 * largest * graded
+    end_of_layer = c * (5 * split * tokens + largest * graded)
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
         below = (layers - 1 - done) * kept + done * left
         ahead = gathered * largest if done < layers - 1 else 0.0
@@ -209,7 +213,7 @@ def _phases(
             below,
             0.0,
             resident
-            + 2 * head * trained_root
+            + c * head * trained_root
             + gathered * largest
             + ahead
             + (reduced * largest * graded if done else 0.0),
@@ -217,10 +221,10 @@ def _phases(
         )
     # The gradients of embedding and output layer are scattered last.
     rest = accumulated or summed * layers * summed_shard * graded
-    tied = (6 if shape.tied else 4) * trained_root
+    tied = c * (3 if shape.tied else 2) * trained_root
     yield Phase(rest, 0.0, 0.0, resident + reduced * trained_root * root)
     yield Phase(
-        rest, 0.0, 0.0, resident + reduced * largest * graded, tied * head + 2 * split * tokens
+        rest, 0.0, 0.0, resident + reduced * largest * graded, tied * head + c * split * tokens
     )  # fmt: skip
     # The optimizer's update works on copies of all shards (foreach), or of more than these, or on
     # two of one shard.
@@ -231,10 +235,10 @@ def _phases(
 
 
 def _loss(layout: Layout, assumed: Assumptions) -> float:
-    """Return the bytes for each of a rank's logits at the loss's peak. Fused: one copy of 16 bits,
-    which its gradient overwrites."""
+    """Return the bytes for each of a rank's logits at the loss's peak. Fused: the logits, which
+    their gradient overwrites."""
     if assumed.fused_loss:
-        return 2.0
+        return float(BYTES[assumed.precision])
     split = layout.tensor > 1 and not assumed.habits.gathers_logits
     own = SPLIT_LOSS if split and backend_of(layout).torch_kernels else LOSS
     return assumed.loss_bytes or own
