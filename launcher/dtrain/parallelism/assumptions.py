@@ -155,6 +155,9 @@ class Assumptions(KeepsHash):
     (AutoGPTQ). bitsandbytes has one kernel for it."""
     host_work: float = 0.0
     """Host time in each pass through a layer beside its kernels, as a number of launches."""
+    expert_kernels: int = 0
+    """Kernels of each expert in a forward pass, if a loop in Python computes one after the other.
+    0: all experts of a layer share their kernels."""
     blocking: bool = False
     """Whether the host waits for each kernel before it starts the next (``CUDA_LAUNCH_BLOCKING``).
     Then no communication overlaps with computation."""
@@ -199,6 +202,7 @@ class Assumptions(KeepsHash):
             fp32_gradients=precision != "fp16",
             quantized=fp8_copies(gpu) if precision == "fp8" and backend == "megatron" else 0.0,
             narrow_states=narrow_states,
+            expert_kernels=BACKENDS[backend].expert_kernels,
         )
 
     @property

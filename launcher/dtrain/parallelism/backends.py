@@ -38,6 +38,8 @@ class Backend:
     groups_across_hosts: bool = True
     """Whether plans put the context ranks of a sequence, or the ranks that share experts, on
     several hosts."""
+    expert_kernels: int = 0
+    """As in `Assumptions`."""
     recomputes_experts: bool = True
     """Whether layers whose experts are on several ranks can be recomputed selectively."""
     precisions: tuple[Precision, ...] = PRECISIONS
@@ -86,6 +88,8 @@ BACKENDS: dict[BackendName, Backend] = {
             sends_shares=False,
             sends_tokens_once=False,
             groups_across_hosts=False,
+            # Three products, the activation and its product with the gate.
+            expert_kernels=5,
             recomputes_experts=False,
             precisions=("bf16", "fp16", "tf32", "fp32"),
             copies_keys=False,

@@ -85,7 +85,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     # Without compilation, float8 of torchao is slower than bf16.
     text = f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
     said = re.sub(r"\b(no|not|without) (torch\.)?compil", "", text, flags=re.IGNORECASE)
-    fused = r"\bcompile|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for \w+ and norms"
+    fused = r"\bcompile|\bLiger\b|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for \w+ and norms"
     compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
@@ -104,6 +104,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
         # The hooks of ZeRO-3 also run on one GPU, where the notes name it.
+        expert_kernels=practice.expert_kernels,
         host_work=practice.host_work if zero_3(f"{row.get('sharding', '')} {text}") else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,

@@ -50,6 +50,7 @@ class Practice:
     idle: float = 0.0
     host_work: float = 0.0
     """As in `Assumptions`, if the software shards parameters."""
+    expert_kernels: int = 0
     reduces_to_all: bool = False
     hides_tensor: bool = False
     hides_exchange: bool = False
@@ -259,9 +260,12 @@ _MODULES = replace(_FSDP, sharding="none")
 """PyTorch's modules without sharding."""
 _HUGGING_FACE = replace(
     _MODULES,
+    expert_kernels=12,
     habits=MemoryHabits(whole_gradients=True, keeps_inputs=True, fixed_segments=True),
 )
-"""Fine-tuning with Hugging Face's models and trainers, whose FSDP is FSDP1."""
+"""Fine-tuning with Hugging Face's models and trainers, whose FSDP is FSDP1. Until Transformers 5,
+mixtures such as ``Qwen3MoeSparseMoeBlock`` loop over their experts: three kernels that find an
+expert's tokens, the MLP's five, and four that gather, weight and add up."""
 _TORCHTUNE = replace(_FSDP, habits=MemoryHabits(fused_adam=True))
 """The optimizer of its configurations is ``AdamW(fused=True)``."""
 _LITGPT = replace(
@@ -272,7 +276,7 @@ _LITGPT = replace(
 )
 """LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""
 _ZERO = replace(
-    _FSDP, sequence_parallel=False, fp32_gradients=False, host_work=57,
+    _FSDP, sequence_parallel=False, fp32_gradients=False, host_work=57, expert_kernels=12,
     habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True),
 )  # fmt: skip
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks

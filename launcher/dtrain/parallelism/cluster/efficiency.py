@@ -47,7 +47,8 @@ class Efficiency(KeepsHash):
     launch: float = 25e-6
     """Host time to start one of PyTorch's kernels, with its share of Python. Without compilation,
     gpt-fast generates 25.5 tokens/s with Llama-7B on an A100, limited by the host: 1.2 ms for about
-    50 kernels of a layer (pytorch.org/blog/accelerating-generative-ai-2)."""
+    50 kernels of a layer (pytorch.org/blog/accelerating-generative-ai-2). It depends on the host,
+    not on the GPU."""
     stalls: float = 0.4
     """Share of the launches in layers with experts for which the GPU waits. Chosen for
     Megatron-Bridge on H100s; on H800s, XTuner's runs then are 2 % too slow on average."""
@@ -110,14 +111,14 @@ vTrain). ``attention`` keeps the value of an earlier fit to all of them, because
 depends on which publisher it leaves out: 0.45 to 0.65. FlashAttention-2 reaches 50 to 73 % of an
 A100's peak in the forward pass (arXiv 2307.08691)."""
 HOPPER = Efficiency(
-    gemm=0.67, gemm_half=2e9, attention=0.42, flash2=0.56, stream=0.75, launch=10e-6,
-    exposed_tensor=0.3, fp8=0.88, fixed=0.02, **KNOWN,
+    gemm=0.67, gemm_half=2e9, attention=0.42, flash2=0.56, stream=0.75, exposed_tensor=0.3,
+    fp8=0.88, fixed=0.02, **KNOWN,
 )  # fmt: skip
 """Fitted to public runs on H100s (Megatron-LM, NeMo, Megatron-Bridge, torchtitan).
 ``exposed_tensor`` is of the runs of NeMo and Megatron-Bridge, which overlap most of tensor
 parallelism's traffic."""
 BLACKWELL = Efficiency(
-    gemm=0.6, gemm_half=5e9, attention=0.51, flash2=0.29, stream=0.75, launch=8e-6,
+    gemm=0.6, gemm_half=5e9, attention=0.51, flash2=0.29, stream=0.75, launch=20e-6,
     link=0.67, stalls=0.15, fp8=0.98, fixed=0.02, **KNOWN,
 )  # fmt: skip
 """Fitted to Megatron-Bridge on B200s and GB200s, and to Megatron-LM on 8 B200s (SimuMax), which
@@ -128,9 +129,6 @@ FlashAttention-2 has none of Blackwell's instructions: it reaches 335 TFLOP/s on
 OLDER = replace(AMPERE, flash2=0.5)
 """Volta and Turing have no FlashAttention-2, which is twice as fast as PyTorch's kernel that takes
 its place there (arXiv 2307.08691)."""
-RTX = replace(AMPERE, launch=HOPPER.launch)
-"""Ada and the Blackwell of workstations multiply with Ampere's instructions, and have neither
-Hopper's nor the B200's. Not fitted: how far their speeds differ follows from their power."""
 TPU = replace(
     HOPPER, gemm=Efficiency().gemm, gemm_half=20e9, attention=Efficiency().attention, flash2=1.0,
     head_multiple=128, launch=0.0,
@@ -159,14 +157,16 @@ FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
 
 
 def of_family(family: str) -> Efficiency:
-    """Return the constants of an architecture, or of the nearest measured one."""
+    """Return the constants of an architecture, or of the nearest measured one.
+
+    Ada and the Blackwell of workstations multiply with Ampere's instructions, and have neither
+    Hopper's nor the B200's. How far their speeds differ follows from their power.
+    """
     if family in FAMILIES:
         return FAMILIES[family]
     nearest = AMPERE
     if family in ("volta", "turing"):
         nearest = OLDER
-    elif family in ("ada", "blackwell-rtx"):
-        nearest = RTX
     elif family == "cdna":
         nearest = HOPPER
     elif family == "tpu":

@@ -231,7 +231,8 @@ class Kernels:
         forward += SEPARATE_KERNELS * (self.assumed.separate_kernels and self.shape.gated)
         if self.shape.experts:
             # Routing, permutation and quantization: fitted to Qwen3-30B with micro-batches of 1.
-            forward += 300
+            forward += 100
+            forward += self.assumed.expert_kernels * self.shape.experts / self.layout.expert
         forward += self.shape.lora.kernels if self.shape.lora else 0.0
         forward += self.assumed.host_work
         recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
