@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.failures.collectives import RankHistory, compare, read
-from dtrain.messages.agent import Collectives, Happened, read_message
+from dtrain.failures.collectives import compare
+from dtrain.messages.agent import Collectives, Happened, ProcessGroup, read_message
 from dtrain.messages.decode import ProtocolError
 
 MINE = ("step", "/home/ml/train.py", 40)
@@ -26,13 +26,13 @@ def call(
     return {"seq": seq, "op": op, "done": done, **base, **what}
 
 
-def group(*calls: dict[str, Any], **what: Any) -> list[RankHistory]:
+def group(*calls: dict[str, Any], **what: Any) -> tuple[ProcessGroup, ...]:
     base = {"id": "0", "name": "default_pg", "ranks": [0, 1, 2, 3], "calls": calls}
     said = {"event": "collectives", "time": 0, "rank": 0, "groups": [{**base, **what}]}
     message = read_message({"type": "event", "offset": 1, "event": json.loads(json.dumps(said))})
     assert isinstance(message, Happened)
     assert isinstance(message.event, Collectives)
-    return read(message.event.groups)
+    return message.event.groups
 
 
 def test_the_rank_that_has_not_joined() -> None:

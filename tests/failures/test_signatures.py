@@ -28,13 +28,11 @@ KNOWN = {signature.id: signature for signature in signatures()}
 
 
 def end(sample: dict[str, Any]) -> End:
-    output = sample["said"]
     return End(
         code=sample.get("code", 1),
         signal=sample.get("signal") or by_status(sample.get("code", 1)),
         out_of_memory=sample.get("out_of_memory", False),
-        message=output.splitlines()[-1] if output else "",
-        output=output,
+        output=sample["said"],
     )
 
 
@@ -61,9 +59,7 @@ def test_a_sample_is_explained_by_its_signature(kind: str, sample: dict[str, Any
 def test_no_other_signature_fits_a_sample(kind: str, sample: dict[str, Any]) -> None:
     """The confusion table: what fits besides the right one is written down in the sample."""
     this = end(sample)
-    fitting = {
-        each.id for each in signatures() if each.fits(this, f"{this.message}\n{this.output}")
-    }
+    fitting = {each.id for each in signatures() if each.fits(this, this.output)}
     assert fitting - {kind} == set(sample.get("also", ()))
 
 
@@ -186,7 +182,7 @@ def test_phrases() -> None:
 
 def explained(*exceptions: str, link: str) -> str | None:
     output = f"\n\n{link}\n\n".join(exceptions)
-    found = explain(End(code=1, message=output.splitlines()[-1], output=output))
+    found = explain(End(code=1, output=output))
     return found.id if found is not None else None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import UsageError
-from dtrain.sync.exclude import Exclusion
+from dtrain.sync.exclude import exclusion
 
 PATTERNS = [
     ["*.pt"],
@@ -41,13 +41,13 @@ FILES = [
 
 def sent(patterns: list[str]) -> set[str]:
     """The files that a walk of the tree includes."""
-    exclusion = Exclusion(patterns)
+    found = exclusion(patterns)
 
     def included(path: str) -> bool:
         parents = [parent.as_posix() for parent in Path(path).parents if parent.name]
-        if any(exclusion.covers(parent, folder=True) for parent in parents):
+        if any(found.match_file(f"{parent}/") for parent in parents):
             return False
-        return not exclusion.covers(path, folder=False)
+        return not found.match_file(path)
 
     return {path for path in FILES if included(path)}
 
@@ -71,4 +71,4 @@ def test_git_agrees(patterns: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["!", "a\\", "[z-a]"])
 def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(UsageError, match=r"job\.sync\.exclude: .* is not a pattern"):
-        Exclusion(["*.pt", pattern])
+        exclusion(["*.pt", pattern])

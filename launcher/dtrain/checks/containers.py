@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
-from dtrain.checks.finding import Finding, error
+from dtrain.checks.finding import Finding
 from dtrain.spec.model import Container
 
 _SUBJECT = "container"
@@ -32,20 +32,17 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _judge(container: Container, host: HostFacts, found: Facts) -> Iterator[Finding]:
     engine = container.engine
-    hosts = [host.name]
     if not found["engine"]:
-        yield error(
+        yield host.error(
             _SUBJECT,
-            hosts,
             f"{engine} is not installed",
             f"job.container.engine, {engine}, is on every host",
             f"install it there ({_INSTALL[engine]}), or name another engine",
         )
     elif "failed" in found:
         denied = _DENIED in found["failed"].lower()
-        yield error(
+        yield host.error(
             _SUBJECT,
-            hosts,
             f"{engine} does not work: {found['failed'].splitlines()[-1]}",
             f"your user can run {engine}",
             "run there: sudo usermod -aG docker $USER, and log in again"
@@ -53,17 +50,15 @@ def _judge(container: Container, host: HostFacts, found: Facts) -> Iterator[Find
             else f"run there: {engine} info",
         )
     elif found.get("image") is False:
-        yield error(
+        yield host.error(
             _SUBJECT,
-            hosts,
             f"{engine} has no image {container.image}",
             "every host has the image: a launch does not pull it",
             _remedy(container),
         )
     if found.get("gpus") is False and host.part.host.gpus:
-        yield error(
+        yield host.error(
             _SUBJECT,
-            hosts,
             f"{engine} cannot give GPUs to containers",
             "NVIDIA's Container Toolkit is installed and set up",
             _toolkit(engine),

@@ -67,10 +67,8 @@ class End:
     signal: str | None = None
     out_of_memory: bool = False
     """Whether the kernel's OOM killer killed a process on that host at that time."""
-    message: str = ""
-    """The last line of its output, or the message of its last exception."""
     output: str = ""
-    """All of its output about its end."""
+    """All of its output about its end, and the message of its last exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +126,14 @@ class Explanation:
     host: bool
 
 
+# Thousands of ranks of one run fail with the same output, and callers ask several times for each.
+@lru_cache(maxsize=4096)
 def explain(end: End) -> Explanation | None:
     """The first signature that fits, if any. A process's own faults come before echoes.
 
     The last exception and its causes count more than an exception that was being handled.
     """
-    output = f"{end.message}\n{end.output}".strip()[-MOST:]
-    return _explain(end.code, end.signal, end.out_of_memory, output)
-
-
-# Thousands of ranks of one run fail with the same output, and callers ask several times for each.
-@lru_cache(maxsize=4096)
-def _explain(
-    code: int | None, signal: str | None, out_of_memory: bool, output: str
-) -> Explanation | None:
-    end = End(code, signal, out_of_memory)
+    output = end.output[-MOST:]
     last = output.rpartition(_HANDLING)[2]
     for echo, text in ((False, last), (False, output), (True, output)):
         for known in signatures():

@@ -96,9 +96,7 @@ class Failure:
     @property
     def explanation(self) -> Explanation | None:
         """The explanation from the catalogue or the kernel's message."""
-        known = explain(
-            End(self.code, self.ended_by, self.out_of_memory, self.message, self.traceback)
-        )
+        known = explain(End(self.code, self.ended_by, self.out_of_memory, self.words))
         logged = self.kernel
         if logged is None or (logged.weak and known is not None and not known.echo):
             return known

@@ -11,64 +11,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from dtrain.failures.stacks import Frame, place
 from dtrain.launchplan.names import name_ranks
-from dtrain.messages import agent
-from dtrain.records import dataclass
+from dtrain.messages.agent import Call, ProcessGroup
 
 _SAME_SIZES = ("all_reduce", "broadcast", "reduce")
 """Collectives to which all ranks pass tensors of the same sizes."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
-    """One collective that a rank has called."""
-
-    seq: int
-    """Its number in the process group, the same on all ranks."""
-    op: str
-    """Such as ``all_reduce``."""
-    tensors: str
-    """What was passed: ``Float[4, 3]``."""
-    done: bool
-    where: str
-    """Where the script called it; empty if unknown."""
-
-    def __str__(self) -> str:
-        return f"{self.op} of {self.tensors}" if self.tensors else self.op
-
-
-@dataclass(frozen=True, slots=True)
-class RankHistory:
-    """The last collectives of one rank in one process group, oldest first."""
-
-    id: str
-    name: str
-    ranks: tuple[int, ...]
-    """The group's members; empty if the recorder does not list them."""
-    calls: tuple[CollectiveCall, ...]
-
-
-def read(groups: Sequence[agent.ProcessGroup]) -> list[RankHistory]:
-    """One rank's process groups from an agent's ``collectives`` event."""
-    return [
-        RankHistory(group.id, group.name, group.ranks, tuple(map(_call, group.calls)))
-        for group in groups
-    ]
-
-
-def _call(call: agent.Call) -> CollectiveCall:
-    frames = [Frame(file, line, function) for function, file, line in call.frames]
-    return CollectiveCall(
-        seq=call.seq,
-        op=call.op.partition(":")[2] or call.op,
-        tensors=", ".join(f"{kind}{list(sizes)}" for kind, sizes in call.tensors),
-        done=call.done,
-        where=place(frames).script,
-    )
-
-
-def compare(records: Mapping[int, Sequence[RankHistory]]) -> list[str]:
+def compare(records: Mapping[int, Sequence[ProcessGroup]]) -> list[str]:
     """One line for each process group that does not progress. ``records`` is by rank."""
-    groups: dict[str, dict[int, RankHistory]] = {}
+    groups: dict[str, dict[int, ProcessGroup]] = {}
     for rank, own in sorted(records.items()):
         for group in own:
             groups.setdefault(group.id, {})[rank] = group
@@ -76,7 +27,7 @@ def compare(records: Mapping[int, Sequence[RankHistory]]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _compare(groups: Mapping[int, RankHistory], recorded: Collection[int]) -> str:
+def _compare(groups: Mapping[int, ProcessGroup], recorded: Collection[int]) -> str:
     members = sorted({*groups, *(rank for group in groups.values() for rank in group.ranks)})
     name = _name(next(iter(groups.values())))
     calls = {rank: {call.seq: call for call in group.calls} for rank, group in groups.items()}
@@ -93,7 +44,7 @@ def _compare(groups: Mapping[int, RankHistory], recorded: Collection[int]) -> st
     behind = [rank for rank, seq in latest.items() if seq == least]
     if least < max(latest.values()):
         joined = [own[least + 1] for own in calls.values() if least + 1 in own]
-        first = max(joined, key=lambda call: bool(call.where), default=None)
+        first = max(joined, key=lambda call: bool(_where(call)), default=None)
         others = [rank for rank in latest if rank not in behind]
         has = "has" if len(behind) == 1 else "have"
         return (
@@ -114,27 +65,45 @@ def _compare(groups: Mapping[int, RankHistory], recorded: Collection[int]) -> st
 
 
 def _mismatch(
-    calls: Mapping[int, Mapping[int, CollectiveCall]],
+    calls: Mapping[int, Mapping[int, Call]],
 ) -> tuple[int, dict[str, list[int]]] | None:
     """The first collective on which ranks differ, and the ranks of each kind of call."""
     for seq in sorted({seq for own in calls.values() for seq in own}):
         kinds: dict[str, list[int]] = {}
         for rank, own in calls.items():
             if seq in own:
-                call = own[seq]
-                kinds.setdefault(str(call) if call.op in _SAME_SIZES else call.op, []).append(rank)
+                same_sizes = _op(own[seq]) in _SAME_SIZES
+                kind = _described(own[seq]) if same_sizes else _op(own[seq])
+                kinds.setdefault(kind, []).append(rank)
         if len(kinds) > 1:
             return seq, kinds
     return None
 
 
-def _details(call: CollectiveCall | None) -> str:
+def _details(call: Call | None) -> str:
     if call is None:
         return ""
-    return f" ({call}, called by {call.where})" if call.where else f" ({call})"
+    by = f", called by {where}" if (where := _where(call)) else ""
+    return f" ({_described(call)}{by})"
 
 
-def _name(group: RankHistory) -> str:
+def _described(call: Call) -> str:
+    """``all_reduce of Float[4, 3]``."""
+    tensors = ", ".join(f"{kind}{list(sizes)}" for kind, sizes in call.tensors)
+    return f"{_op(call)} of {tensors}" if tensors else _op(call)
+
+
+def _op(call: Call) -> str:
+    """The name without that of the backend: ``all_reduce``."""
+    return call.op.partition(":")[2] or call.op
+
+
+def _where(call: Call) -> str:
+    """Where the script called it; empty if unknown."""
+    return place([Frame(file, line, function) for function, file, line in call.frames]).script
+
+
+def _name(group: ProcessGroup) -> str:
     if group.name in ("default_pg", "undefined", ""):
         return "the default process group" if group.id == "0" else f"process group {group.id}"
     return f"process group {group.name}"

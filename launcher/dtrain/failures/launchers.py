@@ -47,5 +47,5 @@ def _tracebacks(stderr: bytes) -> list[str]:
 
 
 def _is_echo(words: str) -> bool:
-    known = explain(End(code=1, message=headline(words), output=words))
+    known = explain(End(code=1, output=f"{headline(words)}\n{words}"))
     return known is not None and known.echo

@@ -63,6 +63,17 @@ class ObservedRun:
     """The notifications that a launcher has sent, or was about to send."""
     report: Report | None = None
     """How the run ended; None until it has."""
+    ended: float | None = None
+    """When it ended."""
+    latest: float | None = None
+    """When the last event happened."""
+
+    def until(self, now: float, *, attended: bool) -> float:
+        """Until when the run is known: until its end, or ``now``. Without a launcher, nobody knows
+        what has become of it since its last event."""
+        if self.ended is not None:
+            return self.ended
+        return now if attended or self.latest is None else self.latest
 
     @classmethod
     def of(cls, records: Iterable[tuple[float, events.RunEvent]]) -> ObservedRun:
@@ -79,7 +90,7 @@ class ObservedRun:
 
     def add(self, then: float, event: events.RunEvent) -> None:
         """``then``: when ``event`` happened, on any clock that all events of the run share."""
-        now = self.attempt
+        now, self.latest = self.attempt, then
         match event:
             case events.RunStarted():
                 now.began = then
@@ -119,5 +130,5 @@ class ObservedRun:
             case events.Notified():
                 self.notified.add(event)
             case events.Finished(ended):
-                self.report = ended
+                self.report, self.ended = ended, then
                 now.slow = now.stall = None  # nothing runs any more

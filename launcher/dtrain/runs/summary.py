@@ -105,11 +105,9 @@ def summary(folder: RunFolder, now: float) -> Summary:
         if gpu.memory_used is not None
     ]
     known = ObservedRun.of(records)
-    ends = [then for then, event in records if isinstance(event, events.Finished)]
-    attended = bool(ends) or folder.in_charge() is not None
-    if not attended:  # nobody knows what has become of it since its last event
-        now = max((then for then, _ in records), default=now)
-    spent = goodput(records, now)
+    attended = known.report is not None or folder.in_charge() is not None
+    until = known.until(now, attended=attended)
+    spent = goodput(records, until)
     curve = points(records)
     found = measured(curve, spent, max(used) / 1024 if used else None)
     slow = tuple(
@@ -128,8 +126,8 @@ def summary(folder: RunFolder, now: float) -> Summary:
         workers=plan.world_size,
         gpus=gpus,
         began=records[0][0] if records else record.started,
-        ended=ends[-1] if ends else None,
-        until=ends[-1] if ends else now,
+        ended=known.ended,
+        until=until,
         attended=attended,
         goodput=spent,
         curve=tuple(curve),

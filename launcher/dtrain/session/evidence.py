@@ -10,9 +10,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
-from dtrain.failures import collectives
 from dtrain.failures.cause import Failure
-from dtrain.failures.collectives import RankHistory
 from dtrain.failures.kernel import KernelMessage, understand
 from dtrain.launchplan import names
 from dtrain.messages import agent as messages
@@ -28,7 +26,7 @@ class HostEvidence:
         """``gpus``: indices of the GPUs that the job uses on the host; empty means all."""
         self.stacks: dict[str, str] = {}
         """Stacks of workers from py-spy, by rank, or by role and index."""
-        self.collectives: dict[int, list[RankHistory]] = {}
+        self.collectives: dict[int, tuple[messages.ProcessGroup, ...]] = {}
         """The last collectives of each rank, from torch's flight recorder."""
         self.ras = ""
         """What NCCL's RAS service has reported."""
@@ -74,7 +72,7 @@ class HostEvidence:
             case messages.StacksDone():
                 self.stacks_complete = True
             case messages.Collectives(rank=rank, groups=groups):
-                self.collectives[rank] = collectives.read(groups)
+                self.collectives[rank] = groups
             case messages.Exited(role=role, index=index, rank=rank, code=0):
                 self.finished.add(names.label(role, index, rank))
             case messages.Ended(connected=connected):

@@ -13,7 +13,6 @@ from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
 from dtrain.records import dataclass
 from dtrain.runs import journal
-from dtrain.runs.events import Finished
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import tail
@@ -112,20 +111,18 @@ def status(folder: RunFolder) -> RunStatus:
     record = Record.load(folder.path)
     plan = record.plan()
     lines = JournalReader(folder.journal)
-    records = list(lines.read())
-    ended = any(isinstance(event, Finished) for _, event in records)
-    in_charge = None if ended else folder.in_charge()
+    known = ObservedRun.of(lines.read())
+    in_charge = None if known.report else folder.in_charge()
     # A launcher may have written the end meanwhile, and exited.
-    records += lines.read()
-    known = ObservedRun.of(records)
+    for then, event in lines.read():
+        known.add(then, event)
     now, report = known.attempt, known.report
-    # Without a launcher, nobody knows what has become of the run since its last event.
-    until = time.time() if in_charge or not records else records[-1][0]
+    until = known.until(time.time(), attended=in_charge is not None)
     began = record.started if now.number == 1 else now.began
     hosts = dict.fromkeys(plan.host_names, HostStatus("", began))
     for name in hosts.keys() & now.hosts.keys():
-        since, event = now.hosts[name]
-        hosts[name] = HostStatus(event.state, since, event.detail)
+        since, seen = now.hosts[name]
+        hosts[name] = HostStatus(seen.state, since, seen.detail)
     if report is not None:
         # The launcher may have been killed before it reported the final states.
         hosts = {

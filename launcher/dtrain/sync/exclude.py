@@ -7,31 +7,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dtrain.diagnostics import UsageError
 
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
-class Exclusion:
-    """One list of patterns. The last matching pattern decides."""
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        """Raises UsageError for a pattern that is invalid in git."""
-        # Slow to import, and most jobs send no folder.
-        from pathspec import GitIgnoreSpec
+def exclusion(patterns: Sequence[str]) -> GitIgnoreSpec:
+    """Matches paths that are relative; that of a folder ends with ``/``. The last pattern that
+    matches decides. The caller has matched the parents of a path, and none is excluded.
 
-        for pattern in patterns:
-            try:
-                GitIgnoreSpec.from_lines([pattern])
-            except (ValueError, re.error):
-                raise UsageError(
-                    f"job.sync.exclude: {pattern!r} is not a pattern",
-                    hint="write patterns as in .gitignore, such as '*.pt', 'data/' or '/top'",
-                ) from None
-        self._spec = GitIgnoreSpec.from_lines(patterns)
+    Raises UsageError for a pattern that is invalid in git.
+    """
+    # Slow to import, and most jobs send no folder.
+    from pathspec import GitIgnoreSpec
 
-    def covers(self, path: str, *, folder: bool) -> bool:
-        """Whether ``path`` (relative, with ``/`` between names) is excluded.
-
-        The caller has checked its parents, and none of them is excluded.
-        """
-        return self._spec.match_file(f"{path}/" if folder else path)
+    for pattern in patterns:
+        try:
+            GitIgnoreSpec.from_lines([pattern])
+        except (ValueError, re.error):
+            raise UsageError(
+                f"job.sync.exclude: {pattern!r} is not a pattern",
+                hint="write patterns as in .gitignore, such as '*.pt', 'data/' or '/top'",
+            ) from None
+    return GitIgnoreSpec.from_lines(patterns)

@@ -20,7 +20,7 @@ from pathlib import Path
 from dtrain.diagnostics import StoppedError, UsageError
 from dtrain.records import dataclass
 from dtrain.sync.contents import Contents, File, local_path
-from dtrain.sync.exclude import Exclusion
+from dtrain.sync.exclude import exclusion
 from dtrain.sync.walk import FolderWalk, shown
 
 _CHUNK = 1 << 20
@@ -80,7 +80,7 @@ def scan(source: Path, exclude: Sequence[str], stopped: Callable[[], bool] = lam
             raise StoppedError(f"stopped while reading {source}; nothing was started")
 
     found = FolderWalk(source, root)
-    found.run(Exclusion(exclude), go_on)
+    found.run(exclusion(exclude), go_on)
     found.refuse_if_bad()
     files = tuple(_read(root, path, go_on) for path in sorted(found.files))
     folders, links = tuple(sorted(found.folders)), tuple(sorted(found.links))

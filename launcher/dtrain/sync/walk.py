@@ -6,11 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtrain.diagnostics import UsageError
 from dtrain.sync.contents import local_path
-from dtrain.sync.exclude import Exclusion
 from dtrain.wording import counted, in_bytes
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 MANY_FILES, MUCH = 50_000, 1 << 30
 """Files and bytes above which a tree gets a notice."""
@@ -35,8 +38,8 @@ class FolderWalk:
         self._outside = False
         """Whether a link leads outside."""
 
-    def run(self, exclusion: Exclusion, go_on: Callable[[], None]) -> None:
-        """Walk, without what ``exclusion`` covers. ``go_on`` is called for each folder."""
+    def run(self, exclusion: GitIgnoreSpec, go_on: Callable[[], None]) -> None:
+        """Walk, without what ``exclusion`` matches. ``go_on`` is called for each folder."""
         pending = [""]
         while pending:
             go_on()
@@ -51,7 +54,7 @@ class FolderWalk:
                 name = entry.name.decode("utf-8", "surrogateescape")
                 path = f"{folder}/{name}" if folder else name
                 is_folder = entry.is_dir(follow_symlinks=False)
-                if exclusion.covers(path, folder=is_folder):
+                if exclusion.match_file(f"{path}/" if is_folder else path):
                     continue
                 if is_folder:
                     self.folders.append(path)

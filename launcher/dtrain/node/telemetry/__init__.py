@@ -16,6 +16,6 @@ So a launcher that attaches gets the averages that it lacks. A sample is an obje
     losses      packets per second that the network lost
     round_trip  milliseconds of the fastest TCP connection of a rank with another host
     disk, network, infiniband   [bytes read or received, written or sent] per second
-    gpus        a list for each GPU, in the order of `gpus.FIELDS`
+    gpus        a list for each GPU, in the order of `tool.FIELDS`
     ranks       [process, busy CPUs, bytes of memory, open files] for each, with its children
 """

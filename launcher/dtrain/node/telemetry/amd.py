@@ -7,7 +7,7 @@ import json
 import re
 import time
 
-from dtrain.node.telemetry.tool import MAX_GPUS, STALE, Tool, combined, number
+from dtrain.node.telemetry.tool import FIELDS, MAX_GPUS, STALE, Tool, combined, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,13 +96,13 @@ def rows_of(output: bytes) -> list[list[Any]]:
                 int(name[4:]): card for name, card in found.items() if re.fullmatch(CARD, name)
             }
             gpus = {index: rocm_row(cards[index]) for index in cards}
-        return [[index, *gpus[index]] for index in sorted(gpus)[:MAX_GPUS]]
+        return [[index, *map(gpus[index].get, FIELDS[1:])] for index in sorted(gpus)[:MAX_GPUS]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
 
 
-def amd_row(gpu: dict[str, Any]) -> list[Any]:
-    """Of amd-smi, in the order of `gpus.FIELDS` after the index."""
+def amd_row(gpu: dict[str, Any]) -> dict[str, Any]:
+    """The values of a GPU from amd-smi."""
 
     def value(*path: str) -> float | None:
         found: Any = gpu
@@ -121,28 +121,25 @@ def amd_row(gpu: dict[str, Any]) -> list[Any]:
     known = throttle if isinstance(throttle, dict) else {}
     states = [(known.get(name + "_violation_status"), bit) for name, bit in VIOLATIONS.items()]
     slowed = [bit * (state == "ACTIVE") for state, bit in states if state in ("ACTIVE", INACTIVE)]
-    return [
-        value("usage", "gfx_activity"),
-        value("mem_usage", "used_vram"),
-        value("mem_usage", "total_vram"),
-        value("power", "socket_power"),
-        None,
-        hotspot if hotspot is not None else value("temperature", "edge"),
-        value("clock", "gfx_0", "clk"),
-        value("clock", "gfx_0", "max_clk") or None,
-        combined(slowed) if slowed else None,
-        count("total_uncorrectable_count"),
-        0,
-        value("usage", "umc_activity"),
-        value("clock", "mem_0", "clk"),
-        count("total_correctable_count"),
-        None,
-        None,
-    ]
+    return {
+        "use": value("usage", "gfx_activity"),
+        "memory_used": value("mem_usage", "used_vram"),
+        "memory_total": value("mem_usage", "total_vram"),
+        "power": value("power", "socket_power"),
+        "temperature": hotspot if hotspot is not None else value("temperature", "edge"),
+        "clock": value("clock", "gfx_0", "clk"),
+        "clock_max": value("clock", "gfx_0", "max_clk") or None,
+        "slowed": combined(slowed) if slowed else None,
+        "ecc": count("total_uncorrectable_count"),
+        "xids": 0,
+        "memory_use": value("usage", "umc_activity"),
+        "memory_clock": value("clock", "mem_0", "clk"),
+        "ecc_corrected": count("total_correctable_count"),
+    }
 
 
-def rocm_row(card: dict[str, Any]) -> list[Any]:
-    """Of rocm-smi, in the order of `gpus.FIELDS` after the index."""
+def rocm_row(card: dict[str, Any]) -> dict[str, Any]:
+    """The values of a GPU from rocm-smi."""
     words = {name.lower(): str(value) for name, value in card.items()}
 
     def value(pattern: str) -> float | None:
@@ -150,21 +147,14 @@ def rocm_row(card: dict[str, Any]) -> list[Any]:
         return next((one for one in found if one is not None), None)
 
     used, total = value(r"vram total used memory"), value(r"vram total memory")
-    return [
-        value(r"gpu use \(%\)"),
-        None if used is None else int(used) >> 20,
-        None if total is None else int(total) >> 20,
-        value(r"^(average|current).*power \(w\)"),
-        value(r"^max.*power \(w\)"),
-        value(r"temperature \(sensor junction\)") or value(r"temperature"),
-        value(r"sclk clock speed"),
-        None,
-        None,
-        None,
-        0,
-        None,
-        value(r"mclk clock speed"),
-        None,
-        None,
-        None,
-    ]
+    return {
+        "use": value(r"gpu use \(%\)"),
+        "memory_used": None if used is None else int(used) >> 20,
+        "memory_total": None if total is None else int(total) >> 20,
+        "power": value(r"^(average|current).*power \(w\)"),
+        "power_limit": value(r"^max.*power \(w\)"),
+        "temperature": value(r"temperature \(sensor junction\)") or value(r"temperature"),
+        "clock": value(r"sclk clock speed"),
+        "xids": 0,
+        "memory_clock": value(r"mclk clock speed"),
+    }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dtrain.node.telemetry.gpus import FIELDS
-from dtrain.node.telemetry.tool import combined
+from dtrain.node.telemetry.tool import FIELDS, combined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

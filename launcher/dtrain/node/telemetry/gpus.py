@@ -11,26 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.telemetry.nvidia import Own
 
-FIELDS = (
-    "index",
-    "use",  # percent
-    "memory_used",  # MiB
-    "memory_total",
-    "power",  # W
-    "power_limit",
-    "temperature",  # degrees Celsius
-    "clock",  # MHz
-    "clock_max",
-    "slowed",  # NVML's bits of reasons for a lower clock
-    "ecc",  # uncorrected errors since the boot
-    "xids",  # Xid errors since the start of the run
-    "memory_use",  # percent of the time in which memory was read or written
-    "memory_clock",  # MHz
-    "ecc_corrected",  # since the boot
-    "others",  # processes outside this run
-    "others_memory",  # MiB that these have
-)
-
 
 def gpu_tool(own: Own) -> Nvidia | Amd | None:
     """The tool of this host's GPUs, if it has one. ``own``: whether a process is marked as one of

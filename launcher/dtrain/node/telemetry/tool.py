@@ -11,6 +11,26 @@ from dtrain.node.agent.kernel_log import NO_RUN
 from dtrain.node.agent.processes import look, send
 from dtrain.node.agent.sweep import HELPERS, await_ends, start_helper
 
+FIELDS = (
+    "index",
+    "use",  # percent
+    "memory_used",  # MiB
+    "memory_total",
+    "power",  # W
+    "power_limit",
+    "temperature",  # degrees Celsius
+    "clock",  # MHz
+    "clock_max",
+    "slowed",  # NVML's bits of reasons for a lower clock
+    "ecc",  # uncorrected errors since the boot
+    "xids",  # Xid errors since the start of the run
+    "memory_use",  # percent of the time in which memory was read or written
+    "memory_clock",  # MHz
+    "ecc_corrected",  # since the boot
+    "others",  # processes outside this run
+    "others_memory",  # MiB that these have
+)
+"""The values of a GPU, in the order of a sample."""
 MAX_GPUS = 64
 STALE = 10.0
 """Seconds after which a value of a tool that hangs is no longer shown."""
