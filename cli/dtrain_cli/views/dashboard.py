@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from rich.text import Text
 
@@ -96,11 +98,8 @@ def _head(board: Board, columns: int, now: float) -> list[Text]:
     lines = [title]
     if text := board.progress.fitted(columns - 1):
         lines.append(_progress(board, text, columns))
-    parts = totals(board)
-    while len(parts) > 1 and len(" · ".join(parts)) >= columns:
-        parts.pop()
-    if parts:
-        lines.append(Text(f" {' · '.join(parts)}"))
+    if text := totals(board, columns - 1):
+        lines.append(Text(f" {text}"))
         room = min(len(board.trend), columns - lines[-1].cell_len - 8)
         if room >= _LEAST_TREND:
             trend = board.trend[-room:]
@@ -123,8 +122,9 @@ def _progress(board: Board, text: str, columns: int) -> Text:
     return line
 
 
-def totals(board: Board) -> list[str]:
-    """``64 GPUs: 96 % busy (31 to 100), memory 88 %, 38.2 kW``, ``network ↓6M ↑6M B/s``"""
+def totals(board: Board, columns: int, most: int = 4) -> str:
+    """``64 GPUs: 96% busy (31 to 100), memory 88%, 38.2 kW · network ↓6M ↑6M B/s``: the parts that
+    fit."""
     parts = []
     gpus = board.gpus()
     used = [gpu.use for gpu in gpus if gpu.use is not None]
@@ -143,7 +143,10 @@ def totals(board: Board) -> list[str]:
             marks = ("↓", "↑") if key != "disk" else ("read ", "write ")
             rates = f"{marks[0]}{short(received)} {marks[1]}{short(sent)}"
             parts.append(f"{title} {rates} B/s")
-    return parts
+    del parts[most:]
+    while len(parts) > 1 and len(" · ".join(parts)) > columns:
+        parts.pop()
+    return " · ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,7 @@ class _Table:
                 self._columns.append(_pair(title, key))
                 columns -= _PAIR
         known = any(host.sample and host.sample.storage for host in hosts)
-        full = any(_is_full(host) for host in hosts)
+        full = any((_storage(host) or 0.0) > FULL for host in hosts)
         if known and columns >= 6 and (full or columns >= _RANKS + 6):
             self._columns.append(_percent("FULL", _storage, "black on magenta", FULL, 6))
             columns -= 6
@@ -387,20 +390,16 @@ def _cpu(host: HostRow) -> float | None:
 
 
 def _memory(host: HostRow) -> float | None:
-    if host.sample is None or host.sample.memory is None or not host.sample.memory[1]:
-        return None
-    return host.sample.memory[0] / host.sample.memory[1]
+    return _part(host.sample.memory if host.sample is not None else None)
 
 
 def _storage(host: HostRow) -> float | None:
     """How full the disk with the run's folder is."""
-    storage = host.sample.storage if host.sample is not None else None
-    return storage[0] / storage[1] if storage is not None and storage[1] else None
+    return _part(host.sample.storage if host.sample is not None else None)
 
 
-def _is_full(host: HostRow) -> bool:
-    storage = host.sample.storage if host.sample is not None else None
-    return storage is not None and storage[0] > FULL * storage[1] > 0
+def _part(amounts: tuple[float, float] | None) -> float | None:
+    return amounts[0] / amounts[1] if amounts is not None and amounts[1] else None
 
 
 def _ranks(host: HostRow) -> tuple[str, str]:
@@ -432,20 +431,9 @@ def _mean_gpu(gpus: Sequence[GpuSample]) -> GpuSample:
         values = [value for gpu in gpus if (value := getattr(gpu, key)) is not None]
         return _mean(values) if values else None
 
-    return GpuSample(
-        gpus[0].index,
-        mean("use"),
-        mean("memory_used"),
-        mean("memory_total"),
-        mean("power"),
-        mean("power_limit"),
-        mean("temperature"),
-        mean("clock"),
-        mean("clock_max"),
-        None,
-        None,
-        None,
-    )
+    amounts = ("use", "memory_used", "memory_total", "power", "power_limit", "temperature", "clock")
+    means: dict[str, Any] = {key: mean(key) for key in amounts}
+    return replace(gpus[0], **means)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -50,10 +50,7 @@ def _entry(board: Board, columns: int, now: float) -> list[Text]:
         return [*lines, Text(f"   no launcher; {attach_hint(board.run)}")]
     if text := board.progress.fitted(columns - 3):
         lines.append(Text(f"   {clean(text)}"))
-    parts = totals(board)[:2]
-    while len(parts) > 1 and len(" · ".join(parts)) > columns - 3:
-        parts.pop()
-    if parts:
-        lines.append(Text(f"   {' · '.join(parts)}"))
+    if text := totals(board, columns - 3, most=2):
+        lines.append(Text(f"   {text}"))
     worst = first(words(board, board.troubles(), now), 1, columns - 2)
     return [*lines, *(Text("  ").append_text(line) for line in worst)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dtrain.failures.stalls import GOES_ON
@@ -213,15 +215,9 @@ class Plain(RunReceiver):
         go to one stream into one write."""
         pieces = [(self._err, before), *self._buffer, (self._err, after)]
         self._buffer = []
-        at = 0
-        while at < len(pieces):
-            outlet = pieces[at][0]
-            end = at
-            while end < len(pieces) and pieces[end][0] is outlet:
-                end += 1
-            if text := "".join(text for _, text in pieces[at:end]):
+        for outlet, neighbors in groupby(pieces, itemgetter(0)):
+            if text := "".join(text for _, text in neighbors):
                 outlet.write(text)
-            at = end
 
 
 def _order(source: tuple[str, str]) -> tuple[int, str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
 from typing import Any
 
 from dtrain.checks import Evidence, Finding, Severity
@@ -15,12 +14,11 @@ from dtrain.engines.kubernetes import kueue, manifest, permissions, training_run
 from dtrain.engines.kubernetes.client import Client, ConflictError, NotFoundError
 from dtrain.engines.kubernetes.image_check import ImageCheck
 from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT
-from dtrain.engines.kubernetes.objects import Word, object_list, without_nulls
+from dtrain.engines.kubernetes.objects import Word, at, object_list
 from dtrain.engines.kubernetes.quantities import amount, written
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.decode import ProtocolError, decode
-from dtrain.records import dataclass
+from dtrain.messages.decode import ProtocolError
 from dtrain.runs.record import Request
 from dtrain.session.everywhere import everywhere
 from dtrain.spec.kubernetes_keys import CLAIM
@@ -31,36 +29,6 @@ PAGE = 500
 """Machines in one answer: those of a large cluster would exceed `client.MAX_ANSWER`."""
 DELETION_SECONDS = 10.0
 """Seconds after Ctrl-C for the deletion of the check's pod."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Amounts:
-    allocatable: Mapping[str, Word] = field(default_factory=dict)
-    hard: Mapping[str, Word] = field(default_factory=dict)
-    used: Mapping[str, Word] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Labels:
-    labels: Mapping[str, Word] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    unschedulable: bool = False
-    """A machine gets no new pods."""
-    scopes: tuple[Word, ...] = ()
-    scopeSelector: Mapping[str, Any] = field(default_factory=dict)  # noqa: N815 (Kubernetes)
-    """A quota counts some pods only."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """A machine, or a quota."""
-
-    metadata: _Labels = _Labels()
-    spec: _Scope = _Scope()
-    status: _Amounts = _Amounts()
 
 
 def examine(request: Request, stopped: Callable[[], bool] = never) -> Evidence:
@@ -130,7 +98,7 @@ class KubernetesInspection:
     def _kinds(self) -> Iterator[Finding]:
         kind = JOB_KINDS[self._keys.api]
         try:
-            answer = self._client.request("GET", f"/apis/{kind.group}")
+            versions = kueue.versions(self._client, kind.group)
         except NotFoundError:
             yield self._error(
                 "kubernetes.api",
@@ -139,7 +107,6 @@ class KubernetesInspection:
                 f"ask the administrator to install {kind.program}, or use another api",
             )
             return
-        versions = [one.version for one in decode(kueue.ApiGroup, answer, "group").versions]
         if kind.version not in versions:
             yield self._error(
                 "kubernetes.api",
@@ -247,9 +214,10 @@ class KubernetesInspection:
             return  # Users need not be allowed to list machines.
         wanted = self._keys.node_selector.items()
         each = [
-            int(amount(machine.status.allocatable.get(resource, "0")))
+            int(amount(_texts(machine, "status.allocatable").get(resource, "0")))
             for machine in machines
-            if not machine.spec.unschedulable and wanted <= machine.metadata.labels.items()
+            if not at(machine, "spec.unschedulable", bool)
+            and wanted <= _texts(machine, "metadata.labels").items()
         ]
         enough = sum(one >= gpus for one in each)
         if enough < count:
@@ -267,13 +235,12 @@ class KubernetesInspection:
                 self._place("cluster.gpus"),
             )
 
-    def _machines(self) -> Iterator[_Measured]:
+    def _machines(self) -> Iterator[dict[str, Any]]:
         more: dict[str, Any] = {}
         while True:
             found = self._client.request("GET", "/api/v1/nodes", limit=PAGE, **more)
             page = object_list(found)
-            for one in page.items:
-                yield decode(_Measured, without_nulls(one), "node")
+            yield from page.items
             if not page.next:
                 return
             more = {"continue": page.next}
@@ -290,16 +257,20 @@ class KubernetesInspection:
         except PrepareError:
             return
         for one in object_list(answer).items:
-            found = decode(_Measured, without_nulls(one), "quota")
-            if not (found.spec.scopes or found.spec.scopeSelector):
-                yield from self._compare(needed, found.status)
+            counted = at(one, "spec", dict[str, Any]) or {}
+            # Others count some pods only.
+            if not (counted.get("scopes") or counted.get("scopeSelector")):
+                hard, used = _texts(one, "status.hard"), _texts(one, "status.used")
+                yield from self._compare(needed, hard, used)
 
-    def _compare(self, needed: Mapping[str, float], quota: _Amounts) -> Iterator[Finding]:
+    def _compare(
+        self, needed: Mapping[str, float], limits: Mapping[str, str], uses: Mapping[str, str]
+    ) -> Iterator[Finding]:
         expected = f"the quota of the namespace {self._client.namespace} has room"
         for resource, wanted in needed.items():
-            if resource not in quota.hard:
+            if resource not in limits:
                 continue
-            hard, used = amount(quota.hard[resource]), amount(quota.used.get(resource, "0"))
+            hard, used = amount(limits[resource]), amount(uses.get(resource, "0"))
             needs = f"the job needs {written(wanted)} {resource}"
             if wanted > hard:
                 yield self._error(
@@ -316,6 +287,10 @@ class KubernetesInspection:
                     expected,
                     "`kubectl describe quota` shows it; the pods wait until others end",
                 )
+
+
+def _texts(value: Any, path: str) -> dict[str, str]:
+    return at(value, path, dict[str, Word]) or {}
 
 
 def _claim(text: str) -> str | None:

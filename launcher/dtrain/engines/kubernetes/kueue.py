@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from dtrain.diagnostics import NodeError
 from dtrain.engines.kubernetes.client import Client, ForbiddenError, NotFoundError
@@ -13,11 +13,12 @@ from dtrain.engines.kubernetes.objects import (
     Condition,
     Sentence,
     Word,
+    at,
     object_list,
     sentence,
     without_nulls,
 )
-from dtrain.messages.decode import Length, ProtocolError, decode
+from dtrain.messages.decode import ProtocolError, decode
 from dtrain.records import dataclass
 
 GROUP = "kueue.x-k8s.io"
@@ -32,28 +33,23 @@ _WAITING = ("Pending", "Inadmissible", "Preempted")
 """Reasons of events about a job that waits; beside them, all that begin with Evicted."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ApiVersion:
-    version: Word = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ApiGroup:
-    """What the API server says of a group, such as that of JobSet."""
-
-    versions: Annotated[tuple[_ApiVersion, ...], Length(100)] = ()
+def versions(client: Client, group: str) -> list[str]:
+    """The versions of a group, such as that of JobSet, that the cluster serves. Raises NodeError,
+    NotFoundError if it does not know the group, and ProtocolError."""
+    answer = client.request("GET", f"/apis/{group}")
+    found = at(answer, "versions", tuple[dict[str, Any], ...]) or ()
+    return [at(one, "version", Word) or "" for one in found]
 
 
 def served_path(client: Client) -> str:
     """The path of the newest version of Kueue's API that the cluster serves and dtrain knows.
     Raises NodeError, NotFoundError without one, and ProtocolError."""
-    found = decode(ApiGroup, client.request("GET", f"/apis/{GROUP}"), "group")
-    served = {one.version for one in found.versions}
+    served = versions(client, GROUP)
     for version in reversed(KNOWN_VERSIONS):
         if version in served:
             return f"/apis/{GROUP}/{version}/namespaces/{{namespace}}"
-    versions = ", ".join(sorted(served))
-    raise NotFoundError(client.host, "asking for Kueue", f"{GROUP} has the versions {versions}")
+    reason = f"{GROUP} has the versions {', '.join(sorted(served))}"
+    raise NotFoundError(client.host, "asking for Kueue", reason)
 
 
 class Queue:
@@ -100,22 +96,12 @@ class _Check:
     message: Sentence = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkloadStatus:
-    conditions: Annotated[tuple[Condition, ...], Length(100)] = ()
-    admissionChecks: Annotated[tuple[_Check, ...], Length(100)] = ()  # noqa: N815 (Kubernetes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Workload:
-    status: _WorkloadStatus = _WorkloadStatus()
-
-
 def workload_reason(value: Any) -> str:
     """Why a Workload waits: its eviction, what it lacks for quota, and its admission checks. Pure.
     Raises ProtocolError."""
-    status = decode(_Workload, without_nulls(value), "workload").status
-    by_type = {one.type: one for one in status.conditions}
+    conditions = at(value, "status.conditions", tuple[Condition, ...]) or ()
+    checks = at(value, "status.admissionChecks", tuple[_Check, ...]) or ()
+    by_type = {one.type: one for one in conditions}
     reasons = []
     evicted, quota = by_type.get("Evicted"), by_type.get("QuotaReserved")
     if evicted is not None and evicted.status == "True":
@@ -127,20 +113,14 @@ def workload_reason(value: Any) -> str:
     elif quota is not None:
         reasons += [
             sentence(f"admission check {check.name} is {check.state}", check.message)
-            for check in status.admissionChecks
+            for check in checks
             if check.state != "Ready"
         ]
     return "; ".join(reasons)
 
 
 @dataclass(frozen=True, slots=True)
-class _Involved:
-    name: Word = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Event:
-    involvedObject: _Involved = _Involved()  # noqa: N815 (Kubernetes)
     reason: Word = ""
     message: Sentence = ""
     lastTimestamp: Word = ""  # noqa: N815 (Kubernetes)
@@ -149,14 +129,13 @@ class _Event:
 
 def event_reason(values: tuple[Mapping[str, Any], ...], job: str) -> str:
     """Why a job waits, by the last event about its Workload. Pure. Raises ProtocolError."""
-    events = [decode(_Event, without_nulls(one), "event") for one in values]
     # The name of a Workload: the kind and the name of its job, and a hash.
     names = tuple(f"{kind}-{job}-" for kind in ("jobset", "trainjob"))
     mine = [
-        one
-        for one in events
-        if one.involvedObject.name.startswith(names)
-        and (one.reason in _WAITING or one.reason.startswith("Evicted"))
+        decode(_Event, without_nulls(one), "event")
+        for one in values
+        if (at(one, "involvedObject.name", Word) or "").startswith(names)
     ]
-    last = max(mine, key=lambda one: one.lastTimestamp or one.eventTime, default=_Event())
+    waits = [one for one in mine if one.reason in _WAITING or one.reason.startswith("Evicted")]
+    last = max(waits, key=lambda one: one.lastTimestamp or one.eventTime, default=_Event())
     return sentence(last.reason, last.message)

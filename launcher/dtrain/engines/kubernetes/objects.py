@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from dtrain.launchplan.pods import REPLICATED_JOB
 from dtrain.messages.decode import Length, Range, decode
@@ -19,6 +19,11 @@ RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 
 Word = Annotated[str, Length(1 << 10)]
 Sentence = Annotated[str, Length(1 << 16)]
+_Uid = Annotated[str, re.compile(r"[A-Za-z0-9-]{1,64}")]
+_VERSION = re.compile("[0-9A-Za-z]{0,100}")
+_Version = Annotated[str, _VERSION]
+_Restarts = Annotated[int, Range(0, 10**6)]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class _Container:
 @dataclass(frozen=True, slots=True)
 class _Metadata:
     name: Annotated[str, re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")]
-    uid: Annotated[str, re.compile(r"[A-Za-z0-9-]{1,64}")] = ""
+    uid: _Uid = ""
     labels: Mapping[str, Word] = field(default_factory=dict)
     creationTimestamp: Word = ""  # noqa: N815 (Kubernetes)
     deletionTimestamp: Word | None = None  # noqa: N815 (Kubernetes)
@@ -150,6 +155,16 @@ def lone_pod(value: Any) -> Pod:
     return _pod(decode(_PodObject, without_nulls(value), "pod"), index=0, attempt=1)
 
 
+def at(value: Any, path: str, kind: Callable[..., _T]) -> _T | None:
+    """The part of a JSON object at a path of keys such as ``status.conditions``, as a ``kind``;
+    None if it is missing or null. Raises ProtocolError."""
+    for key in path.split("."):
+        value = decode(dict[str, Any], value, path).get(key)
+        if value is None:
+            return None
+    return decode(kind, without_nulls(value), path)
+
+
 def without_nulls(value: Any) -> Any:
     """The value without fields that are null, which Kubernetes writes for empty lists and maps."""
     if isinstance(value, dict):
@@ -223,24 +238,6 @@ def sentence(reason: str, message: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _JobSpec:
-    suspend: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _JobStatus:
-    restarts: Annotated[int, Range(0, 10**6)] | None = None
-    conditions: tuple[Condition, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _JobObject:
-    metadata: _Metadata
-    spec: _JobSpec = _JobSpec()
-    status: _JobStatus = _JobStatus()
-
-
-@dataclass(frozen=True, slots=True)
 class KubernetesJobState:
     """The state of the JobSet or the TrainJob."""
 
@@ -259,43 +256,34 @@ class KubernetesJobState:
 
 def job(value: Any) -> KubernetesJobState:
     """The state of a job in a JSON object. Raises ProtocolError."""
-    found = decode(_JobObject, without_nulls(value), "job")
-    true = {one.type: one for one in found.status.conditions if one.status == "True"}
+    conditions = at(value, "status.conditions", tuple[Condition, ...]) or ()
+    true = {one.type: one for one in conditions if one.status == "True"}
     failed = true.get("Failed")
     return KubernetesJobState(
-        uid=found.metadata.uid,
-        attempt=(found.status.restarts or 0) + 1,
-        suspended=bool(found.spec.suspend),
+        uid=at(value, "metadata.uid", _Uid) or "",
+        attempt=(at(value, "status.restarts", _Restarts) or 0) + 1,
+        suspended=at(value, "spec.suspend", bool) or False,
         done="Completed" in true or "Complete" in true,
         failed=(sentence(failed.reason, failed.message) or "failed") if failed else "",
     )
 
 
-_VERSION = re.compile("[0-9A-Za-z]{0,100}")
-
-
-@dataclass(frozen=True, slots=True)
-class _ListMetadata:
-    resourceVersion: Annotated[str, _VERSION] = ""  # noqa: N815 (Kubernetes)
-
-
 @dataclass(frozen=True, slots=True)
 class ObjectList:
-    metadata: _ListMetadata = _ListMetadata()
-    items: tuple[Mapping[str, Any], ...] = ()
-    next: Word = ""
+    items: tuple[dict[str, Any], ...]
+    version: str
+    """Where a watch of the objects begins."""
+    next: str
     """Where the next page begins; empty on the last one. Kubernetes calls it ``continue``."""
 
 
 def object_list(value: Any) -> ObjectList:
     """A list of objects, or a page of it. Raises ProtocolError."""
-    if isinstance(value, dict):
-        metadata = value.get("metadata")
-        following = metadata.get("continue") if isinstance(metadata, dict) else None
-        value = {**value, "next": following or ""}
-        if value.get("items") is None:
-            value["items"] = []
-    return decode(ObjectList, value, "list")
+    return ObjectList(
+        items=at(value, "items", tuple[dict[str, Any], ...]) or (),
+        version=at(value, "metadata.resourceVersion", _Version) or "",
+        next=at(value, "metadata.continue", Word) or "",
+    )
 
 
 @dataclass(frozen=True, slots=True)

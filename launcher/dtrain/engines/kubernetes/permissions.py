@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dtrain.engines.kubernetes import kueue
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.kinds import JOB_KINDS, TRAINJOB
-from dtrain.messages.decode import decode
+from dtrain.engines.kubernetes.objects import at
 from dtrain.records import dataclass
 from dtrain.spec.model import Kubernetes
 
@@ -61,16 +61,6 @@ OF_IMAGE_CHECK = (Permission("create", "pods"), Permission("get", "pods"))
 """Those that only `dtrain check` needs, to look into the image."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Allowed:
-    allowed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Review:
-    status: _Allowed = _Allowed()
-
-
 def allowed(client: Client, permission: Permission) -> bool:
     """Whether the user has it in the namespace. Raises NodeError and ProtocolError."""
     attributes = {
@@ -89,4 +79,4 @@ def allowed(client: Client, permission: Permission) -> bool:
             "spec": {"resourceAttributes": attributes},
         },
     )
-    return decode(_Review, answer, "review").status.allowed
+    return at(answer, "status.allowed", bool) or False

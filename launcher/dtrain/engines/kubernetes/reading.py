@@ -258,7 +258,7 @@ class Readers:
             self._client.request("GET", PODS, labelSelector=self._launched.selector)
         )
         self._send(PodsListed(objects.pods(found)))
-        return found.metadata.resourceVersion
+        return found.version
 
     def _follow_pods(self, version: str) -> str:
         """Watch until the server ends the watch. Returns the version to go on from. Raises

@@ -9,7 +9,7 @@ from typing import Any
 from dtrain.diagnostics import PrepareError
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.kinds import TRAINJOB
-from dtrain.engines.kubernetes.objects import Word, without_nulls
+from dtrain.engines.kubernetes.objects import Word, at
 from dtrain.launchplan.pods import REPLICATED_JOB
 from dtrain.messages.decode import decode
 from dtrain.records import dataclass
@@ -18,6 +18,7 @@ from dtrain.spec.model import Kubernetes
 PATH = f"/apis/{TRAINJOB.api_version}/clustertrainingruntimes"
 _UNSEEN = {"volumes": "volumes", "initContainers": "init containers"}
 """Fields of a pod that may bring code or programs, and that a check does not use."""
+_Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,9 @@ def read(client: Client, keys: Kubernetes) -> TrainingRuntime | None:
 
 def parsed(value: Any, name: str) -> TrainingRuntime:
     """Raises ProtocolError. Pure."""
-    jobs = _within(without_nulls(value), "spec", "template", "spec").get("replicatedJobs", [])
-    named = (one for one in decode(_Objects, jobs, "jobs") if one.get("name") == REPLICATED_JOB)
-    pod = _within(next(named, {}), "template", "spec", "template", "spec")
+    jobs = at(value, "spec.template.spec.replicatedJobs", tuple[_Object, ...]) or ()
+    named = (one for one in jobs if one.get("name") == REPLICATED_JOB)
+    pod = at(next(named, {}), "template.spec.template.spec", _Object) or {}
     parts = decode(_PodParts, pod, "pod")
     mine = (one for one in parts.containers if one.name == REPLICATED_JOB)
     container = next(mine, _Container())
@@ -65,17 +66,6 @@ def parsed(value: Any, name: str) -> TrainingRuntime:
         tuple(one.mountPath for one in container.volumeMounts),
         f"what the runtime {name} adds ({', '.join(unseen)})" if unseen else "",
     )
-
-
-_Object = dict[str, Any]
-_Objects = tuple[_Object, ...]
-
-
-def _within(value: Any, *path: str) -> _Object:
-    """The object at a path of keys; empty where there is none. Raises ProtocolError."""
-    for key in path:
-        value = decode(_Object, value, key).get(key, {})
-    return decode(_Object, value, path[-1])
 
 
 _PLACING = (
