@@ -93,11 +93,16 @@ def bindings(
 def node_cpus(root: str = "") -> dict[int, frozenset[int]]:
     """The cores of each NUMA node. Memory of devices can be a node without cores."""
     base = root + "/sys/devices/system/node"
-    found = {}
-    for name in _listed(base):
-        if re.fullmatch(r"node\d+", name):
-            found[int(name[4:])] = _cpulist(_text("%s/%s/cpulist" % (base, name)))
+    found = {
+        node: _cpulist(_text("%s/node%d/cpulist" % (base, node))) for node in numbered(base, "node")
+    }
     return {node: cpus for node, cpus in found.items() if cpus}
+
+
+def numbered(folder: str, prefix: str) -> list[int]:
+    """The numbers of the entries that are named ``prefix`` and a number."""
+    names = (name[len(prefix) :] for name in _listed(folder) if name.startswith(prefix))
+    return [int(number) for number in names if number.isdecimal()]
 
 
 def gpu_nodes(root: str = "") -> list[int | None]:
@@ -138,7 +143,8 @@ def _amd(root: str) -> list[str]:
 def _cpulist(text: str) -> frozenset[int]:
     """The numbers in a list such as ``0-31,64-95``."""
     found: set[int] = set()
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)
 
