@@ -55,6 +55,12 @@ def listed(path: AnyStr) -> list[AnyStr]:
         return []
 
 
+def numbered(folder: str, prefix: str) -> list[int]:
+    """The numbers of the entries that are named ``prefix`` and a number."""
+    names = (name[len(prefix) :] for name in listed(folder) if name.startswith(prefix))
+    return [int(number) for number in names if number.isdecimal()]
+
+
 def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 
-from dtrain.node.files import listed, number, text_of
+from dtrain.node.files import listed, number, numbered, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def bindings(
 def node_cpus(root: str = "") -> dict[int, frozenset[int]]:
     """The cores of each NUMA node. Memory of devices can be a node without cores."""
     base = root + "/sys/devices/system/node"
-    found = {}
-    for name in listed(base):
-        if re.fullmatch(r"node\d+", name):
-            found[int(name[4:])] = _cpulist(text_of("%s/%s/cpulist" % (base, name)) or "")
+    found = {
+        node: _cpulist(text_of("%s/node%d/cpulist" % (base, node)) or "")
+        for node in numbered(base, "node")
+    }
     return {node: cpus for node, cpus in found.items() if cpus}
 
 
@@ -141,6 +141,7 @@ def _amd(root: str) -> list[str]:
 def _cpulist(text: str) -> frozenset[int]:
     """The numbers in a list such as ``0-31,64-95``."""
     found: set[int] = set()
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import struct
 
@@ -111,7 +110,7 @@ def open_events(pid: int, folder: bytes) -> int:
     for number in listed(fds) if pid else []:
         path = os.path.join(fds, number)
         with contextlib.suppress(OSError):
-            if re.search(rb"/events( \(deleted\))?$", os.readlink(path)):
+            if os.readlink(path).endswith((b"/events", b"/events (deleted)")):
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     return open_regular(os.path.join(folder, b"events"))
 

@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 
-from dtrain.node.files import listed, text_of, user_name
+from dtrain.node.files import listed, numbered, text_of, user_name
 from dtrain.node.numa import gpu_nodes, node_cpus
 
 TYPE_CHECKING = False
@@ -37,9 +37,7 @@ def machine(_request: GatherOrder) -> Json:
         ),
         "python": "%d.%d.%d" % sys.version_info[:3],
         "cpus": len(os.sched_getaffinity(0)),
-        "numa_nodes": sum(
-            bool(re.fullmatch(r"node\d+", name)) for name in listed("/sys/devices/system/node")
-        ),
+        "numa_nodes": len(numbered("/sys/devices/system/node", "node")),
         "gpu_nodes": gpu_nodes(),
         "node_cpus": {
             str(node): len(cpus & os.sched_getaffinity(0)) for node, cpus in node_cpus().items()
@@ -50,8 +48,9 @@ def machine(_request: GatherOrder) -> Json:
 
 
 def system_name() -> str:
-    found = re.search(r'(?m)^PRETTY_NAME="?(.*?)"?$', text_of("/etc/os-release") or "")
-    return found[1] if found else ""
+    lines = (text_of("/etc/os-release") or "").splitlines()
+    named = (line.partition("=")[2] for line in lines if line.startswith("PRETTY_NAME="))
+    return next(named, "").strip('"')
 
 
 def libc() -> str:
@@ -66,19 +65,20 @@ def container() -> str:
         return "podman"
     if os.path.exists("/.dockerenv"):
         return "docker"
-    found = re.search(r"(docker|kubepods|lxc|containerd)", text_of("/proc/1/cgroup") or "")
-    return found[1] if found else ""
+    cgroup = text_of("/proc/1/cgroup") or ""
+    return next(
+        (name for name in ("kubepods", "docker", "lxc", "containerd") if name in cgroup), ""
+    )
 
 
 def governors() -> dict[str, int]:
     """The number of CPUs by frequency governor."""
     found: dict[str, int] = {}
     base = "/sys/devices/system/cpu"
-    for name in listed(base):
-        if re.fullmatch(r"cpu\d+", name):
-            governor = text_of("%s/%s/cpufreq/scaling_governor" % (base, name))
-            if governor:
-                found[governor] = found.get(governor, 0) + 1
+    for cpu in numbered(base, "cpu"):
+        governor = text_of("%s/cpu%d/cpufreq/scaling_governor" % (base, cpu))
+        if governor:
+            found[governor] = found.get(governor, 0) + 1
     return found
 
 

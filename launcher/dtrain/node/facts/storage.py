@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from dtrain.node.facts.files import expand, why_unsafe
 from dtrain.node.files import text_of, user_name
@@ -14,6 +13,9 @@ if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
     from dtrain.node.facts.orders import GatherOrder
 
+ESCAPED = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
+"""What the kernel writes in place of some characters of a path, see proc(5)."""
+
 
 def mounts() -> list[tuple[str, str, str, str]]:
     """Mount point, type, source and options of every file system."""
@@ -22,7 +24,9 @@ def mounts() -> list[tuple[str, str, str, str]]:
         head, _, tail = line.partition(" - ")
         left, right = head.split(), tail.split()
         if len(left) > 5 and len(right) > 1:
-            point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), left[4])
+            point = left[4]
+            for code, char in ESCAPED.items():
+                point = point.replace(code, char)
             found.append((point, right[0], right[1], left[5] + "," + "".join(right[2:3])))
     return found
 
