@@ -153,7 +153,7 @@ def main() -> NoReturn:
 
 def run() -> int:
     """Run the command line; every failure ends as a message and an exit code."""
-    from dtrain.diagnostics import DtrainError, ExitCode, SpecError, ThreadLimitError
+    from dtrain.diagnostics import DtrainError, ExitCode, LimitError, SpecError
 
     if "_DTRAIN_COMPLETE" in os.environ:
         return _complete()
@@ -183,8 +183,8 @@ def run() -> int:
         if isinstance(error, FileNotFoundError) and _folder_is_gone():
             _say("error: the current folder was removed\nhint: cd to another folder")
             return ExitCode.INVALID
-        if ThreadLimitError.is_meant(error):
-            return _explain(ThreadLimitError())
+        if limit := LimitError.of(error):
+            return _explain(limit)
         _say(f"error: a bug in dtrain; please report {_crash_report(error)}")
         return ExitCode.INTERNAL
     return code if isinstance(code, int) else ExitCode.OK

@@ -7,7 +7,7 @@ The exception tree, with the exit code of each branch:
     ├── SpecError        2   the cluster file is wrong; carries every problem found
     ├── UsageError       2   the command line is wrong
     ├── StoppedError   130   the user stopped it before it had started anything
-    ├── ThreadLimitError 3   this machine lets dtrain start no more threads
+    ├── LimitError       3   this machine lets dtrain start no more threads, or open no more files
     └── NodeError        3   a host could not be reached or prepared
         ├── ConnectError     no connection (name, route, port, timeout)
         ├── HostKeyError     the host key has changed or is unknown
@@ -21,6 +21,7 @@ Every message states the place and the problem. Every hint contains the remedy.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -102,19 +103,23 @@ class StoppedError(DtrainError):
     exit_code = ExitCode.INTERRUPTED
 
 
-class ThreadLimitError(DtrainError):
+class LimitError(DtrainError):
     exit_code = ExitCode.NODE_FAILED
 
-    def __init__(self) -> None:
-        super().__init__(
-            "this machine lets dtrain start no more threads; it needs two for each host",
-            hint="raise the limit of processes: `ulimit -u`, or pids.max of the container",
-        )
-
-    @staticmethod
-    def is_meant(error: Exception) -> bool:
-        """Whether ``error`` is how Python reports this limit."""
-        return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+    @classmethod
+    def of(cls, error: Exception) -> LimitError | None:
+        """The limit that ``error``, an exception of Python, is about; None if there is none."""
+        if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+            return cls(
+                "this machine lets dtrain start no more threads; it needs two for each host",
+                hint="raise the limit of processes: `ulimit -u`, or pids.max of the container",
+            )
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return cls(
+                "this machine lets dtrain open no more files",
+                hint="raise the limit of open files: `ulimit -n`",
+            )
+        return None
 
 
 class NodeError(DtrainError):

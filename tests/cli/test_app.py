@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -202,16 +204,27 @@ def test_an_internal_error_is_written_to_a_file(
     assert "(no file has the details: No such file or directory)" in message
 
 
-def test_a_machine_without_a_free_thread_is_no_bug(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("can't start new thread"), "start no more threads"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "open no more files"),
+    ],
+    ids=["threads", "files"],
+)
+def test_a_limit_of_this_machine_is_no_bug(
+    error: Exception,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(**_: object) -> None:
-        raise RuntimeError("can't start new thread")
+        raise error
 
     monkeypatch.setattr(app, "app", fail)
     assert app.run() == 3
     message = capsys.readouterr().err
-    assert message.startswith("error: this machine lets dtrain start no more threads")
+    assert message.startswith(f"error: this machine lets dtrain {words}")
     assert "\nhint: raise the limit" in message
 
 

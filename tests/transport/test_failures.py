@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import logging
 import os
 import re
@@ -366,6 +367,26 @@ def test_a_refused_connection_is_not_retried(transport: SshTransport, address: s
     assert caught.value.reason == "connection refused"
     assert f"port {port}" in caught.value.hint
     assert "`transport: local`" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EAFNOSUPPORT, "address family not supported by protocol"),  # a kernel without IPv6
+        (errno.EMFILE, "this machine lets dtrain open no more files"),
+    ],
+)
+def test_a_socket_that_the_kernel_does_not_make(
+    transport: SshTransport, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    class Refused(socket.socket):
+        def __init__(self, *_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "socket", Refused)
+    with pytest.raises(ConnectError) as caught:
+        transport.connect(Host("gpu01", "::1", ssh=Ssh("ml", 22)))
+    assert caught.value.reason == reason
 
 
 def test_a_name_that_does_not_exist(transport: SshTransport) -> None:

@@ -7,6 +7,7 @@ the goodput and writes the files. A failure to export never ends the run.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -161,7 +162,7 @@ def _write(path: Path, content: str) -> None:
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             draft = Path(file.name)
             file.write(content.encode())
-        draft.chmod(0o644)
+            os.fchmod(file.fileno(), 0o644)  # of the file, not of a link that has replaced it
         draft.replace(path)
     except OSError as error:
         if draft is not None:

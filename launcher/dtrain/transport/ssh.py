@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import paramiko
 
-from dtrain.diagnostics import AuthError, ConnectError, HostKeyError, NodeError
+from dtrain.diagnostics import AuthError, ConnectError, HostKeyError, LimitError, NodeError
 from dtrain.spec.model import Host
 from dtrain.transport import control_master, retry
 from dtrain.transport.algorithms import allow, check_host_key
@@ -312,8 +312,9 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
     for index, (family, kind, protocol, _, where) in enumerate(found):
         # An address that does not answer must leave time for the remaining addresses.
         share = (deadline - time.monotonic()) / (len(found) - index)
-        connection = socket.socket(family, kind, protocol)
+        connection = None
         try:
+            connection = socket.socket(family, kind, protocol)
             connection.settimeout(max(0.1, share))
             if endpoint.bind_address:
                 _bind(connection, endpoint.bind_address)
@@ -321,8 +322,11 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
         except OSError as error:
-            connection.close()
+            if connection is not None:  # a kernel without IPv6 makes none for an IPv6 address
+                connection.close()
             failure = error
+    if limit := LimitError.of(failure):
+        raise ConnectError(endpoint.host, endpoint.attempted, limit.message, hint=limit.hint)
     if isinstance(failure, ConnectionResetError):
         raise DroppedError(Transient.DROPPED, "the connection was reset")
     raise endpoint.error(

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from dtrain.diagnostics import DtrainError, InternalError, ThreadLimitError
+from dtrain.diagnostics import DtrainError, InternalError, LimitError
 
 
 def run_guarded(name: str, work: Callable[[], None], report: Callable[[Exception], None]) -> None:
@@ -28,8 +28,8 @@ def run_guarded(name: str, work: Callable[[], None], report: Callable[[Exception
 
 def fault(error: Exception, folder: Path) -> DtrainError:
     """The error for the user. For a bug, the traceback goes to the run's ``folder``."""
-    if ThreadLimitError.is_meant(error):
-        return ThreadLimitError()
+    if limit := LimitError.of(error):
+        return limit
     file = folder / "fault.txt"
     with contextlib.suppress(OSError):
         text = "".join(traceback.format_exception(error))
