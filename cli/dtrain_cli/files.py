@@ -23,11 +23,11 @@ def read_text(path: Path) -> str | None:
     return contents(path).decode("utf-8", "surrogateescape") if target.exists() else None
 
 
-HTML, JSON = "<!doctype html", "{"
-"""How the pages and documents that dtrain writes begin."""
+HTML, JSON, METRICS = "<!doctype html", "{", ("# help dtrain_", "# eof")
+"""How the files that dtrain writes begin."""
 
 
-def writable(path: Path, begins: str = "") -> bool:
+def writable(path: Path, begins: str | tuple[str, ...] = "") -> bool:
     """Return whether there is a file to replace. For use before the long work whose result
     `write_text` gets.
 
@@ -38,7 +38,7 @@ def writable(path: Path, begins: str = "") -> bool:
     if not os.access(target.parent, os.W_OK | os.X_OK, effective_ids=True):
         raise _unwritable(path, target, "its folder is read-only")
     content = read_text(path)
-    if content and content[: len(begins)].lower() != begins:
+    if content and not content[:80].lower().startswith(begins):
         raise UsageError(
             f"{str(path)!r} was not written by dtrain, so it is not replaced",
             hint="name a new file, or remove this one",

@@ -127,6 +127,7 @@ def test_metrics_are_served_and_kept_in_a_file(folder: RunFolder, tmp_path: Path
         kept = values(read(text))
         assert kept["dtrain_goodput_ratio", "", ""] == pytest.approx(2 / 3, abs=0.01)
         assert kept["dtrain_time_seconds", "", "start"] == pytest.approx(10)
+    Exports(None, file)  # replaces the file of an earlier run
     assert [path.name for path in tmp_path.iterdir() if "prom" in path.name] == ["run.prom"]
 
 
@@ -278,7 +279,8 @@ def test_scalars_that_cannot_be_written_end_neither_the_run_nor_the_file(
         (["--metrics-port", "http"], "--metrics-port http: not a port"),
         (["--metrics-port", "65536"], "not a port"),
         (["--metrics-port", "192.0.2.1:0"], "cannot listen"),
-        (["--metrics-file", "nowhere/run.prom"], "cannot write: No such file"),
+        (["--metrics-file", "nowhere/run.prom"], "cannot be written: "),
+        (["--metrics-file", "c.yaml"], "'c.yaml' was not written by dtrain"),
         (["--tensorboard-dir", "c.yaml/scalars"], "cannot write: Not a directory"),
         (["--tensorboard-dir", "/proc"], "cannot write: "),
     ],

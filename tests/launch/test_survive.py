@@ -179,10 +179,11 @@ def test_attach_to_a_launch_killed_in_the_foreground(runs: Runs) -> None:
     launch.until("line", count=20)
     launch.kill()
     (run,) = [path.name for path in (runs.scene.home / "runs").iterdir()]
-    attached = runs.dtrain("attach", run[:8])
+    attached = runs.dtrain("attach", run[:8], "--rank", "1,3", "--host", "node0")
     attached.until("line", count=20)
     runs.stop_file.touch()
-    assert attached.wait().code == 0
+    done = attached.wait()
+    assert (done.code, done.stdout.count("[node0 1]")) == (0, len(done.stdout.splitlines()))
     runs.assert_whole(run)
 
 

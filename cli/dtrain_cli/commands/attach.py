@@ -7,19 +7,27 @@ from typing import Annotated
 import typer
 
 from dtrain import api
+from dtrain.runs.record import Record
+from dtrain.session.status import find_run
+from dtrain_cli.commands.select import hosts, ranks
 from dtrain_cli.commands.watch import Watch, exports
 from dtrain_cli.parameters import (
     Fold,
     MetricsFile,
     MetricsPort,
+    OnlyHosts,
+    OnlyRanks,
     OpenRun,
     ScalarsFolder,
     ShowAs,
 )
+from dtrain_cli.views import Filters
 
 
 def attach(
     run: OpenRun,
+    rank: OnlyRanks = None,
+    host: OnlyHosts = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
     fold: Fold = False,
     view: ShowAs = None,
@@ -28,9 +36,14 @@ def attach(
     tensorboard_dir: ScalarsFolder = None,
 ) -> None:
     """Watch a run; Ctrl-C leaves it running."""
+    filters = Filters()
+    if (rank, host) != (None, None):
+        spec = Record.load(find_run(run).path).request.spec()
+        filters = Filters(ranks(rank, spec), hosts(host, spec))
     watch = Watch(
         stopping=False,
         json=json,
+        filters=filters,
         fold=fold,
         display=view,
         exports=exports(metrics_port, metrics_file, tensorboard_dir),

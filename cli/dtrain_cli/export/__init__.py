@@ -23,6 +23,7 @@ from dtrain.runs.progress import Pace, Progress, speaker
 from dtrain.session.observer import Observer
 from dtrain_cli.export.metrics_server import serve
 from dtrain_cli.export.scalars import Scalars, check_scalars
+from dtrain_cli.files import METRICS, writable
 from dtrain_cli.views import open_metrics
 from dtrain_cli.views.open_metrics import Metrics
 
@@ -54,6 +55,7 @@ class Exports(Observer):
         if scalars is not None:
             check_scalars(scalars)
         if file is not None:
+            writable(file, METRICS)
             _write(file, "# EOF\n")
         self._server = serve(port, self._text) if port is not None else None
         self._threads = [threading.Thread(target=self._tick, daemon=True)]
