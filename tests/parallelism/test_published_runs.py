@@ -135,6 +135,7 @@ def test_the_software_of_an_unknown_source(
         ({"source": "torchtitan paper, Table 1 torch.compile"}, False),
         ({"id": "8b-compiled"}, False),
         ({"notes": "RMSNorm kernel"}, False),
+        ({"notes": "Liger"}, False),
     ],
 )
 def test_compilation_fuses_norms(cells: dict[str, str], separate: bool) -> None:

@@ -85,7 +85,9 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     # Without compilation, float8 of torchao is slower than bf16.
     text = f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
     said = re.sub(r"\b(no|not|without) (torch\.)?compil", "", text, flags=re.IGNORECASE)
-    fused = r"\bcompile|\bLiger\b|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for \w+ and norms"
+    fused = (
+        r"\bcompile|\bLiger\b|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for \w+ and norms"
+    )
     compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
     return Assumptions(
         precision=precision,
