@@ -119,7 +119,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         flash_attention=flash,
         flash2=_flash2(text, practice),
         document=_document(row, practice),
-        triton_attention=practice.triton_attention,
+        triton_attention=practice.triton_attention or "flash attention in Triton" in text,
         fused_loss=practice.fused_loss
         or re.search(r"(chunked|fused)\b[^;]*\bcross[- ]entropy", text, re.IGNORECASE) is not None,
         loss_bytes=_loss_bytes(text, practice),
