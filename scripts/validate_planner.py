@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Compares the planner's estimates with published training runs.
 
-    scripts/validate_planner.py [--runs FILE [--runs FILE ...]] [--json] [--worst N] [--rows OUT]
+    scripts/validate_planner.py [--runs FILE ...] [--all] [--json] [--worst N] [--rows OUT]
 
 Estimates every run of the files like ``dtrain plan``, without any calibration. Prints for each
-source and for all sources: rows, mean absolute and signed error of the step time and of the peak
-memory in percent, and how well the planner predicted which runs fit. ``planner.published.runs``
-describes how a row is read. Without --runs, uses the runs in this repository that the constants are
-fitted to: all but published_runs_unseen.csv and published_runs_unseen_2.csv to _7.csv.
+source, each file and all of them: rows, mean absolute and signed error of the step time and of the
+peak memory in percent, and how well the planner predicted which runs fit. A further line has the
+runs whose layout and batch are given: ``planner.published.layouts.is_given`` says what that means.
+``planner.published.runs`` describes how a row is read. Without --runs, uses the runs in this
+repository that the constants are fitted to: all but published_runs_unseen.csv and
+published_runs_unseen_2.csv to _7.csv. With --all, uses those too: this prints the figures of
+``dtrain help plan``.
 
 A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
 "Fits" is the planner's decision, so it includes the headroom that the planner leaves.
@@ -21,14 +24,16 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.cluster.efficiency import of_gpu
+from dtrain.parallelism.cluster.efficiency import KNOWN, of_gpu
+from dtrain.parallelism.cost.candidate import ROOMY
 from dtrain.parallelism.search import rank_key
 from planner.interval import described_interval
 from planner.published.runs import PublishedRun, Skipped, read
@@ -49,6 +54,7 @@ UNSEEN_6 = DATA / "published_runs_unseen_6.csv"
 """Runs of a sixth blind test, of the memory of pretraining."""
 UNSEEN_7 = DATA / "published_runs_unseen_7.csv"
 """Runs of a seventh blind test, of publishers that the others do not have."""
+BLIND = (UNSEEN, UNSEEN_2, UNSEEN_3, UNSEEN_4, UNSEEN_5, UNSEEN_6, UNSEEN_7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,8 @@ class Outcome:
     fits: bool
     rank_key: float
     """What the planner ranks layouts by, the least first."""
+    share: float
+    """Estimated share of the GPU's memory."""
 
     @property
     def time(self) -> float | None:
@@ -131,13 +139,17 @@ def outcome_of(run: PublishedRun) -> Outcome | Skipped:
         peak -= min(memory.cached, max(0.0, memory.total + memory.cached - run.cluster.gpu.memory))
     if not (math.isfinite(seconds) and math.isfinite(peak)):
         return Skipped(run.name, "the planner has no estimate: not finite")
-    return Outcome(run, seconds, peak, fits, rank_key(candidate))
+    share = memory.total / run.cluster.gpu.memory
+    return Outcome(run, seconds, peak, fits, rank_key(candidate), share)
 
 
 @dataclass(slots=True)
 class Report:
     overall: Score = field(default_factory=Score)
+    given: Score = field(default_factory=Score)
+    """Of the runs whose layout and batch their rows give (`PublishedRun.given`)."""
     sources: dict[str, Score] = field(default_factory=dict)
+    files: dict[str, Score] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     outcomes: list[Outcome | Skipped] = field(default_factory=list)
 
@@ -145,22 +157,33 @@ class Report:
         return {
             "schema": 1,
             "overall": self.overall.as_json(),
+            "given": self.given.as_json(),
+            "files": {name: score.as_json() for name, score in self.files.items()},
             "sources": {name: score.as_json() for name, score in sorted(self.sources.items())},
             "skipped": dict(sorted(self.skipped.items())),
         }
 
+    @property
+    def estimated(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if isinstance(outcome, Outcome)]
 
-def validate(runs: Iterable[PublishedRun | Skipped]) -> Report:
-    """The planner's errors on runs."""
+
+def validate(files: Iterable[tuple[str, Iterable[PublishedRun | Skipped]]]) -> Report:
+    """The planner's errors on the runs of some files, each with a name."""
     report = Report()
-    for run in runs:
-        outcome = run if isinstance(run, Skipped) else outcome_of(run)
-        report.outcomes.append(outcome)
-        if isinstance(outcome, Skipped):
-            report.skipped[outcome.reason] += 1
-            continue
-        report.overall.add(outcome)
-        report.sources.setdefault(outcome.run.table, Score()).add(outcome)
+    for name, runs in files:
+        of_file = report.files.setdefault(name, Score())
+        for run in runs:
+            outcome = run if isinstance(run, Skipped) else outcome_of(run)
+            report.outcomes.append(outcome)
+            if isinstance(outcome, Skipped):
+                report.skipped[outcome.reason] += 1
+                continue
+            of_source = report.sources.setdefault(outcome.run.table, Score())
+            for score in (report.overall, of_file, of_source):
+                score.add(outcome)
+            if outcome.run.given:
+                report.given.add(outcome)
     return report
 
 
@@ -171,6 +194,9 @@ def table(report: Report) -> str:
     """A text table, aligned in any terminal or file."""
     lines: list[tuple[str, ...]] = [("", *_HEADINGS)]
     lines += [(name, *_cells(score)) for name, score in sorted(report.sources.items())]
+    sources = len(lines)
+    lines += [(name, *_cells(score)) for name, score in report.files.items()]
+    lines.append(("layout and batch given", *_cells(report.given)))
     lines.append(("all", *_cells(report.overall)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = [
@@ -179,16 +205,10 @@ def table(report: Report) -> str:
         for line in lines
     ]  # fmt: skip
     rule = "─" * len(text[0])
-    text = [text[0], rule, *text[1:-1], rule, text[-1], ""]
+    text = [text[0], rule, *text[1:sources], rule, *text[sources:], ""]
     text.append("time, memory: runs compared; errors in percent: mean of absolute ones, and bias")
     text.append("ran, oom: of the runs that ran and that did not fit, those predicted correctly")
-    text += [f"{interval}." for interval in _intervals(report)]
-    if losses := first_choice_losses(report):
-        close = sum(loss <= 0.03 for loss in losses)
-        text.append(
-            f"In {len(losses)} sweeps of three or more layouts, the planner's first choice took "
-            f"{100 * fmean(losses):.1f} % longer than the fastest, and within 3 % in {close}."
-        )
+    text += [f"{line}." for line in (*_intervals(report), *_sweeps(report), *_near_limit(report))]
     if report.skipped:
         text += ["", f"{sum(report.skipped.values())} rows skipped:"]
         text += [f"  {rows:5}  {reason}" for reason, rows in report.skipped.most_common()]
@@ -196,34 +216,95 @@ def table(report: Report) -> str:
 
 
 def _intervals(report: Report) -> Iterator[str]:
-    for what, measured in (("step times", "time"), ("memory peaks", "memory")):
+    """The intervals of the errors, of all runs and of the groups that the planner distinguishes."""
+
+    def is_measured(run: PublishedRun) -> bool:
+        return of_gpu(run.cluster.gpu).interval_high == KNOWN["interval_high"]
+
+    def is_mixture(run: PublishedRun) -> bool:
+        return run.shape.experts > 0
+
+    groups: tuple[tuple[str, str, Callable[[PublishedRun], bool]], ...] = (
+        ("step times", "time", lambda _: True),
+        (
+            "step times of dense models on measured GPUs",
+            "time",
+            lambda run: is_measured(run) and not is_mixture(run),
+        ),
+        (
+            "step times of dense models on other GPUs",
+            "time",
+            lambda run: not is_measured(run) and not is_mixture(run),
+        ),
+        ("step times of models with experts", "time", is_mixture),
+        ("memory peaks", "memory", lambda _: True),
+        ("memory peaks of Megatron-LM", "memory", lambda run: run.layout.backend == "megatron"),
+        ("memory peaks of PyTorch", "memory", lambda run: run.layout.backend != "megatron"),
+    )
+    for what, measured, chosen in groups:
         errors: dict[tuple[str, str], list[float]] = {}
-        for outcome in report.outcomes:
-            error = None if isinstance(outcome, Skipped) else getattr(outcome, measured)
-            if error is not None:
-                run = outcome.run
+        for outcome in report.estimated:
+            run, error = outcome.run, getattr(outcome, measured)
+            if error is not None and chosen(run):
                 errors.setdefault((run.publisher, run.table), []).append(math.log1p(error))
         if errors:
             yield described_interval(errors, what)
 
 
-def first_choice_losses(report: Report) -> list[float]:
-    """For each sweep of three or more layouts of one model and batch on the same GPUs: how much
-    longer than the fastest layout the one took that ranks first, as a share."""
-    sweeps: dict[object, list[Outcome]] = {}
-    for outcome in report.outcomes:
-        if isinstance(outcome, Outcome) and outcome.run.seconds is not None:
+def _sweeps(report: Report) -> Iterator[str]:
+    every = sweeps(report)
+    if losses := [_loss(sweep, lambda outcome: outcome.rank_key) for sweep in every]:
+        plain = [_loss(sweep, lambda outcome: outcome.seconds) for sweep in every]
+        close = sum(loss <= 0.03 for loss in losses)
+        yield (
+            f"In {len(losses)} sweeps of three or more layouts, the planner's first choice took "
+            f"{100 * fmean(losses):.1f} % longer than the fastest, and within 3 % in {close}; "
+            f"by the estimate alone, {100 * fmean(plain):.1f} %"
+        )
+        pairs = [
+            abs(math.log1p(one.time or 0.0) - math.log1p(other.time or 0.0))
+            for sweep in every
+            for one, other in combinations(sweep, 2)
+            if one.run.layout != other.run.layout
+        ]
+        yield f"In half of {len(pairs)} pairs, their errors differ by {100 * median(pairs):.1f} %"
+
+
+def _near_limit(report: Report) -> Iterator[str]:
+    for low, high in ((0.85, ROOMY), (ROOMY, 1.0)):
+        near = [
+            outcome.run.fitted
+            for outcome in report.estimated
+            if outcome.run.fitted is not None and low <= outcome.share < high
+        ]
+        if near:
+            yield (
+                f"Of {len(near)} runs estimated at {100 * low:.0f} to {100 * high:.0f} % of the "
+                f"memory, {near.count(False)} ran out of it"
+            )
+
+
+def sweeps(report: Report) -> list[list[Outcome]]:
+    """Measured runs of three or more layouts of one model and batch on the same GPUs."""
+    found: dict[object, list[Outcome]] = {}
+    for outcome in report.estimated:
+        if outcome.run.seconds is not None:
             run = outcome.run
             batch, precision = run.layout.global_batch, run.assumed.precision
             key = (run.publisher, run.table, run.shape, run.cluster, batch, precision)
-            sweeps.setdefault(key, []).append(outcome)
-    losses = []
-    for sweep in sweeps.values():
-        if len({outcome.run.layout for outcome in sweep}) >= 3:
-            first = min(sweep, key=lambda outcome: outcome.rank_key)
-            measured = [outcome.run.seconds or 0.0 for outcome in sweep]
-            losses.append((first.run.seconds or 0.0) / min(measured) - 1)
-    return losses
+            found.setdefault(key, []).append(outcome)
+    return [sweep for sweep in found.values() if len({one.run.layout for one in sweep}) >= 3]
+
+
+def first_choice_losses(report: Report) -> list[float]:
+    """For each sweep: how much longer than the fastest layout the one took that ranks first, as a
+    share."""
+    return [_loss(sweep, lambda outcome: outcome.rank_key) for sweep in sweeps(report)]
+
+
+def _loss(sweep: Sequence[Outcome], key: Callable[[Outcome], float]) -> float:
+    measured = [outcome.run.seconds or 0.0 for outcome in sweep]
+    return (min(sweep, key=key).run.seconds or 0.0) / min(measured) - 1
 
 
 def _cells(score: Score) -> tuple[str, ...]:
@@ -242,16 +323,15 @@ def _cells(score: Score) -> tuple[str, ...]:
 
 def worst(report: Report, number: int) -> str:
     """The runs with the largest errors of either kind, one per line."""
-    outcomes = [outcome for outcome in report.outcomes if isinstance(outcome, Outcome)]
     found = [
         (error, what, outcome.run)
-        for outcome in outcomes
+        for outcome in report.estimated
         for what, error in (("time", outcome.time), ("memory", outcome.memory))
         if error is not None
     ]
     found.sort(key=lambda one: -abs(one[0]))
     lines = [f"{100 * error:+7.1f} %  {what:6}  {run.name}" for error, what, run in found[:number]]
-    wrong = [o.run.name for o in outcomes if o.run.fitted is False and o.fits]
+    wrong = [o.run.name for o in report.estimated if o.run.fitted is False and o.fits]
     return "\n".join([*lines, *(f" ran out of memory, called a fit: {name}" for name in wrong)])
 
 
@@ -286,6 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--runs", action="append", type=Path, metavar="FILE")
+    parser.add_argument("--all", action="store_true", help="all runs of this repository")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the N worst runs")
     parser.add_argument(
@@ -293,7 +374,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        report = validate(run for path in options.runs or RUNS for run in read(path))
+        paths = (*(options.runs or RUNS), *(BLIND if options.all else ()))
+        report = validate((path.stem, read(path)) for path in paths)
         if options.rows:
             write_rows(report, options.rows)
     except UsageError as error:

@@ -16,14 +16,21 @@ Errors = Mapping[tuple[str, str], Sequence[float]]
 """ln(estimate / measured), by publisher and table."""
 
 
+def without_odd(found: Errors) -> Errors:
+    return {table: each for table, each in found.items() if abs(fmean(each)) < ODD}
+
+
 def interval(found: Errors) -> tuple[float, float]:
     """The first and the last decile of measured / estimate. Publishers have equal weight, and so
     have the tables of one publisher, except those with an `ODD` error.
     """
+    return _deciles(without_odd(found))
+
+
+def _deciles(found: Errors) -> tuple[float, float]:
     publishers: dict[str, list[Sequence[float]]] = {}
     for (publisher, _), table in found.items():
-        if abs(fmean(table)) < ODD:
-            publishers.setdefault(publisher, []).append(table)
+        publishers.setdefault(publisher, []).append(table)
     weighted = sorted(
         (-error, 1 / len(publishers) / len(tables) / len(table))
         for tables in publishers.values()
@@ -36,10 +43,16 @@ def interval(found: Errors) -> tuple[float, float]:
 
 
 def described_interval(found: Errors, what: str) -> str:
-    """``80 % of the step times are 0.82 to 1.28 times the estimate, …``."""
+    """``80 % of 2,488 step times are 0.89 to 1.26 times the estimate (61 publishers, …)``."""
+    even = without_odd(found)
+    if not even:
+        return f"no {what} to compare"
     low, high = interval(found)
-    odd = [table for (_, table), each in found.items() if abs(fmean(each)) >= ODD]
+    publishers = len({publisher for publisher, _ in even})
+    odd = [table for publisher, table in found if (publisher, table) not in even]
+    with_odd = "; with these, {:.2f} to {:.2f}".format(*_deciles(found)) if odd else ""
     return (
-        f"80 % of the {what} are {low:.2f} to {high:.2f} times the estimate, "
-        f"with equal weight for each publisher{''.join(f', without {table}' for table in odd)}"
+        f"80 % of {sum(map(len, even.values())):,} {what} are {low:.2f} to {high:.2f} times the "
+        f"estimate ({publishers} publishers of equal weight"
+        f"{''.join(f', without {table}' for table in odd)}{with_odd})"
     )

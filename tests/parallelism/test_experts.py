@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import Candidate
@@ -44,6 +45,29 @@ def test_whole_experts_need_no_sum_over_tensor_ranks() -> None:
     # Two copies of each token take as long as two sums, but start only once.
     assert parts == pytest.approx(whole + dense, rel=0.1)
     assert parts < whole + dense
+
+
+def test_a_loop_over_experts_starts_kernels_for_each_expert_that_a_rank_holds() -> None:
+    shape, cluster = model("qwen3-30b-a3b"), GpuCluster(gpu("h100-80gb"), 8, 8, 400.0)
+
+    def launches(expert: int, kernels: int) -> float:
+        layout = Layout(expert=expert, data=8, recompute="full")
+        assumed = Assumptions(expert_kernels=kernels)
+        return Kernels(of_family("hopper"), cluster, shape, layout, assumed).launches()
+
+    for expert in (1, 8):
+        # The forward pass, its repetition, and a backward pass of 1.6 times as many.
+        added = launches(expert, 5) - launches(expert, 0)
+        assert added == pytest.approx(128 / expert * 5 * 3.6)
+    assert launches(1, 0) == launches(8, 0)
+
+
+def test_dtrain_runtime_loops_over_experts() -> None:
+    loops = {
+        backend: Assumptions.usual("bf16", gpu("h100-80gb"), backend).expert_kernels
+        for backend in BACKENDS
+    }
+    assert loops == {"runtime": 5, "megatron": 0, "torchtitan": 0}
 
 
 def test_whole_experts_are_larger_products() -> None:

@@ -135,11 +135,28 @@ def test_the_software_of_an_unknown_source(
         ({"source": "torchtitan paper, Table 1 torch.compile"}, False),
         ({"id": "8b-compiled"}, False),
         ({"notes": "RMSNorm kernel"}, False),
+        ({"notes": "Liger"}, False),
     ],
 )
 def test_compilation_fuses_norms(cells: dict[str, str], separate: bool) -> None:
     found = run(**{"source": "torchtitan paper, Table 1", **cells})
     assert found.assumed.separate_kernels is separate
+
+
+def test_a_run_is_given_if_no_rule_fills_in_its_layout_or_batch() -> None:
+    cells = {"sharding": "optimizer", "recompute": "none"}
+    assert run(**cells).given
+    for missing in ("sharding", "recompute", "micro_batch", "global_batch"):
+        # A rate, because a step time needs a batch.
+        rate = {"reported_step_time_s": "", "reported_tokens_per_s_per_gpu": "900"}
+        assert not run(**{**cells, **rate, missing: ""}).given, missing
+    assert not run(**{**cells, "tp": "", "pp": ""}).given
+    assert run(**{**cells, "tp": "", "pp": "", "sharding": "FSDP"}).given
+    # One sequence for each data rank leaves one micro-batch.
+    assert run(**{**cells, "micro_batch": "", "global_batch": "8"}).given
+    mixture = {**cells, "moe_experts": "8", "moe_topk": "2"}
+    assert not run(**mixture).given
+    assert run(**mixture, ep="8").given
 
 
 def test_blank_cells_are_what_a_run_needs_to_fit() -> None:

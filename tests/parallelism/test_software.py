@@ -12,6 +12,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
+from dtrain.parallelism.cost.step_time import HOST_MEMORY
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import BackendName, Layout
 
@@ -162,6 +163,21 @@ def test_a_host_that_waits_for_each_kernel_adds_each_launch_to_the_step() -> Non
     assert first > 0
     # Otherwise the host starts kernels ahead of time.
     assert total(10e-6, blocking=False) == total(0.0, blocking=False)
+
+
+def test_states_of_16_bits_are_14_bytes_of_each_parameter_for_adam() -> None:
+    """It reads the parameter, its gradient and two moments, and writes all but the gradient. With a
+    copy in 32 bits, these are 34 bytes on a GPU and 28 in the host's memory."""
+
+    def optimizer(*, narrow: bool, offload: bool) -> float:
+        layout = Layout(backend="megatron", offload=offload)
+        assumed = Assumptions(narrow_states=narrow, fp32_gradients=False)
+        return candidate("llama-3-8b", layout, assumed).time.optimizer
+
+    wide, narrow = (optimizer(narrow=each, offload=False) for each in (False, True))
+    assert narrow == pytest.approx(wide * 14 / 34)
+    wide, narrow = (optimizer(narrow=each, offload=True) for each in (False, True))
+    assert wide - narrow == pytest.approx(14 * model("llama-3-8b").parameters / HOST_MEMORY)
 
 
 def test_flash_attention_2_is_as_fast_on_a_b200_as_on_an_h100() -> None:

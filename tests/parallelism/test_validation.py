@@ -30,7 +30,7 @@ def validated(*arguments: str | Path) -> str:
 
 def test_json_is_as_specified() -> None:
     found = json.loads(validated("--runs", RUNS[0], "--runs", RUNS[1], "--json"))
-    assert list(found) == ["schema", "overall", "sources", "skipped"]
+    assert list(found) == ["schema", "overall", "given", "files", "sources", "skipped"]
     assert found["schema"] == 1
     for score in (found["overall"], *found["sources"].values()):
         assert list(score) == ["step_time", "memory", "fit"]
@@ -79,7 +79,7 @@ def test_errors_are_signed_and_in_percent(tmp_path: Path) -> None:
     first = next(run for run in read(RUNS[0]) if isinstance(run, PublishedRun) and run.seconds)
     exact = first.candidate(FAMILIES["ampere"]).time.total
     slow, fast = replace(first, seconds=exact * 2), replace(first, seconds=exact / 1.1)
-    errors = validate_planner.validate([slow, fast]).as_json()["overall"]["step_time"]
+    errors = validate_planner.validate([("", [slow, fast])]).as_json()["overall"]["step_time"]
     assert errors == {"rows": 2, "mape": 30.0, "bias": -20.0}
 
 
@@ -95,7 +95,7 @@ def test_fit_labels() -> None:
         replace(large, fitted=False),
         replace(large, fitted=None),
     ]
-    fit = validate_planner.validate(runs).as_json()["overall"]["fit"]
+    fit = validate_planner.validate([("", runs)]).as_json()["overall"]["fit"]
     assert fit == {"true_fit": 1, "false_fit": 1, "true_oom": 2, "false_oom": 1}
 
 
@@ -118,7 +118,7 @@ def test_an_invalid_file(tmp_path: Path) -> None:
 
 def test_the_error_of_each_source_is_limited() -> None:
     """The limit is wide, but a wrong formula changes whole sources by more."""
-    report = validate_planner.validate(run for path in RUNS for run in read(path))
+    report = validate_planner.validate((path.stem, read(path)) for path in RUNS)
     for name, score in report.sources.items():
         # Its benchmark reaches an MFU of 3 %, which no estimate of well-tuned software does.
         if score.time and "nanotron" not in name:
@@ -155,7 +155,7 @@ def test_the_error_on_runs_that_no_fit_has_seen_is_limited() -> None:
 
 
 def test_the_first_choice_is_nearly_the_fastest_in_published_sweeps() -> None:
-    losses = validate_planner.first_choice_losses(validate_planner.validate(read(RUNS[0])))
+    losses = validate_planner.first_choice_losses(validate_planner.validate([("", read(RUNS[0]))]))
     assert len(losses) == 42
     assert min(losses) == 0
     assert sum(losses) / len(losses) < 0.015
@@ -283,8 +283,8 @@ def test_the_interval_gives_publishers_equal_weight_and_leaves_odd_ones_out() ->
     found = {("a", "one"): even, ("b", "two"): even * 40, ("c", "odd"): [-1.5] * 9}
     assert interval(found) == pytest.approx((0.5, 2.0))
     assert described_interval(found, "step times") == (
-        "80 % of the step times are 0.50 to 2.00 times the estimate, "
-        "with equal weight for each publisher, without odd"
+        "80 % of 205 step times are 0.50 to 2.00 times the estimate "
+        "(2 publishers of equal weight, without odd; with these, 0.50 to 4.48)"
     )
     narrow = {**found, ("d", "exact"): [0.0] * 2, ("e", "exact"): [0.0], ("f", "exact"): [0.0]}
     assert interval(narrow) == pytest.approx((0.8, 1.25))

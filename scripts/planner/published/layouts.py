@@ -76,6 +76,28 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
     return layout, batch is not None or steps is not None
 
 
+def is_given(row: Row, shape: Shape, layout: Layout, *, known_batch: bool) -> bool:
+    """Whether the row itself gives the whole layout and the batch, and no rule fills in any of
+    them: the tensor, pipeline and context ranks (one of these cells, or sharded parameters without
+    any), the expert ranks of a mixture, the sharding, the micro-batch, the batch of a step and the
+    recomputation. One data rank has nothing to shard, and one GPU nothing to split.
+    """
+    alone = layout.world_size == 1
+    notes = f"{row.get('id', '')} {row.get('notes', '')}"
+    return (
+        known_batch
+        and _recompute(row) is not None
+        and (alone or layout.shards_parameters or any(row.get(one) for one in ("tp", "pp", "cp")))
+        and (alone or not shape.experts or count(row, "ep") is not None)
+        and (layout.copies == 1 or row.get("sharding", "").casefold() not in _BLANK)
+        and (
+            count(row, "micro_batch") is not None
+            or layout.global_batch == layout.data
+            or _noted(notes, r"mbs\s*[=:]?\s*(\d+)") is not None
+        )
+    )
+
+
 def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     precision = _precision(row, practice, gpu)
     flash = {"y": True, "n": False}.get(
@@ -97,7 +119,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         flash_attention=flash,
         flash2=_flash2(text, practice),
         document=_document(row, practice),
-        triton_attention=practice.triton_attention,
+        triton_attention=practice.triton_attention or "flash attention in Triton" in text,
         fused_loss=practice.fused_loss
         or re.search(r"(chunked|fused)\b[^;]*\bcross[- ]entropy", text, re.IGNORECASE) is not None,
         loss_bytes=_loss_bytes(text, practice),

@@ -56,6 +56,7 @@ from planner.published.layouts import (
     assumptions_of,
     between,
     choices,
+    is_given,
     layout_of,
     lora_of,
     loss_chunks,
@@ -93,6 +94,8 @@ class PublishedRun:
     """Whether it ran without running out of memory; None if the GPU's memory is unknown."""
     possible: tuple[Layout, ...] = ()
     """All layouts that the row's cells allow."""
+    given: bool = False
+    """Whether the row gives the layout and the batch, as `is_given` says."""
 
     def candidate(self, efficiency: Efficiency) -> Candidate:
         """The planner's estimate."""
@@ -183,6 +186,7 @@ def run_of(row: Row) -> PublishedRun:
         counter=counter,
         fitted=None if unsaid or moved else not failed,
         possible=possible + between(row, layout),
+        given=is_given(row, shape, layout, known_batch=known_batch),
     )
 
 

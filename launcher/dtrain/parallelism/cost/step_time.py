@@ -28,8 +28,10 @@ LAUNCHES = 100
 """Approximate number of kernels of one micro-batch outside of the layers."""
 PCIE = 20e9
 """Bytes/s of one GPU to its host's memory and back (PCIe 4.0 x16, sustained)."""
-HOST_MEMORY = 200e9
-"""Bytes/s that all processors of a host sustain together (two sockets of DDR4)."""
+HOST_MEMORY = 100e9
+"""Bytes/s that all processors of a host sustain together while they update parameters. DeepSpeed's
+Adam reaches 50 (Qwen 72B on four hosts takes 10 s, its issue 6834) to 110 (Llama 2 7B on one host
+takes under 2 s, jzhang38/EasyContext)."""
 SLOWEST_HOST = 0.15
 """Growth of the fixed costs of a step with the logarithm of the number of hosts: all wait for the
 slowest, and the longest of n delays at random grows with ln n. Chosen for tables of one model on 8
@@ -124,12 +126,8 @@ def step_time(
     stages[-1] += head
     slowest = stages.index(max(stages))
     layers, layer = work[slowest]
-    # If kernels are shorter than their launches, the host is the bottleneck.
-    host = (layers * layer.launches + LAUNCHES) * efficiency.launch
-    # Layers with experts need on the host how many tokens arrive. Until it knows, it cannot start
-    # kernels ahead of time, and the GPU waits for some of them.
-    stalled = layers * layer.stalled * efficiency.launch * efficiency.stalls
-    waiting = host if assumed.blocking else max(0.0, host - stages[slowest], stalled)
+    host = _launching(layers * layer.launches, efficiency)
+    waiting = _waiting(kernels, stages[slowest], host, layers * layer.stalled)
     # All stages wait for the slowest one, and at both ends of the step for all other stages:
     # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
     others = sum([max(stage, host) for stage in stages]) - max(stages[slowest], host)
@@ -165,7 +163,27 @@ def least_time(
     layer = _layer_of(kernels)
     most = max(counts)
     idle = BUBBLE.get(layout.schedule, 1.0) * (shape.layers - most) / layout.virtual_pipeline
-    return layer.total * (layout.grad_accumulation * most + idle)
+    stage, host = most * layer.total, _launching(most * layer.launches, efficiency)
+    waiting = _waiting(kernels, stage, host, most * layer.stalled)
+    return layer.total * idle + layout.grad_accumulation * (stage + waiting)
+
+
+def _launching(launches: float, efficiency: Efficiency) -> float:
+    """Seconds in which the host starts one micro-batch's kernels of a stage."""
+    return (launches + LAUNCHES) * efficiency.launch
+
+
+def _waiting(kernels: Kernels, stage: float, host: float, stalled: float) -> float:
+    """Seconds that the GPU waits for the host in one micro-batch of ``stage`` seconds: if kernels
+    are shorter than their launches, the host is the bottleneck.
+
+    Layers with experts need on the host how many tokens arrive. Until it knows, it cannot start
+    kernels ahead of time, and the GPU waits for some of the ``stalled`` ones.
+    """
+    if kernels.assumed.blocking:
+        return host
+    efficiency = kernels.efficiency
+    return max(0.0, host - stage, stalled * efficiency.launch * efficiency.stalls)
 
 
 def _work_of_stages(kernels: Kernels, counts: tuple[int, ...]) -> list[tuple[int, _Layer]]:
@@ -375,7 +393,9 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     if shape.lora is not None:
         frozen = dense + (experts if expert_replicas > 1 else 0.0)
         dense, experts = adapters_of_stage(shape, layout, layers)
-    # Adam reads gradient, two moments and the copy in 32 bits, and writes them and the parameter.
+    # Adam reads gradient, two moments and the copy in 32 bits, and writes the last three. A GPU
+    # also writes the gradient and the parameter of 16 bits.
+    on_gpu, on_host = (14, 14) if kernels.assumed.narrow_states else (34, 28)
     halved = layout.reduce == "bf16" or not kernels.assumed.fp32_gradients
     gradient = 2 if halved else 4
     mine = dense / shards + experts / min(shards, expert_replicas)
@@ -383,9 +403,9 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
         # Gradients go to the host and parameters return over PCIe. The host's processors
         # update at the speed of its memory, which its GPUs share.
         each = HOST_MEMORY / kernels.cluster.gpus_per_host
-        optimizer = mine * ((gradient + 2) / PCIE + 28 / each)
+        optimizer = mine * ((gradient + 2) / PCIE + on_host / each)
     else:
-        optimizer = 34 * mine / (kernels.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
+        optimizer = on_gpu * mine / (kernels.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
     if ranks == 1:
         return 0.0, optimizer
 
