@@ -114,6 +114,18 @@ def test_ranks_of_a_sequence_divide_what_it_needs(backend: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["runtime", "megatron", "torchtitan"])
+def test_norms_of_queries_and_keys_keep_their_inputs(backend: Any) -> None:
+    """16 heads and 4 key heads of 64 elements, in 16 bits, in 8 layers."""
+    layout = Layout(backend=backend, micro_batch=16)
+    plain, normed = (
+        memory(replace(SHAPES["dense"], qk_norm=norms), layout, Assumptions())
+        for norms in (False, True)
+    )
+    more = (normed.activations - plain.activations) * 2**30
+    assert more == pytest.approx(8 * 16 * 1024 * 2 * (16 + 4) * 64)
+
+
+@pytest.mark.parametrize("backend", ["runtime", "megatron", "torchtitan"])
 def test_tensor_ranks_divide_the_states(backend: Any) -> None:
     whole = memory(SHAPES["dense"], Layout(backend=backend, data=2), Assumptions())
     half = memory(SHAPES["dense"], Layout(backend=backend, tensor=2), Assumptions())

@@ -135,7 +135,7 @@ def test_the_software_of_an_unknown_source(
         ({"source": "torchtitan paper, Table 1 torch.compile"}, False),
         ({"id": "8b-compiled"}, False),
         ({"notes": "RMSNorm kernel"}, False),
-        ({"notes": "Liger"}, False),
+        ({"notes": "Liger; no compile"}, False),
     ],
 )
 def test_compilation_fuses_norms(cells: dict[str, str], separate: bool) -> None:
@@ -184,6 +184,22 @@ def test_blank_cells_are_what_a_run_needs_to_fit() -> None:
 def test_adapters(notes: str, lora: Lora) -> None:
     assert run(id="x-lora", notes=notes).shape.lora == lora
     assert run(notes=notes).shape.lora is None
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "copies"),
+    [
+        ("PEFT", "LoRA rank 16 on queries, keys, values and output; dropout of their inputs", 4),
+        ("PEFT", "LoRA rank 8 on queries and values; dropout of their inputs", 2),
+        ("LitGPT", "LoRA rank 8 on queries and values; dropout of their inputs", 1),
+        ("LitGPT", "LoRA rank 8 on all matrices; dropout of their inputs", 2),
+        ("LitGPT", "LoRA rank 8 on all matrices", 0),
+    ],
+)
+def test_adapters_with_dropout(source: str, notes: str, copies: int) -> None:
+    lora = run(source=f"{source} table", id="x-lora", notes=notes).shape.lora
+    assert lora is not None
+    assert lora.dropout == copies
 
 
 @pytest.mark.parametrize(

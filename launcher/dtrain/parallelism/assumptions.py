@@ -58,6 +58,9 @@ class MemoryHabits:
     """Whether each product that tensor ranks split by columns keeps its own copy of its input:
     PaddlePaddle's ``c_identity``. Queries, keys and values are one product with plain MLPs, as in
     GPT, and three with gated ones, as in LLaMA, whose gate also is a product."""
+    repeats_keys: bool = False
+    """Whether keys and values are copied for each query head before attention, which keeps the
+    copies: Hugging Face's ``repeat_kv``, lit-gpt until 2024."""
     unfused: bool = False
     """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
     context: float = CONTEXT
@@ -91,9 +94,10 @@ class MemoryHabits:
     until the end of the backward pass. FSDP1's hook on that input
     (``_register_post_backward_reshard_only_hook``) holds the node that has both, if checkpoints
     are reentrant, as Hugging Face's are by default."""
-    frozen_inputs: bool = False
-    """Whether products with matrices of 4 bits keep their inputs, although no gradient needs them:
-    bitsandbytes before 0.43.3 (its pull request 1270)."""
+    frozen_inputs: int = 0
+    """Micro-batches of which products with matrices of 4 bits keep their inputs, although no
+    gradient needs them: bitsandbytes before 0.43.3 (its pull request 1270). 2 with those of the
+    micro-batch before; 1 if that is short."""
     wide_rest: bool = False
     """Whether parameters that are not in 4 bits, and the residual stream, have 32 bits: PEFT's
     ``prepare_model_for_kbit_training``."""

@@ -108,9 +108,10 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     text = f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
     said = re.sub(r"\b(no|not|without) (torch\.)?compil", "", text, flags=re.IGNORECASE)
     fused = (
-        r"\bcompile|\bLiger\b|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for \w+ and norms"
+        r"\bcompile|\bLiger|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for \w+ and norms"
     )
     compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
+    longest_first = "the first batch is the longest" in text
     return Assumptions(
         precision=precision,
         quantized=_quantized(row, practice, precision, gpu),
@@ -144,6 +145,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             practice.habits,
             wide_rest=re.search(r"for k-?bit training", text, re.IGNORECASE) is not None,
             keeps_gathered="mem_efficient_linear=False" in text,
+            frozen_inputs=min(practice.habits.frozen_inputs, 1 if longest_first else 2),
         ),
         fp32_gradients=_fp32_gradients(row, practice) and precision != "fp16",
     )
@@ -237,11 +239,23 @@ def lora_of(row: Row, practice: Practice, precision: Precision) -> Lora | None:
     if rank := _noted(notes, r"LoRA rank (\d+)"):
         mlp = re.search(r"LoRA rank \d+ on (all (matrices|layers)|the MLP)", notes, re.IGNORECASE)
         drops = re.search(r"LoRA[^;]*;?[^;]*dropout of their inputs", notes) is not None
-        found = Lora(rank, "all" if mlp else "attention", dropout=drops)
+        found = Lora(
+            rank, "all" if mlp else "attention", dropout=drops and _dropped(notes, practice)
+        )
     if re.search(r"frozen matrices in 4 bits", notes, re.IGNORECASE):
         once = re.search(r"no double quantization", notes, re.IGNORECASE) is not None
         return replace(found, base_bits=4, double_quantized=not once)
     return replace(found, base_bits=8) if practice.fp8_params and precision == "fp8" else found
+
+
+def _dropped(notes: str, practice: Practice) -> int:
+    """As `Lora.dropout`, of a run whose adapters have dropout."""
+    alone = re.search(r"on queries(, keys)? and values\b", notes)
+    if practice.fused_qkv:
+        return 1 if alone else 2
+    if alone:
+        return 3 if alone[1] else 2
+    return 4
 
 
 SQUAD = 200

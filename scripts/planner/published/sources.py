@@ -61,6 +61,8 @@ class Practice:
     """Whether fp8's parameters are kept in fp8, and LoRA's frozen matrices too."""
     transformer_engine: bool = True
     """Whether Transformer Engine computes in fp8, if the backend is Megatron-LM."""
+    fused_qkv: bool = False
+    """Whether queries, keys and values have one adapter: LitGPT's ``LoRAQKVLinear``."""
     tunes_on_squad: bool = False
     """Whether its fine-tuning is measured on the short examples of SQuAD."""
     habits: MemoryHabits = _MEGATRON
@@ -261,17 +263,29 @@ _MODULES = replace(_FSDP, sharding="none")
 _HUGGING_FACE = replace(
     _MODULES,
     expert_kernels=12,
-    habits=MemoryHabits(whole_gradients=True, keeps_inputs=True, fixed_segments=True),
+    habits=MemoryHabits(
+        whole_gradients=True,
+        gathers_logits=True,
+        keeps_inputs=True,
+        repeats_keys=True,
+        fixed_segments=True,
+    ),
 )
 """Fine-tuning with Hugging Face's models and trainers, whose FSDP is FSDP1. Until Transformers 5,
 mixtures such as ``Qwen3MoeSparseMoeBlock`` loop over their experts: three kernels that find an
-expert's tokens, the MLP's five, and four that gather, weight and add up."""
+expert's tokens, the MLP's five, and four that gather, weight and add up. Their tensor parallelism
+gathers the logits (``colwise_rep``, the output layer's entry in a model's ``_tp_plan``)."""
 _TORCHTUNE = replace(_FSDP, habits=MemoryHabits(fused_adam=True))
 """The optimizer of its configurations is ``AdamW(fused=True)``."""
 _LITGPT = replace(
     _FSDP,
+    fused_qkv=True,
     habits=MemoryHabits(
-        whole_gradients=True, flat_adapters=True, frozen_inputs=True, fixed_segments=True
+        whole_gradients=True,
+        flat_adapters=True,
+        frozen_inputs=2,
+        repeats_keys=True,
+        fixed_segments=True,
     ),
 )
 """LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""

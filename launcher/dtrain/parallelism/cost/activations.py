@@ -37,31 +37,39 @@ def layer_activations(
         shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops, narrow
     )
     if assumed.separate_kernels and torch and shape.gated and recompute == "none":
-        terms += SEPARATE_NORM * shape.sums * shape.hidden / split
+        normed = shape.sums * shape.hidden / split
+        if shape.qk_norm:
+            normed += (shape.heads + shape.kv_heads) * shape.head_size / layout.tensor
+        terms += SEPARATE_NORM * normed
     if assumed.habits.copies_inputs and layout.tensor > 1 and recompute == "none":
         terms += 2 * shape.hidden * (5 if shape.gated else 2)
     if assumed.habits.wide_rest:
         terms += 2 * shape.hidden / split * (shape.sums if recompute == "none" else 1)
+    if assumed.habits.repeats_keys and recompute == "none":
+        terms += 4 * (shape.heads - shape.kv_heads) * shape.head_size / layout.tensor
     if assumed.habits.frozen_inputs and recompute == "none":
-        terms += _frozen_inputs(shape, layout.tensor)
+        terms += _frozen_inputs(shape, layout.tensor, assumed.habits.frozen_inputs > 1)
     return terms * BYTES[assumed.precision] / 2
 
 
-def _frozen_inputs(shape: Shape, t: int) -> float:
+def _frozen_inputs(shape: Shape, t: int, again: bool) -> float:
     """Return the bytes per token of the inputs of a layer's products with matrices of 4 bits, if
     these keep them (see `MemoryHabits.frozen_inputs`): those that adapters do not keep anyway, and
-    those of the micro-batch before. The products hold them outside of autograd's reach, so they
-    stay until the loop replaces the last loss."""
+    if ``again`` those of the micro-batch before. The products hold them outside of autograd's
+    reach, so they stay until the loop replaces the last loss."""
     lora = shape.lora
     if lora is None or not lora.expands:
         return 0.0
     output = shape.heads * (shape.value_head_size or shape.head_size) / t
     norms = 1 if shape.parallel else 2
-    before = norms * shape.hidden + output + shape.ffn_hidden / t
     kept = output
-    if not lora.adapts_mlp:
+    if again:
+        kept += norms * shape.hidden + output + shape.ffn_hidden / t
+    if lora.dropout:
+        kept += shape.hidden
+    if lora.dropout or not lora.adapts_mlp:
         kept += (norms - 1) * shape.hidden + shape.ffn_hidden / t
-    return 2.0 * (before + kept)
+    return 2.0 * kept
 
 
 def mean_activations(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> float:
@@ -181,6 +189,9 @@ def _terms(
         keys = queries
         yield 2 * (shape.query_rank + shape.kv_rank + shape.rope_head_size)
     yield 2 * (values if drops and shape.kv_rank else queries + keys + grouped + values) / t
+    if shape.qk_norm:
+        # The norms keep their inputs, attention what it reads.
+        yield 2 * (queries + keys) / t
     if narrow < 2:
         # Attention keeps its output in 16 bits, and the product after it a narrow copy.
         yield narrow * values / t
@@ -203,7 +214,10 @@ def _terms(
         yield 2 * inner * shape.lora.rank
         if shape.lora.dropout:
             # Instead of their inputs: a copy in 16 bits and a mask for each adapted matrix.
-            yield 3 * (3 * h / split + values / t) - narrow * h / split
+            copies = shape.lora.dropout
+            yield 3 * (max(1, copies - 1) * h / split + (copies > 1) * values / t)
+            yield -narrow * h / split
             if shape.lora.adapts_mlp:
-                yield 3 * ((shape.matrices - 1) * h / split + width / t) - narrow * h / split
+                yield 3 * ((shape.matrices - 1) * h / split + width / t)
+                yield -narrow * (h / split + width / t)
     yield from (part.kept(h, t, split) for part in shape.parts)

@@ -154,12 +154,11 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     if habits.placed:
         fragmentation = 0.0
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary
-    split_blocks = 0.0
-    if habits.gathers_logits and last:
-        split_blocks = (SPLIT_BLOCK + (GATHER_BUFFERS if t > 1 else 0.0)) * tokens * shape.vocab
-    cached = 0.0
+    split_blocks = cached = 0.0
     if assumed.by_torch(layout):
         cached = cached_blocks(shape, layout, assumed, layers=layers, stage=stage)
+    elif habits.gathers_logits and last:
+        split_blocks = (SPLIT_BLOCK + (GATHER_BUFFERS if t > 1 else 0.0)) * tokens * shape.vocab
     several = layout.world_size > 1
     return Memory(
         parameters=parameters / _GIB,

@@ -179,6 +179,8 @@ class Layer:
         shape, t, c, context = self.shape, self.tensor, self.compute, self.context
         queries, keys, grouped, values = self._widths
         each = c * (queries + keys + grouped + values) / t
+        if shape.qk_norm:
+            each += c * (queries + keys) / t
         if context > 1:
             # Keys and values of the whole sequence, and a copy that joins the two outputs.
             each += c * ((context - 1) * (keys + grouped) + values) / t

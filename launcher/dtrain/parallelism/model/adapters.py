@@ -33,8 +33,9 @@ class Lora:
     """Bits of a frozen matrix of a layer; embeddings, norms and output layer keep 16. With 8, it is
     in fp8, as products with fp8 read it (Transformer Engine's ``fp8_model_init``)."""
 
-    dropout: bool = False
-    """Whether each adapter drops some of its input, and so keeps its own copy and a mask."""
+    dropout: int = 0
+    """Matrices of attention whose adapters drop some of their input, and so keep their own copies
+    and masks; the output's is the last. The MLP's adapters then do so, too. 0 without dropout."""
     double_quantized: bool = True
     """Whether the scales of 4-bit matrices are quantized, too."""
 

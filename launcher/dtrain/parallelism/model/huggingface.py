@@ -73,6 +73,7 @@ class _Kind:
     dropout: bool = False
     causal: bool = True
     parallel: bool = False
+    qk_norm: bool = False
     window_pattern: int = 0
     """The last of so many layers has no sliding window, and the others have; 0 if none has."""
     defaults: Mapping[str, Any] | None = None
@@ -100,10 +101,11 @@ _KINDS: Mapping[str, _Kind] = {
     "gemma2": _Kind(
         tied=True, window_pattern=2, defaults={"head_dim": 256, "sliding_window": 4096}
     ),
-    "gemma3": _Kind(tied=True, window_pattern=6),
+    "gemma3": _Kind(tied=True, window_pattern=6, qk_norm=True),
     "gemma3_text": _Kind(
         tied=True,
         window_pattern=6,
+        qk_norm=True,
         defaults={
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
@@ -115,6 +117,11 @@ _KINDS: Mapping[str, _Kind] = {
     "cohere2": _Kind(tied=True, parallel=True),
     "bitnet": _Kind(),
     "gpt_oss": _Kind(window_pattern=2),
+    "qwen3": _Kind(qk_norm=True),
+    "qwen3_moe": _Kind(qk_norm=True),
+    "olmo2": _Kind(qk_norm=True),
+    "olmo3": _Kind(qk_norm=True),
+    "olmoe": _Kind(qk_norm=True),
     "bert": _BERT,
     "roberta": _BERT,
 }
@@ -237,6 +244,7 @@ class _Config(ConfigFile):
             dropout=self.dropout,
             causal=self.kind.causal,
             parallel=bool(self.get(("use_parallel_residual", "parallel_attn"), self.kind.parallel)),
+            qk_norm=bool(self.get(("use_qk_norm",), self.kind.qk_norm)),
             experts=experts,
             experts_per_token=chosen,
             shared_experts=self.shared_experts(ffn) if experts else 0,

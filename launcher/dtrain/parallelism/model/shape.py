@@ -65,6 +65,9 @@ class Shape(KeepsHash):
     as in PaLM (arXiv 2204.02311, section 2): half of the norms and of tensor-parallel traffic."""
     parts: tuple[LayerPart, ...] = ()
     """What each layer has beside attention and the MLP."""
+    qk_norm: bool = False
+    """Whether each layer has norms of queries and keys (Qwen3, OLMo 2, Gemma 3). Their few
+    parameters do not count."""
     pattern: tuple[Shape, ...] = ()
     """Each layer in order, if they differ: a shape of one layer. The sizes of this shape are then
     those of its layers with attention, or with experts."""
