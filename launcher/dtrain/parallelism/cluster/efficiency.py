@@ -69,7 +69,7 @@ class Efficiency(KeepsHash):
     fixed: float = 0.01
     """Time of one step for data, logging and the reduction of the loss."""
     exposed_data: float = OVERLAPPED
-    """Minimum exposed share of the data-parallel traffic, however long the computation is."""
+    """Exposed share of the data-parallel traffic beside the computation."""
     exposed_tensor: float = 1.0
     """Exposed share of tensor-parallel traffic in software that hides it behind products."""
     interval_low: float = 0.6
