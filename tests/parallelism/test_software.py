@@ -151,6 +151,22 @@ def test_no_traffic_overlaps_if_the_host_waits_for_each_kernel() -> None:
     assert blocking.data > 2 * usual.data
 
 
+@pytest.mark.parametrize("network", [400.0, 1.0])
+def test_traffic_slows_the_computation_beside_it(network: float) -> None:
+    """So traffic that takes longer than the computation adds more than the difference."""
+    layout = Layout(backend="megatron", data=16, sharding="full")
+    both, traffic = (
+        replace(
+            candidate("llama-3-8b", layout, Assumptions(blocking=each)),
+            cluster=GpuCluster(H100, 16, 8, network),
+        ).time
+        for each in (False, True)
+    )
+    assert (traffic.data > both.compute) is (network == 1)
+    beside = min(traffic.data, both.compute)
+    assert both.data == pytest.approx(traffic.data - (1 - OVERLAPPED) * beside)
+
+
 def test_a_host_that_waits_for_each_kernel_adds_each_launch_to_the_step() -> None:
     def total(launch: float, *, blocking: bool) -> float:
         one = candidate("llama-3-8b", Layout(data=8), Assumptions(blocking=blocking))

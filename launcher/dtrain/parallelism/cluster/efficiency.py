@@ -69,7 +69,7 @@ class Efficiency(KeepsHash):
     fixed: float = 0.01
     """Time of one step for data, logging and the reduction of the loss."""
     exposed_data: float = OVERLAPPED
-    """Minimum exposed share of the data-parallel traffic, however long the computation is."""
+    """Exposed share of the data-parallel traffic beside the computation."""
     exposed_tensor: float = 1.0
     """Exposed share of tensor-parallel traffic in software that hides it behind products."""
     interval_low: float = 0.6
@@ -97,7 +97,7 @@ class Efficiency(KeepsHash):
 KNOWN = {"interval_low": 0.88, "interval_high": 1.26}
 """The interval of all `MEASURED` GPUs. They have one, because publishers' software differs more
 than GPUs do, and because most of an architecture's publishers are its vendor. It contains 80 % of
-2,487 published step times of dense models on these GPUs, with equal weight for each of 61
+2,488 published step times of dense models on these GPUs, with equal weight for each of 61
 publishers, without tables that are off by more than a factor of 2.7 on average. Of publishers held
 out of the fit, the ends are 0.92 and 1.11 (``scripts/planner/fit.py --held-out``), but most of
 those are vendors' benchmarks."""

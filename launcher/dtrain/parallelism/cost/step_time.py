@@ -254,7 +254,7 @@ def _layer(kernels: Kernels) -> _Layer:
     compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle
     exchange = moe * _expert(kernels) if moe else 0.0
     if assumed.hides_exchange:
-        exchange = max(OVERLAPPED * exchange, exchange - compute)
+        exchange = _exposed(exchange, compute, OVERLAPPED)
     return _Layer(
         compute=compute,
         recompute=mean(kernels.recompute),
@@ -265,6 +265,12 @@ def _layer(kernels: Kernels) -> _Layer:
         launches=kernels.launches(),
         stalled=moe * kernels.launches(),
     )
+
+
+def _exposed(traffic: float, busy: float, share: float) -> float:
+    """Seconds that ``traffic`` adds to ``busy`` seconds of computation beside it. While both run,
+    a second of traffic adds ``share`` seconds."""
+    return traffic - (1 - share) * min(traffic, busy)
 
 
 def _copies_to_host(kernels: Kernels, counts: tuple[int, ...], stage: int) -> float:
@@ -370,7 +376,7 @@ def _sends(kernels: Kernels, stage: float) -> float:
     exposed = 0.5 * once
     if v > 1 and backend_of(layout).overlaps_sends:
         # Of a piece's time, the forward pass takes a third.
-        exposed = min(exposed, max(OVERLAPPED * once, once - stage / v / 3))
+        exposed = min(exposed, _exposed(once, stage / v / 3, OVERLAPPED))
     return 2 * ((p - 1) * once + layout.grad_accumulation * v * exposed)
 
 
@@ -425,8 +431,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     if kernels.assumed.gathers_late and layout.shards_parameters and not keeps_stage(layout):
         late = _gathers(kernels, dense, layers) / 2
         traffic -= late
-    hidden = max(traffic - busy, efficiency.exposed_data * traffic)
-    return late + hidden, optimizer
+    return late + _exposed(traffic, busy, efficiency.exposed_data), optimizer
 
 
 def _gathers(kernels: Kernels, count: float, layers: int) -> float:
