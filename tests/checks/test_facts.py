@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -17,15 +18,16 @@ import pytest
 
 from dtrain.launchplan.build import build
 from dtrain.messages.facts import read_gathered
+from dtrain.node.boot import framed
 from dtrain.node.facts.containers import containers
-from dtrain.node.programs import program
+from dtrain.node.programs import bundled_text
 from dtrain.session.conversation import Conversation
 from dtrain.spec.load import parse
 from dtrain.transport.local import LocalTransport
 from support.limits import HANG
 
 Ask = Callable[..., dict[str, Any]]
-INTERPRETER = program("interpreter").decode()
+INTERPRETER = bundled_text("interpreter")
 FILE = "cluster: {hosts: [here], gpus: 0, transport: local}\njob: {framework: torch, script: a.py}"
 
 
@@ -75,7 +77,8 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
 
 
 def interpreter(limit: float, source: str = "") -> dict[str, Any]:
-    return {"code": source, "limit": limit, "options": {"framework": "torch"}}
+    code = base64.b64encode(framed(source.encode())).decode()
+    return {"code": code, "limit": limit, "options": {"framework": "torch"}}
 
 
 def test_a_setup_line_that_never_ends(ask: Ask) -> None:
@@ -104,7 +107,7 @@ def test_a_package_without_a_version_counts_as_installed(ask: Ask, tmp_path: Pat
     package = tmp_path / "frame"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    asked = {**interpreter(HANG, INTERPRETER), "options": {"framework": "frame"}}
+    asked = {**interpreter(HANG), "code": INTERPRETER, "options": {"framework": "frame"}}
     there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
     assert there["interpreter"]["framework"] == {"version": None}
     (package / "version.py").write_text("from . import gone\n__version__ = gone.computed()")
@@ -125,7 +128,7 @@ def test_the_version_of_torch_is_read_without_importing_it(ask: Ask, tmp_path: P
         "raise RuntimeError('imported')\n__all__ = ['__version__', 'cuda']\n"
         "__version__ = '2.8.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"
     )
-    asked = {**interpreter(HANG, INTERPRETER), "options": {"framework": "frame"}}
+    asked = {**interpreter(HANG), "code": INTERPRETER, "options": {"framework": "frame"}}
     there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
     assert there["interpreter"]["framework"] == {"version": "2.8.0+cu128", "cuda": "12.8"}
 

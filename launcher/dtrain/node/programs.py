@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib.util
 import re
@@ -87,6 +88,12 @@ def bundled(name: str) -> bytes:
     # Python has compiled most of them when it was installed.
     code = {each: _shipped(_loader(each).get_code(each), file_of(each)) for each in found}
     return bundle(PROGRAMS[name][0], pack_code(found, code, 1))
+
+
+@functools.cache
+def bundled_text(name: str) -> str:
+    """`bundled`, in base64 for a line of JSON."""
+    return base64.b64encode(bundled(name)).decode()
 
 
 def _shipped(code: CodeType | None, file: str) -> CodeType:

@@ -93,7 +93,7 @@ def gather_order(
         "environment": for_a_check({**part.environment, **own}),
         "python": part.python,
         "interpreter": {
-            "code": programs.program("interpreter").decode(),
+            "code": programs.bundled_text("interpreter"),
             "limit": depth.interpreter,
             "options": {
                 "framework": job.framework,

@@ -197,7 +197,7 @@ class Preflight:
                 "setup": list(self._plan.job.setup),
                 "environment": environment,
                 "python": part.python,
-                "program": {"code": programs.program(program).decode(), "options": options},
+                "program": {"code": programs.bundled_text(program), "options": options},
                 "limit": limit,
             },
             partial(facts.read_ran, kind=kind),

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import paramiko
 
 from dtrain.diagnostics import AuthError, ConnectError, HostKeyError, LimitError, NodeError
+from dtrain.node.host_name import encoded
 from dtrain.spec.model import Host
 from dtrain.transport import control_master, retry
 from dtrain.transport.algorithms import allow, check_host_key
@@ -295,7 +296,7 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
     """Open a TCP connection to the endpoint. Tries every address of its name."""
     try:
         found = socket.getaddrinfo(
-            endpoint.address, endpoint.port, endpoint.family, socket.SOCK_STREAM
+            encoded(endpoint.address), endpoint.port, endpoint.family, socket.SOCK_STREAM
         )
     except (socket.gaierror, UnicodeError) as error:
         raise endpoint.error(

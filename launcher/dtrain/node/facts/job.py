@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import json
 import os
 import sys
 import threading
 
-from dtrain.node.boot import ISOLATED, boot_text, framed
+from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand
 from dtrain.node.facts.programs import find_program, run
@@ -30,9 +31,8 @@ STAGE = (
 
 def in_job(request: JobOrder, program: Program, limit: float) -> Json:
     """Run a program in the job's Python like a process of the job: in its folder, after the setup
-    lines, with the job's environment on top of theirs. ``program`` has its packed ``code`` and its
-    ``options``, see `dtrain.node.boot`. The answer's ``said`` has the lines that it wrote to the
-    descriptor in DTRAIN_REPORT_FD."""
+    lines, with the job's environment on top of theirs. The answer's ``said`` has the lines that it
+    wrote to the descriptor in DTRAIN_REPORT_FD."""
     workdir = expand(request["workdir"])
     unsafe = why_unsafe_to_run(request)
     if unsafe is not None:
@@ -50,7 +50,7 @@ def in_job(request: JobOrder, program: Program, limit: float) -> Json:
     environment = {**request["environment"], "DTRAIN_REPORT_FD": str(report_fd)}
     python = request["python"]
     python = expand(python) if python.startswith("~/") else python
-    feed = framed(program["code"].encode()) + json.dumps(program["options"]).encode() + b"\n"
+    feed = binascii.a2b_base64(program["code"]) + json.dumps(program["options"]).encode() + b"\n"
     lines: list[str] = []
     listener = threading.Thread(target=read_lines, args=(reports, lines), daemon=True)
     listener.start()

@@ -20,7 +20,7 @@ class Program(TypedDict):
     """A program that runs in the job's Python, see `dtrain.node.boot`."""
 
     code: str
-    """Packed."""
+    """With compiled code, in base64."""
     options: Mapping[str, Any]
 
 
