@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from dtrain.checks.evidence import Evidence, Facts
 from dtrain.checks.finding import Finding, error
@@ -12,34 +12,29 @@ _EXPECTED = "all processes of the job can connect"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    if not evidence.rehearsal:
+    reports = [(host, one) for host, answers in evidence.rehearsal.items() for one in answers]
+    if not reports:
         return
-    for host, answers in evidence.rehearsal.items():
-        for report in answers:
-            if report["failed"] in ("import", "start", "server"):
-                yield error(
-                    "rendezvous",
-                    [host],
-                    f"a process did not start: {report['error']}",
-                    "the job's interpreter starts and imports the framework",
-                    "start it there by hand, with the commands of `dtrain launch --dry-run`",
-                )
+    for host, report in reports:
+        if report["failed"] in ("import", "start", "server"):
+            yield error(
+                "rendezvous",
+                [host],
+                f"a process did not start: {report['error']}",
+                "the job's interpreter starts and imports the framework",
+                "start it there by hand, with the commands of `dtrain launch --dry-run`",
+            )
     if evidence.plan.job.framework == "torch":
-        yield from _torch(evidence, evidence.rehearsal)
+        yield from _torch(evidence, reports)
     else:
-        yield from _tensorflow(evidence, evidence.rehearsal)
+        yield from _tensorflow(evidence, reports)
 
 
-def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> Iterator[Finding]:
+def _torch(evidence: Evidence, reports: Sequence[tuple[str, Facts]]) -> Iterator[Finding]:
     names = evidence.plan.host_names
-    host_of = {report["rank"]: host for host, answers in rehearsal.items() for report in answers}
+    host_of = {report["rank"]: host for host, report in reports}
     first, port = names[0], evidence.plan.hosts[0].ports[0]
-    unconnected = {
-        host: report["error"]
-        for host, answers in rehearsal.items()
-        for report in answers
-        if report["failed"] == "store"
-    }
+    unconnected = {host: report["error"] for host, report in reports if report["failed"] == "store"}
     for host, reason in unconnected.items():
         yield error(
             "rendezvous",
@@ -50,10 +45,8 @@ def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> It
         )
     failed: dict[tuple[str, str], str] = {}
     others: dict[str, str] = {}
-    for host, answers in rehearsal.items():
-        for report in answers:
-            if report["failed"] != "group":
-                continue
+    for host, report in reports:
+        if report["failed"] == "group":
             others.setdefault(host, report.get("error", ""))
             for one, other, reason in report.get("pairs", ()):
                 failed[host_of.get(one, "?"), host_of.get(other, "?")] = reason
@@ -79,26 +72,14 @@ def _torch(evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]) -> It
         )
 
 
-def _tensorflow(
-    evidence: Evidence, rehearsal: Mapping[str, tuple[Facts, ...]]
-) -> Iterator[Finding]:
-    names = evidence.plan.host_names
-    host_of = {
-        tuple(report["task"]): host for host, answers in rehearsal.items() for report in answers
-    }
-    up = {
-        tuple(report["task"])
-        for answers in rehearsal.values()
-        for report in answers
-        if not report["failed"]
-    }
+def _tensorflow(evidence: Evidence, reports: Sequence[tuple[str, Facts]]) -> Iterator[Finding]:
+    up = {tuple(report["task"]): host for host, report in reports if not report["failed"]}
     silent: dict[tuple[str, str], str] = {}
-    for host, answers in rehearsal.items():
-        for report in answers:
-            for task in map(tuple, report["silent"]):
-                if task in up:
-                    silent[host, host_of[task]] = f"{task[0]} {task[1]}"
-    for group in groups(names, silent):
+    for host, report in reports:
+        for kind, index in report["silent"]:
+            if (kind, index) in up:
+                silent[host, up[kind, index]] = f"{kind} {index}"
+    for group in groups(evidence.plan.host_names, silent):
         yield error(
             "rendezvous",
             group.hosts,
