@@ -104,6 +104,14 @@ def test_a_small_screen_has_all_that_matters():
     assert lines[15].startswith("── output ──")
 
 
+def test_a_long_name_leaves_the_state_its_own_line():
+    one = board(8)
+    one.run = "pretraining-with-all-documents-20261127-021025-a7d281"
+    lines = shown(one, 60)
+    assert lines[0] == f" {one.run}"
+    assert lines[1].startswith(" 1 min 41 s · 8 hosts running · 64 workers")
+
+
 def test_a_large_screen_has_numbers():
     lines = shown(board(2), 250, 70)
     assert line_of(lines, "gpu01").count("97%   68/80G  66°  610W") == 8

@@ -91,11 +91,10 @@ def _head(board: Board, columns: int, now: float) -> list[Text]:
         parts.append(f"attempt {board.attempt.number}")
     parts.append(summary(states, board.workers))
     bad = set(states.values()) & set(BAD)
-    title = Text.assemble(
-        (f" {clean(board.run)} ", "bold reverse"),
-        (f" {' · '.join(parts)}", "bold red" if bad else "bold"),
-    )
-    lines = [title]
+    run = Text(f" {clean(board.run)} ", "bold reverse")
+    now_is = Text(f" {' · '.join(parts)}", "bold red" if bad else "bold")
+    fits = run.cell_len + now_is.cell_len <= columns
+    lines = [Text.assemble(run, now_is)] if fits else [run, now_is]
     if text := board.progress.fitted(columns - 1):
         lines.append(_progress(board, text, columns))
     if text := totals(board, columns - 1):

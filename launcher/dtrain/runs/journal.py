@@ -63,8 +63,8 @@ class Journal:
         self.path = path
         self._lock = threading.Lock()
 
-    def write(self, time: float, event: JournalEvent) -> None:
-        """Append one event. ``time`` is seconds since the epoch."""
+    def write(self, time: float, event: JournalEvent) -> OSError | None:
+        """Append one event. ``time`` is seconds since the epoch. Returns why the event is lost."""
         line = encode(time, event)
         with self._lock:
             try:
@@ -76,8 +76,9 @@ class Journal:
                     os.write(fd, b"\n" * torn + line)
                 finally:
                     os.close(fd)
-            except OSError:
-                return
+            except OSError as error:
+                return error
+        return None
 
 
 class JournalReader:

@@ -25,18 +25,26 @@ class Recorder:
         """For output and telemetry, which have files of their own."""
         self._folder = folder
         self._journal = Journal(folder.journal)
+        self._incomplete = False
         self._noticed: set[str] = set()
 
     def record(self, event: JournalEvent) -> None:
-        self._journal.write(time.time(), event)
+        self._write(event)
         if isinstance(event, events.SHOWN):
             self.observer.on_event(event)
 
     def notice(self, text: str, here: str | None = None) -> None:
         """Show ``text`` to the user, now or when they read the journal. This process's user sees
         ``here`` instead: elsewhere, Ctrl-C does not stop the job."""
-        self._journal.write(time.time(), events.NoticeShown(text))
+        self._write(events.NoticeShown(text))
         self.observer.notice(text if here is None else here)
+
+    def _write(self, event: JournalEvent) -> None:
+        error = self._journal.write(time.time(), event)
+        if error is not None and not self._incomplete:
+            self._incomplete = True
+            reason = f"the run's journal cannot be written: {error.strerror or error}"
+            self.observer.notice(f"{reason}; `dtrain ps` may show an old state of the run")
 
     def notice_once(self, text: str, here: str | None = None, *, kind: str = "") -> None:
         """Like `notice`, unless there was one with this text, or of this ``kind``: of a text that
