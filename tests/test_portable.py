@@ -36,6 +36,7 @@ GUARDED = {
     ("runs/folder.py", "/proc/sys"),
     ("session/prune.py", "/proc/self"),  # only for Python 3.10
     ("transport/control_master.py", "SO_PEERCRED"),  # elsewhere LOCAL_PEERCRED
+    ("transport/memory_file.py", "memfd_create"),  # only where `os` has it
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pwd
 import re
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from dtrain.node.agent.events import EventReader, Events
-from support.node import Agent, Node, node
+from support.node import Agent, Node, node, wait_until
 from support.ports import free_port, loopbacks
 
 
@@ -300,3 +301,36 @@ def test_attaching_to_a_run_that_does_not_exist(host: Node) -> None:
         "gone",
         f"no run nothing on this host ({host.folder('nothing')} does not exist)",
     )
+
+
+@pytest.fixture
+def tasks() -> Iterator[Path]:
+    """A cgroup that limits processes and threads."""
+    group = Path("/sys/fs/cgroup/pids", f"dtrain-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup: {error}")
+    yield group
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+@pytest.mark.parametrize("setup", [[], ["true"]], ids=["copy", "shell"])
+def test_a_host_that_starts_no_more_processes(host: Node, tasks: Path, setup: list[str]) -> None:
+    """Whichever process or thread is the first that the host does not start."""
+    reasons = set()
+    for most in itertools.count(1):
+        (tasks / "pids.max").write_text(str(most))
+        agent = host.agent()
+        (tasks / "cgroup.procs").write_text(str(agent.expect("hello")["pid"]))
+        host.launch(host.shell("exit"), agent=agent, setup=setup)
+        agent.until(lambda agent=agent: len(agent.messages) > 1)
+        if agent.messages[1]["type"] == "prepared":
+            break
+        reasons.add(refusal(host, agent)["reason"].partition(":")[0])
+    assert reasons == {"cannot start a process"}
+    (tasks / "pids.max").write_text((tasks / "pids.current").read_text())
+    agent.command("start")
+    assert agent.event("ended")["error"].startswith("cannot start a process: ")
+    agent.wait()

@@ -6,7 +6,8 @@ import os
 from typing import BinaryIO
 
 STDIN = "/dev/stdin"
-"""The name under which a program can open such a file again, if it is its stdin."""
+"""The name under which a program can open such a file again, if it is its stdin. On Linux, it reads
+from the beginning each time; elsewhere, only the first time."""
 
 
 def memory_file(content: bytes = b"") -> BinaryIO:

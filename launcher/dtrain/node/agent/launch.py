@@ -29,7 +29,7 @@ from dtrain.node.agent.folder import (
 )
 from dtrain.node.agent.presentation import can_present
 from dtrain.node.agent.processes import reap
-from dtrain.node.agent.spawn import close_others, spawn, why_not_executed
+from dtrain.node.agent.spawn import cannot_start, close_others, spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown, write_all
 from dtrain.node.boot import ISOLATED, boot_text, bundle
@@ -96,7 +96,10 @@ class Launch:
             )
         # Setup may create the script.
         check_workdir(self._trust, workdir, command.get("script"), complete=False)
-        self._start_guard(workdir)
+        try:
+            self._start_guard(workdir)
+        except OSError as error:
+            raise cannot_start(error) from None
 
     def finish(self) -> Json:
         """Wait until the launch is prepared or undone. Returns the message for the launcher."""
@@ -152,7 +155,11 @@ class Launch:
             "folder": self._folder.decode("utf-8", "surrogateescape"),
             "created": [path.decode("utf-8", "surrogateescape") for path in created],
         }
-        failure = self._start_supervisor(request, workdir, control, log)
+        failure, exhausted = "", None
+        try:
+            failure = self._start_supervisor(request, workdir, control, log)
+        except (OSError, RuntimeError) as error:
+            exhausted = cannot_start(error).message
         for fd in (log, folder):
             os.close(fd)
         while not select.select([orders], [], [], 0.02)[0]:
@@ -165,6 +172,8 @@ class Launch:
         output = tail_of(os.path.join(self._folder, b"agent.log"), 12)
         Sweep(self._tag, 0.0, self._supervisor.child_ended, self._supervisor.subreaper).finish()
         discard(self._folder, created)
+        if exhausted is not None:
+            return exhausted
         body = {"type": "undone", "fate": self._supervisor.end, "log": output}
         if failure:
             body["failure"] = failure

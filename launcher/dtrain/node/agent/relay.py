@@ -20,6 +20,7 @@ from dtrain.node.agent.launch import Launch
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.processes import look, name_list, reap, send
 from dtrain.node.agent.run_state import RESTARTED, RunState
+from dtrain.node.agent.spawn import cannot_start
 from dtrain.node.agent.supervisor_connection import SupervisorConnection
 from dtrain.node.agent.sweep import Sweep, Tag
 from dtrain.node.agent.wire import PREAMBLE, VERSION, RefusedError, raw, shown
@@ -98,7 +99,10 @@ class Relay:
         launch = Launch(command, state.folder, tag, state.trust, self._supervisor, self._importer)
         self._launch = launch
         launch.begin()
-        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            threading.Thread(target=self._listen, daemon=True).start()
+        except RuntimeError as error:
+            raise cannot_start(error) from None  # the guard undoes the launch
         answer = launch.finish()
         self._channel.send(answer)
         if answer["type"] == "prepared":

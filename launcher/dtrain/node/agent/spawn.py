@@ -10,7 +10,7 @@ import signal
 
 from dtrain.node.agent.presentation import present
 from dtrain.node.agent.sweep import PR_SET_PDEATHSIG
-from dtrain.node.agent.wire import shown
+from dtrain.node.agent.wire import RefusedError, shown
 from dtrain.node.numa import load_syscall
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ def spawn(
     main: Callable[[], NoReturn] | None = None,
 ) -> tuple[int, OSError | None]:
     """Start a program in its own session. Returns its process id, and the error if it could not be
-    executed.
+    executed. Raises OSError if this host starts no more processes.
 
     Its stdin is /dev/null, its stdout and stderr are ``outputs``. It inherits no other descriptors
     than those in ``extra`` (number there -> number here). With ``prctl``, it dies with us.
@@ -44,7 +44,11 @@ def spawn(
     syscall = load_syscall() if binding is not None else None
     reading, writing = os.pipe()
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
     if pid == 0:
         try:
             os.setsid()
@@ -137,6 +141,16 @@ def search(program: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
         return [program]
     folders = environment.get(b"PATH", os.fsencode(os.defpath)).split(b":")
     return [os.path.join(folder or b".", program) for folder in folders]
+
+
+def cannot_start(error: Exception) -> RefusedError:
+    """The refusal of a host that starts no more processes or threads."""
+    return RefusedError(
+        "agent",
+        "cannot start a process: %s" % (getattr(error, "strerror", None) or error),
+        "free memory there, or raise the limits of processes and open files: `ulimit -u`,"
+        " `ulimit -n`, pids.max of the container",
+    )
 
 
 def missing(failure: OSError) -> bool:

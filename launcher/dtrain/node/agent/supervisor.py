@@ -31,6 +31,7 @@ from dtrain.node.agent.processes import (
     reap,
     signal_name,
 )
+from dtrain.node.agent.spawn import cannot_start
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, raw
 from dtrain.node.telemetry.files import Files
@@ -103,7 +104,9 @@ class Supervisor:
             # No worker may outlive its supervisor, even if the supervisor has a bug.
             survivors = self._sweep_now(lambda *_: None)
             if self._started:
-                reason = "%s: %s" % (type(failure).__name__, failure)
+                reason = str(failure)
+                if not isinstance(failure, RefusedError):
+                    reason = "%s: %s" % (type(failure).__name__, failure)
                 self._events.append("ended", survivors=name_list(survivors), error=reason)
             raise
 
@@ -145,7 +148,10 @@ class Supervisor:
         self._diagnosis = Diagnosis(self._events, prepared.flights, prepared.ras_address)
         self._oom_kills = oom_kills(self._containers is not None)
         for worker in prepared.workers:
-            worker.start(self._workdir, self._prctl)
+            try:
+                worker.start(self._workdir, self._prctl)
+            except OSError as error:
+                raise cannot_start(error) from None
             self._workers[worker.pid] = worker
             self._groups.add(worker.pid)
             node = worker.binding.node if worker.binding is not None else None
