@@ -170,8 +170,12 @@ def run_of(row: Row) -> PublishedRun:
         row.get("gpu_type", ""),
         re.IGNORECASE,
     )
-    # The planner does not model activations and parameters that move to host memory.
-    host = r"activation\w* (cpu )?offload\s*=\s*(true|yes|1)|parameters on the host"
+    # The planner does not model activations and parameters that move to host memory, nor those that
+    # a user's own code keeps in 4 bits.
+    host = (
+        r"activation\w* (cpu )?offload\s*=\s*(true|yes|1)|parameters on the host"
+        r"|activations in 4 bits"
+    )
     moved = re.search(host, notes, re.IGNORECASE)
     return PublishedRun(
         name=row.get("id", ""),

@@ -308,6 +308,8 @@ SOFTWARE = (
     (r"\bNeMo\b|Megatron[- ]Bridge", _NEMO),
     (r"Paddle", _PADDLE),
     (r"\btorch ?tune\b", _TORCHTUNE),
+    # It reports ``max_memory_reserved``, and leaves PyTorch's allocator as it is.
+    (r"\bprime-rl\b", replace(_FSDP, counter="reserved", habits=MemoryHabits(fixed_segments=True))),
     (r"\blit[- ]?(gpt|llama)\b", _LITGPT),
     (r"Hugging ?Face|\bAccelerate\b|\bTRL\b|Axolotl|fsdp_qlora", _HUGGING_FACE),
     (_SHARDING_SOFTWARE, _FSDP),
