@@ -31,3 +31,9 @@ job: {{framework: torch, script: t.py}}
 def test_only_hosts_that_count_on_are_folded(hosts: str, overrides: str, heads: list[str]) -> None:
     text = as_text(build(parse(FILE.format(hosts=hosts, overrides=overrides).encode(), "f.yaml")))
     assert [line.split()[0] for line in text.splitlines() if "  node rank " in line] == heads
+
+
+def test_an_argument_of_thousands_of_digits() -> None:
+    digits = "9" * 10_000
+    file = f"cluster: {{hosts: [a], gpus: 1}}\njob: {{framework: torch, script: '{digits}'}}\n"
+    assert digits in as_text(build(parse(file.encode(), "f.yaml")))

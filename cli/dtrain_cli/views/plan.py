@@ -14,7 +14,7 @@ from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.wording import counted
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d{1,18}")  # `int` refuses thousands of digits
 _NAMED = "  DTRAIN_HOST="
 
 
