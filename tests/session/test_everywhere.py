@@ -62,6 +62,14 @@ def test_a_failure_after_a_stop_is_no_bug() -> None:
         everywhere(work, HOSTS, HANG)
 
 
+def test_a_host_that_never_answers_fails_after_the_limit() -> None:
+    over = threading.Event()
+    (failure,) = everywhere(lambda part: over.wait(HANG), HOSTS[1:], 0.0)
+    over.set()
+    assert isinstance(failure, ConnectError)
+    assert (failure.host, failure.reason) == ("b", "no answer within 0 s")
+
+
 def test_the_limit_of_a_host_begins_with_its_call() -> None:
     calls: list[Callable[[], None]] = []
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dtrain.runs import events
+from dtrain.runs.progress import StepReport
 from dtrain.session.reports import ProgressReports
 
 
@@ -44,10 +45,25 @@ def test_what_is_wrong_with_a_report_is_shown_once_for_each_host() -> None:
     steps: Any = None
     reports = ProgressReports(plan, recorder, steps)
     bad = {"event": "progress", "time": 1.0, "step": "7", "total": None}
-    reports.add("gpu01", "rank-1", bad)
-    reports.add("gpu01", "rank-2", {**bad, "event": "steps"})
-    reports.add("gpu02", "rank-3", {**bad, "event": "lunch"})
-    reports.add("gpu02", "rank-3", [bad])
+    assert not reports.add("gpu01", "rank-1.progress", bad)
+    assert not reports.add("gpu01", "rank-2.progress", {**bad, "event": "steps"})
+    assert not reports.add("gpu02", "rank-3.progress", bad)
+    error = "progress.step: expected an integer, got '7'"
     assert shown == [
-        "gpu01: ignored a report of rank-1: progress.step: expected an integer, got '7'"
+        f"gpu01: ignored a report of rank-1: {error}",
+        f"gpu02: ignored a report of rank-3: {error}",
     ]
+
+
+def test_what_counts_as_activity() -> None:
+    plan: Any = SimpleNamespace(job=SimpleNamespace(ranked=True))
+    steps: Any = SimpleNamespace(add=lambda *_: None)
+    recorder: Any = None
+    reports = ProgressReports(plan, recorder, steps)
+    made = {"event": "steps", "done": 3, "waits": None, "group": 1, "blocks": [], "time": 1.0}
+    assert reports.add("gpu01", "rank-1.progress", made)
+    assert not reports.add("gpu01", "rank-1.progress", {**made, "waits": "ranks"})
+    assert reports.add("gpu01", "rank-1.progress", ["not a report"])
+    # A newer `dtrain.runtime` may have more phases.
+    newer = StepReport.read("rank-0", {**made, "phases": {"save": 1.0, "evaluation": 2.0}})
+    assert newer.phases == {"save": 1.0}

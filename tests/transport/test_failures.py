@@ -389,6 +389,28 @@ def test_a_socket_that_the_kernel_does_not_make(
     assert caught.value.reason == reason
 
 
+def test_an_address_that_the_kernel_lacks_does_not_hide_what_another_says(
+    transport: SshTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoIpv6(socket.socket):
+        def __init__(self, family: int = -1, *other: int, **by_name: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+            super().__init__(family, *other, **by_name)
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    resolved = [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)),
+        (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: resolved)
+    monkeypatch.setattr(socket, "socket", NoIpv6)
+    with pytest.raises(ConnectError) as caught:
+        transport.connect(Host("gpu01", "gpu01", ssh=Ssh("ml", port)))
+    assert caught.value.reason == "connection refused"
+
+
 def test_a_name_that_does_not_exist(transport: SshTransport) -> None:
     with pytest.raises(ConnectError) as caught:
         transport.connect(Host("gpu01", "gpu01.invalid", ssh=Ssh("ml")))

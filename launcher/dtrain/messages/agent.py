@@ -164,6 +164,7 @@ class Call:
     """One collective that a rank has called."""
 
     seq: int
+    """Its number in the group, the same on all ranks."""
     op: Name
     tensors: tuple[tuple[Name, tuple[int, ...]], ...]
     done: bool
@@ -176,6 +177,7 @@ class ProcessGroup:
     id: Name
     name: Name
     ranks: tuple[Index, ...]
+    """Empty if the recorder does not list them."""
     calls: tuple[Call, ...]
 
 

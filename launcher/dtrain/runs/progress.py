@@ -18,6 +18,8 @@ from dtrain.records import dataclass
 WINDOW = 60.0
 """Seconds over which a rate is averaged."""
 MAX_METRICS, MAX_METRIC_NAME = 32, 64
+PHASES = ("data", "save", "load")
+"""Those of `dtrain.runtime.steps`. A newer one may report more."""
 _PROCESS = re.compile(r"(rank|chief|worker|ps|evaluator)-([0-9]{1,6})")
 _ORDER = ("rank", "chief", "worker", "ps", "evaluator")
 
@@ -82,14 +84,16 @@ class StepReport:
     blocks: Annotated[tuple[Annotated[Block, AsList], ...], Length(64)]
     time: Time
     """Seconds since the epoch, on the host's clock."""
-    phases: Annotated[
-        Mapping[Annotated[str, re.compile("data|save|load")], _Seconds], Length(3)
-    ] = field(default_factory=dict)
-    """Seconds in each of `dtrain.runtime.steps.PHASES` since the process began."""
+    phases: Mapping[str, _Seconds] = field(default_factory=dict)
+    """Seconds in each of `PHASES` since the process began."""
 
     @classmethod
     def read(cls, process: str, fields: Mapping[str, Any]) -> StepReport:
         """A report from a host, which is not trusted. Raises ProtocolError."""
+        phases = fields.get("phases")
+        if isinstance(phases, dict):
+            known = {name: spent for name, spent in phases.items() if name in PHASES}
+            fields = {**fields, "phases": known}
         return decode(cls, {**fields, "process": process}, "steps")
 
 

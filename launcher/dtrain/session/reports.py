@@ -33,9 +33,11 @@ class ProgressReports:
         """The newest events that are not yet in the journal, by kind."""
 
     def add(self, host: str, file: str, fields: Any) -> bool:
-        """Add a report from a worker's ``file``. Returns False if it only reports that nothing
-        happens. ``fields`` may have any shape. An error in it is only noted, because what reads the
-        file did not cause it."""
+        """Add a report from a worker's ``file``. Returns False if it reports no activity.
+
+        ``fields`` may have any shape. An error in it is only noted, because what reads the file did
+        not cause it.
+        """
         if not isinstance(fields, dict):
             return True
         process = file.removesuffix(".progress")
@@ -53,6 +55,7 @@ class ProgressReports:
         except ProtocolError as error:
             text = f"{host}: ignored a report of {excerpt(process)}: {error}"
             self._recorder.notice_once(text, kind=f"reports of {host}")
+            return False
         return fields.get("waits") is None
 
     def _show(self, host: str, report: Progress) -> None:

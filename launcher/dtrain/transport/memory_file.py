@@ -1,4 +1,4 @@
-"""Files without a name: no folder must be writable, and a killed process leaves nothing."""
+"""Files without a name: a killed process leaves none, and on Linux no folder must be writable."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from the beginning each time; elsewhere, only the first time."""
 def memory_file(content: bytes = b"") -> BinaryIO:
     """A file to write to, or one with ``content`` to be read from its beginning. Raises OSError."""
     file: BinaryIO
-    if hasattr(os, "memfd_create"):
+    try:
         file = os.fdopen(os.memfd_create("dtrain"), "w+b")
-    else:
+    except (AttributeError, OSError):  # not Linux, or the kernel forbids it
         import tempfile  # slow to import
 
         file = tempfile.TemporaryFile()  # noqa: SIM115

@@ -323,9 +323,11 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
         except OSError as error:
-            if connection is not None:  # a kernel without IPv6 makes none for an IPv6 address
+            if connection is not None:
                 connection.close()
-            failure = error
+            # A kernel without IPv6 says nothing about the host.
+            if error.errno != errno.EAFNOSUPPORT or index == 0:
+                failure = error
     if limit := LimitError.of(failure):
         raise ConnectError(endpoint.host, endpoint.attempted, limit.message, hint=limit.hint)
     if isinstance(failure, ConnectionResetError):

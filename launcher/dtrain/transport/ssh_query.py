@@ -5,6 +5,7 @@ This way OpenSSH itself evaluates `Match exec`, tokens and canonical names.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -82,9 +83,11 @@ class SshQuery:
             try:
                 output, lines, status = self._run(host, arguments)
             except OSError as error:
+                hint = "free memory or raise the limits on processes and open files (ulimit -a)"
+                limits = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
                 raise SshConfigError(
                     f"cannot run {self._program}: {error.strerror}",
-                    "free memory or raise the limits on processes and open files (ulimit -a)",
+                    hint if error.errno in limits else "",
                 ) from error
             finally:
                 with self._lock:

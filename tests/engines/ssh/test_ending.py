@@ -165,6 +165,16 @@ def test_a_supervisor_that_dies_before_its_workers_have_finished(played: Played)
     assert played.attempt.uncleaned() == []
 
 
+def test_why_a_launcher_that_is_gone_stopped_the_job(played: Played) -> None:
+    silent = "no output and no progress from any worker for 2 s"
+    played.happens("first", messages.Stopping(1.0, silent, asked=True))
+    worker = machine.WorkerId("first", "worker", 0)
+    played.attempt._handle(Post(machine.WorkerExited(worker, failed=True)))
+    played.happens("first", ENDED)
+    played.happens("second", ENDED)
+    assert (played.report.reason, played.report.problems) == (silent, ())
+
+
 @pytest.mark.parametrize(
     ("event", "cause"),
     [

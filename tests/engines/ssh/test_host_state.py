@@ -283,4 +283,5 @@ def test_the_reason_of_a_node_that_stops_by_itself_is_reported() -> None:
     stopping = messages.Stopping(1.0, "its lease ended")
     assert "its lease ended" in str(posts(run(running(), stopping)[1])[0].problem)
     assert run(running(), machine.KillHost("a"), stopping)[1] == []
-    assert run(running(), replace(stopping, asked=True))[1] == []
+    state, actions = run(running(), replace(stopping, asked=True))
+    assert (state.stop_reason, actions) == ("its lease ended", [])

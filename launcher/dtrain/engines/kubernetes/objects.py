@@ -158,8 +158,9 @@ def lone_pod(value: Any) -> Pod:
 def at(value: Any, path: str, kind: Callable[..., _T]) -> _T | None:
     """The part of a JSON object at a path of keys such as ``status.conditions``, as a ``kind``;
     None if it is missing or null. Raises ProtocolError."""
-    for key in path.split("."):
-        value = decode(dict[str, Any], value, path).get(key)
+    keys = path.split(".")
+    for index, key in enumerate(keys):
+        value = decode(dict[str, Any], value, ".".join(keys[:index]) or "object").get(key)
         if value is None:
             return None
     return decode(kind, without_nulls(value), path)

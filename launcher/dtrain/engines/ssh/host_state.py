@@ -102,6 +102,8 @@ class LinkState:
     leftovers: Leftovers = Leftovers.UNKNOWN
     cut_off: bool = False
     """Whether the host cannot be reached: the connection broke, or does not exist yet."""
+    stop_reason: str = ""
+    """Why an earlier launcher, which is gone, stopped the job."""
 
     @property
     def started(self) -> bool:
@@ -276,8 +278,7 @@ def _refuse_output(state: LinkState, event: messages.Refused) -> _Step:
 
 def _stopped_itself(state: LinkState, event: messages.Stopping) -> _Step:
     if event.asked:
-        # By a launcher that died then. The reason is not a problem of this host.
-        return state, []
+        return replace(state, stop_reason=event.reason), []
     return state, [Post(None, PrepareError(state.host, "running the job", event.reason))]
 
 

@@ -65,12 +65,17 @@ class Inspection:
         """Lend a host's connection, and this thread until the check is over. True if the launch may
         continue."""
         self._connections[host] = connection
-        self.drop(host)
+        self._serve(host)
         if self._bug is not None:
             raise self._bug
         return self._passed
 
     def drop(self, host: str) -> None:
+        """The host has failed. Returns once the check is over."""
+        if not self._over.is_set():
+            self._serve(host)
+
+    def _serve(self, host: str) -> None:
         """Run the host's part of the check until it is over. Without a connection, it fails."""
         for call in iter(self._calls[host].get, None):
             call()

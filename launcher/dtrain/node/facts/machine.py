@@ -84,8 +84,11 @@ def governors() -> dict[str, int]:
 
 def memory(_request: GatherOrder) -> Json:
     """The memory in bytes. ``limit`` is that of a cgroup, if it is below the machine's memory."""
-    rows = dict(re.findall(r"(?m)^(\w+):\s+(\d+)", text_of("/proc/meminfo") or ""))
-    found = {"total": int(rows["MemTotal"]) << 10, "available": int(rows["MemAvailable"]) << 10}
+    with open("/proc/meminfo") as file:
+        rows = dict(re.findall(r"(?m)^(\w+):\s+(\d+)", file.read()))
+    # Old kernels have no MemAvailable.
+    available = rows.get("MemAvailable") or rows["MemFree"]
+    found = {"total": int(rows["MemTotal"]) << 10, "available": int(available) << 10}
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = text_of(path)
         if limit and limit.isdecimal() and int(limit) < found["total"]:
