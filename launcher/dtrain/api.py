@@ -187,8 +187,9 @@ def attach(
 
     Takes over the run if its launcher is gone. ``control.leave()`` returns early and leaves the job
     running; the exit code in the report is then INTERRUPTED. ``run`` is the name of a run or of its
-    job, or the start of the name; of several runs, it means the one that is not over. Raises
-    UsageError if there is no such run, if several are not over, or if it has ended.
+    job, or the start of the name; of several runs, it means the one that is not over. Returns the
+    report of a run that has ended. Raises UsageError if there is no such run, or if several are not
+    over.
     """
     from dtrain.engines import existing
     from dtrain.session.caller import Caller

@@ -198,6 +198,8 @@ def test_of_two_watchers_the_remaining_one_takes_charge(runs: Runs) -> None:
         done = watcher.wait()
         assert done.code == 0, str(done)
     runs.assert_whole(run)
+    late = runs.dtrain("attach", run).wait()
+    assert (late.code, "done in" in late.stderr) == (0, True), str(late)
 
 
 def test_stop_without_a_launcher(runs: Runs) -> None:

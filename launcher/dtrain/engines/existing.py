@@ -31,14 +31,8 @@ EXIT_SECONDS = 5.0
 
 
 def attach(folder: RunFolder, caller: Caller) -> Report:
-    """Follow a run until it ends or the caller leaves it. Take over if its launcher exits.
-
-    Raises UsageError if the run is over.
-    """
-    if ending(folder) is not None:
-        raise UsageError(
-            f"run {folder.name} is over", hint=f"`dtrain logs {folder.name}` shows its output"
-        )
+    """Follow a run until it ends or the caller leaves it. Take over if its launcher exits. Of a run
+    that is over, show the end."""
     while True:
         claim = folder.claim(signals=are_handled())
         if claim is None:
