@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares the planner's estimates with published training runs.
 
-    scripts/validate_planner.py [--runs FILE ...] [--all] [--json] [--worst N] [--rows OUT]
+    scripts/validate_planner.py [--runs FILE [--runs FILE ...] | --all] [--json] [--worst N]
+                                [--rows OUT]
 
 Estimates every run of the files like ``dtrain plan``, without any calibration. Prints for each
 source, each file and all of them: rows, mean absolute and signed error of the step time and of the
@@ -9,8 +10,8 @@ peak memory in percent, and how well the planner predicted which runs fit. A fur
 runs whose layout and batch are given: ``planner.published.layouts.is_given`` says what that means.
 ``planner.published.runs`` describes how a row is read. Without --runs, uses the runs in this
 repository that the constants are fitted to: all but published_runs_unseen.csv and
-published_runs_unseen_2.csv to _7.csv. With --all, uses those too: this prints the figures of
-``dtrain help plan``.
+published_runs_unseen_2.csv to _7.csv. With --all, uses those too: this prints today's figures of
+``dtrain help plan``, without those of held-out publishers (``planner/fit.py --held-out``).
 
 A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
 "Fits" is the planner's decision, so it includes the headroom that the planner leaves.
@@ -253,7 +254,7 @@ def _intervals(report: Report) -> Iterator[str]:
 
 def _sweeps(report: Report) -> Iterator[str]:
     every = sweeps(report)
-    if losses := [_loss(sweep, lambda outcome: outcome.rank_key) for sweep in every]:
+    if losses := first_choice_losses(report):
         plain = [_loss(sweep, lambda outcome: outcome.seconds) for sweep in every]
         close = sum(loss <= 0.03 for loss in losses)
         yield (
@@ -365,8 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--runs", action="append", type=Path, metavar="FILE")
-    parser.add_argument("--all", action="store_true", help="all runs of this repository")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument("--runs", action="append", type=Path, metavar="FILE")
+    files.add_argument("--all", action="store_true", help="all runs of this repository")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the N worst runs")
     parser.add_argument(
@@ -374,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        paths = (*(options.runs or RUNS), *(BLIND if options.all else ()))
+        paths = options.runs or (*RUNS, *(BLIND if options.all else ()))
         report = validate((path.stem, read(path)) for path in paths)
         if options.rows:
             write_rows(report, options.rows)

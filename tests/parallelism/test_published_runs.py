@@ -187,19 +187,25 @@ def test_adapters(notes: str, lora: Lora) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "notes", "copies"),
+    ("source", "notes", "copies", "output"),
     [
-        ("PEFT", "LoRA rank 16 on queries, keys, values and output; dropout of their inputs", 4),
-        ("PEFT", "LoRA rank 8 on queries and values; dropout of their inputs", 2),
-        ("LitGPT", "LoRA rank 8 on queries and values; dropout of their inputs", 1),
-        ("LitGPT", "LoRA rank 8 on all matrices; dropout of their inputs", 2),
-        ("LitGPT", "LoRA rank 8 on all matrices", 0),
+        (
+            "PEFT",
+            "LoRA rank 16 on queries, keys, values and output; dropout of their inputs",
+            3,
+            True,
+        ),
+        ("PEFT", "LoRA rank 8 on queries, keys and values; dropout of their inputs", 3, False),
+        ("PEFT", "LoRA rank 8 on queries and values; dropout of their inputs", 2, False),
+        ("LitGPT", "LoRA rank 8 on queries and values; dropout of their inputs", 1, False),
+        ("LitGPT", "LoRA rank 8 on all matrices; dropout of their inputs", 1, True),
+        ("LitGPT", "LoRA rank 8 on all matrices", 0, False),
     ],
 )
-def test_adapters_with_dropout(source: str, notes: str, copies: int) -> None:
+def test_adapters_with_dropout(source: str, notes: str, copies: int, output: bool) -> None:
     lora = run(source=f"{source} table", id="x-lora", notes=notes).shape.lora
     assert lora is not None
-    assert lora.dropout == copies
+    assert (lora.dropout, lora.output_dropout) == (copies, output)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,22 @@ def test_lower_limits_are_below_the_costs(plan: Plan) -> None:
         assert one.least_memory <= one.memory.total
 
 
+def test_the_stage_for_which_others_wait_is_not_always_the_one_with_the_most_work() -> None:
+    """The output layer makes the last stage's computation the longest, but kernels of the others
+    are so short that the host starts them more slowly."""
+    request = PlanRequest(
+        sizes={"layers": 30, "hidden": 256, "heads": 4, "experts": 8, "experts_per_token": 2},
+        vocab=256_000,
+        seq_len=512,
+        global_batch=64,
+        gpus=4,
+        backend="megatron",
+        fixed={"pipeline": 4},
+    )
+    plan = pose(request).search()
+    assert plan.fitting and all(one.least_time <= one.time.total for one in plan.fitting)
+
+
 def test_layouts_are_ranked_by_time_and_simplicity(plan: Plan) -> None:
     ranked = list(plan.ranked())
     assert set(map(id, ranked)) == set(map(id, plan.fitting))

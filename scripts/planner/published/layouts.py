@@ -128,8 +128,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         repeats_loss=practice.repeats_loss,
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
-        # The hooks of ZeRO-3 also run on one GPU, where the notes name it.
         expert_kernels=practice.expert_kernels,
+        # The hooks of ZeRO-3 also run on one GPU, where the notes name it.
         host_work=practice.host_work if zero_3(f"{row.get('sharding', '')} {text}") else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
@@ -239,23 +239,19 @@ def lora_of(row: Row, practice: Practice, precision: Precision) -> Lora | None:
     if rank := _noted(notes, r"LoRA rank (\d+)"):
         mlp = re.search(r"LoRA rank \d+ on (all (matrices|layers)|the MLP)", notes, re.IGNORECASE)
         drops = re.search(r"LoRA[^;]*;?[^;]*dropout of their inputs", notes) is not None
-        found = Lora(
-            rank, "all" if mlp else "attention", dropout=drops and _dropped(notes, practice)
-        )
+        inputs, output = _dropped(notes, practice) if drops else (0, False)
+        found = Lora(rank, "all" if mlp else "attention", dropout=inputs, output_dropout=output)
     if re.search(r"frozen matrices in 4 bits", notes, re.IGNORECASE):
         once = re.search(r"no double quantization", notes, re.IGNORECASE) is not None
         return replace(found, base_bits=4, double_quantized=not once)
     return replace(found, base_bits=8) if practice.fp8_params and precision == "fp8" else found
 
 
-def _dropped(notes: str, practice: Practice) -> int:
-    """As `Lora.dropout`, of a run whose adapters have dropout."""
+def _dropped(notes: str, practice: Practice) -> tuple[int, bool]:
+    """As `Lora.dropout` and `Lora.output_dropout`, of a run whose adapters have dropout."""
     alone = re.search(r"on queries(, keys)? and values\b", notes)
-    if practice.fused_qkv:
-        return 1 if alone else 2
-    if alone:
-        return 3 if alone[1] else 2
-    return 4
+    inputs = 2 if alone and not alone[1] else 3
+    return 1 if practice.fused_qkv else inputs, not alone
 
 
 SQUAD = 200

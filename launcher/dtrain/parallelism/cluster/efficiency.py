@@ -48,7 +48,7 @@ class Efficiency(KeepsHash):
     """Host time to start one of PyTorch's kernels, with its share of Python. Without compilation,
     gpt-fast generates 25.5 tokens/s with Llama-7B on an A100, limited by the host: 1.2 ms for about
     50 kernels of a layer (pytorch.org/blog/accelerating-generative-ai-2). It depends on the host,
-    not on the GPU."""
+    and differs between GPUs as far as their published runs come from other hosts and software."""
     stalls: float = 0.4
     """Share of the launches in layers with experts for which the GPU waits. Chosen for
     Megatron-Bridge on H100s; on H800s, XTuner's runs then are 2 % too slow on average."""

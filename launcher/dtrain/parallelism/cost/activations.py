@@ -214,8 +214,9 @@ def _terms(
         yield 2 * inner * shape.lora.rank
         if shape.lora.dropout:
             # Instead of their inputs: a copy in 16 bits and a mask for each adapted matrix.
-            copies = shape.lora.dropout
-            yield 3 * (max(1, copies - 1) * h / split + (copies > 1) * values / t)
+            yield 3 * shape.lora.dropout * h / split
+            if shape.lora.output_dropout:
+                yield 3 * values / t
             yield -narrow * h / split
             if shape.lora.adapts_mlp:
                 yield 3 * ((shape.matrices - 1) * h / split + width / t)

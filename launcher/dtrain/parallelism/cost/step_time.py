@@ -124,27 +124,30 @@ def step_time(
     work = _work_of_stages(kernels, counts)
     stages = [count * each.total for count, each in work]
     stages[-1] += head
-    slowest = stages.index(max(stages))
+    waits = [
+        _waiting(kernels, stage, count, each)
+        for stage, (count, each) in zip(stages, work, strict=True)
+    ]
+    busy = [stage + waiting for stage, waiting in zip(stages, waits, strict=True)]
+    slowest = busy.index(max(busy))
     layers, layer = work[slowest]
-    host = _launching(layers * layer.launches, efficiency)
-    waiting = _waiting(kernels, stages[slowest], host, layers * layer.stalled)
     # All stages wait for the slowest one, and at both ends of the step for all other stages:
     # (p−1)/v of a micro-batch if stages are equal (SC21, arXiv 2104.04473, section 2.2).
-    others = sum([max(stage, host) for stage in stages]) - max(stages[slowest], host)
+    others = sum(busy) - busy[slowest]
     bubble = BUBBLE.get(layout.schedule, 1.0) * others / layout.virtual_pipeline
 
-    data, optimizer = _between_steps(kernels, max(counts), m * max(stages[slowest], host))
+    data, optimizer = _between_steps(kernels, max(counts), m * busy[slowest])
     return StepTime(
         compute=m * (layers * layer.compute + (head if slowest == p - 1 else 0.0)),
         recompute=m * layers * layer.recompute,
         tensor=m * layers * layer.tensor,
         context=m * layers * layer.context,
         expert=m * layers * layer.expert,
-        pipeline=_sends(kernels, max(stages[slowest], host)),
+        pipeline=_sends(kernels, busy[slowest]),
         bubble=bubble,
         data=data,
         optimizer=optimizer,
-        host=m * (waiting + _copies_to_host(kernels, counts, slowest)),
+        host=m * (waits[slowest] + _copies_to_host(kernels, counts, slowest)),
         other=efficiency.fixed * (1 + SLOWEST_HOST * math.log(cluster.hosts)),
     )
 
@@ -163,27 +166,24 @@ def least_time(
     layer = _layer_of(kernels)
     most = max(counts)
     idle = BUBBLE.get(layout.schedule, 1.0) * (shape.layers - most) / layout.virtual_pipeline
-    stage, host = most * layer.total, _launching(most * layer.launches, efficiency)
-    waiting = _waiting(kernels, stage, host, most * layer.stalled)
+    stage = most * layer.total
+    waiting = _waiting(kernels, stage, most, layer)
     return layer.total * idle + layout.grad_accumulation * (stage + waiting)
 
 
-def _launching(launches: float, efficiency: Efficiency) -> float:
-    """Seconds in which the host starts one micro-batch's kernels of a stage."""
-    return (launches + LAUNCHES) * efficiency.launch
-
-
-def _waiting(kernels: Kernels, stage: float, host: float, stalled: float) -> float:
-    """Seconds that the GPU waits for the host in one micro-batch of ``stage`` seconds: if kernels
-    are shorter than their launches, the host is the bottleneck.
+def _waiting(kernels: Kernels, stage: float, layers: int, layer: _Layer) -> float:
+    """Seconds that the GPU waits for the host in one micro-batch, in a stage of these ``layers``
+    that computes for ``stage`` seconds: if kernels are shorter than their launches, the host is the
+    bottleneck.
 
     Layers with experts need on the host how many tokens arrive. Until it knows, it cannot start
     kernels ahead of time, and the GPU waits for some of the ``stalled`` ones.
     """
+    efficiency = kernels.efficiency
+    host = (layers * layer.launches + LAUNCHES) * efficiency.launch
     if kernels.assumed.blocking:
         return host
-    efficiency = kernels.efficiency
-    return max(0.0, host - stage, stalled * efficiency.launch * efficiency.stalls)
+    return max(0.0, host - stage, layers * layer.stalled * efficiency.launch * efficiency.stalls)
 
 
 def _work_of_stages(kernels: Kernels, counts: tuple[int, ...]) -> list[tuple[int, _Layer]]:

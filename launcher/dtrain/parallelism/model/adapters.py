@@ -34,8 +34,10 @@ class Lora:
     in fp8, as products with fp8 read it (Transformer Engine's ``fp8_model_init``)."""
 
     dropout: int = 0
-    """Matrices of attention whose adapters drop some of their input, and so keep their own copies
-    and masks; the output's is the last. The MLP's adapters then do so, too. 0 without dropout."""
+    """Adapters of queries, keys and values that drop some of their input, and so keep their own
+    copies and masks. The MLP's adapters then do so, too. 0 without dropout."""
+    output_dropout: bool = False
+    """Whether the adapter of attention's output also does."""
     double_quantized: bool = True
     """Whether the scales of 4-bit matrices are quantized, too."""
 
