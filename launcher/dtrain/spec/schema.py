@@ -13,7 +13,7 @@ from dtrain.spec.scalars import Check, JsonSchema, T, Type
 from dtrain.spec.source import Node, Scalar
 from dtrain.spec.syntax import SPACE
 
-_JOINED = re.compile(r"[a-z_]+:\S")
+_JOINED = re.compile(r"([a-z_]+):\S")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class SectionType(Type[Section]):
             node = source.Mapping((), node.place, node.place)
         if not isinstance(node, source.Mapping):
             joined = isinstance(node, Scalar) and _JOINED.match(node.text)
-            hint = SPACE if joined else self._example(name)
+            hint = SPACE if joined and joined[1] in self.fields else self._example(name)
             return self.refuse(node, problems, name or self.title, hint)
         prefix = f"{name}." if name else ""
         entries: dict[str, source.Entry] = {}
