@@ -13,6 +13,8 @@ from dtrain.spec.scalars import Check, JsonSchema, T, Type
 from dtrain.spec.source import Node, Scalar
 from dtrain.spec.syntax import SPACE
 
+_LONG_FORMS = {"environment": "env"}
+"""Keys that users write for a shorter one, too different for `nearest`."""
 _JOINED = re.compile(r"([a-z_]+):\S")
 
 
@@ -210,7 +212,8 @@ class SectionType(Type[Section]):
         if problems.full:
             return None
         homes = problems.homes.get(key.text)
-        close = None if homes else nearest(key.text, self.fields)
+        meant = _LONG_FORMS.get(key.text, key.text)
+        close = None if homes else nearest(meant, self.fields)
         advice = f"keys here: {', '.join(sorted(self.fields))}"
         if homes:
             advice = f"{shown(key.text)} belongs in {either(homes)}; {advice}"
