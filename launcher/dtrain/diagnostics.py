@@ -114,10 +114,15 @@ class LimitError(DtrainError):
                 "this machine lets dtrain start no more threads; it needs two for each host",
                 hint="raise the limit of processes: `ulimit -u`, or pids.max of the container",
             )
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
             return cls(
                 "this machine lets dtrain open no more files",
                 hint="raise the limit of open files: `ulimit -n`",
+            )
+        if isinstance(error, OSError) and error.errno == errno.ENFILE:
+            return cls(
+                "this machine lets its processes open no more files",
+                hint="raise the limit of the whole machine: `sysctl fs.file-max`, as root",
             )
         return None
 

@@ -18,7 +18,7 @@ MAX_NAME = 253
 """Longest host name that DNS allows, in characters."""
 
 _BRIEF = 300
-"""Most characters of a list in a message: eight names of a cloud fit."""
+"""Most characters of a list in a message."""
 _FIRST = 4
 _DIGITS = 18
 _RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?")
@@ -105,7 +105,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def brief(names: Iterable[str]) -> str:
-    """`fold` for a message: of names that no list can shorten, the first and how many follow."""
+    """`fold` for a message: of a list that stays long, the first names and how many follow."""
     names = tuple(names)
     folded, others = fold(names), len(names) - _FIRST
     if len(folded) <= _BRIEF or others <= 0:

@@ -34,14 +34,33 @@ def test_from_flags_alone(launcher: Launcher) -> None:
 
 
 def test_hosts_from_a_hostfile(launcher: Launcher) -> None:
-    lines = ("# two hosts", "", "gpu01 slots=8", "  gpu[02-03] slots=8 # a rack")
-    (launcher.folder / "hosts").write_text("\n".join(lines))
-    done = launcher.command("init", *FLAGS, "--hosts", "./hosts", "--no-probe").wait()
-    assert done.code == 0, done
-    spec = read(launcher.folder / "cluster.yaml")
-    assert [host.name for host in spec.cluster.hosts] == ["gpu01", "gpu02", "gpu03"]
-    missing = launcher.command("init", "b.yaml", *FLAGS, "--hosts", "./none", "--no-probe").wait()
-    assert (missing.code, "'none'" in missing.stderr) == (2, True), missing
+    lines = ("gpu01 slots=8", "# a rack", "", "  gpu[02-03] # of Open MPI", "gpu04:8", "gpu01")
+    (launcher.folder / "hosts").write_text("\n".join(lines), encoding="utf-8-sig")
+    home = {"HOME": str(launcher.folder)}
+    for name in ("./hosts", "~/hosts"):
+        argv = ("init", "--force", *FLAGS, "--hosts", name, "--no-probe")
+        done = launcher.command(*argv, env=home).wait()
+        assert done.code == 0, done
+        spec = read(launcher.folder / "cluster.yaml")
+        assert [host.name for host in spec.cluster.hosts] == ["gpu01", "gpu02", "gpu03", "gpu04"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ("./none", "error: there is no file 'none'\nhint: name a file with a host on each line\n"),
+        ("./empty", "error: './empty' lists no host\n"),
+        ("/dev/zero", "error: '/dev/zero' is larger than 1024 KiB\n"),
+        ("~nobody-has-this-name/hosts", "error: there is no file '~nobody-has-this-name/hosts'\n"),
+        # No files, but lists of hosts with a mistake.
+        ("gpu[1-2],10.0.0.0/24", "'10.0.0.0/24' cannot contain '/'\n"),
+        ("gpu1/gpu2", "'gpu1/gpu2' cannot contain '/'\n"),
+    ],
+)
+def test_what_is_no_hostfile(launcher: Launcher, hosts: str, message: str) -> None:
+    (launcher.folder / "empty").write_text("# no host\n")
+    done = launcher.command("init", *FLAGS, "--hosts", hosts, "--no-probe").wait()
+    assert (done.code, message in done.stderr) == (2, True), done
 
 
 def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:

@@ -171,6 +171,14 @@ def test_text_from_hosts_is_cleaned_for_the_terminal() -> None:
     assert "no route" in text
 
 
+def test_a_finding_names_all_its_hosts() -> None:
+    hosts = [f"ip-10-{number}-253-{9 * number}.us-west-2.compute.internal" for number in range(9)]
+    found = warning("storage", hosts, "full", "", "")
+    assert ",".join(hosts) in as_text(
+        Evidence(plan_of(1), ()), [found], 1.0, Paper(100, color=False, unicode=True)
+    )
+
+
 def test_text_from_hosts_that_no_encoding_has_is_escaped_in_json() -> None:
     plan = plan_of(1)
     host = HostFacts(plan.hosts[0], {"machine": {"hostname": "\ud83d"}})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import subprocess
 import sys
 from importlib import import_module
@@ -205,16 +204,18 @@ def test_an_internal_error_is_written_to_a_file(
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "words", "limit"),
     [
-        (RuntimeError("can't start new thread"), "start no more threads"),
-        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "open no more files"),
+        (RuntimeError("can't start new thread"), "dtrain start no more threads", "ulimit -u"),
+        (OSError(errno.EMFILE, "Too many open files"), "dtrain open no more files", "ulimit -n"),
+        (OSError(errno.ENFILE, "File table overflow"), "its processes open", "sysctl fs.file-max"),
     ],
-    ids=["threads", "files"],
+    ids=["threads", "files", "files of the machine"],
 )
 def test_a_limit_of_this_machine_is_no_bug(
     error: Exception,
     words: str,
+    limit: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -224,8 +225,9 @@ def test_a_limit_of_this_machine_is_no_bug(
     monkeypatch.setattr(app, "app", fail)
     assert app.run() == 3
     message = capsys.readouterr().err
-    assert message.startswith(f"error: this machine lets dtrain {words}")
+    assert message.startswith(f"error: this machine lets {words}")
     assert "\nhint: raise the limit" in message
+    assert f"`{limit}`" in message
 
 
 def test_a_thread_that_computes_a_cipher_does_not_abort_the_end() -> None:

@@ -61,3 +61,10 @@ def test_nothing_of_a_finished_run_is_slow_or_stands_still() -> None:
 def test_numbered_hosts_are_gone_once_an_engine_names_them() -> None:
     after = observed(events.HostsAllocated(("n1", "n2")))
     assert (after.hosts, after.allocated) == ({}, ("n1", "n2"))
+
+
+def test_a_clock_that_is_set_back_ends_no_run_before_its_begin() -> None:
+    run = ObservedRun.of(
+        [(100.0, events.NextAttempt(1, ("a",))), (40.0, events.LauncherAttached(7))]
+    )
+    assert run.until(200.0, attended=False) == 100.0

@@ -92,3 +92,13 @@ def test_after_an_interrupt_only_hosts_without_an_answer_are_errors() -> None:
         "error: a2: running a command: interrupted before it answered\n"
         "dtrain: interrupted; the command has ended on 1 host\n"
     )
+
+
+def test_all_hosts_are_named_where_a_command_printed_or_failed() -> None:
+    hosts = [f"ip-10-{number}-253-{9 * number}.us-west-2.compute.internal" for number in range(9)]
+    shown = Shown(*hosts)
+    for host in hosts:
+        shown.say(host, "same\n")
+    out, err = shown.finish(*(Outcome(host, 1) for host in hosts), code=1)
+    assert out == f"[{','.join(hosts)}] same\n"
+    assert err.startswith(f"error: {','.join(hosts)}: ")

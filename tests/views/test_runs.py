@@ -98,3 +98,14 @@ def test_one_empty_line_is_above_the_report(code: ExitCode) -> None:
     over = replace(run({"n": HostStatus("ended", None)}), report=Report(code, "the reason"))
     assert "n  ended\n\n" in (text := runs.details(over, PIPE))
     assert "\n\n\n" not in text
+
+
+@pytest.mark.parametrize("paper", [PIPE, Paper(80, color=False, unicode=True, terminal=True)])
+def test_only_the_details_of_a_run_name_all_its_hosts(paper: Paper) -> None:
+    names = [f"ip-10-{number}-253-{9 * number}.us-west-2.compute.internal" for number in range(9)]
+    one = run({name: HostStatus("running", NOW - 5) for name in names})
+    details = runs.details(one, paper)
+    whole = "".join(line.split("  ")[0] for line in details.splitlines())
+    assert ",".join(names) in whole
+    assert "running" in details and "for 5 s" in details
+    assert "5 more" in runs.table([one], PIPE, of=1)

@@ -36,9 +36,10 @@ def attach(
     tensorboard_dir: ScalarsFolder = None,
 ) -> None:
     """Watch a run; Ctrl-C leaves it running."""
+    folder = find_run(run)
     filters = Filters()
     if (rank, host) != (None, None):
-        spec = Record.load(find_run(run).path).request.spec()
+        spec = Record.load(folder.path).request.spec()
         filters = Filters(ranks(rank, spec), hosts(host, spec))
     watch = Watch(
         stopping=False,
@@ -49,6 +50,8 @@ def attach(
         exports=exports(metrics_port, metrics_file, tensorboard_dir),
     )
     code = watch.until_over(
-        lambda: api.attach(run, observer=watch.observer, control=watch.control, ask=watch.ask)
+        lambda: api.attach(
+            folder.name, observer=watch.observer, control=watch.control, ask=watch.ask
+        )
     )
     raise typer.Exit(code)

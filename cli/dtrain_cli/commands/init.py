@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -20,10 +21,10 @@ from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
 from dtrain.runs.record import Request
 from dtrain.session.gather_order import Depth
-from dtrain.spec.load import parse
+from dtrain.spec.load import contents, parse
 from dtrain.spec.model import Slurm
 from dtrain.spec.problems import either
-from dtrain.spec.unreadable import unreadable
+from dtrain.spec.source import MAX_SIZE
 from dtrain.transport.select import Transports
 from dtrain.wording import counted
 from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
@@ -43,6 +44,8 @@ _OPTIONS = {
 _EXAMPLE = first_file.Answers(("gpu01",), "torch", "train.py")
 _HOSTS = "Hosts, as ssh knows them (such as gpu[01-08])"
 _FRAMEWORK = "Framework, torch or tensorflow"
+_HOSTFILE = "name a file with a host on each line"
+_SLOTS = re.compile(r"^([^:]+):[0-9]+$")
 _SCRIPT = "Training script"
 _SLURM = ", or --slurm for a Slurm cluster"
 
@@ -203,22 +206,28 @@ def _for_slurm(
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    # A host name has no slash.
-    hosts = unfolded("--hosts", ",".join(_listed(Path(text))) if "/" in text else text)
+    listed = _listed(text) if text.startswith(("/", "./", "../", "~")) else text
+    hosts = unfolded("--hosts", listed)
+    if listed is not text:  # Open MPI's hostfiles may repeat a host.
+        hosts = tuple(dict.fromkeys(hosts))
     _check(first_file.text(replace(_EXAMPLE, hosts=hosts), None))
     return hosts
 
 
-def _listed(hostfile: Path) -> Iterator[str]:
-    """The first word of each line: others, such as ``slots=8``, differ between launchers."""
-    try:
-        text = hostfile.read_text(errors="replace")
-    except (OSError, ValueError) as error:
-        missing = "name a file with a host on each line"
-        raise unreadable(hostfile, error, kind="*host*", missing=missing) from None
-    for line in text.splitlines():
-        if words := line.partition("#")[0].split():
-            yield words[0]
+def _listed(hostfile: str) -> str:
+    """The hosts of a hostfile, as a host list: the first word of each line without a number of
+    slots, as in ``gpu01 slots=8`` and ``gpu01:8``."""
+    path = Path(hostfile)
+    with suppress(RuntimeError):  # There is no such user.
+        path = path.expanduser()
+    content = contents(path, "*host*", _HOSTFILE)
+    if len(content) > MAX_SIZE:
+        raise UsageError(f"{hostfile!r} is larger than {MAX_SIZE >> 10} KiB", hint=_HOSTFILE)
+    lines = content.decode("utf-8-sig", "replace").splitlines()
+    hosts = [words[0] for line in lines if (words := line.partition("#")[0].split())]
+    if not hosts:
+        raise UsageError(f"{hostfile!r} lists no host", hint=_HOSTFILE)
+    return ",".join(_SLOTS.sub(r"\1", host) for host in hosts)
 
 
 def _script(name: str) -> str:

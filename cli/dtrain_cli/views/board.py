@@ -143,7 +143,7 @@ def summary(hosts: Mapping[str, str], workers: int) -> str:
     parts = [f"{len(groups[word])} {word}" for word in _ON_THE_WAY if word in groups]
     for word in BAD:
         if those := groups.get(word):
-            who = names.hosts(those) if len(those) <= _MAX_NAMES else str(len(those))
+            who = names.brief(those) if len(those) <= _MAX_NAMES else str(len(those))
             parts.append(f"{who} {word}")
     waiting = len(groups.get("", ()))
     parts += [f"{waiting} waiting"] if waiting else []

@@ -37,7 +37,7 @@ def entry(finding: Finding, of: int, paper: Paper) -> Iterator[Text]:
     """Yield the lines of one finding; ``of`` is the number of all hosts."""
     yield paper.line(
         (f"{finding.severity.value:<9}", _STYLES[finding.severity]),
-        (_who(finding, of), "bold"),
+        (names.hosts(finding.hosts) + _count(finding, of), "bold"),
         f": {clean(finding.subject)}",
         *([(f"  {clean(finding.place)}", "dim")] if finding.place else []),
     )
@@ -53,13 +53,12 @@ def entry(finding: Finding, of: int, paper: Paper) -> Iterator[Text]:
 def brief(finding: Finding, of: int) -> str:
     """Return the finding in one line, without the remedy."""
     what = clean(f"{finding.subject}: {finding.seen}")
-    return f"{finding.severity.value}: {_who(finding, of)}: {what}"
+    return f"{finding.severity.value}: {names.brief(finding.hosts)}{_count(finding, of)}: {what}"
 
 
-def _who(finding: Finding, of: int) -> str:
+def _count(finding: Finding, of: int) -> str:
     count = len(finding.hosts)
-    who = names.hosts(finding.hosts)
-    return who + (f" ({'all ' if count == of else ''}{count})" if count > 1 else "")
+    return f" ({'all ' if count == of else ''}{count})" if count > 1 else ""
 
 
 def _summary(evidence: Evidence, found: Sequence[Finding], seconds: float) -> str:

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dtrain import hostlist
 from dtrain.framing import clean
-from dtrain.hostlist import brief, fold, in_order
+from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import fold_ranks
 from dtrain.wording import plural
 
@@ -37,8 +38,13 @@ def color_of(host: str, label: str) -> str:
 
 
 def hosts(names: Iterable[str]) -> str:
-    """``gpu[01-08]``."""
-    return clean(brief(names))
+    """All names, folded: ``gpu[01-08]``."""
+    return clean(fold(names))
+
+
+def brief(names: Iterable[str]) -> str:
+    """Hosts for a notice or a row of a table: of a long list, only the first."""
+    return clean(hostlist.brief(names))
 
 
 def labels(names: Iterable[str]) -> str:

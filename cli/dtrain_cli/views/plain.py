@@ -104,7 +104,7 @@ class Plain(RunReceiver):
         """``4 workers on 2 hosts (node0, node1)``."""
         hosts = plan.host_names
         count = f"{counted(self._workers, 'worker')} on {counted(len(hosts), 'host')}"
-        return f"{count} ({names.hosts(hosts)})" if plan.hosts_known else count
+        return f"{count} ({names.brief(hosts)})" if plan.hosts_known else count
 
     def _host_state(self, host: str, state: str) -> None:
         if state == "running" and host in self._starting:
@@ -200,7 +200,7 @@ class Plain(RunReceiver):
             host, label = sources[0]
         else:
             sources = sorted(sources, key=_order)
-            host = names.hosts(dict.fromkeys(host for host, _ in sources))
+            host = names.brief(dict.fromkeys(host for host, _ in sources))
             label = names.labels(label for _, label in sources)
         head = names.prefix(host, label, *self._widths)
         if self._color[fd]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,7 @@ def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
         "RUN": [run.run for run in runs],
         "STATE": [run.state for run in runs],
         "STARTED": [f"{_age(run, short=short)} ago" for run in runs],
-        "HOSTS": [_named(run, list(run.hosts)) for run in runs],
+        "HOSTS": [_named(run, run.hosts, names.brief) for run in runs],
         "WORKERS": ["" if run.unreadable or short else str(run.workers) for run in runs],
         "PROGRESS": [clean(run.unreadable) or _progress(run, short=short) for run in runs],
     }
@@ -110,7 +110,7 @@ def details(run: RunStatus, paper: Paper) -> str:
     lines: list[RenderableType] = [
         paper.line((f"{title:<9}", "bold"), clean(text)) for title, text in facts if text
     ]
-    lines += ["", paper.table("lw", _hosts(run))]
+    lines += ["", paper.table("ww", _hosts(run))]
     if run.state == "unattended":
         lines += [
             "",
@@ -142,8 +142,8 @@ def _unreadable_lines(run: RunStatus) -> str:
     return f"{counted(run.unreadable_lines, 'journal line')} could not be read"
 
 
-def _named(run: RunStatus, hosts: Sequence[str]) -> str:
-    return names.hosts(hosts) if run.hosts_known else counted(len(hosts), "host")
+def _named(run: RunStatus, hosts: Collection[str], named: Callable[[Iterable[str]], str]) -> str:
+    return named(hosts) if run.hosts_known else counted(len(hosts), "host")
 
 
 def _hosts(run: RunStatus) -> list[tuple[str, str]]:
@@ -155,7 +155,7 @@ def _hosts(run: RunStatus) -> list[tuple[str, str]]:
         key = (status.state, status.detail, status.since is None, fates)
         groups.setdefault(key, []).append(host)
     return [
-        (_named(run, group), clean(_host([hosts[host] for host in group])))
+        (_named(run, group, names.hosts), clean(_host([hosts[host] for host in group])))
         for group in groups.values()
     ]
 

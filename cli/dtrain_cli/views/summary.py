@@ -189,7 +189,7 @@ def comparison(first: Summary, second: Summary, paper: Paper) -> str:
     """Return two runs side by side."""
     both = [*zip(("first", "second"), (first, second), strict=True)]
     facts = [
-        (which, clean(run.record.run), names.hosts(run.hosts), state(run)) for which, run in both
+        (which, clean(run.record.run), names.brief(run.hosts), state(run)) for which, run in both
     ]
     rows = [
         (title, show(one), show(two), _ratio(one, two))

@@ -76,6 +76,6 @@ def summaries(found: Mapping[str, Mapping[int, GpuTrouble]]) -> list[tuple[str, 
             which = names.labels(str(index) for _, index, _ in cases)
             text = f"{host} GPUs {which}: {what}"
         else:
-            text = f"{len(cases)} GPUs on {names.hosts(hosts)}: {what}"
+            text = f"{len(cases)} GPUs on {names.brief(hosts)}: {what}"
         lines.append((text, GpuTrouble(mark, first.style, what)))
     return lines

@@ -66,7 +66,7 @@ class ObservedRun:
     ended: float | None = None
     """When it ended."""
     latest: float | None = None
-    """When the last event happened."""
+    """The latest time of an event. Not of the last event: a clock can be set back."""
 
     def until(self, now: float, *, attended: bool) -> float:
         """Until when the run is known: until its end, or ``now``. Without a launcher, nobody knows
@@ -90,7 +90,8 @@ class ObservedRun:
 
     def add(self, then: float, event: events.RunEvent) -> None:
         """``then``: when ``event`` happened, on any clock that all events of the run share."""
-        now, self.latest = self.attempt, then
+        now = self.attempt
+        self.latest = then if self.latest is None else max(self.latest, then)
         match event:
             case events.RunStarted():
                 now.began = then

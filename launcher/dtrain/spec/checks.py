@@ -88,7 +88,7 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
     for named in cluster.get("hosts"):
         settings = own.get(named.name, [])
         gpus = next(
-            (own.get("gpus") for own in reversed([cluster, *settings]) if "gpus" in own), None
+            (one.get("gpus") for one in reversed([cluster, *settings]) if "gpus" in one), None
         )
         slots = [section for section in settings if "slots" in section]
         if gpus:

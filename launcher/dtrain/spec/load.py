@@ -43,6 +43,8 @@ from dtrain.spec.strategies import STRATEGIES
 from dtrain.spec.unreadable import unreadable
 from dtrain.spec.variables import advise_on_variables
 
+FIRST_FILE = "`dtrain init` writes a first one; dtrain's configs/ folder has examples"
+
 
 def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
     """Load a cluster file, ignoring the keys ``without`` of its ``job``.
@@ -73,17 +75,16 @@ def position(source: str | bytes, file: str, key: str) -> str:
     return str(Position(file, place.line, place.column))
 
 
-def contents(path: Path) -> bytes:
-    """The bytes of a cluster file, up to one more than the size limit.
+def contents(path: Path, kind: str = "*.y*ml", missing: str = FIRST_FILE) -> bytes:
+    """The bytes of a cluster file or another small one, up to one more than the size limit.
 
-    Raises UsageError if it cannot be read.
+    Raises UsageError if it cannot be read; `unreadable` describes ``kind`` and ``missing``.
     """
     try:
         with path.open("rb") as file:
             return file.read(MAX_SIZE + 1)
     except (OSError, ValueError) as error:
-        hint = "`dtrain init` writes a first one; dtrain's configs/ folder has examples"
-        raise unreadable(path, error, kind="*.y*ml", missing=hint) from None
+        raise unreadable(path, error, kind=kind, missing=missing) from None
 
 
 def read_document(source: str | bytes, file: str) -> tuple[Node, Section, Problems]:

@@ -119,9 +119,6 @@ def nearest(text: str, known: Iterable[str]) -> str | None:
     lower = text.lower()
     close = get_close_matches(lower.replace("-", "_"), names, n=1, cutoff=0.6)
     close = close or get_close_matches(lower, names, n=1, cutoff=0.6)
-    # ``environment`` means ``env``.
-    if not close and lower.isalpha():
-        close = [name for name in names if len(name) > 2 and lower.startswith(name)]
     return names[close[0]] if close else None
 
 

@@ -13,7 +13,9 @@ from dtrain.spec.scalars import Check, JsonSchema, T, Type
 from dtrain.spec.source import Node, Scalar
 from dtrain.spec.syntax import SPACE
 
-_JOINED = re.compile(r"[a-z_]+:\S")
+_LONG_FORMS = {"environment": "env"}
+"""Keys that users write for a shorter one, too different for `nearest`."""
+_JOINED = re.compile(r"([a-z_]+):\S")
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class SectionType(Type[Section]):
             node = source.Mapping((), node.place, node.place)
         if not isinstance(node, source.Mapping):
             joined = isinstance(node, Scalar) and _JOINED.match(node.text)
-            hint = SPACE if joined else self._example(name)
+            hint = SPACE if joined and joined[1] in self.fields else self._example(name)
             return self.refuse(node, problems, name or self.title, hint)
         prefix = f"{name}." if name else ""
         entries: dict[str, source.Entry] = {}
@@ -210,7 +212,8 @@ class SectionType(Type[Section]):
         if problems.full:
             return None
         homes = problems.homes.get(key.text)
-        close = None if homes else nearest(key.text, self.fields)
+        meant = _LONG_FORMS.get(key.text, key.text)
+        close = None if homes else nearest(meant, self.fields)
         advice = f"keys here: {', '.join(sorted(self.fields))}"
         if homes:
             advice = f"{shown(key.text)} belongs in {either(homes)}; {advice}"
