@@ -184,7 +184,7 @@ def test_other_files_have_no_effect(name: str, dtrain: Dtrain) -> None:
     code, out, _ = dtrain("logs", "bad")
     assert code == 0
     assert "a line in logs-2" in out
-    assert dtrain("attach", "bad")[0] == 2
+    assert dtrain("attach", "bad")[0] == 1
     assert dtrain("stop", "bad")[0] == 2
 
 

@@ -39,12 +39,15 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
 
 
 def hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
-    """``gpu[01-03]`` as a set of the file's hosts."""
+    """``gpu[01-03]`` as a set of the job's hosts. On Slurm, it may be any names: each attempt may
+    get other machines."""
     if text is None:
         return None
     wanted = unfolded("--host", text)
-    known = dict.fromkeys(host.name for host in (*spec.cluster.hosts, *spec.cluster.spares))
-    if unknown := [name for name in wanted if name not in known]:
+    plan = build(spec)
+    known = dict.fromkeys((*plan.host_names, *(host.name for host in spec.cluster.spares)))
+    unknown = [name for name in wanted if name not in known]
+    if unknown and plan.hosts_known:
         raise UsageError(
             f"--host {excerpt(text)}: no host {hostlist.brief(unknown)} in this cluster",
             hint=f"its hosts are {hostlist.brief(known)}",

@@ -32,8 +32,12 @@ EXIT_SECONDS = 5.0
 
 def attach(folder: RunFolder, caller: Caller) -> Report:
     """Follow a run until it ends or the caller leaves it. Take over if its launcher exits. Of a run
-    that is over, show the end."""
-    while True:
+    that is over, show the end.
+
+    Raises UsageError if this version cannot read the run.
+    """
+    Record.load(folder.path)
+    while (report := ending(folder)) is None:
         claim = folder.claim(signals=are_handled())
         if claim is None:
             report = _watch(folder, caller)
@@ -41,9 +45,8 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
                 return report
             continue
         try:
-            if (report := ending(folder)) is not None:
-                caller.observer.on_event(Finished(report))
-                return report
+            if ending(folder) is not None:  # The launcher exited just now.
+                continue
             # Read it only now: the previous launcher may have restarted the job.
             record = Record.load(folder.path)
             secrets = known_secrets(record.request.spec(), os.environ)
@@ -51,6 +54,8 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
                 return engine.attach(record, folder, secrets)
         finally:
             claim.release()
+    caller.observer.on_event(Finished(report))
+    return report
 
 
 def watch(folder: RunFolder, caller: Caller) -> Report:
