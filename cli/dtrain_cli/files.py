@@ -38,17 +38,12 @@ def writable(path: Path, begins: str | tuple[str, ...] = "") -> bool:
     if not os.access(target.parent, os.W_OK | os.X_OK, effective_ids=True):
         raise _unwritable(path, target, "its folder is read-only")
     content = read_text(path)
-    check_own(path, content or "", begins)
-    return content is not None
-
-
-def check_own(path: Path, content: str, begins: str | tuple[str, ...]) -> None:
-    """Raise UsageError if a file has a content that does not begin with ``begins``."""
     if content and not content[:80].lower().startswith(begins):
         raise UsageError(
             f"{str(path)!r} was not written by dtrain, so it is not replaced",
             hint="name a new file, or remove this one",
         )
+    return content is not None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 import time
 from pathlib import Path
@@ -22,10 +21,9 @@ from dtrain.runs.goodput import goodput
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.progress import Pace, Progress, speaker
 from dtrain.session.observer import Observer
-from dtrain.spec.load import contents
 from dtrain_cli.export.metrics_server import serve
 from dtrain_cli.export.scalars import Scalars, check_scalars
-from dtrain_cli.files import METRICS, check_own
+from dtrain_cli.files import METRICS, writable
 from dtrain_cli.views import open_metrics
 from dtrain_cli.views.open_metrics import Metrics
 
@@ -57,7 +55,7 @@ class Exports(Observer):
         if scalars is not None:
             check_scalars(scalars)
         if file is not None:
-            _check(file)
+            writable(file, METRICS)
             _write(file, "# EOF\n")
         self._server = serve(port, self._text) if port is not None else None
         self._threads = [threading.Thread(target=self._tick, daemon=True)]
@@ -156,21 +154,6 @@ class Exports(Observer):
             found = goodput(self._records, time.time())
             with self._lock:
                 self._metrics.goodput = found
-
-
-def _check(path: Path) -> None:
-    """Raise UsageError if `_write` would replace something that dtrain did not write. It replaces a
-    link itself, and not the file that the link names."""
-    try:
-        mode = path.lstat().st_mode
-    except OSError:  # `_write` says why.
-        return
-    if stat.S_ISREG(mode):
-        check_own(path, contents(path).decode(errors="replace"), METRICS)
-    elif not stat.S_ISLNK(mode):
-        raise UsageError(
-            f"--metrics-file {path}: it is not a plain file", hint="name a file such as run.prom"
-        )
 
 
 def _write(path: Path, content: str) -> None:
