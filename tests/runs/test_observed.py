@@ -68,3 +68,4 @@ def test_a_clock_that_is_set_back_ends_no_run_before_its_begin() -> None:
         [(100.0, events.NextAttempt(1, ("a",))), (40.0, events.LauncherAttached(7))]
     )
     assert run.until(200.0, attended=False) == 100.0
+    assert run.until(50.0, attended=False) == 50.0  # it had run ahead

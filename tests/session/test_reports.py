@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from dtrain.runs import events
+from dtrain.runs import events, progress
 from dtrain.runs.progress import StepReport
+from dtrain.runtime import steps
 from dtrain.session.reports import ProgressReports
 
 
@@ -20,8 +21,8 @@ def test_a_report_during_the_end_is_journaled_once() -> None:
 
     recorder: Any = SimpleNamespace(record=record, observer=None)
     plan: Any = SimpleNamespace(job=SimpleNamespace(ranked=True))
-    steps: Any = None
-    reports = ProgressReports(plan, recorder, steps)
+    watch: Any = None
+    reports = ProgressReports(plan, recorder, watch)
     progress: Any = None
     reports._unwritten = {
         "progress": events.Progressed(progress),
@@ -42,12 +43,13 @@ def test_what_is_wrong_with_a_report_is_shown_once_for_each_host() -> None:
 
     recorder: Any = SimpleNamespace(notice_once=notice_once)
     plan: Any = SimpleNamespace(job=SimpleNamespace(ranked=True))
-    steps: Any = None
-    reports = ProgressReports(plan, recorder, steps)
+    watch: Any = None
+    reports = ProgressReports(plan, recorder, watch)
     bad = {"event": "progress", "time": 1.0, "step": "7", "total": None}
-    assert not reports.add("gpu01", "rank-1.progress", bad)
-    assert not reports.add("gpu01", "rank-2.progress", {**bad, "event": "steps"})
-    assert not reports.add("gpu02", "rank-3.progress", bad)
+    # Their workers are alive.
+    assert reports.add("gpu01", "rank-1.progress", bad)
+    assert reports.add("gpu01", "rank-2.progress", {**bad, "event": "steps"})
+    assert reports.add("gpu02", "rank-3.progress", bad)
     error = "progress.step: expected an integer, got '7'"
     assert shown == [
         f"gpu01: ignored a report of rank-1: {error}",
@@ -57,9 +59,9 @@ def test_what_is_wrong_with_a_report_is_shown_once_for_each_host() -> None:
 
 def test_what_counts_as_activity() -> None:
     plan: Any = SimpleNamespace(job=SimpleNamespace(ranked=True))
-    steps: Any = SimpleNamespace(add=lambda *_: None)
+    watch: Any = SimpleNamespace(add=lambda *_: None)
     recorder: Any = None
-    reports = ProgressReports(plan, recorder, steps)
+    reports = ProgressReports(plan, recorder, watch)
     made = {"event": "steps", "done": 3, "waits": None, "group": 1, "blocks": [], "time": 1.0}
     assert reports.add("gpu01", "rank-1.progress", made)
     assert not reports.add("gpu01", "rank-1.progress", {**made, "waits": "ranks"})
@@ -67,3 +69,4 @@ def test_what_counts_as_activity() -> None:
     # A newer `dtrain.runtime` may have more phases.
     newer = StepReport.read("rank-0", {**made, "phases": {"save": 1.0, "evaluation": 2.0}})
     assert newer.phases == {"save": 1.0}
+    assert progress.PHASES == steps.PHASES

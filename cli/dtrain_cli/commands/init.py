@@ -206,7 +206,8 @@ def _for_slurm(
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    listed = _listed(text) if text.startswith(("/", "./", "../", "~")) else text
+    is_file = text.startswith(("/", "./", "../", "~")) or ("/" in text and Path(text).is_file())
+    listed = _listed(text) if is_file else text
     hosts = unfolded("--hosts", listed)
     if listed is not text:  # Open MPI's hostfiles may repeat a host.
         hosts = tuple(dict.fromkeys(hosts))
@@ -215,8 +216,8 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 
 def _listed(hostfile: str) -> str:
-    """The hosts of a hostfile, as a host list: the first word of each line without a number of
-    slots, as in ``gpu01 slots=8`` and ``gpu01:8``."""
+    """The hosts of a hostfile, as a host list: the first word of each line, without its number of
+    slots. So both ``gpu01 slots=8`` and ``gpu01:8`` are ``gpu01``."""
     path = Path(hostfile)
     with suppress(RuntimeError):  # There is no such user.
         path = path.expanduser()

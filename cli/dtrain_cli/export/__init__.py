@@ -56,7 +56,9 @@ class Exports(Observer):
             check_scalars(scalars)
         if file is not None:
             writable(file, METRICS)
-            _write(file, "# EOF\n")
+            # Of a link, the file that it names is replaced.
+            self._file = file.resolve()
+            _write(self._file, "# EOF\n")
         self._server = serve(port, self._text) if port is not None else None
         self._threads = [threading.Thread(target=self._tick, daemon=True)]
         if self._server is not None:

@@ -54,6 +54,7 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
                 return engine.attach(record, folder, secrets)
         finally:
             claim.release()
+    RunFollower(folder, Record.load(folder.path), caller.observer).skip()
     caller.observer.on_event(Finished(report))
     return report
 

@@ -73,7 +73,7 @@ class ObservedRun:
         what has become of it since its last event."""
         if self.ended is not None:
             return self.ended
-        return now if attended or self.latest is None else self.latest
+        return now if attended or self.latest is None else min(now, self.latest)
 
     @classmethod
     def of(cls, records: Iterable[tuple[float, events.RunEvent]]) -> ObservedRun:

@@ -36,9 +36,9 @@ def everywhere(
     """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
     ``run`` starts a call for an item in its thread.
 
-    A NodeError becomes that host's result. So does a timeout: once each call has either ended or
-    run for more than ``limit`` seconds. ``run`` must start every call, at any time. Any other
-    exception is raised here. Once the user has ``stopped`` it, raises
+    A NodeError becomes that host's result. A call that has not ended becomes a timeout once each
+    call has ended or has run for more than ``limit`` seconds. ``run`` must start each call, however
+    late. Any other exception is raised here. Once the user has ``stopped`` it, raises
     KeyboardInterrupt, after ``ending`` seconds in which ``work`` may clean up. A signal handler
     that raises it could do so in a finalizer, where Python drops it.
     """

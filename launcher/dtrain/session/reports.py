@@ -55,7 +55,6 @@ class ProgressReports:
         except ProtocolError as error:
             text = f"{host}: ignored a report of {excerpt(process)}: {error}"
             self._recorder.notice_once(text, kind=f"reports of {host}")
-            return False
         return fields.get("waits") is None
 
     def _show(self, host: str, report: Progress) -> None:

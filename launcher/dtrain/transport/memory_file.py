@@ -1,4 +1,4 @@
-"""Files without a name: a killed process leaves none, and on Linux no folder must be writable."""
+"""Files without a name. A killed process leaves none, and on Linux they need no writable folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def memory_file(content: bytes = b"") -> BinaryIO:
     file: BinaryIO
     try:
         file = os.fdopen(os.memfd_create("dtrain"), "w+b")
-    except (AttributeError, OSError):  # not Linux, or the kernel forbids it
+    except (AttributeError, PermissionError):  # not Linux, or the kernel forbids it
         import tempfile  # slow to import
 
         file = tempfile.TemporaryFile()  # noqa: SIM115

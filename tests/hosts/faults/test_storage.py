@@ -88,7 +88,7 @@ def test_a_full_disk_here(field: Make) -> None:
         scene.until_nothing_is_left()
         ballast.unlink()
         done = scene.over(scene.command("attach", scene.run.name), 1)
-        assert "error: this machine cannot store the run's files" in done.stderr
+        assert "stopped the job: this machine cannot store the run's files" in done.stderr
         scene.check(whole=False)
 
 

@@ -127,8 +127,10 @@ class Ending:
             case AttemptOutcome.WORKER_FAILED if failures:
                 return failures[0].summary
             case AttemptOutcome.WORKER_FAILED:
-                asked = [link.state.stop_reason for link in self.links.values()]
-                return next(filter(None, asked), "something outside dtrain stopped a worker")
+                for link in self.links.values():
+                    if link.state.stop_reason:
+                        return f"an earlier launcher stopped the job: {link.state.stop_reason}"
+                return "something outside dtrain stopped a worker"
             case _ if self._findings:
                 return refusal(len(self._findings))[0]
             case _:

@@ -103,7 +103,7 @@ class LinkState:
     cut_off: bool = False
     """Whether the host cannot be reached: the connection broke, or does not exist yet."""
     stop_reason: str = ""
-    """Why an earlier launcher, which is gone, stopped the job."""
+    """Why a launcher stopped the job, as the host reports it."""
 
     @property
     def started(self) -> bool:
