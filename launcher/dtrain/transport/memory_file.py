@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import BinaryIO
 
@@ -9,13 +10,17 @@ STDIN = "/dev/stdin"
 """The name under which a program can open such a file again, if it is its stdin. On Linux, it reads
 from the beginning each time; elsewhere, only the first time."""
 
+_UNSUPPORTED = (errno.ENOSYS, errno.EPERM, errno.EACCES)
+
 
 def memory_file(content: bytes = b"") -> BinaryIO:
     """A file to write to, or one with ``content`` to be read from its beginning. Raises OSError."""
     file: BinaryIO
     try:
         file = os.fdopen(os.memfd_create("dtrain"), "w+b")
-    except (AttributeError, PermissionError):  # not Linux, or the kernel forbids it
+    except (AttributeError, OSError) as error:  # not Linux, or the kernel lacks or forbids it
+        if isinstance(error, OSError) and error.errno not in _UNSUPPORTED:
+            raise
         import tempfile  # slow to import
 
         file = tempfile.TemporaryFile()  # noqa: SIM115
