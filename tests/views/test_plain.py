@@ -3,6 +3,7 @@
 import os
 import threading
 from collections import defaultdict
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,9 @@ from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
 from dtrain.runs import events
 from dtrain_cli.views import Filters, make_view
+from dtrain_cli.views import plain as plain_view
 from dtrain_cli.views.bars import Bars
+from dtrain_cli.views.folding import LineFolder
 from support.limits import HANG
 from support.node import wait_until
 from support.runs import Capture, plan
@@ -135,7 +138,13 @@ def test_filters(workers, filters, expected):
     assert {line[-1] for line in out.splitlines()} == expected
 
 
-def test_folded_on_request(workers):
+@pytest.fixture
+def patient_folder(monkeypatch):
+    """Lines wait for each other however slow this machine is; the end of the run shows them."""
+    monkeypatch.setattr(plain_view, "LineFolder", partial(LineFolder, window=HANG))
+
+
+def test_folded_on_request(workers, patient_folder):
     shown = Shown(fold=True)
     shown.view.on_event(events.RunLaunched("demo-1", plan(hosts=8, workers=2), "/runs/demo-1"))
     for rank in range(16):
@@ -148,7 +157,7 @@ def test_folded_on_request(workers):
     assert "[node0  0] mine\n" in out
 
 
-def test_folded_lines_are_shown_when_only_the_output_ends(workers):
+def test_folded_lines_are_shown_when_only_the_output_ends(workers, patient_folder):
     shown = Shown(fold=True)
     for rank in range(2):
         stream = workers.stream("node0", rank)
