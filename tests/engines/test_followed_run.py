@@ -13,7 +13,7 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record, Request
-from dtrain.session.observer import Observer
+from dtrain.session.caller import Caller
 
 FILE = """
 cluster: {nodes: 1, gpus: 1, slurm: {partition: p}}
@@ -29,10 +29,10 @@ def test_the_last_output_is_journaled_with_the_time_at_which_it_came(
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     folder = RunFolder.create("run-1")
     record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
-    run = FollowedRun(record, folder, Observer(), {})
+    run = FollowedRun(record, folder, Caller(), {})
     stream = folder.stream("n1", "rank-0.out", ranked=True)
-    run.output(stream, 10)
-    run.output(stream, 20)  # soon after: not journaled yet
+    run.grown(stream, 10)
+    run.grown(stream, 20)  # soon after: not journaled yet
     match end:
         case "next attempt":
             run.next_attempt(FAILED, "the job starts again")

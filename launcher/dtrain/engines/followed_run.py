@@ -10,7 +10,6 @@ from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.torchrun import root_rank
 from dtrain.launchplan import names
-from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import Stream, tail
@@ -18,10 +17,10 @@ from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.storage import StorageError
 from dtrain.session.beginning import save
+from dtrain.session.caller import Caller
 from dtrain.session.failure_output import explained
 from dtrain.session.finishing import completed, finish
 from dtrain.session.notifications import Notifications
-from dtrain.session.observer import Observer
 from dtrain.session.output_sizes import OutputSizes
 from dtrain.session.recorder import Recorder
 
@@ -30,34 +29,40 @@ _SUMMARY = 64 << 10
 
 
 class FollowedRun:
-    """Its record, journal and notifications, and the folder of its current attempt. Only the thread
-    that follows the run calls it."""
+    """Its record, journal and notifications, and the plan and the folder of its current attempt.
+    Only the thread that follows the run calls it."""
 
     def __init__(
-        self, record: Record, folder: RunFolder, observer: Observer, secrets: Mapping[str, str]
+        self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
         """``secrets`` are for notifications."""
         self.record, self.folder = record, folder
-        self.recorder = Recorder(folder, observer)
-        self._observer = observer
+        self.plan = record.plan()
+        self.recorder = Recorder(folder, caller.observer)
+        self._caller = caller
         self._notifications = Notifications(record.request, folder, self.recorder, secrets)
         self._sizes: dict[str, int] = {}
         self._output_sizes = OutputSizes(self.recorder, lambda: self._sizes)
 
-    def change(self, **fields: Any) -> LaunchPlan:
-        """Save the record with new values. Returns its plan. Raises StorageError."""
-        self.record = replace(self.record, **fields)
-        return save(self.record, self.folder)
+    def begun(self, how: str) -> None:
+        """The other system has the job."""
+        self.recorder.notice(how)
+        self._caller.on_running(self.record.run)
 
-    def output(self, stream: Stream, size: int) -> None:
-        """A stream has grown."""
-        self._observer.output(stream, size)
+    def change(self, **fields: Any) -> None:
+        """Save the record with new values. Raises StorageError."""
+        self.record = replace(self.record, **fields)
+        self.plan = save(self.record, self.folder)
+
+    def grown(self, stream: Stream, size: int) -> None:
+        """A stream has more output."""
+        self._caller.observer.output(stream, size)
         self._sizes[str(stream.path.relative_to(self.folder.path))] = size
         self._output_sizes.journal()
 
     def next_attempt(
         self, report: Report, then: str, *, step: int | None = None, **fields: Any
-    ) -> LaunchPlan:
+    ) -> None:
         """Another attempt follows the one that ended with ``report``. ``then``: what happens now;
         ``step``: the last one that a worker reported; ``fields``: changes of the record."""
         self._output_sizes.journal(at_once=True)
@@ -68,10 +73,9 @@ class FollowedRun:
         self.recorder.record(events.AttemptFailed(number, result, report))
         self._notifications.send("restarted", number, report)
         self.recorder.notice(f"{report.reason}; {then} (restart {number})")
-        plan = self.change(attempt=number + 1, **fields)
+        self.change(attempt=number + 1, **fields)
         self.folder = replace(self.folder, attempt=number + 1)
-        self.recorder.next_attempt(number + 1, plan)
-        return plan
+        self.recorder.next_attempt(number + 1, self.plan)
 
     def left_over(self) -> None:
         """The attempt may not have ended: `dtrain stop` tries again."""
@@ -96,7 +100,7 @@ class FollowedRun:
         """The job goes on without this process."""
         self._output_sizes.journal(at_once=True)
         self._notifications.close()
-        self._observer.on_event(events.RunLeft(self.record.run))
+        self._caller.observer.on_event(events.RunLeft(self.record.run))
         return replace(report, logs=str(self.folder.path))
 
     def finish(self, report: Report) -> Report:

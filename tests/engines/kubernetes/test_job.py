@@ -68,7 +68,7 @@ def ends(job: KubernetesJob, uid: str, status: int, process: str = "worker-0") -
 
 
 def journaled(job: KubernetesJob, kind: type) -> list[Any]:
-    found = JournalReader(job._run.folder.journal).read()
+    found = JournalReader(job.folder.journal).read()
     return [event for _, event in found if isinstance(event, kind)]
 
 
@@ -270,7 +270,7 @@ def test_processes_that_a_deletion_has_ended_are_no_cause(
 
 def followed_again(job: KubernetesJob) -> KubernetesJob:
     """The job as another process follows it."""
-    return KubernetesJob(job.record, job._run.folder, Caller(), {})
+    return KubernetesJob(job.record, job.folder, Caller(), {})
 
 
 def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJob) -> None:
@@ -291,7 +291,7 @@ def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> N
     attached = followed_again(job)
     attached.pod_seen(pod("a"))
     attached.keep(PodLines("a", (b"[worker-0] new\n",), 9, 1, 9, gap=True))
-    log = job._run.folder.logs / "node0" / "worker-0.out"
+    log = job.folder.logs / "node0" / "worker-0.out"
     assert log.read_text() == "stored\nnew\n"
 
 

@@ -28,7 +28,7 @@ def given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         "run-1", REQUEST, 29500, "python3", 1e9, job_id="7", allocated=("gpu03", "gpu04")
     )
     job = SlurmJob(record, folder, Caller(), {})
-    assert job.given_up("Ctrl-C").hint == "`dtrain stop run-1` tries again"
+    assert job.given_up("Ctrl-C", job.still_there()).hint == "`dtrain stop run-1` tries again"
     return folder
 
 

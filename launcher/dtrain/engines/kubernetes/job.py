@@ -48,18 +48,13 @@ class FollowedPod:
     """Whether its whole log is stored."""
 
 
-class KubernetesJob:
-    """Only the thread that follows the job calls it."""
-
+class KubernetesJob(FollowedRun):
     def __init__(
         self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
         """Raises UsageError if the folder has positions that this version cannot read."""
-        self._run = FollowedRun(record, folder, caller.observer, secrets)
-        self.recorder = self._run.recorder
-        self._on_running = caller.on_running
+        super().__init__(record, folder, caller, secrets)
         self._positions = LogPositions(folder.path)
-        self.plan = record.plan()
         self.state: KubernetesJobState | None = None
         self.seen = False
         """Whether the server has said if there is such a job."""
@@ -75,16 +70,11 @@ class KubernetesJob:
         """Whether the processes were done when dtrain deleted the job."""
 
     @property
-    def record(self) -> Record:
-        return self._run.record
-
-    @property
     def name(self) -> str:
         return object_name(self.plan.name, self.record.run)
 
     def created(self) -> None:
-        self.recorder.notice(f"{job_kind(self.plan).name} {self.name} is created")
-        self._on_running(self.record.run)
+        self.begun(f"{job_kind(self.plan).name} {self.name} is created")
 
     def stopping(self, why: str) -> None:
         if not self._stopping:
@@ -137,7 +127,7 @@ class KubernetesJob:
                 return None
             position = self._positions.pods.setdefault(pod.uid, LogPosition())
             output = PodOutput(
-                self._run.folder, self.plan.hosts[pod.index], position, ranked=self.plan.job.ranked
+                self.folder, self.plan.hosts[pod.index], position, ranked=self.plan.job.ranked
             )
             cursor = Cursor(position.last, position.count, position.latest)
             known = FollowedPod(pod, output, cursor, threading.Event())
@@ -178,7 +168,7 @@ class KubernetesJob:
             self.recorder.notice_once(f"pod {known.pod.name}: {error}")
             return
         for stream, size in grown.items():
-            self._run.output(stream, size)
+            self.grown(stream, size)
         now = time.monotonic()
         if now >= self._save_due:
             self._save_due = now + SAVE_SECONDS
@@ -267,7 +257,7 @@ class KubernetesJob:
 
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""
-        self.plan = self._run.next_attempt(self._ending("").failed(), "all pods start again")
+        self.next_attempt(self._ending("").failed(), "all pods start again")
         self.pods.clear()
         self._hosts.begin_attempt()
         waiting, self._waiting = self._waiting, {}
@@ -288,7 +278,7 @@ class KubernetesJob:
             state=self.state,
             plan=self.plan,
             pods=pods,
-            failures=in_order_of_blame(map(self._run.explained, failed)),
+            failures=in_order_of_blame(map(self.explained, failed)),
             stopped_by=stopped_by,
             finished=self._finished,
         )
@@ -299,21 +289,12 @@ class KubernetesJob:
         """The report of a job that could not be created."""
         return not_begun("created", error)
 
-    def given_up(self, why: str, still_there: str) -> Report:
-        """The report if the job may not have ended, and dtrain no longer waits."""
-        return self._run.given_up(why, still_there)
-
-    def left_over(self) -> None:
-        """The objects of the job could not be deleted: `dtrain stop` tries again."""
-        self._run.left_over()
-
     def leave(self, report: Report) -> Report:
-        """The job goes on without this process."""
         self._positions.save()
-        return self._run.leave(report)
+        return super().leave(report)
 
     def finish(self, report: Report) -> Report:
         with contextlib.suppress(StorageError):  # a full disk: nobody reads on from there
             self._positions.save()
         self._hosts.ended()
-        return self._run.finish(report)
+        return super().finish(report)

@@ -114,7 +114,7 @@ class SlurmFollower:
             if self._control.left:
                 return Report(ExitCode.INTERRUPTED, "left")
             if self._gave_up:
-                return job.given_up(self._control.why)
+                return job.given_up(self._control.why, job.still_there())
             self._control.wait(backoff.next())
 
     def _serve(self, order: FirstOrder) -> bool:

@@ -20,7 +20,6 @@ from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.watch import JobWatch
 from dtrain.failures.cause import Report, in_order_of_blame
-from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import Following, OutputFiles
 from dtrain.runs import events
@@ -30,30 +29,22 @@ from dtrain.runs.shown_state import ShownState
 from dtrain.session.caller import Caller
 
 
-class SlurmJob:
+class SlurmJob(FollowedRun):
     def __init__(
         self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
-        """``secrets`` are for notifications."""
-        self._run = FollowedRun(record, folder, caller.observer, secrets)
-        self.recorder = self._run.recorder
-        self._on_running = caller.on_running
-        self._begin_attempt(record.plan())
+        super().__init__(record, folder, caller, secrets)
+        self._begin_attempt()
 
-    @property
-    def record(self) -> Record:
-        return self._run.record
-
-    def _begin_attempt(self, plan: LaunchPlan) -> None:
-        self.plan = plan
-        self.output = JobOutput(self._run.folder, plan)
-        self.watch = JobWatch(plan, self._run.folder, self.recorder)
+    def _begin_attempt(self) -> None:
+        self.output = JobOutput(self.folder, self.plan)
+        self.watch = JobWatch(self.plan, self.folder, self.recorder)
         self._state: SlurmState | None = None
         self._script = ""
 
     def follow_order(self) -> Following:
         """The order to follow the job from what has arrived."""
-        known = offsets(self._run.folder, self.plan)
+        known = offsets(self.folder, self.plan)
         return submission.follow_order(self.record, self.plan.run_dir, known)
 
     def files(self) -> OutputFiles:
@@ -75,15 +66,14 @@ class SlurmJob:
     def number(self, job: str | None) -> None:
         """The job has a number, or (None) it was never submitted."""
         if job is not None and job != self.record.job_id:
-            self._run.change(job_id=job)
+            self.change(job_id=job)
             inside = self.record.request.allocation
-            self.recorder.notice(f"starting in job {job}" if inside else f"job {job} is submitted")
-            self._on_running(self.record.run)
+            self.begun(f"starting in job {job}" if inside else f"job {job} is submitted")
 
     def keep(self, frame: protocol.Data) -> None:
         """Store and show a piece of output. Raises ProtocolError and StorageError."""
         stream, size = self.output.keep(frame)
-        self._run.output(stream, size)
+        self.grown(stream, size)
         self.watch.heard(stream.host)
 
     def update(self, state: SlurmState | None) -> bool:
@@ -121,7 +111,7 @@ class SlurmJob:
             self.recorder.notice_once(text, f"{text}; Ctrl-C again no longer waits for Slurm")
 
     def _allocate(self, hosts: tuple[str, ...]) -> None:
-        self.plan = self._run.change(allocated=hosts)
+        self.change(allocated=hosts)
         self.watch.allocated(self.plan)
         self.recorder.allocated(self.plan)
 
@@ -142,13 +132,13 @@ class SlurmJob:
         job = str(self.record.job_id)
         self.watch.close()
         again = "starts again" if self.record.request.allocation else "is queued again"
-        plan = self._run.next_attempt(
+        self.next_attempt(
             self._ending(job).before_restart(),
             f"job {job} {again}",
             step=self.watch.progress.step,
             allocated=(),
         )
-        self._begin_attempt(plan)
+        self._begin_attempt()
 
     def ended(self, stopped_by: str) -> Report:
         """How the job ended. ``stopped_by``: the source of a request to stop; empty without one."""
@@ -168,14 +158,10 @@ class SlurmJob:
         """The report if the job was not submitted, or cannot be followed."""
         if self.record.job_id is None:
             return not_begun("submitted", error)
-        self._run.left_over()
+        self.left_over()
         problems = (error.message, self.still_there())
         return Report(error.exit_code, "the job cannot be followed", problems=problems,
                       hint=error.hint)  # fmt: skip
-
-    def given_up(self, why: str) -> Report:
-        """The report if Slurm has not said that the job has ended, and dtrain no longer waits."""
-        return self._run.given_up(why, self.still_there())
 
     def still_there(self) -> str:
         """How to find and end a job that is no longer followed."""
@@ -200,7 +186,7 @@ class SlurmJob:
             state=self._state,
             plan=self.plan,
             script=script,
-            failures=in_order_of_blame(map(self._run.explained, failed)),
+            failures=in_order_of_blame(map(self.explained, failed)),
             stopped_by=stopped_by,
             hang=workers.why,
             waits=tuple(workers.whereabouts()) if workers.why else (),
@@ -209,10 +195,9 @@ class SlurmJob:
     # The end of the run --------------------------------------------------------------------------
 
     def leave(self, report: Report) -> Report:
-        """The job goes on without this process."""
         self.watch.close()
-        return self._run.leave(report)
+        return super().leave(report)
 
     def finish(self, report: Report) -> Report:
         self.watch.close()
-        return self._run.finish(report)
+        return super().finish(report)
