@@ -10,6 +10,7 @@ from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.torchrun import root_rank
 from dtrain.launchplan import names
+from dtrain.launchplan.plan import HostPlan, Process
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import Stream, tail
@@ -109,6 +110,21 @@ class FollowedRun:
         report = completed(report, self.record, self.folder)
         finish(report, self.record, self.recorder, self._notifications)
         return report
+
+
+def process_failure(
+    part: HostPlan,
+    process: Process,
+    time: float,
+    *,
+    code: int | None,
+    signal: str | None,
+    full: bool,
+) -> Failure:
+    """``full``: whether its machine or its container ran out of memory."""
+    name = part.host.name
+    failure = Failure(name, process.role, process.index, process.rank, time, code, signal)
+    return replace(failure, out_of_memory=full and failure.ended_by == "SIGKILL")
 
 
 def not_begun(what: str, error: NodeError) -> Report:

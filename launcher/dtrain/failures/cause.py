@@ -89,6 +89,12 @@ class Failure:
         return self.ended_by is not None and self.ended_by not in _ASKED_TO_END
 
     @property
+    def cut_off(self) -> bool:
+        """Whether a system may have ended it that ends all processes after a first failure, or on
+        request: with TERM, and then with KILL."""
+        return self.ended_by in ("SIGTERM", "SIGKILL") and not self.out_of_memory
+
+    @property
     def words(self) -> str:
         """All of its output about its end."""
         return f"{self.message}\n{self.traceback}".strip()

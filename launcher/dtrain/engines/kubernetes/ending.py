@@ -6,11 +6,12 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from dtrain.diagnostics import ExitCode
+from dtrain.engines.followed_run import process_failure
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
 from dtrain.engines.kubernetes.script import serving_pods
 from dtrain.failures.cause import SIGNALLED, Failure, Report, all_finished, signal_name
-from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.records import dataclass
 
 _OUT_OF_MEMORY = "OOMKilled"
@@ -50,7 +51,7 @@ class KubernetesEnding:
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         again = any(ending.pod.again for ending in self.pods)
-        if self.state is None and not again and not any(map(_is_own, self.failures)):
+        if self.state is None and not again and all(one.cut_off for one in self.failures):
             return Report(
                 ExitCode.JOB_FAILED,
                 f"{self.name} was deleted outside dtrain",
@@ -117,13 +118,8 @@ def done(plan: LaunchPlan, pods: Sequence[Pod]) -> bool:
 def failures(plan: LaunchPlan, pods: Sequence[PodEnding], time: float) -> list[Failure]:
     """The processes that failed. ``time``: when the attempt ended, in seconds since the epoch."""
     found = [failure for ending in pods for failure in _of_pod(plan, ending, time)]
-    return [one for one in found if _is_own(one)] or found
-
-
-def _is_own(failure: Failure) -> bool:
-    """Whether the process did not end because the script or Kubernetes ended it, as they do after
-    the first failure, and when the job is deleted."""
-    return failure.ended_by not in ("SIGTERM", "SIGKILL") or failure.out_of_memory
+    # The script and Kubernetes end the others after the first failure.
+    return [one for one in found if not one.cut_off] or found
 
 
 def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failure]:
@@ -132,32 +128,23 @@ def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failur
     by_name = {process.name: process for process in part.processes}
     failed = [end for end in ending.ends if end.status and end.process in by_name]
     for end in failed:
-        yield _failure(part, end.process, end.status, end.time, full=full)
+        yield _failure(part, by_name[end.process], end.status, end.time, full=full)
     code = pod.ended.exitCode if pod.ended is not None else 0
     # The whole container was killed. Without that, the script has said what failed.
     if pod.ended and code and not failed and not pod.disrupted and (full or code > 128):
         ended = {end.process for end in ending.ends}
-        left = [process.name for process in part.processes if process.name not in ended]
-        name = (left or [part.processes[0].name])[0]
+        left = [process for process in part.processes if process.name not in ended]
+        process = (left or part.processes)[0]
         # Other processes fail because of it, before the launcher hears of it.
         if known := stamped((pod.ended.finishedAt or "").encode()):
             time = known[0] / 1e9
-        yield _failure(part, name, _KILLED if full else code, time, full=full)
+        yield _failure(part, process, _KILLED if full else code, time, full=full)
 
 
-def _failure(part: HostPlan, name: str, status: int, time: float, *, full: bool) -> Failure:
-    process = next(one for one in part.processes if one.name == name)
+def _failure(part: HostPlan, process: Process, status: int, time: float, *, full: bool) -> Failure:
     killed = signal_name(status - SIGNALLED)
-    return Failure(
-        host=part.host.name,
-        role=process.role,
-        index=process.index,
-        rank=process.rank,
-        time=time,
-        code=None if killed else status,
-        signal=killed,
-        out_of_memory=full and killed == "SIGKILL",
-    )
+    code = None if killed else status
+    return process_failure(part, process, time, code=code, signal=killed, full=full)
 
 
 def _hint(first: Failure) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode
+from dtrain.engines.followed_run import process_failure
 from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes
 from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState
 from dtrain.failures.cause import Failure, Report, all_finished
-from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]{1,1000}): (.{1,200})")
@@ -227,40 +228,19 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
         if killed := said[2].startswith(_KILLED_BY_KERNEL):
             name = "SIGKILL"
         for task in _numbers(said[1], len(processes)):
-            failure = _failure(
-                *processes[task],
+            part, process = processes[task]
+            failure = process_failure(
+                part,
+                process,
                 # A crash is reported late: it may have written its memory to disk.
-                time=time + 1 if stopping and status else time,
+                time + 1 if stopping and status else time,
                 code=int(status[1]) if status else None,
-                name=name,
-                full=killed or processes[task][0].host.name in full,
+                signal=name,
+                full=killed or part.host.name in full,
             )
-            by_slurm = failure.ended_by in ("SIGTERM", "SIGKILL") and not failure.out_of_memory
-            (ended if stopping and by_slurm else found).setdefault(task, failure)
+            (ended if stopping and failure.cut_off else found).setdefault(task, failure)
     # Slurm ends the tasks of all hosts at once.
     return sorted((found or ended).values(), key=lambda failure: not failure.out_of_memory)
-
-
-def _failure(
-    part: HostPlan,
-    process: Process,
-    *,
-    time: float,
-    code: int | None,
-    name: str | None,
-    full: bool,
-) -> Failure:
-    """``full``: whether its host ran out of memory."""
-    return Failure(
-        host=part.host.name,
-        role=process.role,
-        index=process.index,
-        rank=process.rank,
-        time=time,
-        code=code,
-        signal=name,
-        out_of_memory=full and (name == "SIGKILL" or code == 128 + signal.SIGKILL),
-    )
 
 
 def latest_attempt(script: str) -> int:
