@@ -6,8 +6,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from dtrain.messages.agent import Bye, Event, Name, Status, read_event
-from dtrain.messages.decode import Length, Range, decode, decode_named
+from dtrain.messages.agent import (
+    Bye,
+    Event,
+    Name,
+    ProgressReport,
+    Status,
+    StreamFound,
+    TelemetryAverage,
+    TelemetrySample,
+    read_event,
+)
+from dtrain.messages.decode import Length, decode, decode_named
 from dtrain.records import dataclass
 
 JobId = Annotated[str, re.compile(r"[0-9]{1,10}")]
@@ -50,41 +60,16 @@ class Cancelling:
     """The answer to ``cancel``."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobStreamFound:
-    """The next output file. Its DATA follows."""
-
-    id: Annotated[int, Range(1, (1 << 32) - 1)]
-    host: Name
-    name: Annotated[str, re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")]
+MachineMessage = StreamFound | ProgressReport | TelemetrySample | TelemetryAverage | Event
+"""An event is evidence about the workers."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReport:
-    host: Name
-    name: Annotated[str, re.compile(r"[^/\0]{1,1000}\.progress")]
-    said: Any
-    """The value that the worker wrote, of any type."""
-
-
-@dataclass(frozen=True, slots=True)
-class MachineSample:
-    host: Name
-    said: Any
-
-
-@dataclass(frozen=True, slots=True)
-class MachineAverage:
-    host: Name
-    said: Any
-
-
-@dataclass(frozen=True, slots=True)
-class MachineEvent:
-    """Evidence about the workers of a machine."""
+class FromMachine:
+    """What the agent of a machine sends if there is one."""
 
     host: Name
-    event: Event
+    message: MachineMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +97,7 @@ SlurmMessage = (
     | JobDescribed
     | Trouble
     | Cancelling
-    | JobStreamFound
-    | WorkerReport
-    | MachineSample
-    | MachineAverage
-    | MachineEvent
+    | FromMachine
     | Unwatched
     | ScriptOutput
     | ProgramAlive
@@ -129,20 +110,24 @@ _MESSAGES: dict[str, Callable[..., SlurmMessage]] = {
     "job": JobDescribed,
     "trouble": Trouble,
     "cancelling": Cancelling,
-    "stream": JobStreamFound,
-    "progress": WorkerReport,
-    "sample": MachineSample,
-    "average": MachineAverage,
     "unwatched": Unwatched,
     "script": ScriptOutput,
     "alive": ProgramAlive,
     "bye": Bye,
 }
+_OF_MACHINES: dict[str, Callable[..., MachineMessage]] = {
+    "stream": StreamFound,
+    "progress": ProgressReport,
+    "sample": TelemetrySample,
+    "average": TelemetryAverage,
+}
 
 
 def read_message(body: Mapping[str, Any]) -> SlurmMessage:
     """Raises ProtocolError."""
+    if "host" not in body:
+        return decode_named(_MESSAGES, body, "message")
+    host = decode(Name, body["host"], "host")
     if body.get("type") == "event":
-        host = decode(Name, body.get("host"), "event.host")
-        return MachineEvent(host, read_event(body.get("event")))
-    return decode_named(_MESSAGES, body, "message")
+        return FromMachine(host, read_event(body.get("event")))
+    return FromMachine(host, decode_named(_OF_MACHINES, body, "message"))

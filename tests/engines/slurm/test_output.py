@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dtrain.engines.slurm.output import JobOutput
 from dtrain.launchplan.build import build
-from dtrain.messages.slurm import JobStreamFound
+from dtrain.messages.agent import StreamFound
 from dtrain.runs.folder import RunFolder
 from dtrain.spec.load import parse
 
@@ -15,7 +15,7 @@ FILE = "name: t\ncluster: {slurm: {}, nodes: 2, gpus: 2}\njob: {framework: torch
 
 def test_output_names_the_hosts_of_a_job_that_ended_at_once(tmp_path: Path) -> None:
     output = JobOutput(RunFolder(tmp_path), build(parse(FILE, "t.yaml")))
-    output.add(JobStreamFound(1, "b", "worker-2.err"))
+    output.add("b", StreamFound(1, "worker-2.err"))
     assert output.hosts() == ()
-    output.add(JobStreamFound(2, "a", "worker-1.out"))
+    output.add("a", StreamFound(2, "worker-1.out"))
     assert output.hosts() == ("a", "b")

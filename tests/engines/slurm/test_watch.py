@@ -10,7 +10,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import Report
-from dtrain.messages.slurm import WorkerReport
+from dtrain.messages.agent import ProgressReport
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
@@ -71,7 +71,7 @@ def test_the_last_phases_of_a_job_are_journaled(folder: RunFolder) -> None:
             "event": "steps", "done": done, "waits": None, "group": 1, "blocks": [],
             "time": 1e9 + done, "phases": {"data": 0.25 * done},
         }  # fmt: skip
-        job.watch.worker_said(WorkerReport("n1", "rank-0.progress", said))
+        job.watch.worker_said("n1", ProgressReport("rank-0.progress", 0, said))
     job.finish(Report(ExitCode.OK, "done"))
     found = journaled(folder)
     phases = [event.seconds for event in found if isinstance(event, events.PhasesSpent)]

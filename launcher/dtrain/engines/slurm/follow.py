@@ -18,7 +18,7 @@ from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.state import parse
 from dtrain.failures.cause import Report
 from dtrain.messages import slurm as messages
-from dtrain.messages.agent import Bye
+from dtrain.messages.agent import Bye, ProgressReport, StreamFound
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
@@ -172,12 +172,12 @@ class SlurmFollower:
                 job.recorder.notice_once(f"{self._login.name}: {command}: {text}")
             case messages.Cancelling():
                 job.cancelling(self._control.why, kill=self._force >= Force.KILL)
-            case messages.JobStreamFound():
-                job.output.add(message)
-            case messages.WorkerReport():
-                job.watch.worker_said(message)
-            case messages.MachineSample() | messages.MachineAverage() | messages.MachineEvent():
-                job.watch.machine_said(message)
+            case messages.FromMachine(host, StreamFound() as found):
+                job.output.add(host, found)
+            case messages.FromMachine(host, ProgressReport() as report):
+                job.watch.worker_said(host, report)
+            case messages.FromMachine(host, other):
+                job.watch.machine_said(host, other)
             case messages.Unwatched(text):
                 job.watch.unwatched = True
                 job.recorder.notice_once(f"no telemetry, and no stacks of a hang: {text}")

@@ -6,8 +6,8 @@ from collections import Counter
 
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.agent import StreamFound
 from dtrain.messages.decode import ProtocolError, excerpt
-from dtrain.messages.slurm import JobStreamFound
 from dtrain.node import protocol
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import LogWriter, Stream
@@ -30,7 +30,7 @@ class JobOutput:
         """A new connection numbers its streams from 1."""
         self._streams.clear()
 
-    def add(self, found: JobStreamFound) -> None:
+    def add(self, host: str, found: StreamFound) -> None:
         """Open a stream. Raises ProtocolError if it is not one of this job's, and StorageError if
         this machine cannot store it."""
         process = found.name.rpartition(".")[0]
@@ -39,11 +39,11 @@ class JobOutput:
         if len(self._streams) >= MAX_STREAMS:
             raise ProtocolError("stream: too many")
         try:
-            stream = self._folder.stream(found.host, found.name, ranked=self._ranked)
+            stream = self._folder.stream(host, found.name, ranked=self._ranked)
         except ValueError as error:
             raise ProtocolError(f"stream: {error}") from None
         self._streams[found.id] = LogWriter(stream), stream
-        self._hosts[process] = found.host
+        self._hosts[process] = host
 
     def keep(self, frame: protocol.Data) -> tuple[Stream, int]:
         """Store a piece of output. Returns its stream and the stream's size. Raises ProtocolError

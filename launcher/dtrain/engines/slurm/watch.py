@@ -9,7 +9,8 @@ import time
 
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages import slurm as messages
+from dtrain.messages.agent import Event, ProgressReport, TelemetryAverage, TelemetrySample
+from dtrain.messages.slurm import MachineMessage
 from dtrain.node.slurm.orders import Fail, StacksOfMachine
 from dtrain.runs.folder import RunFolder
 from dtrain.session.evidence import HostEvidence
@@ -77,24 +78,22 @@ class JobWatch:
         if host in self._machines:
             self._machines[host].evidence.last_activity = time.monotonic()
 
-    def worker_said(self, report: messages.WorkerReport) -> None:
-        if self.progress.add(report.host, report.name, report.said):
-            self.heard(report.host)
+    def worker_said(self, host: str, report: ProgressReport) -> None:
+        if self.progress.add(host, report.name, report.said):
+            self.heard(host)
 
-    def machine_said(
-        self, message: messages.MachineSample | messages.MachineAverage | messages.MachineEvent
-    ) -> None:
-        machine = self._machines.get(message.host)
+    def machine_said(self, host: str, message: MachineMessage) -> None:
+        machine = self._machines.get(host)
         if machine is None:
             return
         self.unwatched = False
         match message:
-            case messages.MachineSample(said=said):
+            case TelemetrySample(said):
                 machine.telemetry.show(said)
-            case messages.MachineAverage(said=said):
+            case TelemetryAverage(said):
                 machine.telemetry.keep(said)
-            case messages.MachineEvent(event=event):
-                machine.evidence.add(event)
+            case Event():
+                machine.evidence.add(message)
 
     def close(self) -> None:
         """No more reports follow."""

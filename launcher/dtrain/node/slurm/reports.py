@@ -41,5 +41,7 @@ class SlurmWorkerReports:
                 if not os.path.isdir(place):
                     continue
                 self._hosts[host] = ProgressFiles(place, {}, self._attached)
-            for name, _, report in self._hosts[host].read(last):
-                self._channel.report("progress", host=shown(host), name=name, said=report)
+            for name, offset, report in self._hosts[host].read(last):
+                self._channel.report(
+                    "progress", host=shown(host), name=name, offset=offset, said=report
+                )
