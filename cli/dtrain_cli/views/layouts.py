@@ -171,34 +171,15 @@ def _trials(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
 
 
 def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
-    """Return the table by column, without columns that carry no information."""
-    layouts = [candidate.layout for candidate in candidates]
-    every: dict[str, list[str]] = {
-        "tensor": [str(layout.tensor) for layout in layouts],
-        "pipeline": [
-            f"{layout.pipeline}×{layout.virtual_pipeline}"
-            if layout.virtual_pipeline > 1
-            else str(layout.pipeline)
-            for layout in layouts
-        ],
-        "context": [str(layout.context) for layout in layouts],
-        "expert": [str(layout.expert) for layout in layouts],
-        "data": [str(layout.data) for layout in layouts],
-        "sharding": [explain.SHARDING[layout.sharding] for layout in layouts],
-        "batch": [f"{layout.micro_batch}×{layout.grad_accumulation}" for layout in layouts],
-        "recompute": [layout.recompute for layout in layouts],
-        "offload": ["yes" if layout.offload else "no" for layout in layouts],
-        "GiB": [f"{one.memory.total:,.1f}" for one in candidates],
-        "step": [explain.seconds(one.time.total) for one in candidates],
-        "MFU": [explain.percent(one.speed.mfu) for one in candidates],
-        "causal": [explain.percent(one.speed.mfu_causal) for one in candidates],
-    }
-    optional = ("context", "expert", "sharding", "recompute", "offload")
-    return {
-        title: values
-        for title, values in every.items()
-        if title not in optional or set(values) - {"1", "none", "no"}
-    }
+    columns = explain.columns(candidates)
+    pieces = columns.pop("pieces", ["1"] * len(candidates))
+    columns["pipeline"] = [
+        stages if each == "1" else f"{stages}×{each}"
+        for stages, each in zip(columns["pipeline"], pieces, strict=True)
+    ]
+    columns["MFU"] = [explain.percent(one.speed.mfu) for one in candidates]
+    columns["causal"] = [explain.percent(one.speed.mfu_causal) for one in candidates]
+    return columns
 
 
 def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:

@@ -8,7 +8,7 @@ chart shows by color. The template is `templates/layouts.html`; this module comp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain
@@ -219,33 +219,17 @@ def _round_step(least: float) -> float:
 def _compared(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
     if not candidates:
         return None
-    columns: dict[str, list[str]] = {"": [str(rank + 1) for rank in range(len(candidates))]}
-    layouts = [one.layout for one in candidates]
     speeds = [one.speed for one in candidates]
-
-    def add(title: str, values: Iterable[object], *, always: bool = True) -> None:
-        listed = [str(value) for value in values]
-        if always or any(value not in ("1", "no", "none") for value in listed):
-            columns[title] = listed
-
-    add("tensor", (layout.tensor for layout in layouts))
-    add("pipeline", (layout.pipeline for layout in layouts))
-    add("pieces", (layout.virtual_pipeline for layout in layouts), always=False)
-    add("context", (layout.context for layout in layouts), always=False)
-    add("expert", (layout.expert for layout in layouts), always=False)
-    add("data", (layout.data for layout in layouts))
-    add("sharding", (explain.SHARDING[layout.sharding] for layout in layouts), always=False)
-    add("batch", (f"{layout.micro_batch}×{layout.grad_accumulation}" for layout in layouts))
-    add("recompute", (layout.recompute for layout in layouts), always=False)
-    add("offload", ("yes" if layout.offload else "no" for layout in layouts), always=False)
-    add("GiB", (f"{one.memory.total:,.1f}" for one in candidates))
-    add("step", (explain.seconds(one.time.total) for one in candidates))
-    add("tokens/s per GPU", (explain.amount(one.tokens_per_s_per_gpu) for one in speeds))
-    add("TFLOP/s per GPU", (f"{one.model_tflops_per_gpu:,.0f}" for one in speeds))
-    add("MFU", (explain.percent(one.mfu) for one in speeds))
-    add("causal MFU", (explain.percent(one.mfu_causal) for one in speeds))
-    add("HFU", (explain.percent(one.hfu) for one in speeds))
-    add("causal HFU", (explain.percent(one.hfu_causal) for one in speeds))
+    columns = {
+        "": [str(rank + 1) for rank in range(len(candidates))],
+        **explain.columns(candidates),
+        "tokens/s per GPU": [explain.amount(one.tokens_per_s_per_gpu) for one in speeds],
+        "TFLOP/s per GPU": [f"{one.model_tflops_per_gpu:,.0f}" for one in speeds],
+        "MFU": [explain.percent(one.mfu) for one in speeds],
+        "causal MFU": [explain.percent(one.mfu_causal) for one in speeds],
+        "HFU": [explain.percent(one.hfu) for one in speeds],
+        "causal HFU": [explain.percent(one.hfu_causal) for one in speeds],
+    }
     return {"head": [*columns], "rows": [*zip(*columns.values(), strict=True)]}
 
 

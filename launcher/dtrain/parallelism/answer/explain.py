@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
@@ -206,6 +206,31 @@ def brief(candidate: Candidate) -> str:
     if layout.recompute != "none":
         text += f", {layout.recompute} recompute"
     return text + (", optimizer offloaded" if layout.offload else "")
+
+
+def columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
+    """Return a table of layouts by column, without columns that carry no information."""
+    layouts = [candidate.layout for candidate in candidates]
+    every: dict[str, Sequence[object]] = {
+        "tensor": [layout.tensor for layout in layouts],
+        "pipeline": [layout.pipeline for layout in layouts],
+        "pieces": [layout.virtual_pipeline for layout in layouts],
+        "context": [layout.context for layout in layouts],
+        "expert": [layout.expert for layout in layouts],
+        "data": [layout.data for layout in layouts],
+        "sharding": [SHARDING[layout.sharding] for layout in layouts],
+        "batch": [f"{layout.micro_batch}×{layout.grad_accumulation}" for layout in layouts],
+        "recompute": [layout.recompute for layout in layouts],
+        "offload": ["yes" if layout.offload else "no" for layout in layouts],
+        "GiB": [f"{one.memory.total:,.1f}" for one in candidates],
+        "step": [seconds(one.time.total) for one in candidates],
+    }
+    optional = ("pieces", "context", "expert", "sharding", "recompute", "offload")
+    return {
+        title: [*map(str, values)]
+        for title, values in every.items()
+        if title not in optional or {*values} - {1, "none", "no"}
+    }
 
 
 # Numbers with their units.
