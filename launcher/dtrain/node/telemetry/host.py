@@ -9,7 +9,7 @@ from dtrain.node.files import listed, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Callable, Iterable, Iterator
 
     from dtrain.node.agent.wire import Json
 
@@ -140,29 +140,31 @@ PORT_ERRORS = (
 DISKS, PORTS, INTERFACES = Devices(_disks), Devices(_ports), Devices(_interfaces)
 
 
-def disk_bytes() -> list[int] | None:
-    wanted = set(DISKS.get())
-    found = None
-    for line in (read_file("/proc/diskstats") or b"").splitlines() if wanted else ():
-        fields = line.split()
-        if len(fields) > 9 and fields[2].decode() in wanted:
-            found = found or [0, 0]
-            found[0] += int(fields[5]) * 512
-            found[1] += int(fields[9]) * 512
-    return found
+def _total(pairs: Iterable[tuple[int, int]]) -> list[int] | None:
+    """The sums of what devices have received and sent; None without devices."""
+    found = [*pairs]
+    return [sum(each) for each in zip(*found)] or None
 
 
-def network_bytes() -> list[int] | None:
+def _interface_counters() -> Iterator[list[int]]:
     wanted = set(INTERFACES.get())
-    found = None
     for line in _network_lines() if wanted else ():
         name, _, counters = line.partition(b":")
         fields = counters.split()
-        if len(fields) > 8 and name.strip().decode() in wanted:
-            found = found or [0, 0]
-            found[0] += int(fields[0])
-            found[1] += int(fields[8])
-    return found
+        if len(fields) > 10 and name.strip().decode() in wanted:
+            yield [int(field) for field in fields]
+
+
+def disk_bytes() -> list[int] | None:
+    wanted = set(DISKS.get())
+    lines = (read_file("/proc/diskstats") or b"").splitlines() if wanted else ()
+    disks = (fields for fields in map(bytes.split, lines) if len(fields) > 9)
+    sectors = ((disk[5], disk[9]) for disk in disks if disk[2].decode() in wanted)
+    return _total((512 * int(read), 512 * int(written)) for read, written in sectors)
+
+
+def network_bytes() -> list[int] | None:
+    return _total((fields[0], fields[8]) for fields in _interface_counters())
 
 
 def lost_packets() -> list[int] | None:
@@ -170,12 +172,7 @@ def lost_packets() -> list[int] | None:
     lines = (read_file("/proc/net/snmp") or b"").splitlines()
     tcp = [line.split() for line in lines if line.startswith(b"Tcp:")]
     found = int(dict(zip(*tcp)).get(b"RetransSegs", 0)) if len(tcp) == 2 else 0
-    wanted = set(INTERFACES.get())
-    for line in _network_lines():
-        name, _, counters = line.partition(b":")
-        fields = counters.split()
-        if len(fields) > 10 and name.strip().decode() in wanted:
-            found += int(fields[2]) + int(fields[10])
+    found += sum(fields[2] + fields[10] for fields in _interface_counters())
     for folder in PORTS.get():
         errors = [(read_file("%s/%s" % (folder, name)) or b"").strip() for name in PORT_ERRORS]
         found += sum(int(count) for count in errors if count.isdigit())
