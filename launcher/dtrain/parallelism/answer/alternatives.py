@@ -268,10 +268,7 @@ def cost_of_constraints(answer: Answer) -> str:
         return ""
     other = answer.corrected(other)
     if not answer.fits:
-        return (
-            f"Without the constraints, {brief(other)} fits: {gib(other.memory.total)}, "
-            f"{seconds(other.time.total)} a step."
-        )
+        return f"Without the constraints, {_fits(other)}"
     gain = answer.best.time.total / other.time.total - 1
     if gain < 0.005:
         return "The constraints cost nothing: without them, the planner finds no faster layout."
@@ -310,12 +307,11 @@ def remedies(answer: Answer) -> tuple[str, ...]:
 
 def _if_changed(question: Question, field: str, value: Any) -> str:
     one = question.fastest(**{field: value})
-    if one is None:
-        return ""
-    return (
-        f"With `{field}={value!r}`, {brief(one)} fits: {gib(one.memory.total)}, "
-        f"{seconds(one.time.total)} a step."
-    )
+    return f"With `{field}={value!r}`, {_fits(one)}" if one is not None else ""
+
+
+def _fits(one: Candidate) -> str:
+    return f"{brief(one)} fits: {gib(one.memory.total)}, {seconds(one.time.total)} a step."
 
 
 def _shorter_sequences(question: Question) -> str:
@@ -329,10 +325,7 @@ def _shorter_sequences(question: Question) -> str:
         shorter = shape.with_lengths(length, shape.vocab)
         one = replace(question, shape=shorter, global_batch=batch).fastest()
         if one is not None:
-            return (
-                f"With `seq_len={length}` and `global_batch={batch}`, {brief(one)} fits: "
-                f"{gib(one.memory.total)}, {seconds(one.time.total)} a step."
-            )
+            return f"With `seq_len={length}` and `global_batch={batch}`, {_fits(one)}"
         parts *= 2
     return ""
 
@@ -347,10 +340,7 @@ def _in_fewer_bits(question: Question) -> str:
     if one is None:
         return ""
     software = "" if question.backend == "torchtitan" else " and `backend='torchtitan'`"
-    return (
-        f"With `base_bits=4` (QLoRA){software}, {brief(one)} fits: {gib(one.memory.total)}, "
-        f"{seconds(one.time.total)} a step."
-    )
+    return f"With `base_bits=4` (QLoRA){software}, {_fits(one)}"
 
 
 def _only_adapters(question: Question) -> str:
@@ -366,10 +356,7 @@ def _only_adapters(question: Question) -> str:
             wanted = ["`lora_rank=16`", *(["`base_bits=4`"] if bits == 4 else [])]
             if question.backend_required and question.backend != backend:
                 wanted.append(f"`backend={backend!r}`")
-            return (
-                f"To fine-tune only adapters, with {' and '.join(wanted)}, {brief(one)} fits: "
-                f"{gib(one.memory.total)}, {seconds(one.time.total)} a step."
-            )
+            return f"To fine-tune only adapters, with {' and '.join(wanted)}, {_fits(one)}"
     return ""
 
 

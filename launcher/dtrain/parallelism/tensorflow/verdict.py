@@ -96,7 +96,7 @@ class TensorFlowPlan:
             "framework": "tensorflow",
             "strategy": best.name if best else None,
             "sentence": self.sentence,
-            "limit_gib": _rounded(self.limit),
+            "limit_gib": round(self.limit, 2),
             "strategies": [
                 {
                     "name": verdict.name,
@@ -104,7 +104,7 @@ class TensorFlowPlan:
                     "where": verdict.where,
                     **asdict(verdict.way),
                     "memory_gib": _parts(verdict.memory),
-                    "host_memory_gib": _rounded(verdict.host_gib),
+                    "host_memory_gib": round(verdict.host_gib, 2),
                     "reason": verdict.reason,
                 }
                 for verdict in self.verdicts
@@ -129,17 +129,13 @@ class TensorFlowPlan:
             "torch": self.torch
             and {
                 **split(self.torch),
-                "memory_gib": _rounded(self.torch.memory.total),
-                "step_s": _rounded(self.torch.time.total, 3),
+                "memory_gib": round(self.torch.memory.total, 2),
+                "step_s": round(self.torch.time.total, 3),
             },
             "notes": list(self.notes),
         }
 
 
 def _parts(memory: KerasMemory) -> dict[str, float]:
-    parts = {name: _rounded(value) for name, value in asdict(memory).items()}
-    return {**parts, "total": _rounded(memory.total)}
-
-
-def _rounded(value: float, digits: int = 2) -> float:
-    return round(value, digits)
+    parts = {name: round(value, 2) for name, value in asdict(memory).items()}
+    return {**parts, "total": round(memory.total, 2)}
