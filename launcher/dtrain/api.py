@@ -126,9 +126,6 @@ def launch(
     """
     from dtrain.engines.slurm import allocation
     from dtrain.failures.cause import Report
-    from dtrain.session.caller import Caller
-    from dtrain.session.control import Control
-    from dtrain.session.observer import Observer
     from dtrain.session.secrets import secret_values
 
     request = load(spec, args=args, env=env)
@@ -155,9 +152,7 @@ def launch(
         from dtrain.engines.background import start
 
         return LaunchedRun(start(request, values))
-    caller = Caller(
-        observer or Observer(), control or Control(), ask, on_running or (lambda run: None)
-    )
+    caller = _caller(observer, control, ask, on_running)
     if observer is not None:
         with _engine(request, caller, signals=signals) as engine:
             return engine.run(values)
@@ -192,13 +187,9 @@ def attach(
     over.
     """
     from dtrain.engines import existing
-    from dtrain.session.caller import Caller
-    from dtrain.session.control import Control
-    from dtrain.session.observer import Observer
     from dtrain.session.status import find_run
 
-    caller = Caller(observer or Observer(), control or Control(), ask)
-    return existing.attach(find_run(run), caller)
+    return existing.attach(find_run(run), _caller(observer, control, ask))
 
 
 def stop(
@@ -215,13 +206,9 @@ def stop(
     code of a run that failed first. Raises UsageError if there is no such run, or if it has ended.
     """
     from dtrain.engines import existing
-    from dtrain.session.caller import Caller
-    from dtrain.session.control import Control
-    from dtrain.session.observer import Observer
     from dtrain.session.status import find_run
 
-    caller = Caller(observer or Observer(), control or Control(), ask)
-    return existing.stop(find_run(run), caller, force=force)
+    return existing.stop(find_run(run), _caller(observer, control, ask), force=force)
 
 
 def execute(
@@ -264,6 +251,21 @@ def execute(
         control=control or Control(),
         ask=ask,
         notice=on_notice or (lambda text: None),
+    )
+
+
+def _caller(
+    observer: Observer | None,
+    control: Control | None,
+    ask: Ask | None,
+    on_running: Callable[[str], None] | None = None,
+) -> Caller:
+    from dtrain.session.caller import Caller
+    from dtrain.session.control import Control
+    from dtrain.session.observer import Observer
+
+    return Caller(
+        observer or Observer(), control or Control(), ask, on_running or (lambda run: None)
     )
 
 

@@ -30,7 +30,7 @@ from dtrain.messages.decode import excerpt
 from dtrain.node.trust import Trust, UnsafeError
 from dtrain.records import dataclass
 from dtrain.runs.log_store import Stream
-from dtrain.runs.storage import StorageError, home, storage_error
+from dtrain.runs.storage import StorageError, home, storage_error, storing
 from dtrain.runs.stored_file import RUN_NAME, check_host_name, open_stored
 
 _LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")
@@ -144,10 +144,8 @@ class RunFolder:
 
         Raises StorageError if the folder cannot be written.
         """
-        try:
+        with storing(self.path):
             fd = open_stored(self.path / "launcher", os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise storage_error(self.path, error) from None
         for _ in range(10):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

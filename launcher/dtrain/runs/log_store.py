@@ -9,7 +9,7 @@ from typing import Literal
 from dtrain.launchplan import names
 from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass
-from dtrain.runs.storage import storage_error
+from dtrain.runs.storage import storing
 from dtrain.runs.stored_file import open_stored
 
 
@@ -39,7 +39,7 @@ class LogWriter:
     def __init__(self, stream: Stream) -> None:
         """Keeps an existing file's content. Raises StorageError if it cannot create the file."""
         self.path = stream.path
-        try:
+        with storing(self.path):
             self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             fd = open_stored(self.path, os.O_WRONLY | os.O_CREAT)
@@ -47,8 +47,6 @@ class LogWriter:
                 self.size = os.fstat(fd).st_size
             finally:
                 os.close(fd)
-        except OSError as error:
-            raise storage_error(self.path, error) from None
 
     def append(self, offset: int, payload: bytes) -> int:
         """Store ``payload``, the stream's bytes from ``offset`` on. Returns the file's new size.
@@ -64,7 +62,7 @@ class LogWriter:
         new = memoryview(payload)[self.size - offset :]
         if not new:
             return self.size
-        try:
+        with storing(self.path):
             # If a pipe has replaced the file, fail instead of waiting.
             fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
@@ -76,8 +74,6 @@ class LogWriter:
                     new = new[written:]
             finally:
                 os.close(fd)
-        except OSError as error:
-            raise storage_error(self.path, error) from None
         return self.size
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dtrain.runs.storage import home, storage_error
+from dtrain.runs.storage import home, storing
 from dtrain.runs.stored_file import write_object
 
 
@@ -15,9 +15,7 @@ def store(name: str, document: dict[str, Any]) -> Path:
     folder = home() / "probes"
     # A GPU of the user's own table may have any name.
     path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}.json"
-    try:
+    with storing(path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_object(path, document, indent=2)
-    except OSError as error:
-        raise storage_error(path, error) from None
     return path

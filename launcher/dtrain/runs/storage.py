@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
@@ -30,6 +32,15 @@ def home() -> Path:
             f"{named}: this machine has no such home folder",
             hint="set DTRAIN_HOME to a folder for dtrain's files",
         ) from None
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """The block writes ``path``, a file of a run's folder. Raises StorageError for its OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, error) from None
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -16,7 +16,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.observed import ObservedAttempt, ObservedRun
 from dtrain.runs.record import Record, Request, run_name
-from dtrain.runs.storage import storage_error
+from dtrain.runs.storage import storing
 from dtrain.session.caller import Caller
 from dtrain.session.control import Control
 from dtrain.session.signals import are_handled
@@ -96,8 +96,6 @@ def files_to_send(request: Request, spec: ClusterFile, control: Control) -> Tree
 def save(record: Record, folder: RunFolder) -> LaunchPlan:
     """Save the record before anything starts, so that other processes find the run. Returns its
     plan. Raises StorageError."""
-    try:
+    with storing(folder.path):
         record.save(folder.path)
-    except OSError as error:
-        raise storage_error(folder.path, error) from None
     return record.plan()

@@ -15,7 +15,7 @@ from dtrain.node.trust import Trust
 from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
-from dtrain.runs.storage import home, storage_error
+from dtrain.runs.storage import home, storage_error, storing
 from dtrain.session.status import RunStatus
 
 USUAL_AGE = 30 * 86400.0
@@ -102,10 +102,8 @@ def _check(run: RunStatus) -> None:
     folder = Path(run.folder)
     if folder.parent != home() / "runs":
         raise UsageError(f"{run.run}: not a run of this machine")
-    try:
+    with storing(folder):
         found = folder.lstat()
-    except OSError as error:
-        raise storage_error(folder, error) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise UsageError(f"{folder}: not a folder of this user")
     if Record.load(folder).leftovers:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.storage import storage_error
+from dtrain.runs.storage import storing
 from dtrain.runs.stored_file import open_stored
 from dtrain.session.control import Control
 from dtrain.session.signals import are_handled
@@ -32,11 +32,9 @@ def listening(folder: RunFolder, control: Control) -> Iterator[None]:
         yield
         return
     path = folder.path / FILE
-    try:
-        with os.fdopen(open_stored(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
-            file.write(f"{os.getpid()}\n")
-    except OSError as error:
-        raise storage_error(path, error) from None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with storing(path), os.fdopen(open_stored(path, flags), "w") as file:
+        file.write(f"{os.getpid()}\n")
     over = threading.Event()
 
     def listen() -> None:

@@ -14,7 +14,7 @@ from dtrain.messages.decode import Length, Range, decode
 from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import LogWriter, Stream
-from dtrain.runs.storage import storage_error
+from dtrain.runs.storage import storing
 from dtrain.runs.stored_file import read_object, write_object
 
 FILE = "pods.json"
@@ -54,10 +54,8 @@ class LogPositions:
     def save(self) -> None:
         """Readers never see half of the file. Raises StorageError."""
         pods = {uid: asdict(position) for uid, position in self.pods.items()}
-        try:
+        with storing(self._path):
             write_object(self._path, {"schema": SCHEMA, "pods": pods})
-        except OSError as error:
-            raise storage_error(self._path, error) from None
 
 
 def _read_positions(body: Mapping[str, Any]) -> dict[str, LogPosition]:
