@@ -311,6 +311,7 @@ class Indexer(LayerPart):
     title: ClassVar[str] = "sparse attention with an indexer (DeepSeek-V3.2)"
     short: ClassVar[str] = "indexer"
     kernels: ClassVar[int] = 12
+    own_sum: ClassVar[bool] = False
     attends: ClassVar[bool] = True
 
     heads: int
@@ -332,10 +333,6 @@ class Indexer(LayerPart):
         """Scores with the tokens before each token, half of the sequence on average."""
         return 1.0 * self.length * self.heads * self.size
 
-    @property
-    def own_sum(self) -> bool:
-        return False
-
     def kept(self, hidden: int, tensor: int, split: int) -> float:
         """Queries, the key and the weights. A fused kernel keeps no scores."""
         return 2.0 * (self.heads * self.size + self.size + self.heads)
@@ -350,6 +347,7 @@ class OutputGate(LayerPart):
 
     title: ClassVar[str] = "gates of attention's output"
     kernels: ClassVar[int] = 2
+    own_sum: ClassVar[bool] = False
 
     width: int
 
@@ -361,10 +359,6 @@ class OutputGate(LayerPart):
 
     def split_passes(self, hidden: int) -> float:
         return 3.0 * self.width
-
-    @property
-    def own_sum(self) -> bool:
-        return False
 
     def kept(self, hidden: int, tensor: int, split: int) -> float:
         """The gate, and attention's gated output."""
@@ -379,6 +373,7 @@ class Modulation(LayerPart):
     title: ClassVar[str] = "adaptive norms (diffusion transformers)"
     short: ClassVar[str] = "adaLN"
     kernels: ClassVar[int] = 8
+    own_sum: ClassVar[bool] = False
 
     vectors: int = 6
 
@@ -391,10 +386,6 @@ class Modulation(LayerPart):
 
     def split_passes(self, hidden: int) -> float:
         return 4.0 * hidden
-
-    @property
-    def own_sum(self) -> bool:
-        return False
 
     def kept(self, hidden: int, tensor: int, split: int) -> float:
         """For the gradients of a scale and a gate: the norm's output before it, and the output of
@@ -410,6 +401,7 @@ class Twin(LayerPart):
     title: ClassVar[str] = "two streams of tokens (MM-DiT)"
     short: ClassVar[str] = "two streams"
     kernels: ClassVar[int] = 20
+    own_sum: ClassVar[bool] = False
 
     count: int
     """Parameters of the second set."""
@@ -419,10 +411,6 @@ class Twin(LayerPart):
 
     def idle_parameters(self, hidden: int) -> int:
         return self.count
-
-    @property
-    def own_sum(self) -> bool:
-        return False
 
     def kept(self, hidden: int, tensor: int, split: int) -> float:
         return 0.0
