@@ -200,16 +200,16 @@ def test_a_pod_that_does_not_start_gets_its_reason_from_events(
     monkeypatch.setattr(host_states, "SLOW_SECONDS", -1.0)
     waits = replace(pod("a"), running=False, state=ShownState.PREPARING)
     job.pod_seen(waits)
-    assert job.slow_pod == "pod-a"
-    job.warned("FailedMount: timed out", "pod-a")
+    assert job.hosts.slow_pod == "pod-a"
+    job.hosts.warned("FailedMount: timed out", "pod-a")
     assert notices(job) == ["node0 waits: FailedMount: timed out"]
     job.pod_seen(pod("a"))
-    assert job.slow_pod == ""
-    job.warned("FailedMount: timed out", "pod-a")
+    assert job.hosts.slow_pod == ""
+    job.hosts.warned("FailedMount: timed out", "pod-a")
     job.pod_seen(replace(waits, uid="b", name="pod-b", created="10:05"))
     job.pod_seen(pod("c", created="10:06"))
-    job.warned("FailedMount: timed out", "pod-b")
-    assert job.slow_pod == ""
+    job.hosts.warned("FailedMount: timed out", "pod-b")
+    assert job.hosts.slow_pod == ""
     assert journaled(job, events.HostState)[-1].state == ShownState.RUNNING
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.diagnostics import ExitCode, NodeError
-from dtrain.engines.followed_run import not_stored
+from dtrain.engines.followed_run import not_begun, not_stored
 from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.job import FollowedPod, KubernetesJob
 from dtrain.engines.kubernetes.launched import GONE_SECONDS, LaunchedJob
@@ -73,7 +73,7 @@ class KubernetesFollower:
             try:
                 self._launched.create(submit)
             except NodeError as error:
-                report = job.failed(error)
+                report = not_begun("created", error)
                 if problem := self._launched.problem:
                     job.left_over()
                     report = replace(report, problems=(*report.problems, problem))
@@ -128,7 +128,7 @@ class KubernetesFollower:
             case JobSeen(state, reason):
                 job.job_seen(state, reason)
                 self._readers.pods_missing = job.pods_missing
-                self._readers.slow_pod = job.slow_pod
+                self._readers.slow_pod = job.hosts.slow_pod
             case PodLines():
                 job.keep(event)
                 if self._over_since is not None and job.container_ended(event.uid):
@@ -138,7 +138,7 @@ class KubernetesFollower:
             case LogEnded(uid, whole):
                 job.log_ended(uid, whole=whole)
             case Warned(text, pod):
-                job.warned(text, pod)
+                job.hosts.warned(text, pod)
             case ReadFailed(text):
                 job.recorder.notice(f"{text}; the job goes on, trying again")
             case Recovered():

@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dtrain.diagnostics import NodeError
-from dtrain.engines.followed_run import FollowedRun, not_begun
+from dtrain.engines.followed_run import FollowedRun
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, done, failures
 from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
@@ -62,7 +61,7 @@ class KubernetesJob(FollowedRun):
         """The pods of this attempt, by their uid."""
         self._waiting: dict[str, Pod] = {}
         """Pods of a later attempt."""
-        self._hosts = HostStates(self.plan, self.name, self.recorder)
+        self.hosts = HostStates(self.plan, self.name, self.recorder)
         self._stopping = False
         self._save_due = 0.0
         self._kept_open_until = math.inf
@@ -89,23 +88,14 @@ class KubernetesJob(FollowedRun):
         self.seen = True
         self.state = state
         if state is not None:
-            self._hosts.job(state, reason)
+            self.hosts.job(state, reason)
 
     @property
     def pods_missing(self) -> bool:
         """Whether the job runs and has not all its pods."""
         state = self.state
         runs = state is not None and not state.suspended and not state.over
-        return runs and bool(self._hosts.absent)
-
-    @property
-    def slow_pod(self) -> str:
-        """The name of a pod that does not start, without a reason; empty if there is none."""
-        return self._hosts.slow_pod
-
-    def warned(self, text: str, pod: str) -> None:
-        """Kubernetes says why it does not create pods, or why the ``pod`` does not start."""
-        self._hosts.warned(text, pod)
+        return runs and bool(self.hosts.absent)
 
     def pod_seen(self, pod: Pod, *, removed: bool = False) -> FollowedPod | None:
         """A pod has changed. Returns it if its log can be read from now on. Raises StorageError."""
@@ -121,7 +111,7 @@ class KubernetesJob(FollowedRun):
             # The first end counts. The last event of a pod that is gone may be older, and a
             # container that has started again ends again.
             pod = replace(pod, ended=known.pod.ended)
-        self._hosts.pod(pod, removed=removed)
+        self.hosts.pod(pod, removed=removed)
         if known is None:
             if not pod.started or removed:
                 return None
@@ -144,7 +134,7 @@ class KubernetesJob(FollowedRun):
 
     def listed(self, pods: tuple[Pod, ...]) -> list[FollowedPod]:
         """All pods of the job. Returns those whose log can be read from now on."""
-        self._hosts.listed(pods)
+        self.hosts.listed(pods)
         uids = {pod.uid for pod in pods}
         for uid, known in self.pods.items():
             if uid not in uids:
@@ -250,7 +240,7 @@ class KubernetesJob(FollowedRun):
 
     @property
     def _counted(self) -> list[Pod]:
-        return [one.pod for one in self.pods.values() if self._hosts.counts(one.pod)]
+        return [one.pod for one in self.pods.values() if self.hosts.counts(one.pod)]
 
     def _host(self, pod: Pod) -> str:
         return self.plan.hosts[pod.index].host.name
@@ -259,7 +249,7 @@ class KubernetesJob(FollowedRun):
         """Returns the pods whose log can be read from now on."""
         self.next_attempt(self._ending("").failed(), "all pods start again")
         self.pods.clear()
-        self._hosts.begin_attempt()
+        self.hosts.begin_attempt()
         waiting, self._waiting = self._waiting, {}
         return [new for pod in waiting.values() if (new := self.pod_seen(pod)) is not None]
 
@@ -270,7 +260,7 @@ class KubernetesJob(FollowedRun):
         pods = [
             PodEnding(known.pod, known.output.position.ends, tuple(known.output.words))
             for known in self.pods.values()
-            if self._hosts.counts(known.pod)
+            if self.hosts.counts(known.pod)
         ]
         failed = failures(self.plan, pods, time.time())
         return KubernetesEnding(
@@ -285,10 +275,6 @@ class KubernetesJob(FollowedRun):
 
     # The end of the run --------------------------------------------------------------------------
 
-    def failed(self, error: NodeError) -> Report:
-        """The report of a job that could not be created."""
-        return not_begun("created", error)
-
     def leave(self, report: Report) -> Report:
         self._positions.save()
         return super().leave(report)
@@ -296,5 +282,5 @@ class KubernetesJob(FollowedRun):
     def finish(self, report: Report) -> Report:
         with contextlib.suppress(StorageError):  # a full disk: nobody reads on from there
             self._positions.save()
-        self._hosts.ended()
+        self.hosts.ended()
         return super().finish(report)
