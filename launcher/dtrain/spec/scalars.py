@@ -117,12 +117,9 @@ class Integer(Type[int]):
 
     def read(self, node: Node, problems: Problems, name: str) -> int | None:
         text = plain_text(node, _WHOLE)
-        if text is None:
+        if text is None or not self.minimum <= int(text) <= self.maximum:
             return self.refuse(node, problems, name, unquote_hint(node, _WHOLE))
-        value = int(text)
-        if not self.minimum <= value <= self.maximum:
-            return self.refuse(node, problems, name)
-        return value
+        return int(text)
 
     def json_schema(self) -> JsonSchema:
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
@@ -163,10 +160,9 @@ class Number(Type[float]):
 
     def read(self, node: Node, problems: Problems, name: str) -> float | None:
         text = plain_text(node, _DECIMAL)
-        if text is None:
+        if text is None or float(text) <= self.above:
             return self.refuse(node, problems, name, unquote_hint(node, _DECIMAL))
-        value = float(text)
-        return value if value > self.above else self.refuse(node, problems, name)
+        return float(text)
 
     def json_schema(self) -> JsonSchema:
         return {"type": "number", "exclusiveMinimum": self.above}
@@ -210,9 +206,7 @@ class Duration(Type[float]):
         return f"a duration{least}, such as {examples}"
 
     def read(self, node: Node, problems: Problems, name: str) -> float | None:
-        if not isinstance(node, Scalar):
-            return self.refuse(node, problems, name)
-        value = seconds(node.text.strip())
+        value = seconds(node.text.strip()) if isinstance(node, Scalar) else None
         if value is None or value < self.minimum:
             return self.refuse(node, problems, name)
         return value
