@@ -29,6 +29,7 @@ from dtrain_cli.parameters import (
     OnlyHosts,
     OnlyRanks,
     ScalarsFolder,
+    Settings,
     ShowAs,
 )
 from dtrain_cli.views import Filters
@@ -46,6 +47,7 @@ def launch(
         list[str] | None,
         typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),
     ] = None,
+    settings: Settings = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what a launch would start; contact no host.")
     ] = False,
@@ -96,7 +98,7 @@ def launch(
         )
     # `dtrain.runtime` starts the TensorBoard that a script asks for only with this option.
     env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
-    request = load(file, args=args or (), env=env)
+    request = load(file, settings=settings or (), args=args or (), env=env)
     spec = request.spec()
     if spec.warnings and sys.stderr is not None:
         sys.stderr.write(render_warnings(spec.warnings))
