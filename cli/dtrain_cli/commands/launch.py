@@ -19,7 +19,7 @@ from dtrain.messages.decode import excerpt
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
 from dtrain.wording import counted
-from dtrain_cli.commands.select import hosts, ranks
+from dtrain_cli.commands.select import filters
 from dtrain_cli.output import write
 from dtrain_cli.parameters import (
     ClusterFilePath,
@@ -32,7 +32,6 @@ from dtrain_cli.parameters import (
     Settings,
     ShowAs,
 )
-from dtrain_cli.views import Filters
 
 if TYPE_CHECKING:
     from dtrain.launchplan.plan import LaunchPlan
@@ -107,7 +106,7 @@ def launch(
 
         write(rendered(build(spec), json=json, output=output))
         return
-    filters = Filters(ranks(rank, spec), hosts(host, spec))
+    chosen = filters(rank, host, spec)
     secrets = secret_values(spec, os.environ)
     detachment = Detachment() if detach else Detachment.none()
     if detach and not detachment.in_background:
@@ -118,7 +117,7 @@ def launch(
     watch = Watch(
         stopping=True,
         json=json,
-        filters=filters,
+        filters=chosen,
         fold=fold,
         detachment=detachment,
         display=view,
