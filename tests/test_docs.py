@@ -208,6 +208,10 @@ def launch_with_arguments(desk: Desk, command: str) -> None:
     assert sorted(shown) == [f"[gpu0{n + 1} {n}] {n} 8 ['--lr', '3e-4']" for n in range(8)]
 
 
+def with_settings(desk: Desk, command: str) -> None:
+    desk.succeeds(f"{command} --dry-run")
+
+
 def launch_with_metrics(desk: Desk, command: str) -> None:
     """At an address and in a folder of this machine."""
     here = {"10.0.0.5": "127.0.0.1", "9400": str(free_port()), "/var/lib": str(desk.folder)}
@@ -368,6 +372,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain check cluster.yaml": check,
     "dtrain launch cluster.yaml": launch,
     "dtrain launch cluster.yaml -- --lr 3e-4": launch_with_arguments,
+    **{command: with_settings for command in commands() if "--set" in command},
     "dtrain launch cluster.yaml --rank 0,4-7 --fold": launch_shown_in_part,
     "dtrain launch cluster.yaml --metrics-port 9400": launch_with_metrics,
     "dtrain launch cluster.yaml --metrics-port 10.0.0.5:9400": launch_with_metrics,

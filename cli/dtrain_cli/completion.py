@@ -113,6 +113,13 @@ def models(incomplete: str) -> list[str]:
     return [model.name for model in models()]
 
 
+def settings(incomplete: str) -> list[str]:
+    """Keys of the cluster file that have a value."""
+    from dtrain_cli.commands.help import keys
+
+    return [f"{key}=" for key, page in keys().items() if "\n- Type: " in page]
+
+
 def topics(incomplete: str) -> list[tuple[str, str] | str]:
     """Help pages, and after a first letter also keys of the cluster file."""
     from dtrain_cli.commands.help import keys, topics
@@ -122,14 +129,15 @@ def topics(incomplete: str) -> list[tuple[str, str] | str]:
 
 def _spec(ctx: typer.Context) -> ClusterFile:
     """The cluster file of the command line. Raises DtrainError, which completion hides."""
-    from dtrain.runs.record import Record, Request
+    from dtrain.loading import load
+    from dtrain.runs.record import Record
     from dtrain.session.status import find_run
 
     given = (ctx.params.get(name) for name in ("file", "target", "run"))
     # An option that still lacks its value ends the parsing before the arguments.
     named = next((str(one) for one in (*given, *ctx.args) if one is not None), "")
     if Path(named).is_file():
-        return Request.of(Path(named)).spec()
+        return load(Path(named), settings=ctx.params.get("settings") or ()).spec()
     return Record.load(find_run(named).path).request.spec()
 
 

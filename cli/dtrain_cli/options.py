@@ -27,7 +27,7 @@ def as_options(text: str) -> str:
         name, _, value = match.groups()
         if name not in known and name not in ("rendezvous", "bandwidth", "calibrate_run"):
             return match[0]
-        name = name.replace("_", "-")
+        name = "set" if name == "settings" else name.replace("_", "-")
         if value in (None, "True"):
             return f"--{name}"
         return f"--no-{name}" if value == "False" else f"--{name} {value}"

@@ -26,14 +26,16 @@ def load(
     spec: Spec,
     *,
     folder: str | os.PathLike[str] = ".",
+    settings: Sequence[str] = (),
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Request:
     """Read and validate a cluster file, or a mapping with the same keys.
 
-    ``folder`` is the base of relative paths in a mapping. ``args`` are appended to ``job.args``,
-    and ``env`` overrides ``job.env``. Raises SpecError with all problems if the content is
-    invalid, and UsageError if it cannot be read or ``args`` or ``env`` are invalid.
+    ``folder`` is the base of relative paths in a mapping. ``settings`` replace values of the
+    content: ``job.restart.max=3`` as after ``--set`` on the command line. ``args`` are appended to
+    ``job.args``, and ``env`` overrides ``job.env``. Raises SpecError with all problems if the
+    content is invalid, and UsageError if it cannot be read or ``args`` or ``env`` are invalid.
     """
     from dtrain.runs.record import Request
     from dtrain.spec.additions import check_additions
@@ -46,17 +48,17 @@ def load(
         request = Request.of(Path(spec))
     args = (*request.args, *args)
     env = {**(request.env or {}), **(env or {})}
-    request = replace(request, args=args, env=env)
+    request = replace(request, settings=(*request.settings, *settings), args=args, env=env)
     check_additions(request.spec().job, args, env)
     return request
 
 
-def load_torch_hosts(file: Path | None, option: str, verb: str) -> Request:
+def load_torch_hosts(file: Path | None, settings: Sequence[str], option: str, verb: str) -> Request:
     """The cluster file for an ``option`` of the planner that runs torch on its hosts; ``verb`` says
     what it does there. Raises UsageError if it cannot."""
     if file is None:
         raise UsageError(f"`{option}` needs machines, but no file names them", hint="add FILE")
-    found = load(file)
+    found = load(file, settings=settings)
     spec = found.spec()
     if spec.cluster.allocated:
         raise UsageError(

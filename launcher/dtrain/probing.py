@@ -52,7 +52,7 @@ def measurable(request: PlanRequest) -> Request:
     """Return the cluster file of a request, whose machines can be measured. Raises UsageError."""
     if request.calibrate is not None:
         raise UsageError("`probe` and `calibrate` are both measurements", hint="keep one of them")
-    return load_torch_hosts(request.file, "probe", "measure")
+    return load_torch_hosts(request.file, request.settings, "probe", "measure")
 
 
 def stored(question: Question, probe: Probe) -> Question:

@@ -49,7 +49,7 @@ def trainable(request: PlanRequest) -> Request:
             f"`trials={request.trials}` is not a number of layouts",
             hint=f"1 to {MOST_TRIALS}, such as 3",
         )
-    found = load_torch_hosts(request.file, "trials", "train")
+    found = load_torch_hosts(request.file, request.settings, "trials", "train")
     if request.framework not in (None, "torch"):
         raise UsageError(
             f"`trials` trains with torch, but `framework` is {request.framework}",
@@ -162,4 +162,5 @@ def _request(file: Request, keys: dict[str, Any], args: list[str]) -> Request:
         "lease": 30,
     }
     name = f"{file.spec().name[:58]}-trial"  # a name has at most 64 characters
-    return replace(file, text=with_job(file.text, job, keep=KEPT, name=name), args=(), env=None)
+    text = with_job(file.text, file.settings, job, keep=KEPT, name=name)
+    return replace(file, text=text, settings=(), args=(), env=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from dtrain.checks import Evidence, Finding, HostFacts, before_launch, judge
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.node.facts.machine import accelerators
 from dtrain.spec.load import parse
 
 Facts = dict[str, Any]
@@ -267,6 +269,35 @@ def test_gpus_that_are_missing() -> None:
     assert "no GPU" in only(evidence({}, none, of=two), "error", "gpu", "gpu3").seen
     bare: Facts = {"gpus": {"pci": {"NVIDIA": 2}}}
     assert "no driver" in only(evidence({}, bare, of=two), "error", "gpu", "gpu3").seen
+
+
+def test_gpus_that_a_launch_misses() -> None:
+    """It only counts them, by files of the kernel."""
+
+    def counted(count: int, **odd: bool) -> Facts:
+        return {"machine": cores(8, gpu_nodes=[None] * count, accelerators=count > 0, **odd)}
+
+    two = plan(gpus=2)
+    assert not list(judge(evidence(counted(2), counted(8), of=two)))
+    found = only(evidence(counted(2), counted(1), of=two), "error", "gpu", "gpu3")
+    assert found.seen == "1 GPU found; GPU 1 is missing"
+    assert "no GPU" in only(evidence(counted(2), counted(0), of=two), "error", "gpu", "gpu3").seen
+    # A job for CPUs may have `gpus` as its number of workers.
+    only(evidence(counted(0), of=two), "warning", "gpu", "gpu1", "gpu2", "gpu3")
+    # Another vendor's devices, or device files that their driver has not made yet.
+    unknown: Facts = {"machine": cores(8, gpu_nodes=[], accelerators=True)}
+    assert not list(judge(evidence(counted(2), unknown, of=two)))
+    assert not list(judge(evidence(counted(0))))
+
+
+@pytest.mark.parametrize(
+    "path", ["proc/driver/nvidia", "dev/dri/renderD128", "dev/nvidia0", "dev/dxg", "dev/accel0"]
+)
+def test_signs_of_an_accelerator(tmp_path: Path, path: str) -> None:
+    (tmp_path / "dev/dri/card0").mkdir(parents=True)
+    assert not accelerators(str(tmp_path))
+    (tmp_path / path).mkdir(parents=True)
+    assert accelerators(str(tmp_path))
 
 
 def test_gpus_and_drivers_that_differ() -> None:

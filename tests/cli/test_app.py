@@ -144,6 +144,18 @@ def test_an_invalid_file_is_reported_with_the_position(cluster: Path) -> None:
     assert done.stderr.endswith(f"\n\n3 problems in {cluster}\n")
 
 
+def test_settings_change_the_file_for_one_command(cluster: Path) -> None:
+    settings = ("--set", "cluster.hosts=[c]", "--set", "job.args=[--epochs, 3]")
+    done = dtrain("launch", str(cluster), *settings, "--dry-run", "--json", "--", "-v")
+    (host,) = json.loads(done.stdout)["hosts"]
+    assert host["host"] == "c"
+    assert host["processes"][0]["argv"] == ["python3", "train.py", "--epochs", "3", "-v"]
+    for words in (("check", str(cluster)), ("exec", str(cluster), "ls")):
+        done = dtrain(*words, "--set", "job.grac=1m")
+        assert done.returncode == 2
+        assert "error: --set:1:5: unknown key 'grac' in job" in done.stderr
+
+
 def test_a_missing_secret(cluster: Path) -> None:
     cluster.write_text(
         yaml.safe_dump(

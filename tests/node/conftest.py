@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from support.node import Node, node, oldest_python
+from support.node import Node, node, oldest_python, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +20,16 @@ def host(python: str) -> Iterator[Node]:
     """A host. Every test ends with a check that no process is left on it."""
     with node(python) as one:
         yield one
+
+
+@pytest.fixture
+def tasks() -> Iterator[Path]:
+    """A cgroup that limits processes and threads."""
+    group = Path("/sys/fs/cgroup/pids", f"dtrain-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup: {error}")
+    yield group
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()

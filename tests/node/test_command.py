@@ -6,6 +6,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
+
 from dtrain.node import protocol
 from dtrain.node.boot import framed
 from dtrain.node.programs import boot_command, program
@@ -39,3 +41,22 @@ def test_a_slow_launcher_gets_all_output(python: str, tmp_path: Path) -> None:
     assert received == 90_000
     assert [message["type"] for message in messages] == ["exited", "bye"]
     assert messages[0]["code"] == 0
+
+
+@pytest.mark.parametrize("most", [1, 2], ids=["no process", "no thread"])
+def test_a_host_that_starts_no_more_processes(python: str, tasks: Path, most: int) -> None:
+    (tasks / "pids.max").write_text(str(most))
+    request = {"commands": [["sleep", "60"]], "hidden": [], "limit": None, "grace": 5.0}
+    script = f"echo $$ >'{tasks}/cgroup.procs'; {boot_command(python, 'exec')}"
+    done = subprocess.run(
+        ["sh", "-c", script],
+        input=framed(program("command")) + protocol.encode_command(request),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stderr == b""
+    frames = protocol.FrameDecoder().feed(done.stdout)
+    ended, _ = (frame.body for frame in frames if isinstance(frame, protocol.Message))
+    assert ended["code"] == 127
+    assert ended["reason"].startswith("cannot start a process: ")
+    assert "`ulimit -u`" in ended["reason"]

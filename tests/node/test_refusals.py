@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dtrain.node.agent.events import EventReader, Events
-from support.node import Agent, Node, node, wait_until
+from support.node import Agent, Node, node
 from support.ports import free_port, loopbacks
 
 
@@ -301,19 +301,6 @@ def test_attaching_to_a_run_that_does_not_exist(host: Node) -> None:
         "gone",
         f"no run nothing on this host ({host.folder('nothing')} does not exist)",
     )
-
-
-@pytest.fixture
-def tasks() -> Iterator[Path]:
-    """A cgroup that limits processes and threads."""
-    group = Path("/sys/fs/cgroup/pids", f"dtrain-{os.getpid()}")
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup: {error}")
-    yield group
-    wait_until(lambda: not (group / "cgroup.procs").read_text())
-    group.rmdir()
 
 
 @pytest.mark.parametrize("setup", [[], ["true"]], ids=["copy", "shell"])

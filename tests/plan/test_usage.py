@@ -68,6 +68,7 @@ M = ("--model-size", "100B")
         ((*M, "--framework", "jax"), "jax", "torch or tensorflow"),
         ((*M, "--framework", "tensorflow", "--tensor", "8"), "--tensor", "torch"),
         ((*M, "nowhere.yaml"), "nowhere.yaml", ""),
+        ((*M, "--set", "cluster.gpus=4"), "--set needs a cluster file", "add FILE"),
         ((*M, "--hardware", "broken.json"), "broken.json:1:2", "like"),
         ((*M, "--calibrate", "broken.json"), "broken.json:1:2", "gemm"),
         ((*M, "--model-config", "broken.json"), "each describe", "keep one"),
@@ -119,8 +120,8 @@ def test_errors_in_a_cluster_file_have_a_position_and_a_hint(
     plan: Callable[..., dict[str, Any]], tmp_path: Path, precision: str
 ) -> None:
     training = {"global_batch": 96, "seq_len": 2048, "precision": precision}
-    file = cluster(tmp_path, cluster={"network": {"gbps": 800}}, job={"training": training})
-    found = plan("--model-size", "7B", file)
+    file = cluster(tmp_path, cluster={"network": {"gbps": 400}}, job={"training": training})
+    found = plan("--model-size", "7B", file, "--set", "cluster.network.gbps=800")
     where = found["cluster"]
     assert (where["gpu"], where["gpus"], where["gpus_per_host"]) == ("h100-80gb", 32, 8)
     assert where["network_gbps"] == 800

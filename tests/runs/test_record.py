@@ -28,7 +28,9 @@ def hosts(record: Record) -> list[str]:
 
 
 def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
-    record = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
+    file = FILE.replace("hosts: [a, b, c, d]", "hosts: [a]")
+    request = Request("cluster.yaml", "/", file, settings=("cluster.hosts=[a, b, c, d]",))
+    record = Record("run", request, 29500, "python3", 0.0)
     second = record.after(Retry(1.0, {"b": "s"}))
     third = second.after(Retry(1.0, {}, ("s",)))
     fourth = third.after(Retry(1.0, {}, ("a",)))

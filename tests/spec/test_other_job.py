@@ -31,8 +31,10 @@ JOB = {"framework": "torch", "module": "dtrain.runtime.torch.trial", "args": ['{
 
 
 def test_hosts_and_environment_stay() -> None:
-    before = parse(TEXT, "cluster.yaml")
-    text = with_job(TEXT, JOB, keep=("env", "setup", "workdir", "rendezvous"), name="trial")
+    settings = ("cluster.spares=[c]", "job.env.N=null")
+    before = parse(TEXT, "cluster.yaml", settings)
+    keep = ("env", "setup", "workdir", "rendezvous")
+    text = with_job(TEXT, settings, JOB, keep=keep, name="trial")
     after = parse(text, "trial")
     assert after.cluster == before.cluster
     assert after.name == "trial"
@@ -51,7 +53,9 @@ def test_empty_sections_unusual_numbers_and_emoji_stay_valid() -> None:
         "cluster: {hosts: [a], gpus: 1, ssh: {port: +22}, overrides: }\n"
         "job:\n  framework: torch\n  script: t.py\n  env:\n  setup: ['echo 😀']\n"
     )
-    new = with_job(text, {"framework": "torch", "script": "x.py"}, keep=("env", "setup"), name="n")
+    new = with_job(
+        text, (), {"framework": "torch", "script": "x.py"}, keep=("env", "setup"), name="n"
+    )
     file = parse(new, "new.yaml")
     assert file.job.setup == ("echo 😀",)
     assert file.cluster.hosts[0].ssh.port == 22

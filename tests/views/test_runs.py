@@ -70,6 +70,13 @@ def test_a_terminal_with_no_room_for_hosts_cuts_no_other_column() -> None:
     assert lines.splitlines()[1].endswith(" ago")
 
 
+def test_a_terminal_narrower_than_three_columns_shows_whole_names() -> None:
+    name = "gpt-20261127-042039-572311"
+    narrow = Paper(40, color=False, unicode=True, terminal=True)
+    shown = runs.table([replace(run({}), run=name)], narrow, of=1).splitlines()
+    assert shown == [name, "  running, started 0 s ago"]
+
+
 def test_a_narrow_terminal_wraps_only_hosts_and_progress() -> None:
     hosts = {f"m{letter}chine": HostStatus("running", None) for letter in "abcdefghijkl"}
     narrow = Paper(60, color=False, unicode=True, terminal=True)

@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DTRAIN_HOME", str(tmp_path_factory.mktemp("home")))
         folder = RunFolder.create("run-1")
-        request = Request("c.yaml", "/", FILE, (HOSTILE,))
+        request = Request("c.yaml", "/", FILE, (HOSTILE,), settings=("job.grace=9s",))
         Record("run-1", request, 29500, "python3", BEGIN).save(folder.path)
         written: list[tuple[float, events.JournalEvent]] = [
             (0, events.RunStarted("run-1", ("n1", "n2"))),
@@ -121,6 +121,7 @@ def test_a_run_that_goes_on_has_not_failed(run: Summary) -> None:
         assert "\x1b" not in text
         assert "rank 3 on n2" in text and "\n\n\n" not in text
         assert ("<h2>First cause</h2>" in page(one)) == over
+        assert "Settings: job.grace=9s" in page(one)
     assert "State    not over" in as_text(going, paper)
 
 

@@ -9,7 +9,7 @@ import typer
 from dtrain import api
 from dtrain.runs.record import Record
 from dtrain.session.status import find_run
-from dtrain_cli.commands.select import hosts, ranks
+from dtrain_cli.commands.select import filters
 from dtrain_cli.commands.watch import Watch, exports
 from dtrain_cli.parameters import (
     Fold,
@@ -37,14 +37,14 @@ def attach(
 ) -> None:
     """Watch a run; Ctrl-C leaves it running."""
     folder = find_run(run)
-    filters = Filters()
+    chosen = Filters()
     if (rank, host) != (None, None):
         spec = Record.load(folder.path).request.spec()
-        filters = Filters(ranks(rank, spec), hosts(host, spec))
+        chosen = filters(rank, host, spec, folder.machines())
     watch = Watch(
         stopping=False,
         json=json,
-        filters=filters,
+        filters=chosen,
         fold=fold,
         display=view,
         exports=exports(metrics_port, metrics_file, tensorboard_dir),

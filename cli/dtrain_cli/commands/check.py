@@ -21,13 +21,14 @@ from dtrain_cli import prompt
 from dtrain_cli.files import JSON, writable, write_text
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.output import notice, progress, write
-from dtrain_cli.parameters import ClusterFilePath
+from dtrain_cli.parameters import ClusterFilePath, Settings
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import findings as view
 
 
 def check(
     file: ClusterFilePath,
+    settings: Settings = None,
     rendezvous: Annotated[
         bool,
         typer.Option("--rendezvous", help="Also start and stop a real process group."),
@@ -50,7 +51,7 @@ def check(
     as a launch does. Exit code 3 means that a launch would fail; 0 means that nothing is worse than
     a warning.
     """
-    request = load(file)
+    request = load(file, settings=settings or ())
     if output is not None and not bandwidth:
         raise UsageError("--output requires --bandwidth", hint="add --bandwidth")
     if output is not None:

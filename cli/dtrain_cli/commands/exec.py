@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,10 +11,12 @@ import typer
 from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.engines.execution import exit_code
+from dtrain.loading import load
 from dtrain.session.control import Control
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain_cli import completion, prompt
 from dtrain_cli.commands.select import duration, unfolded
+from dtrain_cli.parameters import Settings
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import color
 from dtrain_cli.views.commands import CommandJson, CommandLines, CommandView
@@ -35,6 +38,7 @@ def exec(
             help="The command, after --. One word alone is a shell line.", metavar="COMMAND"
         ),
     ],
+    settings: Settings = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +81,7 @@ def exec(
     )
     with on_signals(lambda number: stop_by_signal(control, number)):
         outcomes = api.execute(
-            target,
+            load(Path(target), settings=settings) if settings else target,
             command,
             receiver=view,
             hosts=hosts,

@@ -19,7 +19,7 @@ from dtrain.messages.decode import excerpt
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
 from dtrain.wording import counted
-from dtrain_cli.commands.select import hosts, ranks
+from dtrain_cli.commands.select import filters
 from dtrain_cli.output import write
 from dtrain_cli.parameters import (
     ClusterFilePath,
@@ -29,9 +29,9 @@ from dtrain_cli.parameters import (
     OnlyHosts,
     OnlyRanks,
     ScalarsFolder,
+    Settings,
     ShowAs,
 )
-from dtrain_cli.views import Filters
 
 if TYPE_CHECKING:
     from dtrain.launchplan.plan import LaunchPlan
@@ -46,6 +46,7 @@ def launch(
         list[str] | None,
         typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),
     ] = None,
+    settings: Settings = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what a launch would start; contact no host.")
     ] = False,
@@ -96,7 +97,7 @@ def launch(
         )
     # `dtrain.runtime` starts the TensorBoard that a script asks for only with this option.
     env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
-    request = load(file, args=args or (), env=env)
+    request = load(file, settings=settings or (), args=args or (), env=env)
     spec = request.spec()
     if spec.warnings and sys.stderr is not None:
         sys.stderr.write(render_warnings(spec.warnings))
@@ -105,7 +106,7 @@ def launch(
 
         write(rendered(build(spec), json=json, output=output))
         return
-    filters = Filters(ranks(rank, spec), hosts(host, spec))
+    chosen = filters(rank, host, spec)
     secrets = secret_values(spec, os.environ)
     detachment = Detachment() if detach else Detachment.none()
     if detach and not detachment.in_background:
@@ -116,7 +117,7 @@ def launch(
     watch = Watch(
         stopping=True,
         json=json,
-        filters=filters,
+        filters=chosen,
         fold=fold,
         detachment=detachment,
         display=view,

@@ -23,10 +23,10 @@ from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
 from dtrain.session.status import find_run
-from dtrain_cli.commands.select import duration, hosts, ranks
+from dtrain_cli.commands.select import duration, filters
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks
 from dtrain_cli.standard import OutputError
-from dtrain_cli.views import Filters, make_view
+from dtrain_cli.views import make_view
 from dtrain_cli.views.view import View
 
 POLL = 0.1
@@ -51,10 +51,9 @@ def logs(
     age = duration("--since", since)
     folder = find_run(run)
     record = Record.load(folder.path)
-    spec = record.request.spec()
-    filters = Filters(ranks(rank, spec), hosts(host, spec))
+    chosen = filters(rank, host, record.request.spec(), folder.machines())
     leaving = threading.Event()
-    view = make_view(json, sys.stdout, sys.stderr, filters, fold, leaving.set)
+    view = make_view(json, sys.stdout, sys.stderr, chosen, fold, leaving.set)
     if run != folder.name and not json:
         view.notice(f"output of run {folder.name}")
     _show(view, folder, record, leaving, follow=follow, age=age)

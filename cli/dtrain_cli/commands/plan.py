@@ -18,6 +18,7 @@ from dtrain.planning.written import written
 from dtrain_cli import completion, prompt
 from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import notice, write
+from dtrain_cli.parameters import Settings
 
 if TYPE_CHECKING:
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
@@ -32,6 +33,7 @@ def plan(
             autocompletion=completion.cluster_files,
         ),
     ] = None,
+    settings: Settings = None,
     model_size: Annotated[
         str | None,
         typer.Option(help="Model: parameter count; uses a standard shape.", metavar="100B"),
@@ -233,9 +235,10 @@ def plan(
     given = locals()  # the options, which have the names of the request's fields
     if top < 1:
         raise UsageError(f"--top {top} shows nothing", hint="at least 1")
-    composed = {"sizes", "fixed", "calibrate_runs"}
+    composed = {"settings", "sizes", "fixed", "calibrate_runs"}
     request = PlanRequest(
         **{one.name: given[one.name] for one in fields(PlanRequest) if one.name not in composed},
+        settings=settings or (),
         sizes={name: given[name] for name in MODEL_SIZES},
         fixed={name: given[name] for name in FIXABLE if given[name] is not None},
         calibrate_runs=calibrate_run or (),

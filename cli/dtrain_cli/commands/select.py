@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from dtrain import hostlist
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan.build import build
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import excerpt
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.scalars import seconds
+from dtrain_cli.views import Filters
 
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+def filters(
+    rank: str | None, host: str | None, spec: ClusterFile, machines: Collection[str] = ()
+) -> Filters:
+    """The workers that ``--rank`` and ``--host`` select together; for ``machines`` see `hosts`."""
+    found = Filters(ranks(rank, spec), hosts(host, spec, machines))
+    plan = build(spec)
+    # A spare takes over the ranks of another host, and fewer hosts get other ranks.
+    fixed = plan.hosts_known and not spec.cluster.spares and spec.job.elastic is None
+    if found.ranks is not None and found.hosts is not None and fixed:
+        places = _hosts_of_ranks(plan)
+        having = dict.fromkeys(places[one] for one in sorted(found.ranks))
+        if found.hosts.isdisjoint(having):
+            raise UsageError(
+                f"--rank {excerpt(rank)} and --host {excerpt(host)} have no worker in common",
+                hint=f"{'these ranks are' if len(found.ranks) > 1 else 'this rank is'} on "
+                f"{hostlist.brief(having)}",
+            )
+    return found
+
+
+def _hosts_of_ranks(plan: LaunchPlan) -> list[str]:
+    """The host of each rank."""
+    return [
+        part.host.name
+        for part in plan.hosts
+        for process in part.processes
+        for _ in range(process.ranks)
+    ]
 
 
 def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
@@ -38,16 +71,19 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
     return frozenset(chosen)
 
 
-def hosts(text: str | None, spec: ClusterFile) -> frozenset[str] | None:
-    """``gpu[01-03]`` as a set of the job's hosts. On Slurm, it may be any names: each attempt may
-    get other machines."""
+def hosts(
+    text: str | None, spec: ClusterFile, machines: Collection[str] = ()
+) -> frozenset[str] | None:
+    """``gpu[01-03]`` as a set of the job's hosts. ``machines``: those that an engine has given the
+    run so far. Before it has, any names are possible."""
     if text is None:
         return None
     wanted = unfolded("--host", text)
     plan = build(spec)
-    known = dict.fromkeys((*plan.host_names, *(host.name for host in spec.cluster.spares)))
+    named = plan.host_names if plan.hosts_known else machines
+    known = dict.fromkeys((*named, *(host.name for host in spec.cluster.spares)))
     unknown = [name for name in wanted if name not in known]
-    if unknown and plan.hosts_known:
+    if unknown and known:
         raise UsageError(
             f"--host {excerpt(text)}: no host {hostlist.brief(unknown)} in this cluster",
             hint=f"its hosts are {hostlist.brief(known)}",

@@ -31,7 +31,7 @@ def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
         return "no runs on this machine\n"
     whole = _table(runs, paper, short=False)
     fits = paper.fits(whole) or not paper.terminal
-    lines: list[RenderableType] = [whole if fits else _table(runs, paper, short=True)]
+    lines: list[RenderableType] = [whole] if fits else _narrow(runs, paper)
     if any(run.state == "unattended" for run in runs):
         lines += [
             "",
@@ -65,6 +65,19 @@ def old_as_json(found: Sequence[OldRun], *, removed: bool) -> str:
         for one in found
     ]
     return document({"schema": SCHEMA, "removed": removed, "runs": body})
+
+
+def _narrow(runs: Sequence[RunStatus], paper: Paper) -> list[RenderableType]:
+    """For a narrow terminal, or if names are long: a table, or else two lines for each run. Names
+    stay whole, because users copy them."""
+    least = [(run.run, run.state, f"{_age(run, short=True)} ago") for run in runs]
+    columns = zip(("RUN", "STATE", "STARTED"), *least, strict=True)
+    if sum(max(map(len, column)) + 2 for column in columns) - 2 <= paper.columns:
+        return [_table(runs, paper, short=True)]
+    lines: list[RenderableType] = []
+    for name, state, since in least:
+        lines += [paper.line(name), paper.line(f"  {state}, started {since}")]
+    return lines
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:

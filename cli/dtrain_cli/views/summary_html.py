@@ -79,6 +79,7 @@ def page(run: Summary) -> str:
         differs=run.differs,
         file=run.record.request.text[:FILE].splitlines(),
         args=" ".join(run.record.request.args),
+        settings=", ".join(run.record.request.settings),
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import MappingProxyType
 
 from dtrain import hostlist
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
 from dtrain.checks.finding import HOSTS, Finding
 from dtrain.checks.sizes import GIB, in_words
 from dtrain.checks.skew import outliers
+from dtrain.wording import counted
 
 _SLOWDOWNS = {
     "hw_slowdown": "its hardware has slowed it down",
@@ -24,14 +26,21 @@ _FATAL_XIDS = {
     95: "uncontained memory error",
 }
 _BAD_XIDS = {63: "memory rows were remapped", 74: "NVLink error", 94: "contained memory error"}
+_KEY = f"cluster.overrides.{HOSTS}.gpus"
 DESKTOP = 3 * GIB // 2
 """Bytes of GPU memory that a desktop may use."""
+_Judged = Callable[[str, str, str, str], Finding]
+"""`HostFacts.error` or `HostFacts.warning`."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
+    used = any(host.fact("machine").get("gpu_nodes") for host in evidence.hosts)
     for host in evidence.hosts:
+        if not host.part.host.gpus:
+            continue
         found = host.facts.get("gpus")
-        if found is None or not host.part.host.gpus:
+        if found is None:
+            yield from _counted(host, others=used)
             continue
         yield from _there(host, found)
         for gpu in _used(host):
@@ -46,38 +55,58 @@ def _used(host: HostFacts) -> list[Facts]:
     return [gpu for gpu in host.fact("gpus").get("gpus", ()) if gpu["index"] in host.part.host.gpus]
 
 
+def _counted(host: HostFacts, *, others: bool) -> Iterator[Finding]:
+    """What a launch knows: the number of GPUs, from files of the kernel. ``others``: whether a host
+    of the job has GPUs. If none has, the job may run on CPUs: then ``gpus`` is only a number of
+    workers."""
+    found = host.fact("machine")
+    if count := len(found.get("gpu_nodes", ())):
+        yield from _missing(host, range(count))
+    elif found.get("accelerators") is False:
+        yield _none(host, host.error if others else host.warning)
+
+
 def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
-    wanted = host.part.host.gpus
-    expected = f"GPUs {indices(wanted)}, as set in the cluster file"
-    key = f"cluster.overrides.{HOSTS}.gpus"
     if "error" in found:
         if found.get("tool"):
             yield host.error(
                 "gpu",
                 f"{found['tool']} fails: {found['error']}",
-                expected,
+                _expected(host),
                 _driver_remedy(found["error"]),
             )
         return
     if "gpus" not in found:
         sees = host.fact("interpreter").get("framework", {}).get("gpus", 0)
-        if sees >= len(wanted) or host.fact("granted"):
+        if sees >= len(host.part.host.gpus) or host.fact("granted"):
             return  # There is no tool, but the framework can use the GPUs, or Slurm gives them.
-        pci = ", ".join(f"{count} of {vendor}" for vendor, count in found.get("pci", {}).items())
-        seen = f"no driver for its GPUs ({pci})" if pci else "no GPU found"
-        remedy = "install the GPU driver" if pci else f"set {key}: 0, or remove the host"
-        if host.fact("machine").get("container"):
-            remedy = "start the container with its GPUs (docker run --gpus all)"
-        yield host.error("gpu", seen, expected, remedy)
+        yield _none(host, host.error, found.get("pci", {}))
         return
-    there = {gpu["index"] for gpu in found["gpus"]}
-    if missing := [index for index in wanted if index not in there]:
+    yield from _missing(host, {gpu["index"] for gpu in found["gpus"]})
+
+
+def _none(host: HostFacts, judged: _Judged, pci: Facts = MappingProxyType({})) -> Finding:
+    """The finding about a host without usable GPUs. ``pci``: those on its bus, by vendor."""
+    listed = ", ".join(f"{count} of {vendor}" for vendor, count in pci.items())
+    seen = f"no driver for its GPUs ({listed})" if listed else "no GPU found"
+    remedy = "install the GPU driver" if listed else f"set {_KEY}: 0, or remove the host"
+    if host.fact("machine").get("container"):
+        remedy = "start the container with its GPUs (docker run --gpus all)"
+    return judged("gpu", seen, _expected(host), remedy)
+
+
+def _missing(host: HostFacts, there: Collection[int]) -> Iterator[Finding]:
+    if missing := [index for index in host.part.host.gpus if index not in there]:
         yield host.error(
             "gpu",
-            f"{len(there)} GPUs found; GPU {indices(missing)} is missing",
-            expected,
-            f"set {key}: {len(there)}, or look for lost GPUs: `dmesg | grep -i -e xid -e amdgpu`",
+            f"{counted(len(there), 'GPU')} found; GPU {indices(missing)} is missing",
+            _expected(host),
+            f"set {_KEY}: {len(there)}, or look for lost GPUs: `dmesg | grep -i -e xid -e amdgpu`",
         )
+
+
+def _expected(host: HostFacts) -> str:
+    return f"GPUs {indices(host.part.host.gpus)}, as set in the cluster file"
 
 
 def indices(numbers: Iterable[int]) -> str:

@@ -61,6 +61,8 @@ class MachineFacts(_Machine, total=False):
     numa_nodes: Count
     gpu_nodes: Annotated[tuple[Count | None, ...], Length(1024)]
     """The NUMA node of each GPU, by index."""
+    accelerators: bool
+    """Whether there may be GPUs or other devices, also such as are not in ``gpu_nodes``."""
     node_cpus: dict[_Number, Count]
     """The cores of each NUMA node that this user's processes may use."""
     governors: dict[Name, Count]

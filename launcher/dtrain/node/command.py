@@ -24,7 +24,7 @@ import time
 
 from dtrain.node.agent.folder import expand
 from dtrain.node.agent.processes import exit_of, reap
-from dtrain.node.agent.spawn import spawn, why_not_executed
+from dtrain.node.agent.spawn import cannot_start, spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import DATA, HEADER, MESSAGE, PREAMBLE, encode, raw
 
@@ -70,11 +70,16 @@ class NodeCommand:
         self.outputs: dict[int, int] = {}
         """The stream of each pipe that is still open."""
         self.offsets = {2 * number + 1: 0, 2 * number + 2: 0}
+        self.pid = 0
         pipes = [os.pipe(), os.pipe()]
         try:
             self.pid, failure = spawn(
                 argv, environment, expand("~"), (pipes[0][1], pipes[1][1]), prctl=prctl
             )
+        except OSError as error:
+            failure = None
+            self.fail(error)
+            self.end(0)
         finally:
             for _, writing in pipes:
                 os.close(writing)
@@ -83,6 +88,10 @@ class NodeCommand:
             self.outputs[reading] = stream
         if failure is not None:
             self.reason = why_not_executed(failure, argv[0], environment)
+
+    def fail(self, error: Exception) -> None:
+        """The host starts no more processes or threads."""
+        self.reason = "%(reason)s; %(hint)s" % cannot_start(error).message
 
     def end(self, status: int) -> None:
         self.status, self.ended = status, time.monotonic()
@@ -139,7 +148,12 @@ class CommandRelay:
 
     def serve(self, stream: BinaryIO) -> None:
         os.set_blocking(1, False)
-        threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
+        try:
+            threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
+        except RuntimeError as error:
+            for command in self._commands:
+                command.fail(error)
+            self._stop(0.0)
         pause: float | None = 0.0
         while not all(command.reported for command in self._commands):
             self._poll(LINGER if pause is None else pause)

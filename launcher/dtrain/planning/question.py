@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dtrain.diagnostics import UsageError
@@ -33,7 +32,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     Raises UsageError, or SpecError if the cluster file is invalid.
     """
     check(request)
-    spec = _spec(request.file)
+    spec = _spec(request)
     table = table_of(request)
     found = cluster_of(request, spec, table, ask, probe)
     cluster = found.cluster
@@ -42,7 +41,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     shape = replace(shape, lora=lora_of(request, shape, precision))
     batch, batch_source = _batch(request, spec, shape, cluster)
     check_sizes(shape, batch)
-    strategy, of_file = _strategy_and_layout(request.file)
+    strategy, of_file = _strategy_and_layout(request)
     backend_of_file = of_file.pop("backend", None)
     backend = _backend(request.backend or backend_of_file)
     framework = _framework(request, spec, shape)
@@ -127,22 +126,24 @@ def _backend_from(
     return "" if strategy in ("", "auto", "none") else "strategy"
 
 
-def _strategy_and_layout(file: Path | None) -> tuple[str, dict[str, Any]]:
+def _strategy_and_layout(request: PlanRequest) -> tuple[str, dict[str, Any]]:
     """Return the file's strategy, and the keys of its layout that the planner never chooses."""
-    if file is None:
+    if request.file is None:
         return "", {}
     from dtrain.spec.load import strategy_and_layout
 
-    return strategy_and_layout(file, ("backend", *KEPT))
+    return strategy_and_layout(request.file, request.settings, ("backend", *KEPT))
 
 
-def _spec(path: Path | None) -> ClusterFile | None:
-    if path is None:
+def _spec(request: PlanRequest) -> ClusterFile | None:
+    if request.file is None:
+        if request.settings:
+            raise UsageError("`settings` needs a cluster file, but there is none", hint="add FILE")
         return None
     from dtrain.spec.load import read
 
     # Read it without its layout, which the plan replaces.
-    return read(path, without=("strategy", "layout", "roles"))
+    return read(request.file, request.settings, without=("strategy", "layout", "roles"))
 
 
 def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) -> Efficiency:

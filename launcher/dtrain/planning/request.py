@@ -34,6 +34,8 @@ class PlanRequest:
 
     file: Path | None = None
     """A cluster file: its hosts, GPUs and network."""
+    settings: Sequence[str] = ()
+    """Change ``file``, as those of `dtrain.load`."""
     model_size: str | None = None
     """Parameter count such as ``100B``."""
     model: str | None = None

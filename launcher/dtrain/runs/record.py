@@ -50,6 +50,8 @@ class Request:
     """Whether dtrain checks the hosts before it prepares them."""
     allocation: Annotated[str, re.compile(r"[0-9]{1,10}")] | None = None
     """The number of the Slurm job whose allocation the run uses; None to submit a job."""
+    settings: tuple[str, ...] = ()
+    """Change the file: see `dtrain.spec.settings.compose`."""
 
     @classmethod
     def of(cls, file: Path) -> Request:
@@ -62,8 +64,9 @@ class Request:
         return Path(self.folder)
 
     def spec(self) -> ClusterFile:
-        """The file with the added arguments and variables. Raises SpecError if it is invalid."""
-        spec = parse_once(self.text, self.file)
+        """The file with the settings, and the added arguments and variables. Raises SpecError if it
+        is invalid."""
+        spec = parse_once(self.text, self.file, self.settings)
         job = replace(
             spec.job,
             args=(*spec.job.args, *self.args),
@@ -73,7 +76,8 @@ class Request:
 
     def place(self, key: str) -> str:
         """The place of a key such as ``cluster.nodes``: ``cluster.yaml:3:12``."""
-        return position(self.text.encode(errors="surrogateescape"), self.file, key)
+        source = self.text.encode(errors="surrogateescape")
+        return position(source, self.file, self.settings, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,13 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
             )
     if "hosts" not in cluster.values or ("spares" in cluster and "spares" not in cluster.values):
         return
-    for named, settings in cluster.get("overrides", ()):
-        if named.name not in hosts and named.name not in spares and not problems.full:
-            close = nearest(named.name, [*hosts, *spares])
+    overrides = cluster.get("overrides", ())
+    # A list such as gpu[01-08] stays valid for a part of its hosts.
+    known = {**hosts, **spares}
+    used = {id(settings) for named, settings in overrides if named.name in known}
+    for named, settings in overrides:
+        if id(settings) not in used and not problems.full:
+            close = nearest(named.name, known)
             problems.add(
                 f"the host {shown(named.name)} is overridden, but is neither a host nor a spare",
                 named.place,
@@ -64,7 +68,7 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
                 problems.add(
                     f"cluster.overrides.{named.name} gives {key} twice",
                     settings.key_place(key),
-                    f"keep this one, or ssh.{key} on line {ssh.key_place(key).line}",
+                    f"keep this one, or ssh.{key} {problems.where(ssh.key_place(key))}",
                 )
 
 

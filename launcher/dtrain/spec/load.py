@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from dtrain.diagnostics import Position
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
-from dtrain.spec.clusterfile import CLUSTER_FILE, HOMES
+from dtrain.spec.clusterfile import CLUSTER_FILE
 from dtrain.spec.elastic import check_elastic
 from dtrain.spec.engines import check_engine, with_nodes
 from dtrain.spec.machines import machines
@@ -38,7 +37,8 @@ from dtrain.spec.ports import check_ports
 from dtrain.spec.problems import Problems
 from dtrain.spec.resolve import Resolved, resolve
 from dtrain.spec.schema import Section
-from dtrain.spec.source import MAX_SIZE, Node, compose
+from dtrain.spec.settings import compose
+from dtrain.spec.source import MAX_SIZE, Node
 from dtrain.spec.strategies import STRATEGIES
 from dtrain.spec.unreadable import unreadable
 from dtrain.spec.variables import advise_on_variables
@@ -46,33 +46,35 @@ from dtrain.spec.variables import advise_on_variables
 FIRST_FILE = "`dtrain init` writes a first one; dtrain's configs/ folder has examples"
 
 
-def read(path: Path, *, without: Collection[str] = ()) -> ClusterFile:
-    """Load a cluster file, ignoring the keys ``without`` of its ``job``.
+def read(path: Path, settings: Sequence[str] = (), *, without: Collection[str] = ()) -> ClusterFile:
+    """Load a cluster file, ignoring the keys ``without`` of its ``job``. For ``settings`` see
+    `dtrain.spec.settings.compose`.
 
     Raises SpecError if it is invalid, and UsageError if it cannot be read.
     """
-    return parse(contents(path), str(path), without=without)
+    return parse(contents(path), str(path), settings, without=without)
 
 
-def strategy_and_layout(path: Path, keys: Iterable[str]) -> tuple[str, dict[str, Any]]:
+def strategy_and_layout(
+    path: Path, settings: Sequence[str], keys: Iterable[str]
+) -> tuple[str, dict[str, Any]]:
     """``job.strategy``, and those of ``keys`` that ``job.layout`` has, as a valid cluster file
     gives them; the strategy is '' if it gives none."""
-    _, document, _ = read_document(contents(path), str(path))
+    _, document, _ = read_document(contents(path), str(path), settings)
     job = document.section("job")
     layout = job.section("layout")
     given = {key: value for key in keys if (value := layout.get(key)) is not None}
     return job.get("strategy", ""), given
 
 
-def position(source: str | bytes, file: str, key: str) -> str:
+def position(source: str | bytes, file: str, settings: Sequence[str], key: str) -> str:
     """The place of a key such as ``cluster.slurm.time`` in a valid cluster file, or of the section
     that would hold it: ``cluster.yaml:3:12``."""
-    _, section, _ = read_document(source, file)
+    _, section, problems = read_document(source, file, settings)
     *above, last = key.split(".")
     for name in above:
         section = section.section(name)
-    place = section.key_place(last)
-    return str(Position(file, place.line, place.column))
+    return str(problems.position(section.key_place(last)))
 
 
 def contents(path: Path, kind: str = "*.y*ml", missing: str = FIRST_FILE) -> bytes:
@@ -87,20 +89,27 @@ def contents(path: Path, kind: str = "*.y*ml", missing: str = FIRST_FILE) -> byt
         raise unreadable(path, error, kind=kind, missing=missing) from None
 
 
-def read_document(source: str | bytes, file: str) -> tuple[Node, Section, Problems]:
+def read_document(
+    source: str | bytes, file: str, settings: Sequence[str] = ()
+) -> tuple[Node, Section, Problems]:
     """The nodes and the values of a cluster file, and its problems so far. Raises SpecError if it
     has no keys."""
-    root, problems = compose(source, file)
-    problems.homes = HOMES
+    root, problems = compose(source, file, settings)
     document = CLUSTER_FILE.read(root, problems, "")
     if document is None:
         raise problems.error()
     return root, document, problems
 
 
-def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> ClusterFile:
+def parse(
+    source: str | bytes,
+    file: str,
+    settings: Sequence[str] = (),
+    *,
+    without: Collection[str] = (),
+) -> ClusterFile:
     """Read a cluster file's text; ``file`` is its name in messages. Raises SpecError."""
-    _, document, problems = read_document(source, file)
+    _, document, problems = read_document(source, file, settings)
     document = with_nodes(_without(document, without))
     check(document, problems)
     check_engine(document, problems)
@@ -126,9 +135,9 @@ def parse(source: str | bytes, file: str, *, without: Collection[str] = ()) -> C
 
 
 @lru_cache(maxsize=16)
-def parse_once(text: str, file: str) -> ClusterFile:
+def parse_once(text: str, file: str, settings: tuple[str, ...] = ()) -> ClusterFile:
     """`parse`, cached, for the text of `contents` decoded with ``surrogateescape``."""
-    return parse(text.encode(errors="surrogateescape"), file)
+    return parse(text.encode(errors="surrogateescape"), file, settings)
 
 
 def _without(document: Section, keys: Collection[str]) -> Section:

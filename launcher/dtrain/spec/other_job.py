@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from dtrain.spec.settings import compose
 from dtrain.spec.source import Mapping as MappingNode
-from dtrain.spec.source import Node, Scalar, Sequence, compose
+from dtrain.spec.source import Node, Scalar
+from dtrain.spec.source import Sequence as SequenceNode
 
 _NOT_TEXT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|true|false|null|~|")
 """Plain scalars that are no text. A schema reads all others as text, in quotes or not."""
 
 
-def with_job(text: str, job: Mapping[str, Any], *, keep: Collection[str], name: str) -> str:
-    """Return a file with the ``cluster`` of ``text``, a valid cluster file, and the ``job``.
+def with_job(
+    text: str,
+    settings: Sequence[str],
+    job: Mapping[str, Any],
+    *,
+    keep: Collection[str],
+    name: str,
+) -> str:
+    """Return a file with the ``cluster`` of ``text``, a valid cluster file with ``settings``, and
+    the ``job``.
 
     ``keep`` are keys of the job of ``text`` that stay. The result is YAML in JSON's style.
     """
-    root, _ = compose(text.encode(errors="surrogateescape"), name)
+    root, _ = compose(text.encode(errors="surrogateescape"), name, settings)
     cluster, old = _entry(root, "cluster"), _entry(root, "job")
     kept = [f"{_quoted(key)}: {_json(_entry(old, key))}" for key in keep if _has(old, key)]
     keys = [*kept, *(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in job.items())]
@@ -53,7 +63,7 @@ def _json(node: Node) -> str:
             if not _is_empty(one.value)
         )
         return f"{{{', '.join(pairs)}}}"
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return f"[{', '.join(map(_json, node.items))}]"
     assert isinstance(node, Scalar)  # noqa: S101 - the file is valid
     if node.plain and _NOT_TEXT.fullmatch(node.text):

@@ -12,6 +12,8 @@ from dtrain.records import dataclass
 MAX_PROBLEMS = 500
 """Further problems are dropped: the file is probably not a cluster file."""
 MAX_QUOTED = 60
+SETTINGS = "--set"
+"""The name in positions of the settings of a command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +26,22 @@ class TextSpan:
 
 
 class Problems:
-    """The problems of one file, in file order.
+    """The problems of one file and of the settings that change it, in file order.
 
-    ``homes`` maps each key of the format to the sections it belongs in, for hints about misplaced
-    keys.
+    Lines below those of the file are the lines of ``settings``. ``homes`` maps each key of the
+    format to the sections it belongs in, for hints about misplaced keys.
     """
 
     def __init__(
-        self, file: str, lines: Sequence[str], homes: Mapping[str, Sequence[str]] | None = None
+        self,
+        file: str,
+        lines: Sequence[str],
+        settings: Iterable[str] = (),
+        homes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._file = file
-        self._lines = lines
+        self._length = len(lines)
+        self.lines = [*lines, *settings]
         self._found: dict[tuple[TextSpan, str], Problem] = {}
         self.homes = homes or {}
 
@@ -49,8 +56,8 @@ class Problems:
                 (place, message),
                 Problem(
                     message,
-                    Position(self._file, place.line, place.column),
-                    self._line(place.line),
+                    self.position(place),
+                    self.lines[place.line - 1] if place.line <= len(self.lines) else "",
                     place.width,
                     hint,
                 ),
@@ -58,12 +65,24 @@ class Problems:
 
     def add_repeated(self, message: str, place: TextSpan, first: TextSpan) -> None:
         """Add a problem about something that is in the file twice."""
-        elsewhere = f"; the first is on line {first.line}" if first.line != place.line else ""
+        elsewhere = f"; the first is {self.where(first)}" if first.line != place.line else ""
         self.add(message, place, f"keep one{elsewhere}")
+
+    def position(self, place: TextSpan) -> Position:
+        if place.line <= self._length:
+            return Position(self._file, place.line, place.column)
+        return Position(SETTINGS, place.line - self._length, place.column)
+
+    def where(self, place: TextSpan) -> str:
+        """The line of another place, for a message."""
+        at = self.position(place)
+        return f"in {SETTINGS}" if at.file == SETTINGS else f"on line {at.line}"
 
     def fresh(self) -> Problems:
         """An empty collection for the same file."""
-        return Problems(self._file, self._lines, self.homes)
+        return Problems(
+            self._file, self.lines[: self._length], self.lines[self._length :], self.homes
+        )
 
     @property
     def found(self) -> tuple[Problem, ...]:
@@ -79,9 +98,6 @@ class Problems:
     def error(self) -> SpecError:
         """The SpecError with every problem added so far, in file order."""
         return SpecError(self.found)
-
-    def _line(self, line: int) -> str:
-        return self._lines[line - 1] if line <= len(self._lines) else ""
 
 
 def shown(text: str) -> str:

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from dtrain.diagnostics import Problem, SpecError
-from dtrain.spec.problems import visible
+from dtrain.spec.problems import either, visible
 from dtrain.wording import counted
 
 MAX_SHOWN = 50
@@ -22,8 +22,8 @@ def render_problems(error: SpecError) -> str:
     left = len(error.problems) - MAX_SHOWN
     if left > 0:
         blocks.append(f"… and {left} more\n")
-    position = error.problems[0].position
-    where = f" in {_safe(position.file)}" if position else ""
+    files = dict.fromkeys(_safe(one.position.file) for one in error.problems if one.position)
+    where = f" in {either(files, 'and')}" if files else ""
     blocks.append(f"{counted(len(error.problems), 'problem')}{where}\n")
     return "\n".join(blocks)
 

@@ -185,7 +185,7 @@ class SectionType(Type[Section]):
             key = entry.key.text
             known = self.fields.get(key)
             if known is None:
-                meant.add(self._unknown(entry.key, problems, name))
+                meant.add(self.refuse_unknown(entry.key, problems, name))
                 continue
             entries[key] = entry
             value = known.type.read(entry.value, problems, prefix + key)
@@ -207,7 +207,7 @@ class SectionType(Type[Section]):
             return ""
         return f"write e.g. {name.rpartition('.')[2]}: {{{key}: {known.example}}}"
 
-    def _unknown(self, key: Scalar, problems: Problems, name: str) -> str | None:
+    def refuse_unknown(self, key: Scalar, problems: Problems, name: str) -> str | None:
         """Report an unknown key. Returns the key that the user probably means."""
         if problems.full:
             return None

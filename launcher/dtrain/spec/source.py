@@ -8,7 +8,7 @@ depth and the size after alias expansion, so a hostile file costs little.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import Any, NoReturn
 
@@ -100,8 +100,9 @@ class _Open:
     size: int = 1
 
 
-def compose(source: str | bytes, file: str) -> tuple[Node, Problems]:
-    """Read one YAML document. ``file`` is its name in positions.
+def compose(source: str | bytes, file: str, settings: Iterable[str] = ()) -> tuple[Node, Problems]:
+    """Read one YAML document. ``file`` is its name in positions, and ``settings`` are lines of
+    further values, for `compose_value`.
 
     Returns the tree and the problems so far; the schema adds more.
     Raises SpecError if the text is not one valid YAML document: not UTF-8, too large, too deep,
@@ -109,16 +110,38 @@ def compose(source: str | bytes, file: str) -> tuple[Node, Problems]:
     """
     text = _decoded(source, file)
     lines = BREAK.split(text)
-    problems = Problems(file, lines)
+    problems = Problems(file, lines, settings)
     try:
-        return _Builder(text, lines, problems).document(), problems
+        root = _Builder(text, lines, problems).document()
     except _UnreadableError:
         raise problems.error() from None
+    if root is None:
+        problems.add(
+            "the file is empty",
+            TextSpan(1, 1),
+            "`dtrain init` writes one; dtrain's configs/ folder has examples",
+        )
+        raise problems.error()
+    return root, problems
+
+
+def compose_value(text: str, place: TextSpan, problems: Problems) -> Node:
+    """Read one YAML value that starts at ``place`` in the lines of ``problems``. Problems go there,
+    and a value that cannot be read is `Broken`."""
+    if _refuse_forbidden(BREAK.split(text), place, problems):
+        return Broken(place)
+    # Blanks give the value its place.
+    before = "\n" * (place.line - 1) + " " * (place.column - 1)
+    try:
+        value = _Builder(before + text, problems.lines, problems).document()
+    except _UnreadableError:
+        return Broken(place)
+    return Scalar("", True, place) if value is None else value
 
 
 def _decoded(source: str | bytes, file: str) -> str:
     """The text, without a leading byte-order mark. Raises SpecError."""
-    problems, begin = Problems(file, []), TextSpan(1, 1)
+    problems, begin = Problems(file, [""]), TextSpan(1, 1)
     if len(source) > MAX_SIZE:
         large = f"the file is larger than {MAX_SIZE >> 10} KiB"
         problems.add(large, begin, "a cluster file is a few kilobytes; is this the right file?")
@@ -131,22 +154,33 @@ def _decoded(source: str | bytes, file: str) -> str:
     if any(_forbidden(text)):
         lines = BREAK.split(text)
         problems = Problems(file, lines)
-        for number, line in enumerate(lines, 1):
-            for column in _forbidden(line):
-                place = TextSpan(number, column)
-                code = ord(line[column - 1])
-                if 0xDC80 <= code <= 0xDCFF:
-                    problems.add(
-                        f"the byte 0x{code - 0xDC00:02x} is not UTF-8", place, "save it as UTF-8"
-                    )
-                else:
-                    problems.add(
-                        f"the character {visible(chr(code))} is not allowed in a YAML file",
-                        place,
-                        "delete it, or write it as an escape in double quotes",
-                    )
+        _refuse_forbidden(lines, begin, problems)
         problems.raise_if_any()
     return text
+
+
+def _refuse_forbidden(lines: Iterable[str], begin: TextSpan, problems: Problems) -> bool:
+    """Report the forbidden characters of lines, the first of which starts at ``begin``. Returns
+    whether there is one."""
+    found = False
+    before = begin.column - 1
+    for number, line in enumerate(lines, begin.line):
+        for column in _forbidden(line):
+            found = True
+            place = TextSpan(number, before + column)
+            code = ord(line[column - 1])
+            if 0xDC80 <= code <= 0xDCFF:
+                problems.add(
+                    f"the byte 0x{code - 0xDC00:02x} is not UTF-8", place, "save it as UTF-8"
+                )
+            else:
+                problems.add(
+                    f"the character {visible(chr(code))} is not allowed in YAML",
+                    place,
+                    "delete it, or write it as an escape in double quotes",
+                )
+        before = 0
+    return found
 
 
 def _forbidden(text: str) -> Iterator[int]:
@@ -167,8 +201,8 @@ class _Builder:
         self._anchors: dict[str, tuple[Node, int]] = {}
         self._root: Node | None = None
 
-    def document(self) -> Node:
-        """The document's tree. Raises _UnreadableError."""
+    def document(self) -> Node | None:
+        """The document's tree; None for an empty text. Raises _UnreadableError."""
         for event in self._events():
             match event:
                 case yaml.DocumentStartEvent() if self._root is not None:
@@ -185,12 +219,6 @@ class _Builder:
                     self._enter(event)
                 case yaml.SequenceEndEvent() | yaml.MappingEndEvent():
                     self._leave(event)
-        if self._root is None:
-            self._stop(
-                "the file is empty",
-                TextSpan(1, 1),
-                "`dtrain init` writes one; dtrain's configs/ folder has examples",
-            )
         return self._root
 
     def _events(self) -> Iterator[Any]:

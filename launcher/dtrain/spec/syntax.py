@@ -43,7 +43,8 @@ def explain(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> Fault:
     bracket = re.search(r"flow (sequence|mapping): expected", f"{context}: {problem}")
     if bracket:
         opening, closing = ("[", "]") if bracket[1] == "sequence" else ("{", "}")
-        hint = f"the '{opening}' is on line {started.line + 1}"
+        where = "on this line" if started.line == line else f"on line {started.line + 1}"
+        hint = f"the '{opening}' is {where}"
         if problem.endswith("got '['"):
             hint += "; put text that contains '[' in quotes: \"gpu[01-08]\""
         if problem.endswith("got '{'"):

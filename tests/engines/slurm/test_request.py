@@ -41,7 +41,7 @@ def judged(keys: str, tested: CommandAnswer = ACCEPTED) -> list[Finding]:
     keys += "" if "gpus:" in keys else ", gpus: 0"
     text = f"cluster: {{{keys}}}\njob: {{framework: none, script: t.py}}\n"
     spec = parse(text, "job.yaml")
-    judge = RequestJudge(spec, "login01", lambda key: position(text, "job.yaml", key))
+    judge = RequestJudge(spec, "login01", lambda key: position(text, "job.yaml", (), key))
     return judge.judge(partitions.read(SCONTROL, SINFO), tested)
 
 

@@ -39,6 +39,7 @@ def machine(_request: GatherOrder) -> Json:
         "cpus": len(os.sched_getaffinity(0)),
         "numa_nodes": len(numbered("/sys/devices/system/node", "node")),
         "gpu_nodes": gpu_nodes(),
+        "accelerators": accelerators(),
         "node_cpus": {
             str(node): len(cpus & os.sched_getaffinity(0)) for node, cpus in node_cpus().items()
         },
@@ -80,6 +81,17 @@ def governors() -> dict[str, int]:
         if governor:
             found[governor] = found.get(governor, 0) + 1
     return found
+
+
+def accelerators(root: str = "") -> bool:
+    """Whether the kernel has a device file or a driver of a GPU, TPU or other accelerator. A driver
+    may make its files only when a program uses it."""
+    device = r"nvidia|nvhost|nvmap|dxg|kfd|accel|vfio|neuron|davinci|hl[0-9]"
+    return (
+        os.path.exists(root + "/proc/driver/nvidia")
+        or any(re.match(device, name) for name in listed(root + "/dev"))
+        or any(name.startswith("renderD") for name in listed(root + "/dev/dri"))
+    )
 
 
 def memory(_request: GatherOrder) -> Json:
