@@ -191,16 +191,15 @@ class Trust:
         name is ``path``. ``above`` is true for a folder on the way to the one that is used."""
         status = os.fstat(fd)
         mode = status.st_mode
-        chmod = "run `chmod g-w,o-w %s`" % printable(path)
         if not self.owns(status) and not (above and status.st_uid == foreign_uid()):
-            self._refuse(status, path, "", "")
+            self._refuse(status, path, "")
         if above and mode & stat.S_ISVTX:
             return
         if mode & stat.S_IWOTH:
-            self._refuse(status, path, " and every user can write to it", chmod)
+            self._refuse(status, path, " and every user can write to it")
         stranger = self._stranger(fd, status) if mode & stat.S_IWGRP else ""
         if stranger:
-            self._refuse(status, path, " and %s can write to it" % stranger, chmod)
+            self._refuse(status, path, " and %s can write to it" % stranger)
 
     def check_link(self, status: os.stat_result, holder: os.stat_result, path: bytes) -> None:
         """Raises UnsafeError if an untrusted user can change a symbolic link."""
@@ -235,7 +234,8 @@ class Trust:
                 return "members of the group %s" % group_of(gid)
         return ""
 
-    def _refuse(self, status: os.stat_result, path: bytes, writers: str, remedy: str) -> NoReturn:
+    def _refuse(self, status: os.stat_result, path: bytes, writers: str) -> NoReturn:
+        remedy = "run `chmod g-w,o-w %s`" % printable(path) if writers else ""
         trusted = "you or root" if self._group is None else "you, root or %s" % self._group
         owner = "belongs to %s" % user_of(status.st_uid)
         if not self.owns(status):

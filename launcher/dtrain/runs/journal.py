@@ -62,23 +62,32 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self._fd = -1
+        """The file, which stays open: to open it, each folder above it is checked."""
 
     def write(self, time: float, event: JournalEvent) -> OSError | None:
         """Append one event. ``time`` is seconds since the epoch. Returns why the event is lost."""
         line = encode(time, event)
         with self._lock:
             try:
-                fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-                try:
-                    size = os.fstat(fd).st_size
-                    # A crash or a full disk may have cut the last line short.
-                    torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-                    os.write(fd, b"\n" * torn + line)
-                finally:
-                    os.close(fd)
+                if self._fd < 0 or not os.fstat(self._fd).st_nlink:  # it was removed
+                    self._close()
+                    self._fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+                size = os.fstat(self._fd).st_size
+                # A crash or a full disk may have cut the last line short.
+                torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+                os.write(self._fd, b"\n" * torn + line)
             except OSError as error:
+                self._close()
                 return error
         return None
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = _close
 
 
 class JournalReader:
