@@ -197,14 +197,18 @@ def _activation_gradients(shape: Shape, layout: Layout, assumed: Assumptions) ->
 
 def _matrix_bytes(shape: Shape, assumed: Assumptions) -> float:
     """Bytes of a frozen parameter of a layer's matrices."""
-    return shape.frozen_matrix_bytes or BYTES[assumed.precision]
+    return shape.frozen_matrix_bytes or _rest_bytes(assumed)
+
+
+def _rest_bytes(assumed: Assumptions) -> float:
+    """Bytes of a frozen parameter that is not in 4 bits."""
+    return 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
 
 
 def _frozen(shape: Shape, layout: Layout, assumed: Assumptions, count: float, stage: int) -> float:
     """Bytes of ``count`` frozen parameters, all but the experts', on one GPU of a stage."""
     whole = _ends(shape, layout, stage)
-    rest = 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
-    return rest * whole + _matrix_bytes(shape, assumed) * (count - whole)
+    return _rest_bytes(assumed) * whole + _matrix_bytes(shape, assumed) * (count - whole)
 
 
 def _ends(shape: Shape, layout: Layout, stage: int) -> float:
