@@ -118,8 +118,8 @@ class MemoryHabits:
     """Whether the allocator has segments of a fixed size, PyTorch's default. torchtitan and
     torchtune set ``expandable_segments:True``."""
     buckets: float = 0.0
-    """GiB of buffers in which gradients are reduced, if those are not views of the gradients:
-    DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes."""
+    """GiB of buffers in which gradients are reduced, on one GPU too, if those are not views of the
+    gradients: DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes, or two of 2e8."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         logits=logits / _GIB,
         gathered=gathered / _GIB,
         temporary=temporary / _GIB,
-        communication=COMMUNICATION + assumed.habits.buckets if several else 0.0,
+        communication=(COMMUNICATION if several else 0.0) + assumed.habits.buckets,
         context=assumed.habits.context,
         fragmentation=(fragmentation * used + split_blocks) / _GIB,
         cached=cached / _GIB,
