@@ -61,6 +61,9 @@ class MemoryHabits:
     repeats_keys: bool = False
     """Whether keys and values are copied for each query head before attention, which keeps the
     copies: Hugging Face's ``repeat_kv``, lit-gpt until 2024."""
+    fused_gate: bool = False
+    """Whether one kernel multiplies the MLP's gate and computes it again for the backward pass, as
+    Megatron-LM's does, although the other kernels are PyTorch's: Liger's SwiGLU."""
     unfused: bool = False
     """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
     context: float = CONTEXT
@@ -79,9 +82,9 @@ class MemoryHabits:
     PyTorch's ``no_sync``, which Lightning Fabric's and Hugging Face's accumulation use (pytorch
     pull request 126166 describes both ways)."""
     keeps_gathered: bool = False
-    """Whether autograd keeps the gathered parameters of products until their backward pass, unless
-    these are computed again: DeepSpeed's ZeRO-3 with PyTorch's own linear layers
-    (``mem_efficient_linear=False``)."""
+    """Whether the gathered parameters of a layer stay until its backward pass: with FSDP2's
+    ``reshard_after_forward=False``, and without recomputation in DeepSpeed's ZeRO-3 with PyTorch's
+    own linear layers (``mem_efficient_linear=False``), because autograd keeps them."""
     wide_sums: bool = False
     """Whether whole gradients are summed in the 32 bits in which they are reduced, although
     parameters have 16: FSDP2's ``to_accumulated_grad_if_needed``."""
@@ -99,8 +102,13 @@ class MemoryHabits:
     gradient needs them: bitsandbytes before 0.43.3 (its pull request 1270). 2 with those of the
     micro-batch before; 1 if that is short."""
     wide_rest: bool = False
-    """Whether parameters that are not in 4 bits, and the residual stream, have 32 bits: PEFT's
-    ``prepare_model_for_kbit_training``."""
+    """Whether parameters that are not in 4 bits are stored and gathered in 32, and so the residual
+    stream has 32 bits, too: PEFT's ``prepare_model_for_kbit_training``, and autocast without a
+    policy of mixed precision for FSDP."""
+    holds_outputs: bool = False
+    """Whether the loop holds what a model of Hugging Face returns until the backward pass ends:
+    logits in 32 bits, and the keys and values of all layers (``use_cache``, which is on by default
+    if a wrapper recomputes the layers)."""
     placed: bool = False
     """Whether each tensor has its place before the run, so that no memory stays unused: XLA."""
     recomputes_activation: bool = False
@@ -110,8 +118,8 @@ class MemoryHabits:
     """Whether the allocator has segments of a fixed size, PyTorch's default. torchtitan and
     torchtune set ``expandable_segments:True``."""
     buckets: float = 0.0
-    """GiB of buffers in which gradients are reduced, if those are not views of the gradients:
-    DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes."""
+    """GiB of buffers in which gradients are reduced, on one GPU too, if those are not views of the
+    gradients: DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes, or two of 2e8."""
 
 
 @dataclass(frozen=True, slots=True)

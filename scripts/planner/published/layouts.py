@@ -98,6 +98,12 @@ def is_given(row: Row, shape: Shape, layout: Layout, *, known_batch: bool) -> bo
     )
 
 
+_FUSED_NORMS = re.compile(
+    r"\bcompile|\bLiger|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for (\w+ and )?norms",
+    re.IGNORECASE,
+)
+
+
 def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     precision = _precision(row, practice, gpu)
     flash = {"y": True, "n": False}.get(
@@ -107,10 +113,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     # Without compilation, float8 of torchao is slower than bf16.
     text = f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
     said = re.sub(r"\b(no|not|without) (torch\.)?compil", "", text, flags=re.IGNORECASE)
-    fused = (
-        r"\bcompile|\bLiger|\bfused (?:kernels|norms?|rms)|norm kernel|kernels? for \w+ and norms"
-    )
-    compiled = re.search(fused, said, re.IGNORECASE) is not None or precision == "fp8"
+    compiled = _FUSED_NORMS.search(said) is not None or precision == "fp8"
     longest_first = "the first batch is the longest" in text
     return Assumptions(
         precision=precision,
@@ -143,8 +146,12 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         sends_copies=_sends_copies(text),
         habits=replace(
             practice.habits,
-            wide_rest=re.search(r"for k-?bit training", text, re.IGNORECASE) is not None,
-            keeps_gathered="mem_efficient_linear=False" in text,
+            fused_gate=re.search(r"kernels? for [^;]*SwiGLU", text) is not None,
+            wide_rest=re.search(r"for k-?bit training|gathered in fp32", text, re.IGNORECASE)
+            is not None,
+            holds_outputs="holds the outputs" in text,
+            keeps_gathered="reshard_after_forward=False" in text
+            or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
             frozen_inputs=min(practice.habits.frozen_inputs, 1 if longest_first else 2),
         ),
         fp32_gradients=_fp32_gradients(row, practice) and precision != "fp16",

@@ -296,7 +296,7 @@ _ZERO = replace(
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks
 before and after each module fetch and release parameters (``parameter_offload.py``). ``host_work``
 is from Qwen's fine-tuning of 1.8B on one A100 with 256 tokens."""
-_ZERO_2 = replace(_ZERO, habits=replace(_ZERO.habits, step_copies=2))
+_ZERO_2 = replace(_ZERO, habits=replace(_ZERO.habits, step_copies=2, buckets=1.0))
 """Stages 1 and 2, which flatten and cast all gradients at once. Stage 3 does so group by group."""
 _SHARDING_SOFTWARE = (
     r"(?<!Megatron.)\bFSDP2?\b|\btorch ?titan\b|\bOLMo\b"

@@ -34,8 +34,9 @@ def layer_activations(
     drops = recompute == "selective" and assumed.recomputes_modules(shape, layout)
     narrow = 2.0 if torch else NARROW.get(assumed.precision, 2.0)
     terms = _saved(
-        shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops, narrow
-    )
+        shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops,
+        assumed.habits.fused_gate, narrow,
+    )  # fmt: skip
     if assumed.separate_kernels and torch and shape.gated and recompute == "none":
         normed = shape.sums * shape.hidden / split
         if shape.qk_norm:
@@ -45,6 +46,8 @@ def layer_activations(
         terms += 2 * shape.hidden * (5 if shape.gated else 2)
     if assumed.habits.wide_rest:
         terms += 2 * shape.hidden / split * (shape.sums if recompute == "none" else 1)
+    if assumed.habits.holds_outputs and recompute != "none":
+        terms += 4 * shape.kv_heads * shape.head_size / layout.tensor
     if assumed.habits.repeats_keys and recompute == "none":
         terms += 4 * (shape.heads - shape.kv_heads) * shape.head_size / layout.tensor
     if assumed.habits.frozen_inputs and recompute == "none":
@@ -137,9 +140,12 @@ def _saved(
     flash_attention: bool,
     torch: bool,
     drops: bool,
+    fused_gate: bool,
     narrow: float,
 ) -> float:
-    return sum(_terms(shape, t, split, recompute, flash_attention, torch, drops, narrow))
+    return sum(
+        _terms(shape, t, split, recompute, flash_attention, torch, drops, fused_gate, narrow)
+    )
 
 
 def _terms(
@@ -150,6 +156,7 @@ def _terms(
     flash_attention: bool,
     torch: bool,
     drops: bool,
+    fused_gate: bool,
     narrow: float,
 ) -> Iterator[float]:
     """The terms, in bytes for 16-bit activations, with ``t`` tensor ranks, over ``split`` of which
@@ -199,7 +206,7 @@ def _terms(
         # PyTorch's modules compute the softmax in 32 bits and keep it, and a copy in 16.
         yield (6 if torch else 5 if shape.dropout else 4) * shape.heads * s / t
     # Megatron-LM's fused SwiGLU recomputes its output; torch keeps two more tensors.
-    matrices = (4 if torch else 3) if shape.gated else 2
+    matrices = (4 if torch and not fused_gate else 3) if shape.gated else 2
     if shape.lora is not None and not shape.lora.adapts_mlp:
         # A frozen product needs no input for its backward pass.
         matrices -= 1

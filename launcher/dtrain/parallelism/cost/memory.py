@@ -168,7 +168,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         logits=logits / _GIB,
         gathered=gathered / _GIB,
         temporary=temporary / _GIB,
-        communication=COMMUNICATION + assumed.habits.buckets if several else 0.0,
+        communication=(COMMUNICATION if several else 0.0) + assumed.habits.buckets,
         context=assumed.habits.context,
         fragmentation=(fragmentation * used + split_blocks) / _GIB,
         cached=cached / _GIB,
@@ -197,14 +197,18 @@ def _activation_gradients(shape: Shape, layout: Layout, assumed: Assumptions) ->
 
 def _matrix_bytes(shape: Shape, assumed: Assumptions) -> float:
     """Bytes of a frozen parameter of a layer's matrices."""
-    return shape.frozen_matrix_bytes or BYTES[assumed.precision]
+    return shape.frozen_matrix_bytes or _rest_bytes(assumed)
+
+
+def _rest_bytes(assumed: Assumptions) -> float:
+    """Bytes of a frozen parameter that is not in 4 bits."""
+    return 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
 
 
 def _frozen(shape: Shape, layout: Layout, assumed: Assumptions, count: float, stage: int) -> float:
     """Bytes of ``count`` frozen parameters, all but the experts', on one GPU of a stage."""
     whole = _ends(shape, layout, stage)
-    rest = 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
-    return rest * whole + _matrix_bytes(shape, assumed) * (count - whole)
+    return _rest_bytes(assumed) * whole + _matrix_bytes(shape, assumed) * (count - whole)
 
 
 def _ends(shape: Shape, layout: Layout, stage: int) -> float:

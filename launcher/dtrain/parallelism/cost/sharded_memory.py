@@ -143,10 +143,11 @@ def _phases(
     root = head if last and not (shape.tied and first) else 0.0
     root += shape.embedding_parameters / t if first else 0.0
     # Shares of the parameters that are trained, and bytes of a gathered parameter of a layer.
-    trained, trained_root, gathered = 1.0, 1.0, float(c)
+    stored = 4.0 if assumed.habits.wide_rest else float(c)
+    trained, trained_root, gathered = 1.0, 1.0, stored
     if shape.lora is not None:
         trained = shape.adapter_parameters(moe=bool(shape.experts)) / shape.layer_parameters()
-        trained_root, gathered = 0.0, shape.frozen_matrix_bytes or c
+        trained_root, gathered = 0.0, shape.frozen_matrix_bytes or stored
     own = 2.0 if assumed.narrow_states else 4.0
     reduced = own if assumed.fp32_gradients else float(c)
     in_place = not layout.shards_parameters and (shape.lora is not None or own == c)
@@ -170,10 +171,13 @@ def _phases(
         whole = layers * layer * graded + root * trained_root
         accumulated = (4.0 if habits.wide_sums else own) * whole
 
-    resident = 0.0 if in_place else c * root
-    by_autograd = habits.keeps_gathered and layout.shards_parameters and layout.recompute == "none"
-    if by_autograd or keeps_stage(layout):
-        resident += gathered * layers * layer
+    resident = 0.0 if in_place else stored * root
+    released = 0.0
+    if (habits.keeps_gathered and layout.shards_parameters) or keeps_stage(layout):
+        # Experts without another copy of them are used where they are, if they need no cast.
+        copied = layer - experts if replicas == 1 and own == c else layer
+        resident += gathered * layers * copied
+        released = 0.0 if keeps_stage(layout) else gathered * copied
         gathered = 0.0
     if keeps_stage(layout):
         accumulated = reduced * (layers * layer * graded + root * trained_root)
@@ -213,6 +217,7 @@ def _phases(
             below,
             0.0,
             resident
+            - done * released
             + c * head * trained_root
             + gathered * largest
             + ahead
@@ -220,6 +225,7 @@ def _phases(
             working,
         )
     # The gradients of embedding and output layer are scattered last.
+    resident -= layers * released
     rest = accumulated or summed * layers * summed_shard * graded
     tied = c * (3 if shape.tied else 2) * trained_root
     yield Phase(rest, 0.0, 0.0, resident + reduced * trained_root * root)
@@ -241,7 +247,7 @@ def _loss(layout: Layout, assumed: Assumptions) -> float:
         return float(BYTES[assumed.precision])
     split = layout.tensor > 1 and not assumed.habits.gathers_logits
     own = SPLIT_LOSS if split and backend_of(layout).torch_kernels else LOSS
-    return assumed.loss_bytes or own
+    return (assumed.loss_bytes or own) + (4 if assumed.habits.holds_outputs else 0)
 
 
 @lru_cache(maxsize=4096)
