@@ -64,6 +64,15 @@ def test_collectives_of_one_size_change_only_the_bandwidth() -> None:
     assert found.latency == AMPERE.latency
 
 
+def test_two_gpus_of_a_mesh_measure_the_link_that_they_have() -> None:
+    mesh = gpu("mi300x")
+    pair = GpuCluster(mesh, 2, 2, 200.0)
+    seconds = Group(pair, replace(AMPERE, link=0.5), 2, 1).all_gather(1e8)
+    row = {"kind": "all_gather", "ranks": 2, "hosts": 1, "bytes": 1e8, "seconds": seconds}
+    text = json.dumps({"collectives": [row]})
+    assert calibration.read(text, "my.json", AMPERE, mesh, 200.0).link == pytest.approx(0.5)
+
+
 def test_a_device_without_16_bits_is_measured_in_what_it_has() -> None:
     narrow = replace(GPU, flops={"fp8": 100.0})
     text = json.dumps({"gemm": [{"m": 8192, "k": 8192, "n": 8192, "tflops": 50.0}]})

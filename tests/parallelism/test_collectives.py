@@ -74,6 +74,16 @@ def test_one_member_to_the_next() -> None:
     assert group(8, 8).send(1e6) == pytest.approx(1e-3 + 1e6 / (40e9 / 2 / 8))
 
 
+def test_a_pair_without_a_switch_has_one_of_the_links() -> None:
+    """Eight GPUs with seven links each: 700 GB/s together, 100 GB/s to another one."""
+    mesh = replace(CLUSTER, gpu=replace(CLUSTER.gpu, link=700.0, mesh=8))
+    whole, four, two = (Group(mesh, MADE, size, 1) for size in (8, 4, 2))
+    assert [one.bandwidth for one in (whole, four, two)] == [350e9, 150e9, 50e9]
+    assert two.exchange(1e6, 1) == pytest.approx(1e-3 + 0.5e6 / 50e9)
+    assert whole.send(1e6) == pytest.approx(1e-3 + 1e6 / 70e9)
+    assert Group(mesh, MADE, 8, 8).bandwidth == group(8, 8).bandwidth
+
+
 def test_an_oversubscribed_network_between_racks() -> None:
     # Two hosts in a rack, each with 5 of 40 GB/s to other racks.
     racks = replace(CLUSTER, rack_hosts=2, between_racks=5.0)

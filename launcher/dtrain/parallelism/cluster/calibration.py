@@ -69,7 +69,8 @@ def calibrated(table: Any, where: str, base: Efficiency, gpu: Gpu, network: floa
     near = [row for row in rows if row["hosts"] == 1]
     far = [row for row in rows if row["hosts"] > 1]
     if near:
-        found = replace(found, **_wire(near, "link", "latency", gpu.link, found))
+        link = gpu.link_among(max(row["ranks"] for row in near))
+        found = replace(found, **_wire(near, "link", "latency", link, found))
     if far:
         found = replace(found, **_wire(far, "network", "network_step", network, found))
     return replace(found, **_constants(table, where))

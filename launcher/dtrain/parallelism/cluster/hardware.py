@@ -49,6 +49,8 @@ class Gpu:
     """Name of the machine that usually contains it."""
     domain: int = 0
     """Number of GPUs that ``link`` joins if they span several hosts (NVL72); else 0."""
+    mesh: int = 0
+    """Number of GPUs of a host if each pair has its own part of ``link``, and no switch; else 0."""
     sustained: float = 1.0
     """Speed of its matrix products in shares of the peak, relative to the GPU that its efficiencies
     were fitted on, if it is measured. Otherwise that follows from ``watts``."""
@@ -69,6 +71,12 @@ class Gpu:
         raise UsageError(
             f"{self.name} does not support {precision}", hint=f"use `precision` {able}"
         )
+
+    def link_among(self, members: int) -> float:
+        """GB/s of each of ``members`` in one host to the others of them, all together."""
+        if members < 2 or members >= self.mesh:
+            return self.link
+        return self.link * (members - 1) / (self.mesh - 1)
 
     @property
     def usual(self) -> Precision:
@@ -305,6 +313,7 @@ _GPU_RULES: Mapping[str, Rule] = {
     "source": _text,
     "machine": _text,
     "domain": _count,
+    "mesh": _count,
     "sustained": _amount,
     "watts": _amount,
     "aliases": _texts,

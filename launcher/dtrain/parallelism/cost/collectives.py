@@ -36,11 +36,16 @@ class Group:
         channels of a ring leave them through the NICs of all of them (NCCL treats such hosts as one
         node: ``NCCL_MNNVL_ENABLE``).
         """
-        link = self.cluster.gpu.link * 1e9 * self.efficiency.link
+        link = self._link
         if self.within_host:
             return link
         wire = self._wire_of_joined * 1e9 / min(self.stride, self.cluster.joined)
         return min(link, wire * self.efficiency.network)
+
+    @property
+    def _link(self) -> float:
+        """Bytes/s of each member to the others in its host."""
+        return self.cluster.gpu.link_among(self.local) * 1e9 * self.efficiency.link
 
     @property
     def _crosses_racks(self) -> bool:
@@ -104,9 +109,8 @@ class Group:
         parts = self.size / self.local
         # Of ``copies`` random hosts, the expected number that differ, without the sender's own.
         others = (parts - 1) * (1 - (1 - 1 / parts) ** copies)
-        link = self.cluster.gpu.link * 1e9 * self.efficiency.link
         wire = self.cluster.network * 1e9 * self.efficiency.exchange / self.cluster.gpus_per_host
-        near = size * copies * (self.local - 1) / self.local / link
+        near = size * copies * (self.local - 1) / self.local / self._link
         seconds = max(near, size * others / wire)
         if self._crosses_racks:
             rack = self.cluster.rack_hosts * self.cluster.gpus_per_host
@@ -120,6 +124,6 @@ class Group:
         if self.size == 1 or not size:
             return 0.0
         if self.within_host:
-            return self.efficiency.latency + size / (self.cluster.gpu.link * 1e9 * 0.7)
+            return self.efficiency.latency + size / (self.cluster.gpu.link_among(2) * 1e9 * 0.7)
         wire = self._wire * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
         return self.efficiency.latency + size / wire
