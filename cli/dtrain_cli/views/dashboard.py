@@ -49,8 +49,12 @@ def draw(board: Board, output: Sequence[Text], columns: int, rows: int, now: flo
     left = max(0, rows - len(lines))
     # Not ``output[-left:]``: for 0 rows, that would be all lines.
     lines += output[len(output) - min(left, len(output)) :]
-    lines = lines[:rows]
-    lines += [Text() for _ in range(rows - len(lines))]
+    return fitted(lines, columns, rows)
+
+
+def fitted(lines: list[Text], columns: int, rows: int) -> list[Text]:
+    """Exactly ``rows`` lines, none wider than ``columns``."""
+    lines = [*lines[:rows], *(Text() for _ in range(rows - len(lines)))]
     for line in lines:
         line.rstrip()
         line.truncate(columns, overflow="ellipsis")

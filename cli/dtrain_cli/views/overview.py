@@ -10,7 +10,7 @@ from dtrain.framing import clean
 from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.board import Board, state, summary
-from dtrain_cli.views.dashboard import first, totals, words
+from dtrain_cli.views.dashboard import first, fitted, totals, words
 
 
 def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[Text]:
@@ -25,11 +25,7 @@ def draw(boards: Sequence[Board], columns: int, rows: int, now: float) -> list[T
             break
         lines += entry
         left -= len(entry)
-    lines = lines[:rows]
-    lines += [Text() for _ in range(rows - len(lines))]
-    for line in lines:
-        line.truncate(columns, overflow="ellipsis")
-    return lines
+    return fitted(lines, columns, rows)
 
 
 def attach_hint(run: str) -> str:

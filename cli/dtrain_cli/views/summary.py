@@ -238,6 +238,9 @@ def as_json(runs: Sequence[Summary]) -> str:
     return document({"schema": SCHEMA, "runs": [_document(run) for run in runs]})
 
 
+_OF_ATTEMPT = ("number", "begin", "end", "ok", "why", "first_step", "last_step")
+
+
 def _document(run: Summary) -> dict[str, Any]:
     return {
         "run": run.record.run,
@@ -255,12 +258,7 @@ def _document(run: Summary) -> dict[str, Any]:
             "seconds": dict(run.goodput.seconds),
         },
         "attempts": [
-            {
-                **{name: getattr(one, name) for name in ("number", "begin", "end", "ok", "why")},
-                "first_step": one.first_step,
-                "last_step": one.last_step,
-            }
-            for one in run.goodput.attempts
+            {name: getattr(one, name) for name in _OF_ATTEMPT} for one in run.goodput.attempts
         ],
         "measured": asdict(run.measured),
         "expected": asdict(run.expected) if run.expected else None,

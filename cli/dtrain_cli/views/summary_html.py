@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from dtrain.failures.traceback import shorten
@@ -192,7 +193,8 @@ def _curve(title: str, unit: str, values: Points, length: float) -> dict[str, An
     thinned: list[tuple[float, float]] = []
     for _, group in groupby(values, key=lambda one: int(one[0] / length * BUCKETS)):
         parts = list(group)
-        ends = {parts.index(min(parts, key=_value)), parts.index(max(parts, key=_value))}
+        value = itemgetter(1)
+        ends = {parts.index(min(parts, key=value)), parts.index(max(parts, key=value))}
         thinned += [parts[place] for place in sorted(ends)]
     places = [
         (min(max(at / length, 0), 1) * 1000, 100 - (value / 2 - bottom / 2) / span * 100)
@@ -215,10 +217,6 @@ def _curve(title: str, unit: str, values: Points, length: float) -> dict[str, An
 
 def _amount(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
-def _value(one: tuple[float, float]) -> float:
-    return one[1]
 
 
 def _heat(run: Summary, length: float) -> dict[str, Any] | None:

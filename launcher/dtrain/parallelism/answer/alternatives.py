@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import islice
-from math import isclose
+from math import gcd, isclose
 from typing import Any, Literal
 
 from dtrain.parallelism.answer.explain import (
@@ -21,6 +21,7 @@ from dtrain.parallelism.answer.explain import (
 )
 from dtrain.parallelism.backends import OTHER_SOFTWARE
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
+from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import ROOMY, Candidate
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
@@ -72,9 +73,8 @@ def textbook(answer: Answer) -> str:
                 sequence_parallel=tensor > 1,
             )
         )
-        for tensor in range(1, inside + 1)
-        if inside % tensor == 0
-        and not any(unit % tensor for unit in shape.tensor_units)
+        for tensor in divisors(inside)
+        if not any(unit % tensor for unit in shape.tensor_units)
         and inside // tensor <= shape.layers
     ]
     least = min(candidates, key=lambda one: one.memory.total, default=None)
@@ -195,8 +195,10 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
             ("FSDP alone", {**alone, "sharding": "full"}),
             ("HSDP alone", {**alone, "sharding": "hybrid"}),
         ]
-        deepest = {"tensor": 1, "context": 1, "pipeline": _deepest(question)}
-        kinds.append(("A pipeline without tensor", deepest))
+        # The most stages that divide the layers.
+        deepest = gcd(cluster.gpus, question.shape.layers)
+        stages = {"tensor": 1, "context": 1, "pipeline": deepest}
+        kinds.append(("A pipeline without tensor", stages))
     if inside > 1:
         kinds.append(("Tensor without a pipeline", {"tensor": inside, "pipeline": 1, "context": 1}))
     if layout.tensor * 2 <= inside:
@@ -213,14 +215,6 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, wanted in kinds:
         if all(fixed.get(key, value) == value for key, value in wanted.items()):
             yield name, {"offload": False, **fixed, **wanted}
-
-
-def _deepest(question: Question) -> int:
-    """Return the largest number of GPUs that divides the layers, as pipeline stages."""
-    gpus, layers = question.cluster.gpus, question.shape.layers
-    return max(
-        size for size in range(1, min(gpus, layers) + 1) if gpus % size == 0 and layers % size == 0
-    )
 
 
 def _verdict(rival: Candidate, best: Candidate) -> str:
@@ -397,7 +391,7 @@ def _counts(gpus: int, per_host: int) -> Iterator[int]:
     """Yield larger numbers of GPUs: shares of one host, then whole hosts, 1.5, 2, 3, 4, 6 … times
     ``gpus``, up to `MAX_GPUS`."""
     unit = max(per_host, gpus)
-    yield from (size for size in range(gpus + 1, unit + 1) if unit % size == 0)
+    yield from (size for size in divisors(unit) if size > gpus)
     for power in range(1, 12):
         half = 3 * unit * 2**power // 4
         if unit * 2**power > MAX_GPUS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from dtrain.parallelism.model.config_file import ConfigFile
 from dtrain.parallelism.model.parts import (
@@ -113,7 +114,6 @@ def _moe_at(file: ConfigFile, base: Shape) -> Callable[[int], bool]:
 
 def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
     """Return a function from a layer's type, and whether it has experts, to its shape."""
-    found: dict[tuple[str, bool], Shape] = {}
     whole = replace(base, layers=1, dense_layers=0, dense_ffn_hidden=0, name="")
     dense = replace(
         whole, experts=0, experts_per_token=0, shared_experts=0,
@@ -121,19 +121,17 @@ def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
     )  # fmt: skip
     if file.model_type == "nemotron_h":
         # A layer is attention, a mixer or an MLP alone.
-        return lambda type_, moe: found.setdefault((type_, moe), _alone(file, type_, whole, dense))
+        return cache(lambda type_, moe: _alone(file, type_, whole, dense))
 
+    @cache
     def kind(type_: str, moe: bool) -> Shape:
-        if (type_, moe) not in found:
-            one = whole if moe else dense
-            if type_ in ATTENTIONS:
-                if file.model_type.startswith(_GATED_ATTENTION):
-                    one = replace(one, parts=(OutputGate(one.heads * one.head_size),))
-            else:
-                part = _delta_net(file) if type_ == "linear_attention" else _mamba(file, one.hidden)
-                one = replace(one, heads=0, kv_heads=0, parts=(part,))
-            found[type_, moe] = one
-        return found[type_, moe]
+        one = whole if moe else dense
+        if type_ not in ATTENTIONS:
+            part = _delta_net(file) if type_ == "linear_attention" else _mamba(file, one.hidden)
+            return replace(one, heads=0, kv_heads=0, parts=(part,))
+        if file.model_type.startswith(_GATED_ATTENTION):
+            return replace(one, parts=(OutputGate(one.heads * one.head_size),))
+        return one
 
     return kind
 
