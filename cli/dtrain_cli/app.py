@@ -48,6 +48,23 @@ ELSEWHERE = {
 }
 """What other tools call our verbs."""
 
+SETTINGS_ELSEWHERE = {
+    "--include": "cluster.hosts=HOSTS",
+    "--hosts": "cluster.hosts=HOSTS",
+    "--hostfile": "cluster.hosts=HOSTS",
+    "--nodes": "cluster.nodes=N",
+    "--nnodes": "cluster.nodes=N",
+    "--num-nodes": "cluster.nodes=N",
+    "--gpus": "cluster.gpus=N",
+    "--num-gpus": "cluster.gpus=N",
+    "--nproc-per-node": "cluster.gpus=N",
+    "--env": "job.env.NAME=VALUE",
+    "-x": "job.env.NAME=VALUE",
+    "--max-restarts": "job.restart.max=N",
+    "--master-port": "job.rendezvous.port=N",
+}
+"""What other launchers have as options, as values of --set."""
+
 PLAIN: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     # No rich help: rich doubles the time of `--help`.
@@ -212,8 +229,11 @@ def _wrong_usage(error: Any) -> int:
 
     text, ctx = error.format_message().replace("Value error, ", ""), getattr(error, "ctx", None)
     _say(f"error: {text[:1].lower()}{text[1:].rstrip('.')}")
-    passes_on = ctx is not None and any(param.nargs == -1 for param in ctx.command.params)
-    if passes_on and "option" in text:
+    params = ctx.command.params if ctx is not None else ()
+    named = str(getattr(error, "option_name", "")).replace("_", "-")
+    if (setting := SETTINGS_ELSEWHERE.get(named)) and any(one.name == "settings" for one in params):
+        _say(f"hint: `--set {setting}` replaces the value of the cluster file")
+    if any(param.nargs == -1 for param in params) and "option" in text:
         _say("hint: options for your own program go after --")
     # click does not say in which command an option lacks its value.
     verb = next((f"dtrain {one}" for one in sys.argv[1:2] if one in VERBS), "dtrain")

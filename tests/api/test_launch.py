@@ -295,9 +295,9 @@ def test_a_launch_parses_its_file_once(scene: Scene, monkeypatch: pytest.MonkeyP
     parsed: list[str] = []
     compose = spec_load.compose
 
-    def counted(source: Any, file: str) -> Any:
+    def counted(source: Any, file: str, settings: Any) -> Any:
         parsed.append(file)
-        return compose(source, file)
+        return compose(source, file, settings)
 
     monkeypatch.setattr(spec_load, "compose", counted)
     cluster = scene.cluster_file(scene.script(TALK))

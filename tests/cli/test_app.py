@@ -116,6 +116,8 @@ def test_version() -> None:
         (["launch", "{cluster}x"], "did you mean"),
         (["launch", "{cluster}", "--lr", "1"], "your own program go after --"),
         (["launch", "{cluster}", "--fly"], "--fly"),
+        (["launch", "{cluster}", "--num_gpus", "2"], "`--set cluster.gpus=N`"),
+        (["check", "{cluster}", "--include", "a"], "`--set cluster.hosts=HOSTS`"),
         (["launch", "{cluster}", "{cluster}", "--", "1"], "one cluster file"),
         (["launch", "{cluster}", "--output", "x"], "--dry-run"),
         (["launch", "{cluster}", "--rank", "0,x"], "--rank"),

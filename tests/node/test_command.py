@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,20 +44,28 @@ def test_a_slow_launcher_gets_all_output(python: str, tmp_path: Path) -> None:
     assert messages[0]["code"] == 0
 
 
+def ended(python: str, first: str, *command: str) -> dict[str, Any]:
+    """How a command ended, if the program that runs it is started by a shell after ``first``."""
+    request = {"commands": [command], "hidden": [], "limit": None, "grace": 5.0}
+    argv = ["sh", "-c", f"{first}; {boot_command(python, 'exec')}"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(framed(program("command")) + protocol.encode_command(request))
+        process.stdin.flush()
+        frames = protocol.FrameDecoder().feed(process.stdout.read())
+    message, _ = (frame.body for frame in frames if isinstance(frame, protocol.Message))
+    return message
+
+
 @pytest.mark.parametrize("most", [1, 2], ids=["no process", "no thread"])
 def test_a_host_that_starts_no_more_processes(python: str, tasks: Path, most: int) -> None:
     (tasks / "pids.max").write_text(str(most))
-    request = {"commands": [["sleep", "60"]], "hidden": [], "limit": None, "grace": 5.0}
-    script = f"echo $$ >'{tasks}/cgroup.procs'; {boot_command(python, 'exec')}"
-    done = subprocess.run(
-        ["sh", "-c", script],
-        input=framed(program("command")) + protocol.encode_command(request),
-        capture_output=True,
-        check=True,
-    )
-    assert done.stderr == b""
-    frames = protocol.FrameDecoder().feed(done.stdout)
-    ended, _ = (frame.body for frame in frames if isinstance(frame, protocol.Message))
-    assert ended["code"] == 127
-    assert ended["reason"].startswith("cannot start a process: ")
-    assert "`ulimit -u`" in ended["reason"]
+    message = ended(python, f"echo $$ >'{tasks}/cgroup.procs'", "sleep", "60")
+    assert message["code"] == 127
+    assert message["reason"].startswith("cannot start a process: ")
+    assert "`ulimit -u`" in message["reason"]
+
+
+def test_few_free_descriptors(python: str) -> None:
+    assert ended(python, "ulimit -n 20", "true")["reason"] == ""

@@ -66,7 +66,7 @@ EVENTS = (
     events.LauncherAttached(1234),
     events.StopRequested("Ctrl-C"),
     events.Notified("restarted", 1),
-    events.Cleaned(("n3",)),
+    events.Cleaned(("n3",), ("n3: lost",), "stop it again"),
     events.HostsAllocated(("n1", "n2")),
 )
 END = events.Finished(REPORT)

@@ -55,7 +55,8 @@ def old(found: Sequence[OldRun], paper: Paper) -> str:
     ]
     total = f"{counted(len(found), 'run')}, {in_bytes(sum(one.size for one in found))}"
     table = paper.table("lllr", rows, titles=("RUN", "STATE", "STARTED", "SIZE"))
-    return paper.draw([table, "", total])
+    listed = [table] if paper.fits(table) or not paper.terminal else _stacked(rows, paper)
+    return paper.draw([*listed, "", total])
 
 
 def old_as_json(found: Sequence[OldRun], *, removed: bool) -> str:
@@ -68,16 +69,17 @@ def old_as_json(found: Sequence[OldRun], *, removed: bool) -> str:
 
 
 def _narrow(runs: Sequence[RunStatus], paper: Paper) -> list[RenderableType]:
-    """For a narrow terminal, or if names are long: a table, or else two lines for each run. Names
-    stay whole, because users copy them."""
+    """For a narrow terminal, or if names are long."""
     least = [(run.run, run.state, f"{_age(run, short=True)} ago") for run in runs]
     columns = zip(("RUN", "STATE", "STARTED"), *least, strict=True)
     if sum(max(map(len, column)) + 2 for column in columns) - 2 <= paper.columns:
         return [_table(runs, paper, short=True)]
-    lines: list[RenderableType] = []
-    for name, state, since in least:
-        lines += [paper.line(name), paper.line(f"  {state}, started {since}")]
-    return lines
+    return _stacked(least, paper)
+
+
+def _stacked(rows: Iterable[Sequence[str]], paper: Paper) -> list[RenderableType]:
+    """Two lines for each run. Its name stays whole, because users copy it."""
+    return [paper.line(text) for name, *facts in rows for text in (name, f"  {', '.join(facts)}")]
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:

@@ -245,6 +245,10 @@ class Cleaned(JournalEvent):
 
     kind = "cleaned"
     left: tuple[str, ...]
+    problems: tuple[str, ...] | None = None
+    """Those of the run's report now; None from an earlier version."""
+    hint: str = ""
+    """That of the run's report now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,8 @@ class ObservedRun:
                 self.results[number], self.failure = result, failure
             case events.Notified():
                 self.notified.add(event)
+            case events.Cleaned(_, problems, hint) if self.report and problems is not None:
+                self.report = replace(self.report, problems=problems, hint=hint)
             case events.Finished(ended):
                 self.report, self.ended = ended, then
                 now.slow = now.stall = None  # nothing runs any more

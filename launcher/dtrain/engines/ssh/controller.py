@@ -195,7 +195,10 @@ class SshEngine:
         self._cleanups.close()
         self._save_uncleaned(run)
         left = tuple(host for host, _ in run.record.leftovers)
-        run.recorder.record(events.Cleaned(left))
+        report = ObservedRun.read(folder).report
+        if report is not None:
+            report = with_uncleaned(report, run.record, record)
+            run.recorder.record(events.Cleaned(left, report.problems, report.hint))
         return not run.record.leftovers
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
@@ -293,7 +296,7 @@ class SshEngine:
     def _finish(self, run: _Run, report: Report, notifications: Notifications) -> Report:
         if not self._caller.control.left:
             self._save_uncleaned(run)
-            report = _with_uncleaned(report, run.record)
+            report = with_uncleaned(report, run.record)
         report = completed(report, run.record, run.folder)
         if self._caller.control.left:
             notifications.close()
@@ -311,16 +314,22 @@ def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:
     return restart.next_attempt(decision, then.attempt, record.spec(), then.spec(), listed)
 
 
-def _with_uncleaned(report: Report, record: Record) -> Report:
-    """Names the hosts that may still run processes of the run."""
-    if not record.leftovers:
-        return report
+def _about_uncleaned(record: Record) -> tuple[list[str], list[str]]:
+    """The problems and hints about hosts that may still run processes of the run."""
     # The report already names the hosts of the last attempt.
     earlier = [host for host, number in record.leftovers if number < record.attempt]
     text = f"{hostlist.fold(dict.fromkeys(earlier))}: an earlier attempt may still run"
     hint = f"`dtrain stop {record.run}` ends leftover processes, if it can reach the host"
+    return [text] if earlier else [], [hint] if record.leftovers else []
+
+
+def with_uncleaned(report: Report, now: Record, before: Record | None = None) -> Report:
+    """The report for the leftovers of ``now``. ``before``: the record whose leftovers it names."""
+    problems, hints = _about_uncleaned(now)
+    old_problems, old_hints = _about_uncleaned(before) if before is not None else ([], [])
+    kept = [line for line in report.hint.split("\n") if line and line not in old_hints]
     return replace(
         report,
-        problems=(*report.problems, *([text] if earlier else [])),
-        hint="\n".join(filter(None, [report.hint, hint])),
+        problems=(*(one for one in report.problems if one not in old_problems), *problems),
+        hint="\n".join([*kept, *hints]),
     )

@@ -62,8 +62,9 @@ def spawn(
             null = os.open(os.devnull, os.O_RDONLY)
             wanted = {0: null, 1: outputs[0], 2: outputs[1], **(extra or {})}
             # Move all descriptors up first: one may have the number that another one gets.
-            aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 32) for to, fd in wanted.items()}
-            writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 32)
+            least = max(wanted) + 1
+            aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least) for to, fd in wanted.items()}
+            writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, least)
             close_others(writing, *aside.values())
             for to, fd in aside.items():
                 os.dup2(fd, to)
