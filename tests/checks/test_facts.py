@@ -97,7 +97,7 @@ def test_a_background_process_does_not_delay_the_answer(ask: Ask) -> None:
 
 
 def test_an_interpreter_that_writes_nonsense(ask: Ask) -> None:
-    source = "import os; os.write(int(os.environ['DTRAIN_REPORT_FD']), b'\\xff{not json\\n')"
+    source = "import os; os.write(int(os.environ['DTRAIN_REPORT_FD']), b'\\xff{not a literal\\n')"
     found = ask("interpreter", interpreter=interpreter(HANG, source))
     assert "python" not in found["interpreter"]
     assert found["interpreter"]["status"] == 0
@@ -137,8 +137,8 @@ def test_setup_can_change_the_environment_but_the_file_overrides_it(
     ask: Ask, tmp_path: Path
 ) -> None:
     say = (
-        "import json, os; seen = {name: os.environ.get(name) for name in ('FROM_SETUP', 'BOTH')};"
-        "text = json.dumps({'python': '3', 'executable': os.getcwd(), 'packages': seen});"
+        "import os; seen = {name: os.environ.get(name) for name in ('FROM_SETUP', 'BOTH')};"
+        "text = ascii({'python': '3', 'executable': os.getcwd(), 'packages': seen});"
         "os.write(int(os.environ['DTRAIN_REPORT_FD']), text.encode() + b'\\n')"
     )
     found = ask(

@@ -1,13 +1,14 @@
 """Facts about the job's own interpreter, for `dtrain check`.
 
 Runs like the job's workers: with their interpreter, folder and environment, after the setup lines.
-Writes one line of JSON to the descriptor in DTRAIN_REPORT_FD. Each part may fail on its own: a
-framework that cannot be imported is a fact. Each launch runs it, so it imports little. Python 3.8.
+Writes a Python literal, on one line, to the descriptor in DTRAIN_REPORT_FD. Each part may fail on
+its own: a framework that cannot be imported is a fact. Each launch runs it, so it imports little:
+json would take a third of its time. Python 3.8.
 """
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import sys
 
@@ -132,7 +133,7 @@ def attempt(probe: Callable[[], Json]) -> Json:
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
-    options = json.loads(stream.readline())
+    options = marshal.load(stream)
     found: Json = {
         "python": "%d.%d.%d" % sys.version_info[:3],
         "executable": sys.executable,
@@ -155,5 +156,5 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         sys.path.insert(0, os.getcwd())
         found["module_found"] = attempt(lambda: {"found": find_spec(name) is not None})
     with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as report:
-        report.write(json.dumps(found) + "\n")
+        report.write(ascii(found) + "\n")
     os._exit(0)  # an orderly end takes 4 ms

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
 import subprocess
 import sys
@@ -39,9 +40,9 @@ def finish(report: dict[str, Any]) -> NoReturn:
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
-    options = json.loads(stream.readline())
+    options = marshal.load(stream)
     program = framed(pack("dtrain.node." + options["program"], importer.modules))
-    feed = program + json.dumps(options["options"]).encode() + b"\n"
+    feed = program + marshal.dumps(options["options"])
     command = [sys.executable, "-c", boot_text(isolated=False), "dtrain-rank"]
     ranks = []
     for environment in options["ranks"]:

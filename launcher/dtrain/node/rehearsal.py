@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import threading
 import time
@@ -161,5 +162,5 @@ def tournament(store: Any, rank: int, rounds: Rounds, present: list[int]) -> lis
 
 
 def main(stream: BinaryIO, importer: Importer) -> None:
-    options = json.loads(stream.readline())
+    options = marshal.load(stream)
     finish(rehearse(options["rounds"]))

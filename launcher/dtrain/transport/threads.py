@@ -55,7 +55,8 @@ blocking = Threads("dtrain-blocking")
 
 
 class Heartbeat:
-    """Makes many calls every few seconds, all in a single one of the ``threads``."""
+    """Makes many calls every few seconds, all in a single one of the ``threads``. They are spread
+    over the time between: calls that use the ``threads`` themselves then need few of them."""
 
     def __init__(self, threads: Threads, seconds: Callable[[], float]) -> None:
         self._threads = threads
@@ -78,11 +79,13 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while True:
-            time.sleep(self._seconds())
             with self._lock:
                 calls = list(self._calls)
                 if not calls:
                     self._running = False
                     return
-            for call in calls:
+            begun, seconds = time.monotonic(), self._seconds()
+            for number, call in enumerate(calls, start=1):
+                due = begun + seconds * number / len(calls)
+                time.sleep(max(0.0, due - time.monotonic()))
                 call()

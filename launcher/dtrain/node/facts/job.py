@@ -5,9 +5,11 @@ from __future__ import annotations
 import binascii
 import contextlib
 import json
+import marshal
 import os
 import sys
 import threading
+from ast import literal_eval
 
 from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.node.facts.code import why_unsafe_to_run
@@ -50,7 +52,7 @@ def in_job(request: JobOrder, program: Program, limit: float) -> Json:
     environment = {**request["environment"], "DTRAIN_REPORT_FD": str(report_fd)}
     python = request["python"]
     python = expand(python) if python.startswith("~/") else python
-    feed = binascii.a2b_base64(program["code"]) + json.dumps(program["options"]).encode() + b"\n"
+    feed = binascii.a2b_base64(program["code"]) + marshal.dumps(program["options"], 4)
     lines: list[str] = []
     listener = threading.Thread(target=read_lines, args=(reports, lines), daemon=True)
     listener.start()
@@ -123,8 +125,8 @@ def interpreter(request: GatherOrder) -> Json:
     program = request["interpreter"]
     answer = in_job(request, program, program["limit"])
     for line in answer.pop("said"):
-        with contextlib.suppress(ValueError):
-            answer.update(json.loads(line))
+        with contextlib.suppress(ValueError, SyntaxError):  # a setup line may write there
+            answer.update(literal_eval(line))
     if "python" in answer:
         # The output of a setup that succeeds is not needed and may contain secrets.
         del answer["output"]

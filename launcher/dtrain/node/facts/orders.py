@@ -6,7 +6,7 @@ Not shipped: the launcher imports it, and the type checks of the modules that ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
 
@@ -21,7 +21,8 @@ class Program(TypedDict):
 
     code: str
     """With compiled code, in base64."""
-    options: Mapping[str, Any]
+    options: dict[str, Any]
+    """Marshalled, they follow the program on its stream."""
 
 
 class LimitedProgram(Program):
