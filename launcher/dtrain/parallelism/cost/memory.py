@@ -10,8 +10,7 @@ from dtrain.parallelism.cost.activations import largest_layer, mean_activations
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
-from dtrain.parallelism.cost.sharded_memory import cached_blocks
-from dtrain.parallelism.cost.sharded_memory import highest_phase as highest_sharded_phase
+from dtrain.parallelism.cost.sharded_memory import peak
 from dtrain.parallelism.cost.stages import (
     adapters_of_stage,
     in_flight,
@@ -126,12 +125,9 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
-    gathered = 0.0
+    gathered = cached = 0.0
     if assumed.by_torch(layout):
-        phase = highest_sharded_phase(
-            shape, layout, assumed,
-            layers=layers, stage=stage, held=held,
-        )  # fmt: skip
+        phase, cached = peak(shape, layout, assumed, layers=layers, stage=stage, held=held)
         gradients, activations, logits = phase.gradients, phase.activations, phase.logits
         gathered, temporary = phase.gathered, phase.temporary
     else:
@@ -148,16 +144,14 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     # States of 16 bits that stay in place are not copied between shards, sums and products.
     copied = layout.shards_parameters or not assumed.narrow_states
     flat = habits.step_copies or habits.frees_gradients
-    # With segments of a fixed size, `cached_blocks` has the blocks that differ in size.
+    # With segments of a fixed size, `peak` has the blocks that differ in size.
     many_sizes = flat or (copied and assumed.by_torch(layout) and not habits.fixed_segments)
     fragmentation = FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
     if habits.placed:
         fragmentation = 0.0
     used = parameters + gradients + optimizer + activations + logits + gathered + temporary
-    split_blocks = cached = 0.0
-    if assumed.by_torch(layout):
-        cached = cached_blocks(shape, layout, assumed, layers=layers, stage=stage)
-    elif habits.gathers_logits and last:
+    split_blocks = 0.0
+    if habits.gathers_logits and last and not assumed.by_torch(layout):
         split_blocks = (SPLIT_BLOCK + (GATHER_BUFFERS if t > 1 else 0.0)) * tokens * shape.vocab
     several = layout.world_size > 1
     return Memory(
