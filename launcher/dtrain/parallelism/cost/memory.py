@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
@@ -10,8 +11,7 @@ from dtrain.parallelism.cost.activations import largest_layer, mean_activations
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
-from dtrain.parallelism.cost.sharded_memory import cached_blocks
-from dtrain.parallelism.cost.sharded_memory import highest_phase as highest_sharded_phase
+from dtrain.parallelism.cost.sharded_memory import Phase, peak
 from dtrain.parallelism.cost.stages import (
     adapters_of_stage,
     in_flight,
@@ -84,95 +84,127 @@ def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
 @lru_cache(maxsize=1 << 16)
 def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> Memory:
     """Return the memory of a GPU of one stage of the pipeline."""
-    p, t = layout.pipeline, layout.tensor
     layers = _layers(shape, layout, assumed, stage)
     if backend_of(layout).runtime_memory:
         return _by_runtime(shape, layout, assumed, layers, stage)
-    dense, experts = parameters_of_stage(shape, layout, layers, stage)
-    states = _States.of(layout, assumed)
-    ranks = layout.copies
-    expert_replicas = max(1, ranks // layout.expert)
-    frozen = 0.0
-    if shape.lora is not None:
-        frozen = _frozen(shape, layout, assumed, dense, stage) / states.spread(ranks)
-        frozen += _matrix_bytes(shape, assumed) * experts / states.spread(expert_replicas)
-        dense, experts = adapters_of_stage(shape, layout, layers)
-    parameters = (
-        frozen + states.parameters(dense, ranks) + states.parameters(experts, expert_replicas)
-    )
-    if shape.lora is None and not assumed.by_torch(layout):
-        matrices = dense - _ends(shape, layout, stage) + experts
-        parameters += assumed.quantized * matrices
-    gradients = states.gradients(dense, ranks) + states.gradients(experts, expert_replicas)
-    optimizer = states.optimizer(dense, ranks) + states.optimizer(experts, expert_replicas)
-
-    tokens = shape.seq_len * layout.micro_batch / layout.context
-    last = stage == p - 1
+    states = _stage_states(shape, layout, assumed, layers, stage)
     held = in_flight(layout, stage)
+    cached = 0.0
+    if assumed.by_torch(layout):
+        phase, cached = peak(shape, layout, assumed, layers=layers, stage=stage, held=held)
+    else:
+        phase = _whole_peak(shape, layout, assumed, states, layers=layers, stage=stage, held=held)
+    used = states.parameters + states.optimizer + sum(phase)
+    unused = _unused_share(layout, assumed) * used + _split_blocks(shape, layout, assumed, stage)
+    several = layout.world_size > 1
+    return Memory(
+        parameters=states.parameters / _GIB,
+        gradients=phase.gradients / _GIB,
+        optimizer=states.optimizer / _GIB,
+        activations=phase.activations / _GIB,
+        logits=phase.logits / _GIB,
+        gathered=phase.gathered / _GIB,
+        temporary=phase.temporary / _GIB,
+        communication=(COMMUNICATION if several else 0.0) + assumed.habits.buckets,
+        context=assumed.habits.context,
+        fragmentation=unused / _GIB,
+        cached=cached / _GIB,
+    )
+
+
+class _StageStates(NamedTuple):
+    """Bytes of the states on one GPU of a stage."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    step: float
+    """Of gradients that the step casts to 32 bits."""
+
+
+def _stage_states(
+    shape: Shape, layout: Layout, assumed: Assumptions, layers: int, stage: int
+) -> _StageStates:
+    states = _States.of(layout, assumed)
+    dense, experts = parameters_of_stage(shape, layout, layers, stage)
+    ranks, replicas = layout.copies, max(1, layout.copies // layout.expert)
+    fixed = 0.0
+    if shape.lora is not None:
+        fixed = _frozen(shape, layout, assumed, dense, stage) / states.spread(ranks)
+        fixed += _matrix_bytes(shape, assumed) * experts / states.spread(replicas)
+        dense, experts = adapters_of_stage(shape, layout, layers)
+    elif not assumed.by_torch(layout):
+        fixed = assumed.quantized * (dense - _ends(shape, layout, stage) + experts)
+    return _StageStates(
+        fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas),
+        states.gradients(dense, ranks) + states.gradients(experts, replicas),
+        states.optimizer(dense, ranks) + states.optimizer(experts, replicas),
+        states.step(dense, ranks) + states.step(experts, replicas),
+    )
+
+
+def _whole_peak(
+    shape: Shape, layout: Layout, assumed: Assumptions, states: _StageStates,
+    *, layers: int, stage: int, held: float,
+) -> Phase:  # fmt: skip
+    """Return the highest phase with whole parameters, as in Megatron-LM: the first backward pass,
+    or the step, which comes when the activations are gone."""
+    tokens, last = _tokens(shape, layout), stage == layout.pipeline - 1
     kept = layers * mean_activations(shape, layout, assumed, stage)
     if assumed.habits.keeps_outputs and not last:
         kept += BYTES[assumed.precision] * shape.hidden
-    activations = kept * tokens * held
-    # Logits, and their gradient in 32 bits (Megatron-LM's cross-entropy works in place on a copy;
-    # PyTorch's kernels keep three copies).
-    loss = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
-    if assumed.fused_loss:
-        loss = BYTES[assumed.precision]
-    if assumed.habits.gathers_logits:
-        loss += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
-    among = 1 if assumed.habits.gathers_logits else t
-    predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
-    logits = loss * predicted * shape.vocab / among / assumed.loss_chunks if last else 0.0
-    widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / t
+    logits = _loss_bytes(shape, layout, assumed) if last else 0.0
+    widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / layout.tensor
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
-    gathered = 0.0
-    if assumed.by_torch(layout):
-        phase = highest_sharded_phase(
-            shape, layout, assumed,
-            layers=layers, stage=stage, held=held,
-        )  # fmt: skip
-        gradients, activations, logits = phase.gradients, phase.activations, phase.logits
-        gathered, temporary = phase.gathered, phase.temporary
-    else:
-        if layout.recompute == "full":
-            # The layer in its backward pass holds all of its activations, and gradients of some.
-            again = largest_layer(shape, layout, assumed, "none")
-            again += _activation_gradients(shape, layout, assumed)
-            temporary = max(temporary, again * tokens)
-        step = states.step(dense, ranks) + states.step(experts, expert_replicas)
-        if step > activations + logits + temporary:
-            activations, logits, temporary = 0.0, 0.0, step
+    if layout.recompute == "full":
+        # The layer in its backward pass holds all of its activations, and gradients of some.
+        again = largest_layer(shape, layout, assumed, "none")
+        again += _activation_gradients(shape, layout, assumed)
+        temporary = max(temporary, again * tokens)
+    backward = Phase(states.gradients, kept * tokens * held, logits, temporary=temporary)
+    return max(backward, Phase(states.gradients, temporary=states.step), key=sum)
 
+
+def _loss_bytes(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Bytes of a micro-batch's logits and their gradient in 32 bits. Megatron-LM's cross-entropy
+    works in place on a copy; PyTorch's kernels keep three copies."""
+    each = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
+    if assumed.fused_loss:
+        each = BYTES[assumed.precision]
+    if assumed.habits.gathers_logits:
+        each += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
+    predicted = _tokens(shape, layout)
+    if shape.target_len:
+        predicted *= shape.target_len / shape.seq_len
+    among = 1 if assumed.habits.gathers_logits else layout.tensor
+    return each * predicted * shape.vocab / among / assumed.loss_chunks
+
+
+def _unused_share(layout: Layout, assumed: Assumptions) -> float:
+    """Memory that the allocator reserves but does not use, as a share of the used memory."""
     habits = assumed.habits
+    if habits.placed:
+        return 0.0
     # States of 16 bits that stay in place are not copied between shards, sums and products.
     copied = layout.shards_parameters or not assumed.narrow_states
     flat = habits.step_copies or habits.frees_gradients
-    # With segments of a fixed size, `cached_blocks` has the blocks that differ in size.
+    # With segments of a fixed size, `peak` has the blocks that differ in size.
     many_sizes = flat or (copied and assumed.by_torch(layout) and not habits.fixed_segments)
-    fragmentation = FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
-    if habits.placed:
-        fragmentation = 0.0
-    used = parameters + gradients + optimizer + activations + logits + gathered + temporary
-    split_blocks = cached = 0.0
-    if assumed.by_torch(layout):
-        cached = cached_blocks(shape, layout, assumed, layers=layers, stage=stage)
-    elif habits.gathers_logits and last:
-        split_blocks = (SPLIT_BLOCK + (GATHER_BUFFERS if t > 1 else 0.0)) * tokens * shape.vocab
-    several = layout.world_size > 1
-    return Memory(
-        parameters=parameters / _GIB,
-        gradients=gradients / _GIB,
-        optimizer=optimizer / _GIB,
-        activations=activations / _GIB,
-        logits=logits / _GIB,
-        gathered=gathered / _GIB,
-        temporary=temporary / _GIB,
-        communication=(COMMUNICATION if several else 0.0) + assumed.habits.buckets,
-        context=assumed.habits.context,
-        fragmentation=(fragmentation * used + split_blocks) / _GIB,
-        cached=cached / _GIB,
-    )
+    return FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
+
+
+def _split_blocks(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> float:
+    """Bytes of the blocks that kept logits split; `peak` has those of sharded memory."""
+    last = stage == layout.pipeline - 1
+    if not (assumed.habits.gathers_logits and last) or assumed.by_torch(layout):
+        return 0.0
+    each = SPLIT_BLOCK + (GATHER_BUFFERS if layout.tensor > 1 else 0.0)
+    return each * _tokens(shape, layout) * shape.vocab
+
+
+def _tokens(shape: Shape, layout: Layout) -> float:
+    return shape.seq_len * layout.micro_batch / layout.context
 
 
 def _layers(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> int:

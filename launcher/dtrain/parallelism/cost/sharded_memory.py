@@ -7,7 +7,7 @@ measured with its tracker (``torch.distributed._tools.FSDPMemTracker``); all in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -16,6 +16,7 @@ from dtrain.parallelism.cost.activations import largest_layer, mean_activations
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.stages import kinds_of_stages, receive_buffers
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 VARIED_AGAIN = 2.0
@@ -45,199 +46,364 @@ class Phase(NamedTuple):
     temporary: float = 0.0
 
 
-def highest_phase(
+def peak(
     shape: Shape, layout: Layout, assumed: Assumptions,
     *, layers: int, stage: int, held: float,
-) -> Phase:  # fmt: skip
-    """Return the highest phase of a stage of ``layers``.
+) -> tuple[Phase, float]:  # fmt: skip
+    """Return the highest phase of a stage of ``layers``, and the bytes of blocks that the allocator
+    keeps beside it.
 
     ``held`` is the number of micro-batches in flight; all but one hold all of their activations.
     """
-    tokens = _tokens(shape, layout)
-    waiting = (held - 1) * layers * mean_activations(shape, layout, assumed, stage) * tokens
-    if backend_of(layout).torch_kernels and not assumed.habits.keeps_outputs:
-        split = layout.tensor if layout.sequence_parallel else 1
-        stream = BYTES[assumed.precision] * shape.hidden / split
-        waiting += stream * tokens * receive_buffers(layout, stage)
-    phases = _phases(shape, layout, assumed, layers, stage)
+    rank = _Rank(shape, layout, assumed, layers, stage)
+    phases = list(_phases(rank))
     highest = max(phases, key=sum)
-    return highest._replace(activations=highest.activations + waiting)
+    cached = _cached_blocks(rank, phases, sum(highest))
+    waiting = (held - 1) * layers * rank.kept
+    if backend_of(layout).torch_kernels and not assumed.habits.keeps_outputs:
+        waiting += rank.stream * receive_buffers(layout, stage)
+    return highest._replace(activations=highest.activations + waiting), cached
 
 
-def cached_blocks(
-    shape: Shape, layout: Layout, assumed: Assumptions, *, layers: int, stage: int
-) -> float:
-    """Return the bytes of blocks that the allocator keeps beside a step's highest phase: those of
-    other streams, and those in which no tensor of that phase fits (see
-    `MemoryHabits.fixed_segments`)."""
-    *phases, step = _phases(shape, layout, assumed, layers, stage)
-    highest = max(map(sum, (*phases, step)))
+def _cached_blocks(rank: _Rank, phases: list[Phase], highest: float) -> float:
+    """Return the bytes of blocks of other streams, and of those in which no tensor of the highest
+    phase fits (see `MemoryHabits.fixed_segments`)."""
+    layout, assumed = rank.layout, rank.assumed
+    *passes, step = phases
     if not assumed.habits.fixed_segments:
         if not layout.shards_parameters:
             return 0.0
         # FSDP2 gathers in one stream and copies from there (``foreach_all_gather``), and allocates
         # the gradients' shards in another (``foreach_reduce``).
         shards = step.gradients
-        own = max(sum(p) - (p.gradients if p.gradients <= shards else 0) for p in (*phases, step))
-        unit = BYTES[assumed.precision] * _largest_unit(shape, layout, stage)
-        return own + shards + unit - highest
+        most = 1.001 * shards  # Sums of the same shards in another order differ slightly.
+        own = max(sum(p) - (p.gradients if p.gradients < most else 0) for p in phases)
+        return own + shards + rank.compute * rank.largest_unit - highest
     # The phase with the most tensors beside gradients, and the blocks that it leaves unused.
-    largest = max(phases, key=lambda phase: sum(phase) - phase.gradients)
+    largest = max(passes, key=lambda phase: sum(phase) - phase.gradients)
     blocks = sum(largest) - largest.gradients
     if assumed.varied_lengths:
         blocks *= 1 + (VARIED_AGAIN if layout.recompute == "full" else VARIED)
     elif layout.recompute == "full" and (layout.shards_parameters or not assumed.fused_loss):
         # Checkpoints split the blocks of the layers and of the logits of the step before, and
         # logits of 16 bits those of 32.
-        blocks += largest_layer(shape, layout, assumed, "none") * _tokens(shape, layout)
+        blocks += largest_layer(rank.shape, layout, assumed, "none") * rank.tokens
         if not assumed.fused_loss:
-            blocks += 2 * _tokens(shape, layout) * shape.vocab / layout.tensor
+            blocks += 2 * rank.tokens * rank.shape.vocab / layout.tensor
+    gradients = largest.gradients
     if layout.shards_parameters:
         # Each stream of FSDP has its own blocks: those of gathered parameters and of gradients.
-        gradients = max(phase.gradients for phase in (*phases, step))
-        return max(0.0, blocks + gradients + step.temporary - highest)
-    return max(0.0, blocks + largest.gradients - highest)
+        gradients = max(phase.gradients for phase in phases) + step.temporary
+    return max(0.0, blocks + gradients - highest)
 
 
-def _largest_unit(shape: Shape, layout: Layout, stage: int) -> float:
-    """Return the most parameters that are gathered at once: of a layer, or of all that is around
-    the layers."""
-    first, last = stage == 0, stage == layout.pipeline - 1
-    root = shape.embedding_parameters if first else 0
-    root += shape.head_parameters if last and not (shape.tied and first) else 0
-    whole, _ = _layer(shape, layout.tensor, layout.expert)
-    return max(root / layout.tensor, whole)
+class _Layers(NamedTuple):
+    """Numbers of parameters of a stage's layers on one tensor and expert rank."""
+
+    mean: float
+    experts: float
+    """Those of the mean layer that are experts."""
+    largest: float
 
 
-def _tokens(shape: Shape, layout: Layout) -> float:
-    return shape.seq_len * layout.micro_batch / layout.context
+@dataclass(frozen=True)
+class _Rank:
+    """Sizes of what one rank of a pipeline stage holds, in bytes, or as numbers of parameters."""
+
+    shape: Shape
+    layout: Layout
+    assumed: Assumptions
+    layers: int
+    stage: int
+
+    @property
+    def first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.layout.pipeline - 1
+
+    @cached_property
+    def tokens(self) -> float:
+        return self.shape.seq_len * self.layout.micro_batch / self.layout.context
+
+    @cached_property
+    def compute(self) -> int:
+        """Bytes of an element in computation: of activations and of gradients at first."""
+        return BYTES[self.assumed.precision]
+
+    @cached_property
+    def stored(self) -> float:
+        """Bytes of a gathered parameter that is not in 4 bits."""
+        return 4.0 if self.assumed.habits.wide_rest else float(self.compute)
+
+    @property
+    def own(self) -> float:
+        """Bytes of a parameter in its shard, and of a gradient in its sum."""
+        return 2.0 if self.assumed.narrow_states else 4.0
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether parameters, which need no cast, are used where they are, and their gradients."""
+        cast = self.shape.lora is None and self.own != self.compute
+        return not self.layout.shards_parameters and not cast
+
+    @property
+    def gathered(self) -> float:
+        """Bytes of a gathered parameter of a layer."""
+        if self.in_place:
+            return 0.0
+        return (self.shape.frozen_matrix_bytes if self.shape.lora else 0) or self.stored
+
+    @property
+    def reduced(self) -> float:
+        """Bytes of a gradient in its reduction."""
+        if self.in_place:
+            return 0.0
+        return self.own if self.assumed.fp32_gradients else float(self.compute)
+
+    @cached_property
+    def summed(self) -> float:
+        """Bytes of a gradient that waits for the step. Whole parameters have gradients of their
+        precision, and 32-bit copies beside them."""
+        if self.layout.shards_parameters or self.assumed.fp32_gradients:
+            return self.own
+        return min(self.own, self.compute)
+
+    @cached_property
+    def trained(self) -> float:
+        """Share of a layer's parameters that are trained."""
+        shape = self.shape
+        if shape.lora is None:
+            return 1.0
+        return shape.adapter_parameters(moe=bool(shape.experts)) / shape.layer_parameters()
+
+    @property
+    def trained_root(self) -> float:
+        """Share of the parameters around the layers that are trained."""
+        return 1.0 if self.shape.lora is None else 0.0
+
+    @cached_property
+    def graded(self) -> float:
+        """Share of a layer's parameters that have a gradient. A flat parameter of which a part is
+        trained has one of its whole size."""
+        flat = self.assumed.habits.flat_adapters and self.layout.shards_parameters
+        return 1.0 if flat else self.trained
+
+    @cached_property
+    def layer(self) -> _Layers:
+        """Each kind of layer counts with its number in the stage; the largest makes the peaks."""
+        shape, tensor, expert = self.shape, self.layout.tensor, self.layout.expert
+        if not shape.pattern:
+            whole, experts = _layer(shape, tensor, expert)
+            return _Layers(whole, experts, whole)
+        kinds = kinds_of_stages(shape, self.layout)[self.stage]
+        each = [(count, *_layer(kind, tensor, expert)) for kind, count in kinds.items()]
+        return _Layers(
+            sum([count * whole for count, whole, _ in each]) / self.layers,
+            sum([count * experts for count, _, experts in each]) / self.layers,
+            max([whole for _, whole, _ in each]),
+        )
+
+    @cached_property
+    def replicas(self) -> int:
+        """Ranks that have the same experts."""
+        return max(1, self.layout.copies // self.layout.expert)
+
+    def share(self, ranks: int) -> float:
+        """Return a rank's share of a layer over ``ranks``. Fewer of them share the experts."""
+        layer = self.layer
+        dense = layer.mean - layer.experts
+        return dense / ranks + layer.experts / min(ranks, self.replicas)
+
+    @cached_property
+    def summing(self) -> int:
+        """Ranks that shard the gradients, which ZeRO-1 does not."""
+        return 1 if self.layout.sharding == "optimizer" else self.layout.shards
+
+    @cached_property
+    def summed_layer(self) -> float:
+        """Bytes of the gradients of one layer that wait for the step."""
+        return self.summed * self.share(self.summing) * self.graded
+
+    @cached_property
+    def head(self) -> float:
+        return self.shape.head_parameters / self.layout.tensor if self.last else 0.0
+
+    @cached_property
+    def root(self) -> float:
+        """Parameters around the layers."""
+        root = self.head if self.last and not (self.shape.tied and self.first) else 0.0
+        return root + (self.shape.embedding_parameters / self.layout.tensor if self.first else 0.0)
+
+    @property
+    def largest_unit(self) -> float:
+        """Most parameters that are gathered at once: of a layer, or of all around the layers."""
+        whole, _ = _layer(self.shape, self.layout.tensor, self.layout.expert)
+        return max(self.root, whole)
+
+    @cached_property
+    def updated(self) -> float:
+        """Bytes of the shards of all trained parameters."""
+        shards = self.layout.shards
+        layers = self.layers * self.share(shards) * self.trained
+        return self.own * (layers + self.root * self.trained_root / shards)
+
+    @cached_property
+    def gradients(self) -> float:
+        """Bytes of all gradients when the step begins."""
+        root = self.summed * self.root * self.trained_root / self.summing
+        return self.layers * self.summed_layer + root
+
+    @cached_property
+    def accumulated(self) -> float:
+        """Bytes of the gradients that earlier micro-batches of a step have left."""
+        habits = self.assumed.habits
+        whole = self.layers * self.layer.mean * self.graded + self.root * self.trained_root
+        if keeps_stage(self.layout):
+            return self.reduced * whole
+        if self.layout.grad_accumulation == 1:
+            return 0.0
+        if habits.whole_gradients and self.layout.shards_parameters:
+            return (4.0 if habits.wide_sums else self.own) * whole
+        return self.gradients
+
+    @cached_property
+    def stays(self) -> bool:
+        """Whether layers stay gathered between their forward and backward pass."""
+        keeps = self.assumed.habits.keeps_gathered and self.layout.shards_parameters
+        return keeps or keeps_stage(self.layout)
+
+    @cached_property
+    def gathered_layer(self) -> float:
+        """Bytes of a layer that stays gathered. Experts without another copy of them are used where
+        they are, if they need no cast."""
+        in_place = self.replicas == 1 and self.own == self.compute
+        return self.gathered * (self.layer.mean - (self.layer.experts if in_place else 0.0))
+
+    @cached_property
+    def kept(self) -> float:
+        """Bytes of the activations that the mean layer keeps for a micro-batch."""
+        return mean_activations(self.shape, self.layout, self.assumed, self.stage) * self.tokens
+
+    @cached_property
+    def stream(self) -> float:
+        """Bytes of the residual stream of a micro-batch on this rank."""
+        split = self.layout.tensor if self.layout.sequence_parallel else 1
+        return self.compute * self.shape.hidden / split * self.tokens
+
+    @property
+    def logits(self) -> float:
+        """Number of this rank's logits that exist at once."""
+        if not self.last:
+            return 0.0
+        shape, assumed = self.shape, self.assumed
+        tokens = self.tokens
+        if shape.target_len:
+            tokens *= shape.target_len / shape.seq_len
+        ranks = 1 if assumed.habits.gathers_logits else self.layout.tensor
+        return tokens * shape.vocab / (assumed.loss_chunks * ranks)
 
 
-def _phases(
-    shape: Shape, layout: Layout, assumed: Assumptions, layers: int, stage: int
-) -> Iterator[Phase]:
-    first, last = stage == 0, stage == layout.pipeline - 1
-    t, h = layout.tensor, shape.hidden / layout.tensor
-    split = shape.hidden / (t if layout.sequence_parallel else 1)
-    tokens = _tokens(shape, layout)
-    # Bytes of an element in computation: of gathered parameters, activations and first gradients.
-    c = BYTES[assumed.precision]
-    layer, experts = _layer(shape, layout.tensor, layout.expert)
-    largest = layer
-    if shape.pattern:
-        # Each kind of layer counts with its number in the stage; the largest one makes the peaks.
-        kinds = kinds_of_stages(shape, layout)[stage]
-        each = {kind: _layer(kind, layout.tensor, layout.expert) for kind in kinds}
-        largest = max([whole for whole, _ in each.values()])
-        layer = sum([count * each[kind][0] for kind, count in kinds.items()]) / layers
-        experts = sum([count * each[kind][1] for kind, count in kinds.items()]) / layers
-    # A rank's share of a layer, and of its gradients, which ZeRO-1 does not shard. Fewer ranks
-    # share the experts.
-    shards = layout.shards
-    summing = 1 if layout.sharding == "optimizer" else shards
-    replicas = max(1, layout.copies // layout.expert)
-    shard, summed_shard = (
-        (layer - experts) / ranks + experts / min(ranks, replicas) for ranks in (shards, summing)
-    )
-    head = shape.head_parameters / t if last else 0.0
-    root = head if last and not (shape.tied and first) else 0.0
-    root += shape.embedding_parameters / t if first else 0.0
-    # Shares of the parameters that are trained, and bytes of a gathered parameter of a layer.
-    stored = 4.0 if assumed.habits.wide_rest else float(c)
-    trained, trained_root, gathered = 1.0, 1.0, stored
-    if shape.lora is not None:
-        trained = shape.adapter_parameters(moe=bool(shape.experts)) / shape.layer_parameters()
-        trained_root, gathered = 0.0, shape.frozen_matrix_bytes or stored
-    own = 2.0 if assumed.narrow_states else 4.0
-    reduced = own if assumed.fp32_gradients else float(c)
-    in_place = not layout.shards_parameters and (shape.lora is not None or own == c)
-    if in_place:
-        # Parameters that need no cast are used where they are, and so are their gradients.
-        gathered = reduced = 0.0
-    habits = assumed.habits
-    every = own * (layers * shard * trained + root * trained_root / shards)
-    # A flat parameter of which a part is trained has a gradient of its whole size.
-    flat = habits.flat_adapters and layout.shards_parameters
-    graded = 1.0 if flat else trained
-    summed = own
-    if not (layout.shards_parameters or assumed.fp32_gradients):
-        # Whole parameters have gradients of their precision, and 32-bit copies beside them.
-        summed = min(own, c)
-    gradients = summed * (layers * summed_shard * graded + root * trained_root / summing)
-    accumulated = gradients
-    if layout.grad_accumulation == 1:
-        accumulated = 0.0
-    elif habits.whole_gradients and layout.shards_parameters:
-        whole = layers * layer * graded + root * trained_root
-        accumulated = (4.0 if habits.wide_sums else own) * whole
+def _phases(rank: _Rank) -> Iterator[Phase]:
+    """Yield the phases of a step in their order; the optimizer's is the last one."""
+    resident = 0.0 if rank.in_place else rank.stored * rank.root
+    stays = rank.layers * rank.gathered_layer if rank.stays else 0.0
+    yield from _loss_phases(rank, resident + stays)
+    yield from _layer_phases(rank, resident + stays)
+    if not keeps_stage(rank.layout):
+        stays = 0.0
+    yield from _last_phases(rank, resident + stays)
+    yield _step_phase(rank)
 
-    resident = 0.0 if in_place else stored * root
-    released = 0.0
-    if (habits.keeps_gathered and layout.shards_parameters) or keeps_stage(layout):
-        # Experts without another copy of them are used where they are, if they need no cast.
-        copied = layer - experts if replicas == 1 and own == c else layer
-        resident += gathered * layers * copied
-        released = 0.0 if keeps_stage(layout) else gathered * copied
-        gathered = 0.0
-    if keeps_stage(layout):
-        accumulated = reduced * (layers * layer * graded + root * trained_root)
 
-    kept = mean_activations(shape, layout, assumed, stage) * tokens
-    # Inputs of the last norm and of the output layer, which tensor ranks gather.
-    ends = (4 if habits.wide_rest else c) * (split + shape.hidden) * tokens if last else 0.0
-    predicted = tokens * shape.target_len / shape.seq_len if shape.target_len else tokens
-    among = assumed.loss_chunks * (1 if habits.gathers_logits else t)
-    logits = predicted * shape.vocab / among if last else 0.0
-
-    yield Phase(accumulated, layers * kept + ends, _loss(layout, assumed) * logits, resident)
-    # The output layer's backward pass, with its gradient and that of the logits.
+def _loss_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
+    """Yield the loss, and the output layer's backward pass with its gradient and that of the
+    logits. ``resident``: bytes of parameters that stay gathered."""
+    layout, assumed, compute = rank.layout, rank.assumed, rank.compute
+    activations = rank.layers * rank.kept
+    if rank.last:
+        # Inputs of the last norm and of the output layer, which tensor ranks gather.
+        split = layout.tensor if layout.sequence_parallel else 1
+        width = rank.shape.hidden / split + rank.shape.hidden
+        activations += (4 if assumed.habits.wide_rest else compute) * width * rank.tokens
+    yield Phase(rank.accumulated, activations, _loss(layout, assumed) * rank.logits, resident)
+    ahead = 0.0 if rank.stays else rank.gathered * rank.layer.largest
     yield Phase(
-        accumulated, layers * kept + ends + c * split * tokens, c * logits,
-        resident + c * head * trained_root + gathered * largest,
-    )  # fmt: skip
+        rank.accumulated,
+        activations + rank.stream,
+        compute * rank.logits,
+        resident + compute * rank.head * rank.trained_root + ahead,
+    )
 
-    whole = kept
-    if layout.recompute != "none" or shape.pattern:
-        whole = largest_layer(shape, layout, assumed, "none") * tokens
-    width = shape.ffn_hidden / t
-    # During the MLP's backward pass: two more of its widest tensors, a product's gradients.
-    inside = whole + c * ((2 if shape.gated else 1) * width + split) * tokens
-    # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
-    inside += c * width * h if shape.lora is None or shape.lora.expands else 0.0
-    recomputed = c * split * tokens if layout.recompute == "full" else 0.0
+
+def _layer_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
+    """Yield the backward passes of the first layers to run and of the last ones."""
+    shape, layout, compute, layers = rank.shape, rank.layout, rank.compute, rank.layers
+    gathered = 0.0 if rank.stays else rank.gathered * rank.layer.largest
+    released = rank.gathered_layer if rank.stays and not keeps_stage(layout) else 0.0
+    recomputed = rank.stream if layout.recompute == "full" else 0.0
+    working = max(
+        _inside(rank) + (rank.kept - recomputed if recomputed else 0.0),
+        5 * rank.stream + compute * rank.layer.largest * rank.graded,
+    )
     frozen = shape.lora is not None and layout.shards_parameters
-    left = 2 * recomputed if frozen and habits.keeps_inputs else 0.0
-    end_of_layer = c * (5 * split * tokens + largest * graded)
+    left = 2 * recomputed if frozen and rank.assumed.habits.keeps_inputs else 0.0
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
-        below = (layers - 1 - done) * kept + done * left
-        ahead = gathered * largest if done < layers - 1 else 0.0
-        working = max(inside if not recomputed else inside - recomputed + kept, end_of_layer)
+        units = resident - done * released + compute * rank.head * rank.trained_root + gathered
+        if done < layers - 1:
+            units += gathered
+        if done:
+            units += rank.reduced * rank.layer.largest * rank.graded
         yield Phase(
-            accumulated or done * summed * summed_shard * graded,
-            below,
+            rank.accumulated or done * rank.summed_layer,
+            (layers - 1 - done) * rank.kept + done * left,
             0.0,
-            resident
-            - done * released
-            + c * head * trained_root
-            + gathered * largest
-            + ahead
-            + (reduced * largest * graded if done else 0.0),
+            units,
             working,
         )
-    # The gradients of embedding and output layer are scattered last.
-    resident -= layers * released
-    rest = accumulated or summed * layers * summed_shard * graded
-    tied = c * (3 if shape.tied else 2) * trained_root
-    yield Phase(rest, 0.0, 0.0, resident + reduced * trained_root * root)
+
+
+def _inside(rank: _Rank) -> float:
+    """Return the bytes of a layer's tensors during its MLP's backward pass: two more of the widest
+    ones, a product's gradients."""
+    shape, layout, compute = rank.shape, rank.layout, rank.compute
+    whole = rank.kept
+    if layout.recompute != "none" or shape.pattern:
+        whole = largest_layer(shape, layout, rank.assumed, "none") * rank.tokens
+    width = shape.ffn_hidden / layout.tensor
+    inside = whole + compute * (2 if shape.gated else 1) * width * rank.tokens + rank.stream
+    # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
+    if shape.lora is None or shape.lora.expands:
+        inside += compute * width * shape.hidden / layout.tensor
+    return inside
+
+
+def _last_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
+    """Yield the end of the backward pass: the gradients of the embedding and the output layer are
+    scattered last."""
+    gradients = rank.accumulated or rank.layers * rank.summed_layer
+    yield Phase(gradients, gathered=resident + rank.reduced * rank.trained_root * rank.root)
+    tied = rank.compute * (3 if rank.shape.tied else 2) * rank.trained_root
     yield Phase(
-        rest, 0.0, 0.0, resident + reduced * largest * graded, tied * head + c * split * tokens
-    )  # fmt: skip
-    # The optimizer's update works on copies of all shards (foreach), or of more than these, or on
-    # two of one shard.
-    copies = every if habits.foreach else min(every, 8 * max(shard, root / shards))
-    if habits.fused_adam:
+        gradients,
+        gathered=resident + rank.reduced * rank.layer.largest * rank.graded,
+        temporary=tied * rank.head + rank.stream,
+    )
+
+
+def _step_phase(rank: _Rank) -> Phase:
+    """Return the optimizer's update, which works on copies of all shards (foreach), or of more than
+    these, or on two of one shard."""
+    shards = rank.layout.shards
+    copies = rank.updated
+    if rank.assumed.habits.fused_adam:
         copies = 0.0
-    yield Phase(gradients, 0.0, 0.0, 0.0, max(copies, every * assumed.step_copies / 4))
+    elif not rank.assumed.habits.foreach:
+        copies = min(copies, 8 * max(rank.share(shards), rank.root / shards))
+    copies = max(copies, rank.updated * rank.assumed.step_copies / 4)
+    return Phase(rank.gradients, temporary=copies)
 
 
 def _loss(layout: Layout, assumed: Assumptions) -> float:
