@@ -207,7 +207,7 @@ def test_an_invalid_file_is_reported_with_position_and_hint(
 @pytest.mark.parametrize(
     ("name", "share", "fitted"),
     # Maximum achievable matmul FLOPS in 16 bits, in shares of the peak: stas00/ml-engineering;
-    # the last seven from mag-/gpu_benchmark and xzwgit/gpu-flops-bench.
+    # the last ten from mag-/gpu_benchmark and xzwgit/gpu-flops-bench.
     [
         ("mi300x", 668.4 / 1300, "h100-80gb"),
         ("mi325x", 784.9 / 1300, "h100-80gb"),
@@ -217,7 +217,10 @@ def test_an_invalid_file_is_reported_with_position_and_hint(
         ("a100-pcie-80gb", 252.9 / 312, "a100-80gb"),
         ("rtx-a6000", 131.2 / 154.8, "a100-80gb"),
         ("rtx-6000-ada", 278.5 / 364.2, "a100-80gb"),
+        ("a10g", 69.7 / 70, "a100-80gb"),
+        ("l4", 91.4 / 121, "a100-80gb"),
         ("l40s", 252.0 / 362, "a100-80gb"),
+        ("h100-pcie-80gb", 499.5 / 756, "h100-80gb"),
         ("v100-16gb", 96.1 / 125, "a100-80gb"),
         ("v100-32gb", 96.1 / 125, "a100-80gb"),
         ("rtx-5090", 254.0 / 209.5, "a100-80gb"),
@@ -235,9 +238,9 @@ def test_a_gb300_is_as_much_faster_as_its_power_limit_is_higher() -> None:
 
 
 def test_products_run_at_the_clock_that_the_power_allows() -> None:
-    l20, l4 = (of_gpu(gpu(name)).gemm for name in ("l20", "l4"))
-    # 275 W for 119.5 TFLOP/s, and 72 W for 121.
-    assert l4 / l20 == pytest.approx((72 / 121 * 119.5 / 275) ** (1 / 3))
+    a30, a40 = (of_gpu(gpu(name)).gemm for name in ("a30", "a40"))
+    # 165 W for 165 TFLOP/s, and 300 W for 149.7.
+    assert a30 / a40 == pytest.approx((165 / 165 * 149.7 / 300) ** (1 / 3))
     assert of_gpu(gpu("h100")) == of_family("hopper")
     assert of_gpu(gpu("rtx-3090")).gemm == pytest.approx(0.95)
     # What is measured, or not known, is as it is.
