@@ -114,10 +114,10 @@ def models(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[str]:
-    """Keys of the cluster file that have a value."""
+    """Keys of the cluster file that have a value, without those of a host, which has a name."""
     from dtrain_cli.commands.help import keys
 
-    return [f"{key}=" for key, page in keys().items() if "\n- Type: " in page]
+    return [f"{key}=" for key, page in keys().items() if key.islower() and "\n- Type: " in page]
 
 
 def topics(incomplete: str) -> list[tuple[str, str] | str]:

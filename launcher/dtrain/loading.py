@@ -40,6 +40,10 @@ def load(
     from dtrain.runs.record import Request
     from dtrain.spec.additions import check_additions
 
+    if isinstance(settings, str):
+        raise UsageError(
+            f"settings must be a list, not {settings!r}", hint=f"settings=[{settings!r}]"
+        )
     if isinstance(spec, Request):
         request = spec
     elif isinstance(spec, Mapping):

@@ -16,7 +16,7 @@ FILE = """\
 cluster:
   hosts: ["gpu[01-04]"]
   gpus: 8
-  overrides: {"gpu[01-04]": {port: 222}}
+  overrides: {"gpu[01-04]": {port: 222}, gpu03: {user: ml}}
 job:
   framework: torch
   script: train.py
@@ -45,10 +45,10 @@ def changed(*settings: str, file: str = FILE) -> ClusterFile:
         (["job.watchdog=null"], lambda file: file.job.watchdog.silence, None),
         (["job.watchdog.silence=~", "job.watchdog=null"], lambda file: file.job.restart.max, 0),
         (["job.setup=null"], lambda file: file.job.setup, ()),
-        (["job.setup=|\n  a\n  b"], lambda file: file.job.setup, ("a\nb",)),
+        (['job.setup="a\\nb"'], lambda file: file.job.setup, ("a\nb",)),
         (['job.args=[--epochs, "3"]'], lambda file: file.job.args, ("--epochs", "3")),
         (
-            ["cluster.hosts=gpu[01-02]", 'cluster.overrides."gpu02".gpus=4'],
+            ["cluster.hosts=gpu[01-02]", "cluster.overrides.gpu02.gpus=4"],
             lambda file: [len(host.gpus) for host in file.cluster.hosts],
             [8, 4],
         ),
@@ -75,6 +75,8 @@ def test_all_problems_of_the_file_and_of_settings_are_reported_together(
             "job.env.B=\x1b",
             "job.env.RANK=0",
             "cluster.spares=gpu04",
+            "cluster.hosts=gpu[01-02]",
+            "cluster.overrides.gpu05.gpus=4",
             "job.sync=null",
             file=FILE.replace("train.py", ""),
         )

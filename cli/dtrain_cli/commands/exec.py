@@ -67,6 +67,11 @@ def exec(
     The exit code is the worst of all hosts: 0 if the command returned 0 everywhere, 1 if it failed
     or reached the time limit on a host, 3 if a host failed, and 130 after Ctrl-C.
     """
+    if settings and not Path(target).exists():
+        raise UsageError(
+            f"--set changes a cluster file, but there is no file {target!r}",
+            hint="a run keeps the settings that it was launched with",
+        )
     limit = duration("--timeout", timeout)
     if limit == 0:
         raise UsageError("--timeout 0 leaves no time", hint="write e.g. 30s, 10m or 1h30m")

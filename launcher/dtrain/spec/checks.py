@@ -50,12 +50,12 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
             )
     if "hosts" not in cluster.values or ("spares" in cluster and "spares" not in cluster.values):
         return
-    overrides = cluster.get("overrides", ())
-    # A list such as gpu[01-08] stays valid for a part of its hosts.
     known = {**hosts, **spares}
-    used = {id(settings) for named, settings in overrides if named.name in known}
-    for named, settings in overrides:
-        if id(settings) not in used and not problems.full:
+    # A setting may choose some of the hosts; the file keeps its overrides of the others.
+    fewer = problems.is_setting(cluster.key_place("hosts"))
+    for named, settings in cluster.get("overrides", ()):
+        unused = named.name not in known and (not fewer or problems.is_setting(named.place))
+        if unused and not problems.full:
             close = nearest(named.name, known)
             problems.add(
                 f"the host {shown(named.name)} is overridden, but is neither a host nor a spare",

@@ -28,7 +28,7 @@ class TextSpan:
 class Problems:
     """The problems of one file and of the settings that change it, in file order.
 
-    Lines below those of the file are the lines of ``settings``. ``homes`` maps each key of the
+    The lines below those of the file are the ``settings``. ``homes`` maps each key of the
     format to the sections it belongs in, for hints about misplaced keys.
     """
 
@@ -68,15 +68,18 @@ class Problems:
         elsewhere = f"; the first is {self.where(first)}" if first.line != place.line else ""
         self.add(message, place, f"keep one{elsewhere}")
 
+    def is_setting(self, place: TextSpan) -> bool:
+        return place.line > self._length
+
     def position(self, place: TextSpan) -> Position:
-        if place.line <= self._length:
-            return Position(self._file, place.line, place.column)
-        return Position(SETTINGS, place.line - self._length, place.column)
+        if self.is_setting(place):
+            return Position(SETTINGS, place.line - self._length, place.column)
+        return Position(self._file, place.line, place.column)
 
     def where(self, place: TextSpan) -> str:
         """The line of another place, for a message."""
         at = self.position(place)
-        return f"in {SETTINGS}" if at.file == SETTINGS else f"on line {at.line}"
+        return f"in {at}" if self.is_setting(place) else f"on line {at.line}"
 
     def fresh(self) -> Problems:
         """An empty collection for the same file."""

@@ -23,18 +23,23 @@ def compose(text: str | bytes, file: str, settings: Sequence[str]) -> tuple[Node
     """`source.compose` for a cluster file with settings. Each is ``KEY=VALUE``: a full key, in
     which quotes protect dots, and a value in YAML. ``null`` removes the key; a later setting wins.
     """
-    lines = [BREAK.split(setting) for setting in settings]
-    root, problems = source.compose(text, file, (line for each in lines for line in each))
+    root, problems = source.compose(text, file, (BREAK.split(each)[0] for each in settings))
     problems.homes = HOMES
-    first = len(problems.lines) - sum(map(len, lines)) + 1
-    for setting, own in zip(settings, lines, strict=True):
-        root = _set(root, setting, first, problems)
-        first += len(own)
+    first = len(problems.lines) - len(settings) + 1
+    for line, setting in enumerate(settings, first):
+        root = _set(root, setting, line, problems)
     return root, problems
 
 
 def _set(root: Node, setting: str, line: int, problems: Problems) -> Node:
     path, end = _path(setting, line)
+    if wrapped := BREAK.search(setting):
+        problems.add(
+            "a setting is one line",
+            TextSpan(line, wrapped.start() + 1),
+            r'write the line break as \n in double quotes: job.env.TEXT="a\nb"',
+        )
+        return root
     if not path:
         problems.add(
             f"{shown(setting)} is not KEY=VALUE",

@@ -126,14 +126,14 @@ def compose(source: str | bytes, file: str, settings: Iterable[str] = ()) -> tup
 
 
 def compose_value(text: str, place: TextSpan, problems: Problems) -> Node:
-    """Read one YAML value that starts at ``place`` in the lines of ``problems``. Problems go there,
-    and a value that cannot be read is `Broken`."""
-    if _refuse_forbidden(BREAK.split(text), place, problems):
+    """Read one YAML value, a line, that starts at ``place`` in the lines of ``problems``. Problems
+    go there, and a value that cannot be read is `Broken`."""
+    if _refuse_forbidden([text], place, problems):
         return Broken(place)
-    # Blanks give the value its place.
-    before = "\n" * (place.line - 1) + " " * (place.column - 1)
+    line = problems.lines[place.line - 1]
+    before = " " * (place.column - 1)  # blanks give the value its column
     try:
-        value = _Builder(before + text, problems.lines, problems).document()
+        value = _Builder(before + text, [line], problems, above=place.line - 1).document()
     except _UnreadableError:
         return Broken(place)
     return Scalar("", True, place) if value is None else value
@@ -171,7 +171,7 @@ def _refuse_forbidden(lines: Iterable[str], begin: TextSpan, problems: Problems)
             code = ord(line[column - 1])
             if 0xDC80 <= code <= 0xDCFF:
                 problems.add(
-                    f"the byte 0x{code - 0xDC00:02x} is not UTF-8", place, "save it as UTF-8"
+                    f"the byte 0x{code - 0xDC00:02x} is not UTF-8", place, "write it in UTF-8"
                 )
             else:
                 problems.add(
@@ -193,9 +193,11 @@ def _forbidden(text: str) -> Iterator[int]:
 class _Builder:
     """Builds the tree from events. For one document."""
 
-    def __init__(self, text: str, lines: list[str], problems: Problems) -> None:
+    def __init__(self, text: str, lines: list[str], problems: Problems, above: int = 0) -> None:
+        """``above``: the number of lines of ``problems`` above those of this text."""
         self._text = text
         self._lines = lines
+        self._above = above
         self._problems = problems
         self._open: list[_Open] = []
         self._anchors: dict[str, tuple[Node, int]] = {}
@@ -359,14 +361,15 @@ class _Builder:
                 "remove it",
             )
         start = place.column - 1 + (0 if plain else 1)
-        line = self._lines[place.line - 1]
+        line = self._lines[place.line - self._above - 1]
         verbatim = line[start : start + len(event.value)] == event.value
         return Scalar(event.value, plain, place, start + 1 if verbatim else None)
 
     def _place(self, event: Any, end: Any = None) -> TextSpan:
         start, stop = event.start_mark, (end or event).end_mark
         place = self._within(start.line, start.column)
-        line = self._lines[place.line - 1] if place.line <= len(self._lines) else ""
+        number = place.line - self._above - 1
+        line = self._lines[number] if number < len(self._lines) else ""
         last = stop.column if stop.line == start.line else len(line.rstrip())
         return TextSpan(place.line, place.column, max(last - start.column, 1))
 
@@ -375,7 +378,7 @@ class _Builder:
         if line >= len(self._lines) or (line == len(self._lines) - 1 and not self._lines[line]):
             line = max((n for n, text in enumerate(self._lines) if text.strip()), default=0)
             column = len(self._lines[line].rstrip())
-        return TextSpan(line + 1, column + 1)
+        return TextSpan(self._above + line + 1, column + 1)
 
     def _stop(self, message: str, place: TextSpan, hint: str = "") -> NoReturn:
         self._problems.add(message, place, hint)
