@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from dtrain import api
-from dtrain.runs.record import Record
 from dtrain.session.status import find_run
-from dtrain_cli.commands.select import filters
+from dtrain_cli.commands.select import filters_of_run
 from dtrain_cli.commands.watch import Watch, exports
 from dtrain_cli.parameters import (
     Fold,
@@ -21,7 +20,6 @@ from dtrain_cli.parameters import (
     ScalarsFolder,
     ShowAs,
 )
-from dtrain_cli.views import Filters
 
 
 def attach(
@@ -37,14 +35,10 @@ def attach(
 ) -> None:
     """Watch a run; Ctrl-C leaves it running."""
     folder = find_run(run)
-    chosen = Filters()
-    if (rank, host) != (None, None):
-        spec = Record.load(folder.path).request.spec()
-        chosen = filters(rank, host, spec, folder.machines())
     watch = Watch(
         stopping=False,
         json=json,
-        filters=chosen,
+        filters=filters_of_run(rank, host, folder),
         fold=fold,
         display=view,
         exports=exports(metrics_port, metrics_file, tensorboard_dir),

@@ -10,11 +10,23 @@ from dtrain.diagnostics import UsageError
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import excerpt
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.record import Record
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.scalars import seconds
 from dtrain_cli.views import Filters
 
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+def filters_of_run(rank: str | None, host: str | None, folder: RunFolder) -> Filters:
+    """The workers of a run that ``--rank`` and ``--host`` select together."""
+    if rank is None and host is None:
+        return Filters()
+    record = Record.load(folder.path)
+    # Before Slurm has given an attempt its machines, their names are unknown.
+    machines = (*record.allocated, *folder.machines()) if record.allocated else ()
+    return filters(rank, host, record.request.spec(), machines)
 
 
 def filters(
@@ -24,7 +36,13 @@ def filters(
     found = Filters(ranks(rank, spec), hosts(host, spec, machines))
     plan = build(spec)
     # A spare takes over the ranks of another host, and fewer hosts get other ranks.
-    fixed = plan.hosts_known and not spec.cluster.spares and spec.job.elastic is None
+    # With c10d, torchrun numbers the hosts.
+    fixed = (
+        plan.hosts_known
+        and not spec.cluster.spares
+        and spec.job.elastic is None
+        and spec.job.rendezvous.backend != "c10d"
+    )
     if found.ranks is not None and found.hosts is not None and fixed:
         places = _hosts_of_ranks(plan)
         having = dict.fromkeys(places[one] for one in sorted(found.ranks))
@@ -74,8 +92,8 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
 def hosts(
     text: str | None, spec: ClusterFile, machines: Collection[str] = ()
 ) -> frozenset[str] | None:
-    """``gpu[01-03]`` as a set of the job's hosts. ``machines``: those that an engine has given the
-    run so far. Before it has, any names are possible."""
+    """``gpu[01-03]`` as a set of the job's hosts. ``machines``: those that Slurm has given the
+    run so far. Without them, any names are possible there."""
     if text is None:
         return None
     wanted = unfolded("--host", text)

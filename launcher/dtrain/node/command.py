@@ -71,13 +71,14 @@ class NodeCommand:
         """The stream of each pipe that is still open."""
         self.offsets = {2 * number + 1: 0, 2 * number + 2: 0}
         self.pid = 0
-        pipes = [os.pipe(), os.pipe()]
+        pipes: list[tuple[int, int]] = []
+        failure = None
         try:
+            pipes.extend(os.pipe() for _ in self.offsets)
             self.pid, failure = spawn(
                 argv, environment, expand("~"), (pipes[0][1], pipes[1][1]), prctl=prctl
             )
         except OSError as error:
-            failure = None
             self.fail(error)
             self.end(0)
         finally:
@@ -89,9 +90,9 @@ class NodeCommand:
         if failure is not None:
             self.reason = why_not_executed(failure, argv[0], environment)
 
-    def fail(self, error: Exception) -> None:
-        """The host starts no more processes or threads."""
-        self.reason = "%(reason)s; %(hint)s" % cannot_start(error).message
+    def fail(self, error: Exception, then: str = "") -> None:
+        """The host starts no more processes or threads. ``then``: what follows for the command."""
+        self.reason = then + "%(reason)s; %(hint)s" % cannot_start(error).message
 
     def end(self, status: int) -> None:
         self.status, self.ended = status, time.monotonic()
@@ -152,7 +153,7 @@ class CommandRelay:
             threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
         except RuntimeError as error:
             for command in self._commands:
-                command.fail(error)
+                command.fail(error, "stopped, because dtrain ")
             self._stop(0.0)
         pause: float | None = 0.0
         while not all(command.reported for command in self._commands):

@@ -48,6 +48,8 @@ def spawn(
         pid = os.fork()
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(reading)
+        os.close(writing)
         raise
     if pid == 0:
         try:
