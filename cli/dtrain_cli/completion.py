@@ -114,10 +114,14 @@ def models(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[str]:
-    """Keys of the cluster file that have a value."""
+    """Keys of the cluster file that have a value, and their examples. A key with an example is not
+    the only match, so bash adds no space after the ``=``."""
     from dtrain_cli.commands.help import keys
 
-    return [f"{key}=" for key, page in keys().items() if "\n- Type: " in page]
+    pages = {key: page for key, page in keys().items() if "\n- Type: " in page}
+    examples = ((key, re.search(r"\n- Example: `\S+: (.+)`", pages[key])) for key in pages)
+    given = (f"{key}={found[1]}" for key, found in examples if found)
+    return [*(f"{key}=" for key in pages), *filter(_SAFE.fullmatch, given)]
 
 
 def topics(incomplete: str) -> list[tuple[str, str] | str]:
