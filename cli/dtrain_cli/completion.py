@@ -114,10 +114,15 @@ def models(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[str]:
-    """Keys of the cluster file that have a value, without those of a host, which has a name."""
+    """Keys of the cluster file that have a value, and their examples. A key with an example is not
+    the only match, so bash adds no space after the ``=``."""
     from dtrain_cli.commands.help import keys
 
-    return [f"{key}=" for key, page in keys().items() if key.islower() and "\n- Type: " in page]
+    # A key in capitals stands for a name, such as that of a host.
+    pages = {key: page for key, page in keys().items() if key.islower() and "\n- Type: " in page}
+    examples = ((key, re.search(r"\n- Example: `\S+: (.+)`", pages[key])) for key in pages)
+    given = (f"{key}={found[1]}" for key, found in examples if found)
+    return [*(f"{key}=" for key in pages), *filter(_SAFE.fullmatch, given)]
 
 
 def topics(incomplete: str) -> list[tuple[str, str] | str]:

@@ -73,7 +73,7 @@ def asked(desk: Path, *words: str, of: str = "bash") -> list[str]:
         (["launch", "cluster.yaml", "--host", ""], ["gpu01", "gpu02"]),
         (["launch", "cluster.yaml", "--host", "gpu01,"], ["gpu01,gpu02"]),
         (["launch", "--rank", "0,", "cluster.yaml", "--rank", "0,"], ["0,1", "0,2", "0,3"]),
-        (["launch", "--set", "job.watchdog.s"], ["job.watchdog.silence="]),
+        (["launch", "--set", "job.restart.m"], ["job.restart.max=", "job.restart.max=3"]),
         (
             ["launch", "cluster.yaml", "--set", "cluster.hosts=[a,b]", "--host", ""],
             ["a", "b"],

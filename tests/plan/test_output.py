@@ -220,3 +220,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_search(
     done = dtrain("plan", "--model", "unknown", option, "no/file")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no such folder" in done.stderr
+
+
+def test_a_layout_that_the_file_allows_only_with_settings(dtrain: Any, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(before := FILE.format(hosts=2, gpus=2, gpu="h100"))
+    words = ("--model-size", "1B", "cluster.yaml", "--set", "cluster.gpus=4")
+    done = dtrain("plan", *words, "--output", "cluster.yaml")
+    assert done.returncode == 2
+    assert "hint: `--output` writes no values of --set" in done.stderr
+    assert file.read_text() == before

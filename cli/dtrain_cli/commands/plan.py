@@ -254,7 +254,7 @@ def plan(
             request, strategies=True, ask=prompt.asker(), on_notice=notice, signals=True
         )
     if isinstance(answer, Answer):
-        write(_layouts(answer, top, json=json, file=file, output=output, html=html))
+        write(_layouts(answer, top, settings, json=json, file=file, output=output, html=html))
         return
     for name, path in (("--output", output), ("--html", html)):
         if path is not None:
@@ -268,6 +268,7 @@ def plan(
 def _layouts(
     answer: Answer,
     top: int,
+    settings: list[str] | None,
     *,
     json: bool,
     file: Path | None,
@@ -291,7 +292,12 @@ def _layouts(
         # A new file starts as a copy of the cluster file of the plan.
         base = before if before is not None or file is None else read_text(file)
         name = str(output if before is not None or file is None else file)
-        write_text(output, written(answer, base, file=name))
+        try:
+            text = written(answer, base, file=name)
+        except UsageError as error:
+            note = "`--output` writes no values of --set: the file needs them" if settings else ""
+            raise UsageError(error.message, hint=f"{error.hint}\n{note}".strip()) from None
+        write_text(output, text)
         done.append(
             f"{output}: a new cluster file; change its placeholder hosts and script"
             if base is None
