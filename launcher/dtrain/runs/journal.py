@@ -24,6 +24,7 @@ from dtrain.messages.decode import (
     decode,
     parse_object,
 )
+from dtrain.node.trust import Trust
 from dtrain.runs.events import EVENTS, JournalEvent
 from dtrain.runs.stored_file import open_stored, unreadable
 
@@ -62,30 +63,38 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._fd = -1
-        """The file, which stays open: to open it, each folder above it is checked."""
+        self._folder: tuple[int, bytes] | None = None
+        """The folder, which stays open: opening it checks each folder above it."""
 
     def write(self, time: float, event: JournalEvent) -> OSError | None:
         """Append one event. ``time`` is seconds since the epoch. Returns why the event is lost."""
         line = encode(time, event)
         with self._lock:
             try:
-                if self._fd < 0 or not os.fstat(self._fd).st_nlink:  # it was removed
-                    self._close()
-                    self._fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-                size = os.fstat(self._fd).st_size
-                # A crash or a full disk may have cut the last line short.
-                torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
-                os.write(self._fd, b"\n" * torn + line)
+                fd = self._open()
+                try:
+                    size = os.fstat(fd).st_size
+                    # A crash or a full disk may have cut the last line short.
+                    torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+                    os.write(fd, b"\n" * torn + line)
+                finally:
+                    os.close(fd)  # on NFS, other machines see the event from now on
             except OSError as error:
                 self._close()
                 return error
         return None
 
+    def _open(self) -> int:
+        trust = Trust()
+        if self._folder is None:
+            self._folder = trust.open_folder(os.fsencode(self.path.parent))
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        return trust.open_file(os.fsencode(self.path.name), flags, *self._folder)
+
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            os.close(folder[0])
 
     __del__ = _close
 
