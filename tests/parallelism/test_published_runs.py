@@ -220,6 +220,20 @@ def test_parts_of_the_loss(notes: str, chunks: int) -> None:
     assert run(notes=notes).assumed.loss_chunks == chunks
 
 
+def test_flagperf_s_megatron_copies_logits_and_drops_hidden_states() -> None:
+    """Llama 3 8B with tensor 2 took 71 GiB on 8 H100s. Logits take 10 bytes each, not 6."""
+    cells = {"model_name": "Llama-3-8B", "layers": "", "hidden": "", "heads": "", "tp": "2",
+             "pp": "1", "n_gpus": "8", "seq_len": "8192", "gpu_type": "H100-80GB"}  # fmt: skip
+    source = "FlagOpen/FlagPerf training/nvidia/llama3_8B-megatron/README.md"
+    flagperf, other = (
+        run(**cells, source=one, notes=notes)
+        for one, notes in ((source, "hidden dropout"), ("a/b docs/c.md", "Megatron-LM"))
+    )
+    logits = [one.candidate(of_family("hopper")).memory.logits for one in (flagperf, other)]
+    assert logits[0] == pytest.approx(10 / 6 * logits[1])
+    assert (flagperf.shape.dropout, other.shape.dropout) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("notes", "work", "apart"),
     [

@@ -137,10 +137,12 @@ class Assumptions(KeepsHash):
     """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as flash-attn's
     kernel does. PyTorch's own kernel uses 32-bit copies."""
     loss_bytes: float | None = None
-    """Bytes for each logit at the peak of a loss that PyTorch's modules do not compute in 32 bits.
-    8: PyTorch's kernel gets 16-bit logits, which the caller keeps; or a Triton kernel overwrites
-    32-bit logits with their gradient, beside a second copy. 4: ``torch.compile`` makes one kernel
-    of the loss, which keeps logits and their gradient of 16 bits."""
+    """Bytes for each logit at the peak of a loss that neither PyTorch's modules compute in 32 bits,
+    nor Megatron-LM in place. 10: Megatron-Core until 0.6 subtracts the maximum of 32-bit logits
+    into a copy (``tensor_parallel/cross_entropy.py``), beside the 16-bit ones. 8: PyTorch's kernel
+    gets 16-bit logits, which the caller keeps; or a Triton kernel overwrites 32-bit logits with
+    their gradient, beside a second copy. 4: ``torch.compile`` makes one kernel of the loss, which
+    keeps logits and their gradient of 16 bits."""
     varied_lengths: bool = False
     """Whether micro-batches differ in length, up to the sequence length."""
     loss_chunks: int = 1

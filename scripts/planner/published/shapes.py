@@ -130,6 +130,7 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
             ffn_hidden=ffn or usual,
             vocab=vocab,
             seq_len=length,
+            dropout=plain.dropout or "hidden dropout" in row.get("notes", ""),
             gated=gated,
             tied=tied,
             experts=experts,

@@ -147,6 +147,8 @@ PRACTICES = (
     ),
     # Megatron-LM of 2021, and OneFlow's model of the same shape and options.
     (r"DLPerf", _EARLY),
+    # Megatron-Core 0.6 and forks of 2023.
+    (r"FlagPerf .*-(megatron|flagscale)/", Practice(loss_bytes=10)),
     # A fork of Megatron-LM of 2024. Its scripts overlap tensor-parallel traffic with products, but
     # do not set --overlap-grad-reduce.
     (r"Megatron-Kwai", Practice(overlaps_reduction=False, hides_tensor=True)),

@@ -169,9 +169,8 @@ def _whole_peak(
 def _loss_bytes(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
     """Bytes of a micro-batch's logits and their gradient in 32 bits. Megatron-LM's cross-entropy
     works in place on a copy; PyTorch's kernels keep three copies."""
-    each = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
-    if assumed.fused_loss:
-        each = BYTES[assumed.precision]
+    own = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
+    each = BYTES[assumed.precision] if assumed.fused_loss else assumed.loss_bytes or own
     if assumed.habits.gathers_logits:
         each += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
     predicted = _tokens(shape, layout)
