@@ -80,7 +80,7 @@ class HostFacts:
         found = self.fact("machine")
         return (found["boot"], found["network"]) if found.get("boot") else None
 
-    @property
+    @cached_property
     def chosen_interface(self) -> str | None:
         """The interface that the cluster file sets for this host."""
         environment = self.part.environment
@@ -114,7 +114,7 @@ class HostFacts:
         routes.pop(None, None)
         return routes.most_common(1)[0][0] if routes else None
 
-    @property
+    @cached_property
     def interface_address(self) -> str | None:
         """The first address of `interface`."""
         addresses = self.interfaces.get(self.interface or "", {}).get("addresses") or [None]
