@@ -34,13 +34,12 @@ _Judged = Callable[[str, str, str, str], Finding]
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    used = any(host.fact("machine").get("gpu_nodes") for host in evidence.hosts)
     for host in evidence.hosts:
         if not host.part.host.gpus:
             continue
         found = host.facts.get("gpus")
         if found is None:
-            yield from _counted(host, others=used)
+            yield from _counted(host)
             continue
         yield from _there(host, found)
         for gpu in _used(host):
@@ -55,15 +54,15 @@ def _used(host: HostFacts) -> list[Facts]:
     return [gpu for gpu in host.fact("gpus").get("gpus", ()) if gpu["index"] in host.part.host.gpus]
 
 
-def _counted(host: HostFacts, *, others: bool) -> Iterator[Finding]:
-    """What a launch knows: the number of GPUs, from files of the kernel. ``others``: whether a host
-    of the job has GPUs. If none has, the job may run on CPUs: then ``gpus`` is only a number of
+def _counted(host: HostFacts) -> Iterator[Finding]:
+    """What a launch knows: the number of GPUs, from files of the kernel. No errors: a driver may
+    make these files only when a program uses it, and in a job for CPUs, ``gpus`` may be a number of
     workers."""
     found = host.fact("machine")
     if count := len(found.get("gpu_nodes", ())):
-        yield from _missing(host, range(count))
+        yield from _missing(host, range(count), host.warning)
     elif found.get("accelerators") is False:
-        yield _none(host, host.error if others else host.warning)
+        yield _none(host, host.warning)
 
 
 def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
@@ -82,7 +81,7 @@ def _there(host: HostFacts, found: Facts) -> Iterator[Finding]:
             return  # There is no tool, but the framework can use the GPUs, or Slurm gives them.
         yield _none(host, host.error, found.get("pci", {}))
         return
-    yield from _missing(host, {gpu["index"] for gpu in found["gpus"]})
+    yield from _missing(host, {gpu["index"] for gpu in found["gpus"]}, host.error)
 
 
 def _none(host: HostFacts, judged: _Judged, pci: Facts = MappingProxyType({})) -> Finding:
@@ -95,9 +94,9 @@ def _none(host: HostFacts, judged: _Judged, pci: Facts = MappingProxyType({})) -
     return judged("gpu", seen, _expected(host), remedy)
 
 
-def _missing(host: HostFacts, there: Collection[int]) -> Iterator[Finding]:
+def _missing(host: HostFacts, there: Collection[int], judged: _Judged) -> Iterator[Finding]:
     if missing := [index for index in host.part.host.gpus if index not in there]:
-        yield host.error(
+        yield judged(
             "gpu",
             f"{counted(len(there), 'GPU')} found; GPU {indices(missing)} is missing",
             _expected(host),

@@ -86,12 +86,14 @@ def governors() -> dict[str, int]:
 def accelerators(root: str = "") -> bool:
     """Whether the kernel has a device file or a driver of a GPU, TPU or other accelerator. A driver
     may make its files only when a program uses it."""
-    device = r"nvidia|nvhost|nvmap|dxg|kfd|accel|vfio|neuron|davinci|hl[0-9]"
-    return (
-        os.path.exists(root + "/proc/driver/nvidia")
-        or any(re.match(device, name) for name in listed(root + "/dev"))
-        or any(name.startswith("renderD") for name in listed(root + "/dev/dri"))
-    )
+    names = [
+        folder + name
+        for folder in ("", "dri/", "vfio/")
+        for name in listed("%s/dev/%s" % (root, folder))
+    ]
+    device = r"nvidia|nvhost|nvmap|dxg|kfd|accel|neuron|davinci|hl[0-9]|dri/renderD|vfio/[0-9]"
+    driver = os.path.exists(root + "/proc/driver/nvidia")
+    return driver or any(re.match(device, name) for name in names)
 
 
 def memory(_request: GatherOrder) -> Json:
