@@ -34,7 +34,7 @@ def test_hosts_of_the_job(where: str, host: str, *, known: bool) -> None:
 
 def test_hosts_that_slurm_gave_a_run() -> None:
     spec = parse(FILE.format(where="slurm: {partition: gpu}, nodes: 2"), "c.yaml")
-    machines = ["node3", "node4"]
+    machines = {"node4", "node3"}
     assert hosts("node4", spec, machines) == {"node4"}
     with pytest.raises(UsageError, match="no host node17") as caught:
         hosts("node17", spec, machines)

@@ -9,7 +9,7 @@ import typer
 from dtrain import api
 from dtrain.runs.record import Record
 from dtrain.session.status import find_run
-from dtrain_cli.commands.select import filters
+from dtrain_cli.commands.select import filters, machines
 from dtrain_cli.commands.watch import Watch, exports
 from dtrain_cli.parameters import (
     Fold,
@@ -39,8 +39,8 @@ def attach(
     folder = find_run(run)
     chosen = Filters()
     if (rank, host) != (None, None):
-        spec = Record.load(folder.path).request.spec()
-        chosen = filters(rank, host, spec, folder.machines())
+        record = Record.load(folder.path)
+        chosen = filters(rank, host, record.request.spec(), machines(record, folder))
     watch = Watch(
         stopping=False,
         json=json,

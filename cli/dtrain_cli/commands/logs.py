@@ -23,7 +23,7 @@ from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
 from dtrain.session.status import find_run
-from dtrain_cli.commands.select import duration, filters
+from dtrain_cli.commands.select import duration, filters, machines
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import make_view
@@ -51,7 +51,7 @@ def logs(
     age = duration("--since", since)
     folder = find_run(run)
     record = Record.load(folder.path)
-    chosen = filters(rank, host, record.request.spec(), folder.machines())
+    chosen = filters(rank, host, record.request.spec(), machines(record, folder))
     leaving = threading.Event()
     view = make_view(json, sys.stdout, sys.stderr, chosen, fold, leaving.set)
     if run != folder.name and not json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from dtrain import hostlist
 from dtrain.diagnostics import UsageError
@@ -14,6 +15,10 @@ from dtrain.spec.model import ClusterFile
 from dtrain.spec.scalars import seconds
 from dtrain_cli.views import Filters
 
+if TYPE_CHECKING:
+    from dtrain.runs.folder import RunFolder
+    from dtrain.runs.record import Record
+
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -22,18 +27,19 @@ def filters(
 ) -> Filters:
     """The workers that ``--rank`` and ``--host`` select together; for ``machines`` see `hosts`."""
     found = Filters(ranks(rank, spec), hosts(host, spec, machines))
-    plan = build(spec)
     # A spare takes over the ranks of another host, and fewer hosts get other ranks.
-    fixed = plan.hosts_known and not spec.cluster.spares and spec.job.elastic is None
-    if found.ranks is not None and found.hosts is not None and fixed:
-        places = _hosts_of_ranks(plan)
-        having = dict.fromkeys(places[one] for one in sorted(found.ranks))
-        if found.hosts.isdisjoint(having):
-            raise UsageError(
-                f"--rank {excerpt(rank)} and --host {excerpt(host)} have no worker in common",
-                hint=f"{'these ranks are' if len(found.ranks) > 1 else 'this rank is'} on "
-                f"{hostlist.brief(having)}",
-            )
+    movable = spec.cluster.spares or spec.job.elastic is not None
+    if found.ranks is None or found.hosts is None or movable:
+        return found
+    plan = build(spec)
+    places = _hosts_of_ranks(plan)
+    having = dict.fromkeys(places[one] for one in sorted(found.ranks))
+    if plan.hosts_known and found.hosts.isdisjoint(having):
+        raise UsageError(
+            f"--rank {excerpt(rank)} and --host {excerpt(host)} have no worker in common",
+            hint=f"{'these ranks are' if len(found.ranks) > 1 else 'this rank is'} on "
+            f"{hostlist.brief(having)}",
+        )
     return found
 
 
@@ -71,6 +77,11 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
     return frozenset(chosen)
 
 
+def machines(record: Record, folder: RunFolder) -> Collection[str]:
+    """The hosts that an engine has given a run; none while the run waits for some."""
+    return {*record.allocated, *folder.machines()} if record.allocated else ()
+
+
 def hosts(
     text: str | None, spec: ClusterFile, machines: Collection[str] = ()
 ) -> frozenset[str] | None:
@@ -80,7 +91,7 @@ def hosts(
         return None
     wanted = unfolded("--host", text)
     plan = build(spec)
-    named = plan.host_names if plan.hosts_known else machines
+    named = plan.host_names if plan.hosts_known else sorted(machines)
     known = dict.fromkeys((*named, *(host.name for host in spec.cluster.spares)))
     unknown = [name for name in wanted if name not in known]
     if unknown and known:
