@@ -34,24 +34,21 @@ def filters(
 ) -> Filters:
     """The workers that ``--rank`` and ``--host`` select together; for ``machines`` see `hosts`."""
     found = Filters(ranks(rank, spec), hosts(host, spec, machines))
+    # A spare takes over the ranks of another host, fewer hosts get other ranks, and with c10d,
+    # torchrun numbers the hosts.
+    job = spec.job
+    moves = spec.cluster.spares or job.elastic is not None or job.rendezvous.backend == "c10d"
+    if found.ranks is None or found.hosts is None or moves:
+        return found
     plan = build(spec)
-    # A spare takes over the ranks of another host, and fewer hosts get other ranks.
-    # With c10d, torchrun numbers the hosts.
-    fixed = (
-        plan.hosts_known
-        and not spec.cluster.spares
-        and spec.job.elastic is None
-        and spec.job.rendezvous.backend != "c10d"
-    )
-    if found.ranks is not None and found.hosts is not None and fixed:
-        places = _hosts_of_ranks(plan)
-        having = dict.fromkeys(places[one] for one in sorted(found.ranks))
-        if found.hosts.isdisjoint(having):
-            raise UsageError(
-                f"--rank {excerpt(rank)} and --host {excerpt(host)} have no worker in common",
-                hint=f"{'these ranks are' if len(found.ranks) > 1 else 'this rank is'} on "
-                f"{hostlist.brief(having)}",
-            )
+    places = _hosts_of_ranks(plan)
+    having = dict.fromkeys(places[one] for one in sorted(found.ranks))
+    if plan.hosts_known and found.hosts.isdisjoint(having):
+        raise UsageError(
+            f"--rank {excerpt(rank)} and --host {excerpt(host)} have no worker in common",
+            hint=f"{'these ranks are' if len(found.ranks) > 1 else 'this rank is'} on "
+            f"{hostlist.brief(having)}",
+        )
     return found
 
 

@@ -119,12 +119,12 @@ def process_failure(
     *,
     code: int | None,
     signal: str | None,
-    full: bool,
+    memory_full: bool,
 ) -> Failure:
-    """``full``: whether its machine or its container ran out of memory."""
+    """``memory_full``: whether its machine or its container ran out of memory."""
     name = part.host.name
     failure = Failure(name, process.role, process.index, process.rank, time, code, signal)
-    return replace(failure, out_of_memory=full and failure.ended_by == "SIGKILL")
+    return replace(failure, out_of_memory=memory_full and failure.ended_by == "SIGKILL")
 
 
 def not_begun(what: str, error: NodeError) -> Report:

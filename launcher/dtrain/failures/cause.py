@@ -90,8 +90,8 @@ class Failure:
 
     @property
     def cut_off(self) -> bool:
-        """Whether a system may have ended it that ends all processes after a first failure, or on
-        request: with TERM, and then with KILL."""
+        """Whether it may have been stopped because another process failed, or on request: with
+        TERM, and then with KILL."""
         return self.ended_by in ("SIGTERM", "SIGKILL") and not self.out_of_memory
 
     @property

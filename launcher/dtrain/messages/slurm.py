@@ -66,7 +66,7 @@ MachineMessage = StreamFound | ProgressReport | TelemetrySample | TelemetryAvera
 
 @dataclass(frozen=True, slots=True)
 class FromMachine:
-    """What the agent of a machine sends if there is one."""
+    """A message about a machine, of a type that its agent sends over SSH."""
 
     host: Name
     message: MachineMessage

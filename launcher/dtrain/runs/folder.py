@@ -207,9 +207,9 @@ class RunFolder:
         numbers = sorted(int(name[1] or 1) for name in found if name)
         return [replace(self, attempt=number) for number in numbers]
 
-    def machines(self) -> list[str]:
-        """The hosts of all attempts that have logs here, sorted."""
-        return sorted({entry.name for one in self.attempts() for entry in _entries(one.logs)})
+    def machines(self) -> set[str]:
+        """The hosts of all attempts that have logs here."""
+        return {entry.name for one in self.attempts() for entry in _entries(one.logs)}
 
     @property
     def journal(self) -> Path:

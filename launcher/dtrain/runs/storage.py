@@ -36,7 +36,7 @@ def home() -> Path:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """The block writes ``path``, a file of a run's folder. Raises StorageError for its OSError."""
+    """The block uses ``path``, a file of a run's folder. Raises StorageError for its OSError."""
     try:
         yield
     except OSError as error:

@@ -144,7 +144,7 @@ def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failur
 def _failure(part: HostPlan, process: Process, status: int, time: float, *, full: bool) -> Failure:
     killed = signal_name(status - SIGNALLED)
     code = None if killed else status
-    return process_failure(part, process, time, code=code, signal=killed, full=full)
+    return process_failure(part, process, time, code=code, signal=killed, memory_full=full)
 
 
 def _hint(first: Failure) -> str:

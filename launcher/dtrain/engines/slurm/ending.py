@@ -236,7 +236,7 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
                 time + 1 if stopping and status else time,
                 code=int(status[1]) if status else None,
                 signal=name,
-                full=killed or part.host.name in full,
+                memory_full=killed or part.host.name in full,
             )
             (ended if stopping and failure.cut_off else found).setdefault(task, failure)
     # Slurm ends the tasks of all hosts at once.
