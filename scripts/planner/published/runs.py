@@ -25,6 +25,9 @@ The columns:
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
+- Notes also say what differs in memory: ``Triton kernels for loss and norms and SwiGLU``,
+  ``reshard_after_forward=False``, ``mem_efficient_linear=False``, ``gathered in fp32``, ``the loop
+  holds the outputs``, ``hidden dropout``.
 - ``recompute``: full, uniform, block or just yes mean full. If selective recomputation includes
   ``moe``, or is ``checkpointing of some blocks``, the run fits if full recomputation does. Blank
   means none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
