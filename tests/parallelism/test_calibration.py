@@ -64,13 +64,18 @@ def test_collectives_of_one_size_change_only_the_bandwidth() -> None:
     assert found.latency == AMPERE.latency
 
 
-def test_two_gpus_of_a_mesh_measure_the_link_that_they_have() -> None:
+@pytest.mark.parametrize("groups", [(2,), (8,), (2, 4, 8)])
+def test_gpus_of_a_mesh_measure_the_links_that_they_have(groups: tuple[int, ...]) -> None:
     mesh = gpu("mi300x")
-    pair = GpuCluster(mesh, 2, 2, 200.0)
-    seconds = Group(pair, replace(AMPERE, link=0.5), 2, 1).all_gather(1e8)
-    row = {"kind": "all_gather", "ranks": 2, "hosts": 1, "bytes": 1e8, "seconds": seconds}
-    text = json.dumps({"collectives": [row]})
-    assert calibration.read(text, "my.json", AMPERE, mesh, 200.0).link == pytest.approx(0.5)
+    truth = replace(AMPERE, link=0.5)
+    rows = [
+        {"kind": "all_gather", "ranks": ranks, "hosts": 1, "bytes": size,
+         "seconds": Group(GpuCluster(mesh, 8, 8, 200.0), truth, ranks, 1).all_gather(size)}
+        for ranks in groups
+        for size in (1e8, 1e9)
+    ]  # fmt: skip
+    found = calibration.read(json.dumps({"collectives": rows}), "my.json", AMPERE, mesh, 200.0)
+    assert found.link == pytest.approx(0.5, rel=0.02)
 
 
 def test_a_device_without_16_bits_is_measured_in_what_it_has() -> None:

@@ -299,7 +299,8 @@ _ZERO = replace(
 before and after each module fetch and release parameters (``parameter_offload.py``). ``host_work``
 is from Qwen's fine-tuning of 1.8B on one A100 with 256 tokens."""
 _ZERO_2 = replace(_ZERO, habits=replace(_ZERO.habits, step_copies=2, buckets=1.0))
-"""Stages 1 and 2, which flatten and cast all gradients at once. Stage 3 does so group by group."""
+"""Stages 1 and 2, which flatten and cast all gradients at once. Stage 3 does so group by group.
+``buckets``: 5e8 gradients in 16 bits, DeepSpeed's default (``reduce_bucket_size``)."""
 _SHARDING_SOFTWARE = (
     r"(?<!Megatron.)\bFSDP2?\b|\btorch ?titan\b|\bOLMo\b"
     r"|llm[- ]foundry|\bComposer\b|\bLightning\b|\bLingua\b"

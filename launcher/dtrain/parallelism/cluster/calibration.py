@@ -20,7 +20,7 @@ overrides fitted values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from statistics import fmean
 from typing import Any
@@ -69,10 +69,9 @@ def calibrated(table: Any, where: str, base: Efficiency, gpu: Gpu, network: floa
     near = [row for row in rows if row["hosts"] == 1]
     far = [row for row in rows if row["hosts"] > 1]
     if near:
-        link = gpu.link_among(max(row["ranks"] for row in near))
-        found = replace(found, **_wire(near, "link", "latency", link, found))
+        found = replace(found, **_wire(near, "link", "latency", gpu.link_among, found))
     if far:
-        found = replace(found, **_wire(far, "network", "network_step", network, found))
+        found = replace(found, **_wire(far, "network", "network_step", lambda _: network, found))
     return replace(found, **_constants(table, where))
 
 
@@ -97,24 +96,33 @@ def _gemm(products: Sequence[dict[str, float]], base: Efficiency, gpu: Gpu) -> d
 
 
 def _wire(
-    rows: Sequence[dict[str, Any]], share: str, step: str, bandwidth: float, base: Efficiency
+    rows: Sequence[dict[str, Any]],
+    share: str,
+    step: str,
+    bandwidth: Callable[[int], float],
+    base: Efficiency,
 ) -> dict[str, float]:
-    """Fit the share of a wire of ``bandwidth`` GB/s, and the step that collectives start with."""
-    size = [row["bytes"] * (row["ranks"] - 1) / row["ranks"] for row in rows]
+    """Fit the share of a wire, and the step that collectives start with. ``bandwidth``: GB/s of the
+    wire for a number of ranks."""
+    # Seconds on the whole wire.
+    sent = [
+        row["bytes"] * (row["ranks"] - 1) / row["ranks"] / (bandwidth(int(row["ranks"])) * 1e9)
+        for row in rows
+    ]
     seconds = [row["seconds"] / _RING[row["kind"]] for row in rows]
-    slope, start = _line(size, seconds)
+    slope, start = _line(sent, seconds)
     found = {}
     if start is None:
         moved = [
             max(taken - _start(row, base), 0.1 * taken)
             for row, taken in zip(rows, seconds, strict=True)
         ]
-        slope = fmean(taken / sent for taken, sent in zip(moved, size, strict=True))
+        slope = fmean(taken / least for taken, least in zip(moved, sent, strict=True))
     else:
         # A start is linear in its steps.
         none, one = (fmean(_start(row, replace(base, **{step: x})) for row in rows) for x in (0, 1))
         found[step] = max(0.0, (start - none) / (one - none))
-    return {share: min(1.0, 1 / (slope * bandwidth * 1e9)), **found}
+    return {share: min(1.0, 1 / slope), **found}
 
 
 def _start(row: dict[str, Any], base: Efficiency) -> float:

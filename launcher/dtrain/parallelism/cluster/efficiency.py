@@ -76,7 +76,7 @@ class Efficiency(KeepsHash):
     interval_high: float = 1.6
     """Step times as multiples of the estimate, between which 80 % of runs are. The default, for
     GPUs that are not `MEASURED`, is a guess: on those with published runs, 80 % of 314 step times
-    of dense models are 0.80 to 1.69 times the estimate, with equal weight for each of 25
+    of dense models are 0.81 to 1.69 times the estimate, with equal weight for each of 25
     publishers."""
 
     def ring_start(self, members: int, hosts: float) -> float:
@@ -147,7 +147,8 @@ WATTS = {
 """Rated W for each TFLOP/s of the GPUs that an architecture's constants were fitted on: A100, H100
 and GB200."""
 CLOCK = 0.95
-"""Highest share of the peak in large matrix products, of GPUs whose power allows their rated clock.
+"""Highest share of the rated peak in large matrix products, of GPUs whose clock follows from their
+power.
 Chosen, not fitted: products also wait for memory. Without this limit, the estimate's MFU is 81 %
 for Llama 3 70B on 8 H20s; with it, 77 %."""
 MEASURED = {"ampere": {312}, "hopper": {989}, "blackwell": {2250, 2500}}
@@ -160,7 +161,8 @@ def of_family(family: str) -> Efficiency:
     """Return the constants of an architecture, or of the nearest measured one.
 
     Ada and the Blackwell of workstations multiply with Ampere's instructions, and have neither
-    Hopper's nor the B200's. How far their speeds differ follows from their power.
+    Hopper's nor the B200's. How far their speeds differ was measured (`Gpu.sustained`) or follows
+    from their power.
     """
     if family in FAMILIES:
         return FAMILIES[family]

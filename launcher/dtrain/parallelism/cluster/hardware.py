@@ -6,6 +6,7 @@ because JSON loads in 1 ms and YAML in 30 ms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cache
@@ -87,12 +88,13 @@ class Gpu:
 
 def slowest(kinds: Collection[Gpu]) -> Gpu:
     """Return a GPU that stands for all ``kinds`` in one job, in which each step waits for the
-    slowest: the kind with the least 16-bit FLOP/s, with the least memory and bandwidth of all.
+    slowest: the kind with the least sustained 16-bit FLOP/s, with the least memory and bandwidth
+    of all.
 
     Raises:
         UsageError: they have no precision in common.
     """
-    slow = min(kinds, key=lambda gpu: gpu.flops[gpu.usual])
+    slow = min(kinds, key=lambda gpu: gpu.flops[gpu.usual] * gpu.sustained)
     flops = {
         precision: min(gpu.flops[precision] for gpu in kinds)
         for precision in slow.flops
@@ -392,8 +394,20 @@ def _read(
     if not like:
         return kind(**values)
     model = _checked(place, "like", like, lambda name: _find(name, known, "entry"))
+    if kind is Gpu:
+        model = replace(model, sustained=_sustained(model, values))
     # Do not copy aliases and source: they belong to the other entry.
     return replace(model, **{"aliases": (), "source": f"like {model.name}", **values})
+
+
+def _sustained(model: Gpu, values: Mapping[str, Any]) -> float:
+    """``sustained`` of a GPU like ``model`` with other ``values``."""
+    if "flops" in values:
+        return 1.0
+    if "watts" not in values or not model.watts or model.sustained == 1:
+        return model.sustained  # 1: `at_its_clock` reads the power itself
+    share: float = values["watts"] / model.watts
+    return model.sustained * math.pow(share, 1 / 3)
 
 
 _NEEDED = {"name", "memory", "bandwidth", "flops", "link", "gpu", "gpus_per_host", "network_gbps"}

@@ -73,7 +73,7 @@ class Probe:
         """Return the content of a calibration file."""
         # CPUs compute attention in 32 bits, GPUs in 16.
         peak = gpu.peak("fp32" if self.is_cpu else gpu.usual)
-        share = min(1.0, self.attention / peak / base.flash2)
+        share = min(1.0, self.attention / (peak * gpu.sustained) / base.flash2)
         return {
             "schema": SCHEMA,
             "gemm": [
@@ -111,7 +111,9 @@ class Probe:
         found.append(Measurement("attention, forward", self.attention, "TFLOP/s"))
         found.append(Measurement("memory bandwidth", self.copy, "GB/s", known(gpu.bandwidth)))
         if self.link is not None:
-            found.append(Measurement(ALL_REDUCES["link"], self.link, "GB/s", known(gpu.link)))
+            ranks = max(row["ranks"] for row in self.collectives if row["hosts"] == 1)
+            link = gpu.link_among(ranks)
+            found.append(Measurement(ALL_REDUCES["link"], self.link, "GB/s", known(link)))
         if self.network is not None:
             found.append(Measurement(ALL_REDUCES["network"], self.network, "GB/s", known(network)))
         return tuple(found)

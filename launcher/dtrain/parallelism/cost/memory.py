@@ -194,7 +194,8 @@ def _unused_share(layout: Layout, assumed: Assumptions) -> float:
 
 
 def _split_blocks(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> float:
-    """Bytes of the blocks that kept logits split; `peak` has those of sharded memory."""
+    """Bytes that the allocator loses because kept logits split its blocks; `peak` has those of
+    sharded memory."""
     last = stage == layout.pipeline - 1
     if not (assumed.habits.gathers_logits and last) or assumed.by_torch(layout):
         return 0.0

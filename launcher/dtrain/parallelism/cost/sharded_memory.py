@@ -144,10 +144,14 @@ class _Rank:
         return 2.0 if self.assumed.narrow_states else 4.0
 
     @cached_property
+    def cast(self) -> bool:
+        """Whether a copy of the parameters in the precision of the products is made."""
+        return self.shape.lora is None and self.own != self.compute
+
+    @cached_property
     def in_place(self) -> bool:
         """Whether parameters, which need no cast, are used where they are, and their gradients."""
-        cast = self.shape.lora is None and self.own != self.compute
-        return not self.layout.shards_parameters and not cast
+        return not self.layout.shards_parameters and not self.cast
 
     @property
     def gathered(self) -> float:
@@ -270,7 +274,7 @@ class _Rank:
         return self.gradients
 
     @cached_property
-    def stays(self) -> bool:
+    def keeps_gathered(self) -> bool:
         """Whether layers stay gathered between their forward and backward pass."""
         keeps = self.assumed.habits.keeps_gathered and self.layout.shards_parameters
         return keeps or keeps_stage(self.layout)
@@ -279,7 +283,7 @@ class _Rank:
     def gathered_layer(self) -> float:
         """Bytes of a layer that stays gathered. Experts without another copy of them are used where
         they are, if they need no cast."""
-        in_place = self.replicas == 1 and self.own == self.compute
+        in_place = self.replicas == 1 and not self.cast
         return self.gathered * (self.layer.mean - (self.layer.experts if in_place else 0.0))
 
     @cached_property
@@ -294,7 +298,7 @@ class _Rank:
         return self.compute * self.shape.hidden / split * self.tokens
 
     @property
-    def logits(self) -> float:
+    def logit_count(self) -> float:
         """Number of this rank's logits that exist at once."""
         if not self.last:
             return 0.0
@@ -309,7 +313,7 @@ class _Rank:
 def _phases(rank: _Rank) -> Iterator[Phase]:
     """Yield the phases of a step in their order; the optimizer's is the last one."""
     resident = 0.0 if rank.in_place else rank.stored * rank.root
-    stays = rank.layers * rank.gathered_layer if rank.stays else 0.0
+    stays = rank.layers * rank.gathered_layer if rank.keeps_gathered else 0.0
     yield from _loss_phases(rank, resident + stays)
     yield from _layer_phases(rank, resident + stays)
     if not keeps_stage(rank.layout):
@@ -328,12 +332,12 @@ def _loss_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
         split = layout.tensor if layout.sequence_parallel else 1
         width = rank.shape.hidden / split + rank.shape.hidden
         activations += (4 if assumed.habits.wide_rest else compute) * width * rank.tokens
-    yield Phase(rank.accumulated, activations, _loss(layout, assumed) * rank.logits, resident)
-    ahead = 0.0 if rank.stays else rank.gathered * rank.layer.largest
+    yield Phase(rank.accumulated, activations, _loss(layout, assumed) * rank.logit_count, resident)
+    ahead = 0.0 if rank.keeps_gathered else rank.gathered * rank.layer.largest
     yield Phase(
         rank.accumulated,
         activations + rank.stream,
-        compute * rank.logits,
+        compute * rank.logit_count,
         resident + compute * rank.head * rank.trained_root + ahead,
     )
 
@@ -341,8 +345,8 @@ def _loss_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
 def _layer_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
     """Yield the backward passes of the first layers to run and of the last ones."""
     shape, layout, compute, layers = rank.shape, rank.layout, rank.compute, rank.layers
-    gathered = 0.0 if rank.stays else rank.gathered * rank.layer.largest
-    released = rank.gathered_layer if rank.stays and not keeps_stage(layout) else 0.0
+    gathered = 0.0 if rank.keeps_gathered else rank.gathered * rank.layer.largest
+    released = rank.gathered_layer if rank.keeps_gathered and not keeps_stage(layout) else 0.0
     recomputed = rank.stream if layout.recompute == "full" else 0.0
     working = max(
         _inside(rank) + (rank.kept - recomputed if recomputed else 0.0),
