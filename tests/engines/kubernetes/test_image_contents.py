@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +21,8 @@ TORCH = {"version": "2.13.0", "cuda": "12.8"}
 
 
 def log(framework: dict[str, Any], *more: str, output: str = "") -> bytes:
-    report = json.dumps({"python": "3.11.2", "executable": "/bin/python3", "framework": framework})
-    facts = [*more, "status=0", f"report={report}", "done=yes"]
+    report = {"python": "3.11.2", "executable": "/bin/python3", "framework": framework}
+    facts = [*more, "status=0", f"report={report!r}", "done=yes"]
     return "\n".join([output, *(f"[dtrain] {fact}" for fact in facts)]).encode() + b"\n"
 
 
@@ -85,5 +88,24 @@ def test_output_that_is_incomplete_or_hostile() -> None:
     assert image_contents.read(log(TORCH)[:-20]) is None
     with pytest.raises(ProtocolError):
         image_contents.read(log({"version": {"a": []}}))
-    with pytest.raises(ProtocolError):
-        image_contents.read(b"[dtrain] status=0\n[dtrain] report=[]\n[dtrain] done=yes\n")
+    for report in (b"[]", b"{", b"(" * 100_000):
+        with pytest.raises(ProtocolError, match="interpreter"):
+            image_contents.read(
+                b"[dtrain] status=0\n[dtrain] report=%s\n[dtrain] done=yes" % report
+            )
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_the_script_of_the_pod(shell: str, tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    text = f"""
+cluster: {{kubernetes: {{image: "train:1"}}, nodes: 2, gpus: 2, python: {sys.executable}}}
+job: {{framework: torch, script: t.py, workdir: {tmp_path}}}
+"""
+    script = image_contents.script(build(parse(text, "job.yaml")))
+    done = subprocess.run([shell, "-c", script], capture_output=True, check=True)
+    contents = image_contents.read(done.stdout)
+    assert contents is not None
+    assert (contents.workdir, contents.script, contents.missing) == (True, True, frozenset())
+    assert contents.interpreter is not None
+    assert contents.interpreter["framework"]["version"] == version("torch")

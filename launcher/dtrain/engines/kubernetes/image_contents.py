@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import posixpath
 import re
+from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from dtrain.engines.kubernetes import manifest
 from dtrain.engines.kubernetes.script import MARK
 from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.decode import decode, parse_object
+from dtrain.messages.decode import ProtocolError, decode, excerpt
 from dtrain.messages.facts import Interpreter
 from dtrain.node import programs
 from dtrain.node.boot import boot_text, framed
@@ -46,11 +47,12 @@ def script(plan: LaunchPlan) -> str:
             "framework": plan.job.framework,
             "module": plan.job.module if _has_code(plan) else None,
         }
-        program = framed(programs.program("interpreter")).decode()
-        feed = word(f"{program}{json.dumps(options)}\n")
+        program = word(framed(programs.program("interpreter")).decode())
+        marshalled = "".join(f"\\{byte:03o}" for byte in marshal.dumps(options, 4))
+        feed = f"{{ printf %s {program}; printf {word(marshalled)}; }}"
         python = sh(path(part.python), " -c ", words([boot_text(isolated=False), _LABEL]))
         lines += [
-            f"report=$(printf %s {feed} | DTRAIN_REPORT_FD=3 {python} 3>&1 >&4)",
+            f"report=$({feed} | DTRAIN_REPORT_FD=3 {python} 3>&1 >&4)",
             f'printf "\\n{MARK} status=%s\\n" $?',
             f'printf "{MARK} report=%s\\n" "$report"',
         ]
@@ -91,9 +93,19 @@ def read(log: bytes) -> ImageContents | None:
             "output": "\n".join(output).strip()[-4000:],
         }
         if report := values.get("report"):
-            answer |= parse_object(report.encode())
+            answer |= _literal(report)
         interpreter = decode(Interpreter, answer, "interpreter")
     return ImageContents(frozenset(missing), "workdir" in values, "script" in values, interpreter)
+
+
+def _literal(report: str) -> dict[str, Any]:
+    try:
+        found = literal_eval(report)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ProtocolError(f"interpreter: not a report: {excerpt(report)}")
+    return found
 
 
 def judge(

@@ -125,7 +125,8 @@ def interpreter(request: GatherOrder) -> Json:
     program = request["interpreter"]
     answer = in_job(request, program, program["limit"])
     for line in answer.pop("said"):
-        with contextlib.suppress(ValueError, SyntaxError):  # a setup line may write there
+        # A setup line may write there.
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             answer.update(literal_eval(line))
     if "python" in answer:
         # The output of a setup that succeeds is not needed and may contain secrets.
