@@ -32,3 +32,28 @@ def test_a_heartbeat_starts_once_a_thread_is_free(monkeypatch: pytest.MonkeyPatc
     threads.catch_up()  # as the calls of a heartbeat do
     assert called.wait(HANG)
     heartbeat.stop(beaten.set)
+
+
+def test_a_heartbeat_makes_no_call_that_was_stopped() -> None:
+    heartbeat = Heartbeat(Threads("beats"), lambda: 0.01)
+    made, enough = [], threading.Event()
+
+    def stopped() -> None:
+        made.append("stopped")
+
+    def beat() -> None:
+        made.append("beat")
+        heartbeat.stop(stopped)
+        if made.count("beat") > 10:
+            enough.set()
+
+    heartbeat.start(beat)
+    heartbeat.start(stopped)
+    assert enough.wait(HANG)
+    assert "stopped" not in made[made.index("beat") :]
+    heartbeat.stop(beat)
+    # All were stopped; another one begins again.
+    again = threading.Event()
+    heartbeat.start(again.set)
+    assert again.wait(HANG)
+    heartbeat.stop(again.set)

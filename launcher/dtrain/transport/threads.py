@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
 from collections import deque
@@ -10,6 +11,8 @@ from contextlib import suppress
 
 IDLE_SECONDS = 10.0
 """Seconds after which an idle thread ends."""
+_GOLDEN_RATIO = 0.618034
+"""The parts after the point of its multiples are spread evenly, however many there are."""
 
 
 class Threads:
@@ -56,19 +59,27 @@ blocking = Threads("dtrain-blocking")
 
 class Heartbeat:
     """Makes many calls every few seconds, all in a single one of the ``threads``. They are spread
-    over the time between: calls that use the ``threads`` themselves then need few of them."""
+    over time: if each keeps a thread busy for a moment, few threads serve all."""
 
     def __init__(self, threads: Threads, seconds: Callable[[], float]) -> None:
         self._threads = threads
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._calls: dict[Callable[[], None], None] = {}
+        self._calls: dict[Callable[[], None], int] = {}
+        """Each call that was started and not stopped, with its number."""
+        self._started = 0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        """A heap of when each call is due, also of calls that were stopped."""
         self._running = False
 
     def start(self, call: Callable[[], None]) -> None:
         """Make ``call`` from now on. It must not block."""
         with self._lock:
-            self._calls[call] = None
+            self._started += 1
+            self._calls[call] = self._started
+            share = self._started * _GOLDEN_RATIO % 1
+            due = time.monotonic() + self._seconds() * share
+            heapq.heappush(self._due, (due, self._started, call))
             if not self._running:
                 self._running = True
                 self._threads.run(self._beat)
@@ -80,12 +91,16 @@ class Heartbeat:
     def _beat(self) -> None:
         while True:
             with self._lock:
-                calls = list(self._calls)
-                if not calls:
+                if not self._calls:
+                    self._due.clear()
                     self._running = False
                     return
-            begun, seconds = time.monotonic(), self._seconds()
-            for number, call in enumerate(calls, start=1):
-                due = begun + seconds * number / len(calls)
-                time.sleep(max(0.0, due - time.monotonic()))
-                call()
+                first = self._due[0][0]
+            time.sleep(max(0.0, first - time.monotonic()))
+            with self._lock:
+                due, number, call = heapq.heappop(self._due)
+                if self._calls.get(call) != number:  # it was stopped
+                    continue
+                again = max(due, time.monotonic()) + self._seconds()
+                heapq.heappush(self._due, (again, number, call))
+            call()
