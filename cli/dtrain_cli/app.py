@@ -51,10 +51,9 @@ ELSEWHERE = {
 SETTINGS_ELSEWHERE = {
     "--include": "cluster.hosts=HOSTS",
     "--hosts": "cluster.hosts=HOSTS",
-    "--hostfile": "cluster.hosts=HOSTS",
-    "--nodes": "cluster.nodes=N",
-    "--nnodes": "cluster.nodes=N",
-    "--num-nodes": "cluster.nodes=N",
+    "--nodes": "cluster.hosts=HOSTS",
+    "--nnodes": "cluster.hosts=HOSTS",
+    "--num-nodes": "cluster.hosts=HOSTS",
     "--gpus": "cluster.gpus=N",
     "--num-gpus": "cluster.gpus=N",
     "--nproc-per-node": "cluster.gpus=N",
@@ -63,7 +62,7 @@ SETTINGS_ELSEWHERE = {
     "--max-restarts": "job.restart.max=N",
     "--master-port": "job.rendezvous.port=N",
 }
-"""What other launchers have as options, as values of --set."""
+"""What other launchers have as options of their launch, as values of --set."""
 
 PLAIN: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -231,7 +230,8 @@ def _wrong_usage(error: Any) -> int:
     _say(f"error: {text[:1].lower()}{text[1:].rstrip('.')}")
     params = ctx.command.params if ctx is not None else ()
     named = str(getattr(error, "option_name", "")).replace("_", "-")
-    if (setting := SETTINGS_ELSEWHERE.get(named)) and any(one.name == "settings" for one in params):
+    launches = ctx is not None and ctx.info_name in ("launch", "check")
+    if launches and (setting := SETTINGS_ELSEWHERE.get(named)):
         _say(f"hint: `--set {setting}` replaces the value of the cluster file")
     if any(param.nargs == -1 for param in params) and "option" in text:
         _say("hint: options for your own program go after --")

@@ -215,6 +215,7 @@ def execute(
     target: Spec,
     argv: Sequence[str],
     *,
+    settings: Sequence[str] = (),
     receiver: Receiver | None = None,
     hosts: Collection[str] | None = None,
     timeout: float | None = None,
@@ -224,8 +225,8 @@ def execute(
 ) -> list[Outcome]:
     """Run a command on all hosts of ``target``, or on ``hosts``, and wait until it has ended.
 
-    ``target`` is a spec as for `launch`, or a run as for `attach`. One word
-    alone in ``argv`` is a line for ``/bin/sh``. ``timeout``: seconds after which the command is
+    ``target`` is a spec as for `launch`, or a run as for `attach`; for ``settings`` see `load`. One
+    word alone in ``argv`` is a line for ``/bin/sh``. ``timeout``: seconds after which it is
     stopped. ``control.stop()`` stops it on all hosts. ``receiver`` gets the output. Raises
     UsageError and SpecError for invalid input; a host that cannot be reached is an `Outcome` with
     an error.
@@ -237,12 +238,21 @@ def execute(
     from dtrain.session.status import find_run
 
     record = None
-    if isinstance(target, str) and "/" not in target and not Path(target).exists():
-        if target.endswith((".yaml", ".yml", ".json")):
-            load(target)  # says that there is no such file
+    # A file that is missing is `load`'s to report. (`Path.exists` raises for a long name.)
+    if (
+        isinstance(target, str)
+        and "/" not in target
+        and not target.endswith((".yaml", ".yml", ".json"))
+        and not os.path.exists(target)  # noqa: PTH110
+    ):
         record = Record.load(find_run(target).path)
+        if settings:
+            raise UsageError(
+                f"settings change a cluster file, but {target!r} is a run",
+                hint="a run keeps the settings that it was launched with",
+            )
     return run_commands(
-        load(target) if record is None else record.request,
+        load(target, settings=settings) if record is None else record.request,
         record,
         argv,
         hosts=hosts,

@@ -105,15 +105,3 @@ def test_another_kind_of_file_in_its_place_is_an_error(tmp_path: Path) -> None:
             list(JournalReader(path).read())
         Journal(path).write(5.0, EVENTS[0])
     assert list(JournalReader(tmp_path / "missing").read()) == []
-
-
-def test_a_journal_that_was_removed_begins_again(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    written = Journal(path)
-    written.write(5.0, EVENTS[0])
-    path.unlink()
-    assert written.write(6.0, EVENTS[0]) is None
-    assert [time for time, _ in JournalReader(path).read()] == [6.0]
-    path.unlink()
-    tmp_path.rmdir()
-    assert isinstance(written.write(7.0, EVENTS[0]), FileNotFoundError)

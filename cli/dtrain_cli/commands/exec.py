@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ import typer
 from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.engines.execution import exit_code
-from dtrain.loading import load
 from dtrain.session.control import Control
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain_cli import completion, prompt
@@ -67,11 +65,6 @@ def exec(
     The exit code is the worst of all hosts: 0 if the command returned 0 everywhere, 1 if it failed
     or reached the time limit on a host, 3 if a host failed, and 130 after Ctrl-C.
     """
-    if settings and not Path(target).exists():
-        raise UsageError(
-            f"--set changes a cluster file, but there is no file {target!r}",
-            hint="a run keeps the settings that it was launched with",
-        )
     limit = duration("--timeout", timeout)
     if limit == 0:
         raise UsageError("--timeout 0 leaves no time", hint="write e.g. 30s, 10m or 1h30m")
@@ -86,8 +79,9 @@ def exec(
     )
     with on_signals(lambda number: stop_by_signal(control, number)):
         outcomes = api.execute(
-            load(Path(target), settings=settings) if settings else target,
+            target,
             command,
+            settings=settings or (),
             receiver=view,
             hosts=hosts,
             timeout=limit,

@@ -24,7 +24,6 @@ from dtrain.messages.decode import (
     decode,
     parse_object,
 )
-from dtrain.node.trust import Trust
 from dtrain.runs.events import EVENTS, JournalEvent
 from dtrain.runs.stored_file import open_stored, unreadable
 
@@ -63,40 +62,23 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._folder: tuple[int, bytes] | None = None
-        """The folder, which stays open: opening it checks each folder above it."""
 
     def write(self, time: float, event: JournalEvent) -> OSError | None:
         """Append one event. ``time`` is seconds since the epoch. Returns why the event is lost."""
         line = encode(time, event)
         with self._lock:
             try:
-                fd = self._open()
+                fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
                 try:
                     size = os.fstat(fd).st_size
                     # A crash or a full disk may have cut the last line short.
                     torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
                     os.write(fd, b"\n" * torn + line)
                 finally:
-                    os.close(fd)  # on NFS, other machines see the event from now on
+                    os.close(fd)
             except OSError as error:
-                self._close()
                 return error
         return None
-
-    def _open(self) -> int:
-        trust = Trust()
-        if self._folder is None:
-            self._folder = trust.open_folder(os.fsencode(self.path.parent))
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        return trust.open_file(os.fsencode(self.path.name), flags, *self._folder)
-
-    def _close(self) -> None:
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            os.close(folder[0])
-
-    __del__ = _close
 
 
 class JournalReader:

@@ -21,7 +21,8 @@ _NULL = ("null", "~")
 
 def compose(text: str | bytes, file: str, settings: Sequence[str]) -> tuple[Node, Problems]:
     """`source.compose` for a cluster file with settings. Each is ``KEY=VALUE``: a full key, in
-    which quotes protect dots, and a value in YAML. ``null`` removes the key; a later setting wins.
+    which quotes protect dots, and a value in YAML, all on one line. ``null`` removes the key; a
+    later setting wins.
     """
     root, problems = source.compose(text, file, (BREAK.split(each)[0] for each in settings))
     problems.homes = HOMES
@@ -37,7 +38,7 @@ def _set(root: Node, setting: str, line: int, problems: Problems) -> Node:
         problems.add(
             "a setting is one line",
             TextSpan(line, wrapped.start() + 1),
-            r'write the line break as \n in double quotes: job.env.TEXT="a\nb"',
+            r"""write the line break as \n in double quotes: --set 'job.env.TEXT="a\nb"'""",
         )
         return root
     if not path:

@@ -171,7 +171,7 @@ def _refuse_forbidden(lines: Iterable[str], begin: TextSpan, problems: Problems)
             code = ord(line[column - 1])
             if 0xDC80 <= code <= 0xDCFF:
                 problems.add(
-                    f"the byte 0x{code - 0xDC00:02x} is not UTF-8", place, "write it in UTF-8"
+                    f"the byte 0x{code - 0xDC00:02x} is not UTF-8", place, "save it as UTF-8"
                 )
             else:
                 problems.add(
