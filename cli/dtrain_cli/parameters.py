@@ -1,4 +1,4 @@
-"""Parameters that several commands have."""
+"""Parameters of commands that show a run."""
 
 from __future__ import annotations
 
@@ -10,21 +10,6 @@ import typer
 from dtrain_cli import completion
 from dtrain_cli.views import Display
 
-ClusterFilePath = Annotated[
-    Path,
-    typer.Argument(
-        help="The cluster file.", metavar="FILE", autocompletion=completion.cluster_files
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Replace a value of FILE, e.g. job.restart.max=3; repeatable.",
-        metavar="KEY=VALUE",
-        autocompletion=completion.settings,
-    ),
-]
 RUN_HELP = "The name of a run or of its job, or its first characters."
 AnyRun = Annotated[
     str, typer.Argument(help=RUN_HELP, metavar="RUN", autocompletion=completion.runs)

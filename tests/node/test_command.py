@@ -58,12 +58,16 @@ def ended(python: str, first: str, *command: str) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.parametrize("most", [1, 2], ids=["no process", "no thread"])
-def test_a_host_that_starts_no_more_processes(python: str, tasks: Path, most: int) -> None:
+@pytest.mark.parametrize(
+    ("most", "reason"), [(1, "cannot start a process: "), (2, "stopped, because dtrain cannot ")]
+)
+def test_a_host_that_starts_no_more_processes(
+    python: str, tasks: Path, most: int, reason: str
+) -> None:
     (tasks / "pids.max").write_text(str(most))
     message = ended(python, f"echo $$ >'{tasks}/cgroup.procs'", "sleep", "60")
     assert message["code"] == 127
-    assert "cannot start a process: " in message["reason"]
+    assert message["reason"].startswith(reason)
     assert "`ulimit -u`" in message["reason"]
 
 

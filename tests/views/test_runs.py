@@ -75,9 +75,9 @@ def test_a_terminal_narrower_than_three_columns_shows_whole_names() -> None:
     name = "gpt-20261127-042039-572311"
     narrow = Paper(40, color=False, unicode=True, terminal=True)
     shown = runs.table([replace(run({}), run=name)], narrow, of=1).splitlines()
-    assert shown == [name, "  running, 0 s ago"]
+    assert shown == [name, "  running, started 0 s ago"]
     shown = runs.old([OldRun(replace(run({}), run=name), 2048)], narrow).splitlines()
-    assert shown[:2] == [name, "  running, 0 s ago, 2.05 kB"]
+    assert shown[:2] == [name, "  running, started 0 s ago, 2.05 kB"]
 
 
 def test_a_narrow_terminal_wraps_only_hosts_and_progress() -> None:

@@ -16,9 +16,9 @@ from dtrain.parallelism.question import Answer
 from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
 from dtrain.planning.written import written
 from dtrain_cli import completion, prompt
+from dtrain_cli.cluster_file import Settings
 from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import notice, write
-from dtrain_cli.parameters import Settings
 
 if TYPE_CHECKING:
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
@@ -281,6 +281,7 @@ def _layouts(
     notes = (*answer.question.notes, *([other] if other else []))
     done: list[str] = []
     if output is not None:
+        from dtrain.spec.edit import UnfitFileError
         from dtrain_cli.files import read_text, write_text
 
         if not answer.fits:
@@ -294,8 +295,10 @@ def _layouts(
         name = str(output if before is not None or file is None else file)
         try:
             text = written(answer, base, file=name)
-        except UsageError as error:
-            note = "`--output` writes no values of --set: the file needs them" if settings else ""
+        except UnfitFileError as error:
+            if not settings:
+                raise
+            note = "`--output` writes no values of --set: the file needs them"
             raise UsageError(error.message, hint=f"{error.hint}\n{note}".strip()) from None
         write_text(output, text)
         done.append(

@@ -79,7 +79,11 @@ def _narrow(runs: Sequence[RunStatus], paper: Paper) -> list[RenderableType]:
 
 def _stacked(rows: Iterable[Sequence[str]], paper: Paper) -> list[RenderableType]:
     """Two lines for each run. Its name stays whole, because users copy it."""
-    return [paper.line(text) for name, *facts in rows for text in (name, f"  {', '.join(facts)}")]
+    return [
+        paper.line(text)
+        for name, state, age, *size in rows
+        for text in (name, f"  {', '.join((state, f'started {age}', *size))}")
+    ]
 
 
 def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:

@@ -153,7 +153,8 @@ class CommandRelay:
             threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
         except RuntimeError as error:
             for command in self._commands:
-                command.fail(error, "stopped, because dtrain ")
+                if command.status is None:
+                    command.fail(error, "stopped, because dtrain ")
             self._stop(0.0)
         pause: float | None = 0.0
         while not all(command.reported for command in self._commands):

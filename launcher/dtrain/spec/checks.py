@@ -51,8 +51,8 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
     if "hosts" not in cluster.values or ("spares" in cluster and "spares" not in cluster.values):
         return
     known = {**hosts, **spares}
-    # A setting may choose some of the hosts; the file keeps its overrides of the others.
-    fewer = problems.is_setting(cluster.key_place("hosts"))
+    # A setting may choose other hosts; the file keeps its overrides of those that it has.
+    fewer = any(problems.is_setting(cluster.key_place(key)) for key in ("hosts", "spares"))
     for named, settings in cluster.get("overrides", ()):
         unused = named.name not in known and (not fewer or problems.is_setting(named.place))
         if unused and not problems.full:

@@ -114,6 +114,10 @@ def new_file(
     return text
 
 
+class UnfitFileError(UsageError):
+    """The file would not be valid with the layout."""
+
+
 class _Edit:
     """One edit of one text. ``text`` is valid YAML after every step."""
 
@@ -432,7 +436,7 @@ def _check_result(text: str, edited: str, file: str) -> None:
                 if all(problem.message in known for problem in error.problems):
                     raise
         fresh = [problem for problem in error.problems if problem.message not in known]
-        raise UsageError(
+        raise UnfitFileError(
             f"{file}: cannot launch this layout: {fresh[0].message}",
             hint=fresh[0].hint,
         ) from None
