@@ -48,12 +48,13 @@ ELSEWHERE = {
 }
 """What other tools call our verbs."""
 
+_NODES = "cluster.hosts=HOSTS`, or on Slurm and Kubernetes `--set cluster.nodes=N"
 SETTINGS_ELSEWHERE = {
     "--include": "cluster.hosts=HOSTS",
     "--hosts": "cluster.hosts=HOSTS",
-    "--nodes": "cluster.hosts=HOSTS",
-    "--nnodes": "cluster.hosts=HOSTS",
-    "--num-nodes": "cluster.hosts=HOSTS",
+    "--nodes": _NODES,
+    "--nnodes": _NODES,
+    "--num-nodes": _NODES,
     "--gpus": "cluster.gpus=N",
     "--num-gpus": "cluster.gpus=N",
     "--nproc-per-node": "cluster.gpus=N",
@@ -232,7 +233,7 @@ def _wrong_usage(error: Any) -> int:
     named = str(getattr(error, "option_name", "")).replace("_", "-")
     launches = ctx is not None and ctx.info_name in ("launch", "check")
     if launches and (setting := SETTINGS_ELSEWHERE.get(named)):
-        _say(f"hint: `--set {setting}` replaces the value of the cluster file")
+        _say(f"hint: to replace a value of the cluster file, use `--set {setting}`")
     if any(param.nargs == -1 for param in params) and "option" in text:
         _say("hint: options for your own program go after --")
     # click does not say in which command an option lacks its value.

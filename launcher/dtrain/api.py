@@ -226,8 +226,8 @@ def execute(
     """Run a command on all hosts of ``target``, or on ``hosts``, and wait until it has ended.
 
     ``target`` is a spec as for `launch`, or a run as for `attach`; for ``settings`` see `load`. One
-    word alone in ``argv`` is a line for ``/bin/sh``. ``timeout``: seconds after which it is
-    stopped. ``control.stop()`` stops it on all hosts. ``receiver`` gets the output. Raises
+    word alone in ``argv`` is a line for ``/bin/sh``. ``timeout``: seconds after which the command
+    is stopped. ``control.stop()`` stops it on all hosts. ``receiver`` gets the output. Raises
     UsageError and SpecError for invalid input; a host that cannot be reached is an `Outcome` with
     an error.
     """
@@ -248,7 +248,7 @@ def execute(
         record = Record.load(find_run(target).path)
         if settings:
             raise UsageError(
-                f"settings change a cluster file, but {target!r} is a run",
+                f"`settings` change a cluster file, but {target!r} is a run",
                 hint="a run keeps the settings that it was launched with",
             )
     return run_commands(

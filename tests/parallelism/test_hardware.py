@@ -235,14 +235,13 @@ def test_products_are_as_fast_as_measured(name: str, share: float, fitted: str) 
 
 def test_a_gpu_with_other_power_or_products_than_a_measured_one() -> None:
     changes: dict[str, dict[str, object]] = {
-        "capped": {"watts": 575 / 8}, "own": {"flops": {"bf16": 200}}, "more": {"memory": 40},
+        "capped": {"watts": 575 / 8}, "own": {"flops": {"bf16": 200}},
     }  # fmt: skip
     entries = [{"name": name, "like": "rtx-5090", **one} for name, one in changes.items()]
     extended = hardware().extended(json.dumps({"gpus": entries}), "mine.json")
-    capped, own, more = (extended.gpu(name) for name in changes)
+    capped, own = (extended.gpu(name) for name in changes)
     assert capped.sustained == pytest.approx(gpu("rtx-5090").sustained / 2)
-    assert own.sustained == 1.0
-    assert more.sustained == gpu("rtx-5090").sustained
+    assert own.sustained == gpu("rtx-5090").sustained
 
 
 def test_a_gb300_is_as_much_faster_as_its_power_limit_is_higher() -> None:
@@ -267,5 +266,14 @@ def test_several_kinds_of_gpus_are_as_slow_and_as_small_as_the_least() -> None:
     assert (slow.memory, slow.link) == (gpu("v100-16gb").memory, gpu("v100-16gb").link)
     assert slowest([gpu("h100"), gpu("a100")]).memory == min(gpu("h100").memory, gpu("a100").memory)
     assert slowest(kinds[:1]) == kinds[0]
+    # An MI300X has the higher peak, and an H100 sustains more.
+    mixed = slowest([gpu("h100"), gpu("mi300x")])
+    assert mixed.name == "mi300x"
+    assert mixed.flops["bf16"] == gpu("mi300x").flops["bf16"]
+    # What the one sustains in 16 bits, and the other in fp32.
+    pair = slowest([gpu("h100-pcie-80gb"), gpu("h100-nvl")])
+    assert pair.flops["fp32"] * pair.sustained == pytest.approx(
+        min(one.flops["fp32"] * one.sustained for one in (gpu("h100-pcie-80gb"), gpu("h100-nvl")))
+    )
     with pytest.raises(UsageError, match="tpu-v4 and v100-16gb have no precision in common"):
         slowest([gpu("tpu-v4"), gpu("v100-16gb")])

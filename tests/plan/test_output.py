@@ -228,5 +228,5 @@ def test_a_layout_that_the_file_allows_only_with_settings(dtrain: Any, tmp_path:
     words = ("--model-size", "1B", "cluster.yaml", "--set", "cluster.gpus=4")
     done = dtrain("plan", *words, "--output", "cluster.yaml")
     assert done.returncode == 2
-    assert "hint: `--output` writes no values of --set" in done.stderr
+    assert "hint: `--output` does not write the values of --set" in done.stderr
     assert file.read_text() == before

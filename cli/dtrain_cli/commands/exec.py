@@ -15,6 +15,7 @@ from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain_cli import completion, prompt
 from dtrain_cli.cluster_file import Settings
 from dtrain_cli.commands.select import duration, unfolded
+from dtrain_cli.options import errors_name_options
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import color
 from dtrain_cli.views.commands import CommandJson, CommandLines, CommandView
@@ -77,7 +78,7 @@ def exec(
         if json
         else CommandLines(out, err, fold=fold, color=(color(out), color(err)))
     )
-    with on_signals(lambda number: stop_by_signal(control, number)):
+    with errors_name_options(), on_signals(lambda number: stop_by_signal(control, number)):
         outcomes = api.execute(
             target,
             command,

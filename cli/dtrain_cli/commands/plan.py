@@ -298,7 +298,7 @@ def _layouts(
         except UnfitFileError as error:
             if not settings:
                 raise
-            note = "`--output` writes no values of --set: the file needs them"
+            note = "`--output` does not write the values of --set; the file may need them"
             raise UsageError(error.message, hint=f"{error.hint}\n{note}".strip()) from None
         write_text(output, text)
         done.append(

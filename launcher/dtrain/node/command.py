@@ -153,7 +153,7 @@ class CommandRelay:
             threading.Thread(target=self._listen, args=(stream,), daemon=True).start()
         except RuntimeError as error:
             for command in self._commands:
-                if command.status is None:
+                if not command.reason:
                     command.fail(error, "stopped, because dtrain ")
             self._stop(0.0)
         pause: float | None = 0.0

@@ -51,7 +51,7 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
     if "hosts" not in cluster.values or ("spares" in cluster and "spares" not in cluster.values):
         return
     known = {**hosts, **spares}
-    # A setting may choose other hosts; the file keeps its overrides of those that it has.
+    # Settings may replace the hosts or spares. Overrides of the former ones stay in the file.
     fewer = any(problems.is_setting(cluster.key_place(key)) for key in ("hosts", "spares"))
     for named, settings in cluster.get("overrides", ()):
         unused = named.name not in known and (not fewer or problems.is_setting(named.place))

@@ -12,7 +12,7 @@ from contextlib import suppress
 IDLE_SECONDS = 10.0
 """Seconds after which an idle thread ends."""
 _GOLDEN_RATIO = 0.618034
-"""The parts after the point of its multiples are spread evenly, however many there are."""
+"""The fractional parts of its multiples are spread evenly, however many there are."""
 
 
 class Threads:
@@ -101,6 +101,9 @@ class Heartbeat:
                 due, number, call = heapq.heappop(self._due)
                 if self._calls.get(call) != number:  # it was stopped
                     continue
-                again = max(due, time.monotonic()) + self._seconds()
+                seconds = self._seconds()
+                late = max(0.0, time.monotonic() - due)
+                # Whole periods later, so that calls which were late together do not stay together.
+                again = due + seconds * (1 + late // seconds)
                 heapq.heappush(self._due, (again, number, call))
             call()

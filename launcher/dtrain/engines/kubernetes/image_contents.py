@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 import posixpath
 import re
@@ -16,7 +17,7 @@ from dtrain.engines.kubernetes import manifest
 from dtrain.engines.kubernetes.script import MARK
 from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.decode import ProtocolError, decode, excerpt
+from dtrain.messages.decode import ProtocolError, decode, excerpt, parse_object
 from dtrain.messages.facts import Interpreter
 from dtrain.node import programs
 from dtrain.node.boot import boot_text, framed
@@ -99,13 +100,12 @@ def read(log: bytes) -> ImageContents | None:
 
 
 def _literal(report: str) -> dict[str, Any]:
+    """The report as `parse_object` returns it, with its limits. Raises ProtocolError."""
     try:
-        found = literal_eval(report)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ProtocolError(f"interpreter: not a report: {excerpt(report)}")
-    return found
+        text = json.dumps(literal_eval(report))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ProtocolError(f"interpreter: not a report: {excerpt(report)}") from None
+    return parse_object(text.encode())
 
 
 def judge(

@@ -104,13 +104,11 @@ def _wire(
 ) -> dict[str, float]:
     """Fit the share of a wire, and the step that collectives start with. ``bandwidth``: GB/s of the
     wire for a number of ranks."""
+    size = [row["bytes"] * (row["ranks"] - 1) / row["ranks"] for row in rows]
     # Seconds on the whole wire.
-    sent = [
-        row["bytes"] * (row["ranks"] - 1) / row["ranks"] / (bandwidth(int(row["ranks"])) * 1e9)
-        for row in rows
-    ]
+    sent = [one / (bandwidth(int(row["ranks"])) * 1e9) for one, row in zip(size, rows, strict=True)]
     seconds = [row["seconds"] / _RING[row["kind"]] for row in rows]
-    slope, start = _line(sent, seconds)
+    slope, start = _line(sent, seconds) if max(size) >= 2 * min(size) else (0.0, None)
     found = {}
     if start is None:
         moved = [

@@ -96,7 +96,7 @@ def slowest(kinds: Collection[Gpu]) -> Gpu:
     """
     slow = min(kinds, key=lambda gpu: gpu.flops[gpu.usual] * gpu.sustained)
     flops = {
-        precision: min(gpu.flops[precision] for gpu in kinds)
+        precision: min(gpu.flops[precision] * (gpu.sustained / slow.sustained) for gpu in kinds)
         for precision in slow.flops
         if all(precision in gpu.flops for gpu in kinds)
     }
@@ -401,9 +401,8 @@ def _read(
 
 
 def _sustained(model: Gpu, values: Mapping[str, Any]) -> float:
-    """``sustained`` of a GPU like ``model`` with other ``values``."""
-    if "flops" in values:
-        return 1.0
+    """``sustained`` of a GPU like ``model`` with other ``values``: power grows with the cube of the
+    clock."""
     if "watts" not in values or not model.watts or model.sustained == 1:
         return model.sustained  # 1: `at_its_clock` reads the power itself
     share: float = values["watts"] / model.watts
