@@ -63,7 +63,7 @@ def test_output_continues_after_new_keys(
     settings = {"RekeyLimit": "1M"} if who == "server" else {}
     with running_sshd(tmp_path / "server", settings=settings) as sshd:
         connection = transport.connect(host_on(sshd, "gpu01"))
-        process = connection.start(f"head -c {3 * WINDOW} /dev/zero")
+        process = connection.start(f"head -c {6 * WINDOW} /dev/zero")
         size, ended = 0, threading.Event()
 
         def receive(data: Any) -> bool:
@@ -76,8 +76,8 @@ def test_output_continues_after_new_keys(
         process.follow(receive)
         assert ended.wait(HANG)
         connection.close()
-    assert size == 3 * WINDOW
-    assert len(exchanges) > 3
+    assert size == 6 * WINDOW
+    assert len(exchanges) > 3  # at least one in each window, however slow this machine is
 
 
 def host_of(server: SshServer, key: Path, folder: Path) -> Host:
