@@ -10,33 +10,15 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.runtime_layer import Layer, runtime_layer
-from dtrain.parallelism.cost.stages import parameters_of_stage, receive_buffers
-from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.cost.stages import StageRank, parameters_of_stage, receive_buffers
 from dtrain.records import dataclass
-from dtrain.runtime.layout import Layout
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One rank of a pipeline stage; without a pipeline, of the only stage."""
-
-    shape: Shape
-    layout: Layout
-    assumed: Assumptions
-    stage: int
-    layers: int
+class Stage(StageRank):
     held: float
     """Micro-batches in flight."""
-
-    @property
-    def first(self) -> bool:
-        return self.stage == 0
-
-    @property
-    def last(self) -> bool:
-        return self.stage == self.layout.pipeline - 1
 
     @cached_property
     def layer(self) -> Layer:

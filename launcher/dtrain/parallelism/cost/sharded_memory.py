@@ -14,7 +14,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, keeps_stage
 from dtrain.parallelism.cost.activations import largest_layer, mean_activations
 from dtrain.parallelism.cost.layer import BYTES
-from dtrain.parallelism.cost.stages import kinds_of_stages, receive_buffers
+from dtrain.parallelism.cost.stages import StageRank, kinds_of_stages, receive_buffers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
@@ -55,7 +55,7 @@ def peak(
 
     ``held`` is the number of micro-batches in flight; all but one hold all of their activations.
     """
-    rank = _Rank(shape, layout, assumed, layers, stage)
+    rank = _Rank(shape, layout, assumed, stage, layers)
     phases = list(_phases(rank))
     highest = max(phases, key=sum)
     cached = _cached_blocks(rank, phases, sum(highest))
@@ -107,22 +107,8 @@ class _Layers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _Rank(StageRank):
     """Sizes of what one rank of a pipeline stage holds, in bytes, or as numbers of parameters."""
-
-    shape: Shape
-    layout: Layout
-    assumed: Assumptions
-    layers: int
-    stage: int
-
-    @property
-    def first(self) -> bool:
-        return self.stage == 0
-
-    @property
-    def last(self) -> bool:
-        return self.stage == self.layout.pipeline - 1
 
     @cached_property
     def tokens(self) -> float:

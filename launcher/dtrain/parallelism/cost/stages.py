@@ -5,10 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.model.flop import attention_flop
 from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
+
+
+@dataclass(frozen=True)
+class StageRank:
+    """One rank of a pipeline stage; without a pipeline, of the only stage."""
+
+    shape: Shape
+    layout: Layout
+    assumed: Assumptions
+    stage: int
+    layers: int
+
+    @property
+    def first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.layout.pipeline - 1
 
 
 def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, ...]:
