@@ -248,7 +248,7 @@ def execute(
         record = Record.load(find_run(target).path)
         if settings:
             raise UsageError(
-                f"`settings` change a cluster file, but {target!r} is a run",
+                f"`settings` needs a cluster file, but {target!r} is a run",
                 hint="a run keeps the settings that it was launched with",
             )
     return run_commands(

@@ -59,16 +59,21 @@ def ended(python: str, first: str, *command: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("most", "reason"), [(1, "cannot start a process: "), (2, "stopped, because dtrain cannot ")]
+    ("most", "program", "reason"),
+    [
+        (1, "sleep", "cannot start a process: "),
+        (2, "sleep", "stopped, because dtrain cannot start a process: "),
+        (2, "/no/such/program", "cannot run /no/such/program: "),
+    ],
 )
 def test_a_host_that_starts_no_more_processes(
-    python: str, tasks: Path, most: int, reason: str
+    python: str, tasks: Path, most: int, program: str, reason: str
 ) -> None:
     (tasks / "pids.max").write_text(str(most))
-    message = ended(python, f"echo $$ >'{tasks}/cgroup.procs'", "sleep", "60")
+    message = ended(python, f"echo $$ >'{tasks}/cgroup.procs'", program, "60")
     assert message["code"] == 127
     assert message["reason"].startswith(reason)
-    assert "`ulimit -u`" in message["reason"]
+    assert ("`ulimit -u`" in message["reason"]) == (program == "sleep")
 
 
 def test_few_free_descriptors(python: str) -> None:

@@ -235,13 +235,16 @@ def test_products_are_as_fast_as_measured(name: str, share: float, fitted: str) 
 
 def test_a_gpu_with_other_power_or_products_than_a_measured_one() -> None:
     changes: dict[str, dict[str, object]] = {
-        "capped": {"watts": 575 / 8}, "own": {"flops": {"bf16": 200}},
-    }  # fmt: skip
+        "capped": {"watts": 575 / 8},
+        "half": {"watts": 575 / 2, "flops": {"bf16": 209.5 / 2}},
+        "more": {"memory": 40},
+    }
     entries = [{"name": name, "like": "rtx-5090", **one} for name, one in changes.items()]
     extended = hardware().extended(json.dumps({"gpus": entries}), "mine.json")
-    capped, own = (extended.gpu(name) for name in changes)
-    assert capped.sustained == pytest.approx(gpu("rtx-5090").sustained / 2)
-    assert own.sustained == gpu("rtx-5090").sustained
+    capped, half, more = (extended.gpu(name).sustained for name in changes)
+    assert capped == pytest.approx(gpu("rtx-5090").sustained / 2)
+    assert half == pytest.approx(gpu("rtx-5090").sustained)
+    assert more == pytest.approx(gpu("rtx-5090").sustained)
 
 
 def test_a_gb300_is_as_much_faster_as_its_power_limit_is_higher() -> None:

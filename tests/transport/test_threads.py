@@ -82,8 +82,11 @@ def test_calls_stay_spread_over_time_after_a_stall(monkeypatch: pytest.MonkeyPat
     thread = OnRequest("beats")
     heartbeat = Heartbeat(thread, lambda: 1.0)
     made: list[float] = []
+    last: dict[int, float] = {}
 
     def call(number: int) -> None:
+        assert now - last.get(number, -1.0) >= 0.5
+        last[number] = now
         made.append(now)
         if number == 7 and 2 < now < 3:
             sleep(2.5)

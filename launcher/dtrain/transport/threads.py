@@ -59,7 +59,8 @@ blocking = Threads("dtrain-blocking")
 
 class Heartbeat:
     """Makes many calls every few seconds, all in a single one of the ``threads``. They are spread
-    over time: if each keeps a thread busy for a moment, few threads serve all."""
+    over time: if each keeps a thread busy for a moment, few threads serve all. ``seconds`` returns
+    more than 0."""
 
     def __init__(self, threads: Threads, seconds: Callable[[], float]) -> None:
         self._threads = threads
@@ -104,6 +105,6 @@ class Heartbeat:
                 seconds = self._seconds()
                 late = max(0.0, time.monotonic() - due)
                 # Whole periods later, so that calls which were late together do not stay together.
-                again = due + seconds * (1 + late // seconds)
+                again = due + seconds * (1 + round(late / seconds))
                 heapq.heappush(self._due, (again, number, call))
             call()

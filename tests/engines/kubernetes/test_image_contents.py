@@ -89,7 +89,7 @@ def test_output_that_is_incomplete_or_hostile() -> None:
     with pytest.raises(ProtocolError):
         image_contents.read(log({"version": {"a": []}}))
     for report in (b"[]", b"{", b"(" * 100_000, b"{[]: 1}", b"{'python': {1}}"):
-        with pytest.raises(ProtocolError):
+        with pytest.raises(ProtocolError, match="interpreter: not a report"):
             image_contents.read(
                 b"[dtrain] status=0\n[dtrain] report=%s\n[dtrain] done=yes" % report
             )

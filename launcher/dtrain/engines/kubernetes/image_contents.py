@@ -102,10 +102,9 @@ def read(log: bytes) -> ImageContents | None:
 def _literal(report: str) -> dict[str, Any]:
     """The report as `parse_object` returns it, with its limits. Raises ProtocolError."""
     try:
-        text = json.dumps(literal_eval(report))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return parse_object(json.dumps(literal_eval(report)).encode())
+    except (ProtocolError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise ProtocolError(f"interpreter: not a report: {excerpt(report)}") from None
-    return parse_object(text.encode())
 
 
 def judge(

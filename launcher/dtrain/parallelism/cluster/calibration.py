@@ -108,6 +108,7 @@ def _wire(
     # Seconds on the whole wire.
     sent = [one / (bandwidth(int(row["ranks"])) * 1e9) for one, row in zip(size, rows, strict=True)]
     seconds = [row["seconds"] / _RING[row["kind"]] for row in rows]
+    # On a mesh, one size takes longer among fewer ranks, which does not show what a start costs.
     slope, start = _line(sent, seconds) if max(size) >= 2 * min(size) else (0.0, None)
     found = {}
     if start is None:

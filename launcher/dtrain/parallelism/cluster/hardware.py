@@ -401,12 +401,13 @@ def _read(
 
 
 def _sustained(model: Gpu, values: Mapping[str, Any]) -> float:
-    """``sustained`` of a GPU like ``model`` with other ``values``: power grows with the cube of the
-    clock."""
-    if "watts" not in values or not model.watts or model.sustained == 1:
+    """``sustained`` of a GPU like ``model`` with other ``values``: as in `at_its_clock`, the watts
+    for each TFLOP/s of the peak grow with the cube of the clock."""
+    if model.sustained == 1 or not model.watts:
         return model.sustained  # 1: `at_its_clock` reads the power itself
-    share: float = values["watts"] / model.watts
-    return model.sustained * math.pow(share, 1 / 3)
+    power: float = values.get("watts", model.watts) / model.watts
+    peak: float = values.get("flops", {}).get(model.usual, model.peak(model.usual))
+    return model.sustained * math.pow(power * model.peak(model.usual) / peak, 1 / 3)
 
 
 _NEEDED = {"name", "memory", "bandwidth", "flops", "link", "gpu", "gpus_per_host", "network_gbps"}
