@@ -8,13 +8,9 @@ from typing import Annotated
 import typer
 
 from dtrain_cli import completion
+from dtrain_cli.declare import argument
 
-ClusterFilePath = Annotated[
-    Path,
-    typer.Argument(
-        help="The cluster file.", metavar="FILE", autocompletion=completion.cluster_files
-    ),
-]
+ClusterFilePath = Annotated[Path, argument("The cluster file.", "FILE", completion.cluster_files)]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

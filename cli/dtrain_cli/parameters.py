@@ -5,47 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dtrain_cli import completion
+from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.views import Display
 
 RUN_HELP = "The name of a run or of its job, or its first characters."
-AnyRun = Annotated[
-    str, typer.Argument(help=RUN_HELP, metavar="RUN", autocompletion=completion.runs)
-]
-OpenRun = Annotated[
-    str, typer.Argument(help=RUN_HELP, metavar="RUN", autocompletion=completion.open_runs)
-]
+AnyRun = Annotated[str, argument(RUN_HELP, "RUN", completion.runs)]
+OpenRun = Annotated[str, argument(RUN_HELP, "RUN", completion.open_runs)]
 OnlyRanks = Annotated[
-    str | None,
-    typer.Option(
-        help="Show only these ranks' output, e.g. 0,4-7.",
-        metavar="RANKS",
-        autocompletion=completion.ranks,
-    ),
+    str | None, option("Show only these ranks' output, e.g. 0,4-7.", "RANKS", completion.ranks)
 ]
 OnlyHosts = Annotated[
-    str | None,
-    typer.Option(
-        help="Show only these hosts' output, e.g. gpu[01-03].",
-        metavar="HOSTS",
-        autocompletion=completion.hosts,
-    ),
+    str | None, option("Show only these hosts' output, e.g. gpu[01-03].", "HOSTS", completion.hosts)
 ]
-Fold = Annotated[bool, typer.Option("--fold", help="Show equal lines of several ranks once.")]
-ShowAs = Annotated[
-    Display | None, typer.Option(help="How to show the run; default: live on a terminal.")
-]
+Fold = Annotated[bool, flag("Show equal lines of several ranks once.", "--fold")]
+ShowAs = Annotated[Display | None, option("How to show the run; default: live on a terminal.")]
 MetricsPort = Annotated[
-    str | None,
-    typer.Option(help="Serve OpenMetrics on this port of 127.0.0.1.", metavar="[ADDRESS:]PORT"),
+    str | None, option("Serve OpenMetrics on this port of 127.0.0.1.", "[ADDRESS:]PORT")
 ]
 MetricsFile = Annotated[
-    Path | None,
-    typer.Option(help="Keep OpenMetrics in this file, for node_exporter.", metavar="FILE"),
+    Path | None, option("Keep OpenMetrics in this file, for node_exporter.", "FILE")
 ]
 ScalarsFolder = Annotated[
-    Path | None,
-    typer.Option(help="Write TensorBoard scalars of the job below this folder.", metavar="DIR"),
+    Path | None, option("Write TensorBoard scalars of the job below this folder.", "DIR")
 ]

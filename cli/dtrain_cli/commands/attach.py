@@ -10,6 +10,7 @@ from dtrain import api
 from dtrain.session.status import find_run
 from dtrain_cli.commands.select import filters_of_run
 from dtrain_cli.commands.watch import Watch, exports
+from dtrain_cli.declare import flag
 from dtrain_cli.parameters import (
     Fold,
     MetricsFile,
@@ -26,7 +27,7 @@ def attach(
     run: OpenRun,
     rank: OnlyRanks = None,
     host: OnlyHosts = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
+    json: Annotated[bool, flag("One JSON object per event.", "--json")] = False,
     fold: Fold = False,
     view: ShowAs = None,
     metrics_port: MetricsPort = None,

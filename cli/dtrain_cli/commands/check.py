@@ -19,6 +19,7 @@ from dtrain.session.signals import on_signals
 from dtrain.wording import counted
 from dtrain_cli import prompt
 from dtrain_cli.cluster_file import ClusterFilePath, Settings
+from dtrain_cli.declare import flag, option
 from dtrain_cli.files import JSON, writable, write_text
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.output import notice, progress, write
@@ -30,20 +31,15 @@ def check(
     file: ClusterFilePath,
     settings: Settings = None,
     rendezvous: Annotated[
-        bool,
-        typer.Option("--rendezvous", help="Also start and stop a real process group."),
+        bool, flag("Also start and stop a real process group.", "--rendezvous")
     ] = False,
     bandwidth: Annotated[
-        bool,
-        typer.Option("--bandwidth", help="Also measure the speed of all-reduces and links."),
+        bool, flag("Also measure the speed of all-reduces and links.", "--bandwidth")
     ] = False,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --bandwidth: write a file for `dtrain plan --calibrate`.", metavar="FILE"
-        ),
+        Path | None, option("With --bandwidth: write a file for `dtrain plan --calibrate`.", "FILE")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Find what would make a job fail, hang or slow down.
 

@@ -15,6 +15,7 @@ from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain_cli import completion, prompt
 from dtrain_cli.cluster_file import Settings
 from dtrain_cli.commands.select import duration, unfolded
+from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import color
@@ -25,31 +26,20 @@ from dtrain_cli.views.outlet import Outlet, reader_gone
 def exec(
     target: Annotated[
         str,
-        typer.Argument(
-            help="A cluster file, or the name of a run or of its job, or its first characters.",
-            metavar="FILE|RUN",
-            autocompletion=completion.files_and_runs,
+        argument(
+            "A cluster file, or the name of a run or of its job, or its first characters.",
+            "FILE|RUN",
+            completion.files_and_runs,
         ),
     ],
     command: Annotated[
-        list[str],
-        typer.Argument(
-            help="The command, after --. One word alone is a shell line.", metavar="COMMAND"
-        ),
+        list[str], argument("The command, after --. One word alone is a shell line.", "COMMAND")
     ],
     settings: Settings = None,
     host: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these hosts, e.g. gpu[01-03].",
-            metavar="HOSTS",
-            autocompletion=completion.hosts,
-        ),
+        str | None, option("Only these hosts, e.g. gpu[01-03].", "HOSTS", completion.hosts)
     ] = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option(help="Stop the command after TIME, e.g. 30s.", metavar="TIME"),
-    ] = None,
+    timeout: Annotated[str | None, option("Stop the command after TIME, e.g. 30s.", "TIME")] = None,
     fold: Annotated[
         bool,
         typer.Option(
@@ -58,7 +48,7 @@ def exec(
             show_default=False,
         ),
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    json: Annotated[bool, flag("One JSON object per line.", "--json")] = False,
 ) -> None:
     """Run a command on all hosts of a cluster file or of a run.
 

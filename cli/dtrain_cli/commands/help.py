@@ -7,13 +7,12 @@ import sys
 from importlib.resources import files
 from typing import Annotated
 
-import typer
-
 from dtrain.diagnostics import UsageError
 from dtrain.spec.problems import nearest
 from dtrain_cli import output
 from dtrain_cli.app import VERBS
 from dtrain_cli.completion import topics as topic_values
+from dtrain_cli.declare import argument
 from dtrain_cli.views import can_redraw, color
 from dtrain_cli.views.outlet import Outlet
 
@@ -25,11 +24,7 @@ _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 def help(
     topic: Annotated[
         str | None,
-        typer.Argument(
-            help="A topic, or a key of the cluster file: ssh, job.restart.",
-            metavar="TOPIC",
-            autocompletion=topic_values,
-        ),
+        argument("A topic, or a key of the cluster file: ssh, job.restart.", "TOPIC", topic_values),
     ] = None,
 ) -> None:
     """Show a documentation page; without TOPIC, list the topics."""

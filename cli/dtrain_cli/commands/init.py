@@ -29,6 +29,7 @@ from dtrain.transport.select import Transports
 from dtrain.wording import counted
 from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
 from dtrain_cli.commands.select import unfolded
+from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.output import notice, progress
 
@@ -51,46 +52,23 @@ _SLURM = ", or --slurm for a Slurm cluster"
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")] = Path(
-        "cluster.yaml"
-    ),
+    file: Annotated[Path, argument("The file to write.", "FILE")] = Path("cluster.yaml"),
     hosts: Annotated[
-        str | None,
-        typer.Option(
-            help="The machines, e.g. gpu[01-08], or a hostfile, e.g. ./hosts.", metavar="HOSTS"
-        ),
+        str | None, option("The machines, e.g. gpu[01-08], or a hostfile, e.g. ./hosts.", "HOSTS")
     ] = None,
     framework: Annotated[
-        str | None,
-        typer.Option(
-            help="torch or tensorflow.",
-            metavar="NAME",
-            autocompletion=completion.one_of("torch", "tensorflow"),
-        ),
+        str | None, option("torch or tensorflow.", "NAME", completion.one_of("torch", "tensorflow"))
     ] = None,
-    script: Annotated[str | None, typer.Option(help="The training script.", metavar="FILE")] = None,
+    script: Annotated[str | None, option("The training script.", "FILE")] = None,
     user: Annotated[
-        str | None,
-        typer.Option(help="SSH user; default: from the SSH configuration.", metavar="NAME"),
+        str | None, option("SSH user; default: from the SSH configuration.", "NAME")
     ] = None,
-    probe: Annotated[
-        bool | None,
-        typer.Option("--probe/--no-probe", help="Inspect the hosts over SSH; default: ask."),
-    ] = None,
-    slurm: Annotated[
-        bool,
-        typer.Option("--slurm", help="For Slurm; the default where `sinfo` works."),
-    ] = False,
-    login: Annotated[
-        str | None, typer.Option(help="For Slurm: its login host, over SSH.", metavar="HOST")
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="For Slurm: the partition.", metavar="NAME")
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="For Slurm: the number of machines.", metavar="N")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    probe: Annotated[bool | None, flag("Inspect the hosts over SSH; default: ask.")] = None,
+    slurm: Annotated[bool, flag("For Slurm; the default where `sinfo` works.", "--slurm")] = False,
+    login: Annotated[str | None, option("For Slurm: its login host, over SSH.", "HOST")] = None,
+    partition: Annotated[str | None, option("For Slurm: the partition.", "NAME")] = None,
+    nodes: Annotated[int | None, option("For Slurm: the number of machines.", "N")] = None,
+    force: Annotated[bool, flag("Replace an existing file.", "--force")] = False,
 ) -> None:
     """Write a first cluster file from your answers."""
     if writable(file) and not force:
@@ -99,11 +77,11 @@ def init(
             hint="name another file, or replace it with --force",
         )
     wanted = slurm or login is not None or partition is not None or nodes is not None
-    for option, given in (("--hosts", hosts), ("--user", user), ("--probe", probe)):
+    for name, given in (("--hosts", hosts), ("--user", user), ("--probe", probe)):
         if wanted and given is not None:
             raise UsageError(
-                f"{option} is for hosts that dtrain reaches over SSH; Slurm chooses its machines",
-                hint=f"leave out {option}",
+                f"{name} is for hosts that dtrain reaches over SSH; Slurm chooses its machines",
+                hint=f"leave out {name}",
             )
     if wanted or (hosts is None and shutil.which("sinfo")):
         partitions = _partitions(login, file, required=wanted)

@@ -21,6 +21,7 @@ from dtrain.spec.report import render_warnings
 from dtrain.wording import counted
 from dtrain_cli.cluster_file import ClusterFilePath, Settings
 from dtrain_cli.commands.select import filters
+from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.output import write
 from dtrain_cli.parameters import (
     Fold,
@@ -42,40 +43,38 @@ _RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|jo
 def launch(
     file: ClusterFilePath,
     args: Annotated[
-        list[str] | None,
-        typer.Argument(help="Arguments for the script, after --.", metavar="ARGS"),
+        list[str] | None, argument("Arguments for the script, after --.", "ARGS")
     ] = None,
     settings: Settings = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what a launch would start; contact no host.")
+        bool, flag("Print what a launch would start; contact no host.", "--dry-run")
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            help="With --dry-run: write a script and its environment for each process, or one "
+        option(
+            "With --dry-run: write a script and its environment for each process, or one "
             "batch script or manifest.",
-            metavar="DIR",
+            "DIR",
         ),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="JSON: the dry run's plan, or one event per line.")
+        bool, flag("JSON: the dry run's plan, or one event per line.", "--json")
     ] = False,
     rank: OnlyRanks = None,
     host: OnlyHosts = None,
     fold: Fold = False,
     view: ShowAs = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Forward the job's TensorBoard to this machine.")
+        bool, flag("Forward the job's TensorBoard to this machine.", "--tensorboard")
     ] = False,
     metrics_port: MetricsPort = None,
     metrics_file: MetricsFile = None,
     tensorboard_dir: ScalarsFolder = None,
     detach: Annotated[
-        bool,
-        typer.Option("--detach", "-d", help="Continue in the background once all workers run."),
+        bool, flag("Continue in the background once all workers run.", "--detach", "-d")
     ] = False,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Start without checking the hosts first.")
+        bool, flag("Start without checking the hosts first.", "--no-check")
     ] = False,
 ) -> None:
     """Start a job on all its hosts, stream its output, and clean up."""

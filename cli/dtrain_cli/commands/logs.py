@@ -24,6 +24,7 @@ from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
 from dtrain.session.status import find_run
 from dtrain_cli.commands.select import duration, filters_of_run
+from dtrain_cli.declare import flag, option
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import make_view
@@ -36,15 +37,12 @@ POLL = 0.1
 def logs(
     run: AnyRun,
     follow: Annotated[
-        bool,
-        typer.Option("--follow", "-f", help="Print new output as it arrives, until the run ends."),
+        bool, flag("Print new output as it arrives, until the run ends.", "--follow", "-f")
     ] = False,
     rank: OnlyRanks = None,
     host: OnlyHosts = None,
-    since: Annotated[
-        str | None, typer.Option(help="Only output of the last TIME, e.g. 10m.", metavar="TIME")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    since: Annotated[str | None, option("Only output of the last TIME, e.g. 10m.", "TIME")] = None,
+    json: Annotated[bool, flag("One JSON object per line.", "--json")] = False,
     fold: Fold = False,
 ) -> None:
     """Show the output of a run's workers."""

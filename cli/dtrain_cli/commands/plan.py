@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import fields
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.backends import gain
+from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Answer
 from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
 from dtrain.planning.written import written
+from dtrain.runtime.layout import BackendName, Recompute, Sharding
 from dtrain_cli import completion, prompt
 from dtrain_cli.cluster_file import Settings
+from dtrain_cli.completion import one_of
+from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import notice, write
 
@@ -27,204 +29,146 @@ if TYPE_CHECKING:
 def plan(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            help="A cluster file: its hosts, GPUs and network.",
-            metavar="FILE",
-            autocompletion=completion.cluster_files,
-        ),
+        argument("A cluster file: its hosts, GPUs and network.", "FILE", completion.cluster_files),
     ] = None,
     settings: Settings = None,
     model_size: Annotated[
-        str | None,
-        typer.Option(help="Model: parameter count; uses a standard shape.", metavar="100B"),
+        str | None, option("Model: parameter count; uses a standard shape.", "100B")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model: name of a known model.", metavar="NAME", autocompletion=completion.models
-        ),
+        str | None, option("Model: name of a known model.", "NAME", completion.models)
     ] = None,
     model_config: Annotated[
-        Path | None,
-        typer.Option(help="Model: a Hugging Face config.json.", metavar="FILE"),
+        Path | None, option("Model: a Hugging Face config.json.", "FILE")
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Model: layers.")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Model: hidden size.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Model: attention heads.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Model: key and value heads.")] = None,
+    layers: Annotated[int | None, option("Model: layers.")] = None,
+    hidden: Annotated[int | None, option("Model: hidden size.")] = None,
+    heads: Annotated[int | None, option("Model: attention heads.")] = None,
+    kv_heads: Annotated[int | None, option("Model: key and value heads.")] = None,
     ffn_hidden: Annotated[
-        int | None, typer.Option(help="Model: inner width of the MLP, or of one expert.")
+        int | None, option("Model: inner width of the MLP, or of one expert.")
     ] = None,
-    experts: Annotated[int | None, typer.Option(help="Model: experts in each layer.")] = None,
-    experts_per_token: Annotated[int | None, typer.Option(help="Model: experts per token.")] = None,
-    vocab: Annotated[int | None, typer.Option(help="Vocabulary size.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in one sequence.")] = None,
+    experts: Annotated[int | None, option("Model: experts in each layer.")] = None,
+    experts_per_token: Annotated[int | None, option("Model: experts per token.")] = None,
+    vocab: Annotated[int | None, option("Vocabulary size.")] = None,
+    seq_len: Annotated[int | None, option("Tokens in one sequence.")] = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Sequences in one step; default: by the model's size.")
+        int | None, option("Sequences in one step; default: by the model's size.")
     ] = None,
     lora_rank: Annotated[
-        int | None, typer.Option(help="Train only adapters (LoRA) of this rank.", metavar="N")
+        int | None, option("Train only adapters (LoRA) of this rank.", "N")
     ] = None,
     lora_targets: Annotated[
         str | None,
-        typer.Option(
-            help="With --lora-rank: adapters of all matrices or of attention's; default: all.",
-            metavar="KIND",
-            autocompletion=completion.one_of("all", "attention"),
+        option(
+            "With --lora-rank: adapters of all matrices or of attention's; default: all.",
+            "KIND",
+            one_of("all", "attention"),
         ),
     ] = None,
     base_bits: Annotated[
         int | None,
-        typer.Option(
-            help="With --lora-rank: bits of frozen weights, 16, 8 (fp8) or 4 (QLoRA); default: 16."
-        ),
+        option("With --lora-rank: bits of frozen weights, 16, 8 (fp8) or 4 (QLoRA); default: 16."),
     ] = None,
     tokens: Annotated[
-        str | None,
-        typer.Option(help="Tokens to train on: shows days and GPU-hours.", metavar="2T"),
+        str | None, option("Tokens to train on: shows days and GPU-hours.", "2T")
     ] = None,
     failure_rate: Annotated[
-        float | None,
-        typer.Option(help="With --tokens: failures per 1,000 node-days; default: 3.8."),
+        float | None, option("With --tokens: failures per 1,000 node-days; default: 3.8.")
     ] = None,
     restart_minutes: Annotated[
-        float | None,
-        typer.Option(help="With --tokens: minutes from a failure to the next step; default: 10."),
+        float | None, option("With --tokens: minutes from a failure to the next step; default: 10.")
     ] = None,
     storage_gbs: Annotated[
-        float | None,
-        typer.Option(help="With --tokens: GB/s of checkpoints; default: 1 for each host."),
+        float | None, option("With --tokens: GB/s of checkpoints; default: 1 for each host.")
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(help="With --tokens: price of one GPU for an hour; shows the total."),
+        float | None, option("With --tokens: price of one GPU for an hour; shows the total.")
     ] = None,
     precision: Annotated[
-        str | None,
-        typer.Option(
-            help="bf16, fp16, fp8, nvfp4, tf32 or fp32.",
-            metavar="NAME",
-            autocompletion=completion.one_of("bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"),
-        ),
+        str | None, option("bf16, fp16, fp8, nvfp4, tf32 or fp32.", "NAME", one_of(*PRECISIONS))
     ] = None,
     state_bits: Annotated[
         int | None,
-        typer.Option(
-            help="Bits of weights and Adam's states, 32 or 16 (no copy in 32); default: from FILE, "
+        option(
+            "Bits of weights and Adam's states, 32 or 16 (no copy in 32); default: from FILE, "
             "else 32."
         ),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Cluster: total number of GPUs.")] = None,
+    gpus: Annotated[int | None, option("Cluster: total number of GPUs.")] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(
-            help="Cluster: GPU model, such as h100-80gb.",
-            metavar="NAME",
-            autocompletion=completion.gpus,
-        ),
+        str | None, option("Cluster: GPU model, such as h100-80gb.", "NAME", completion.gpus)
     ] = None,
-    gpus_per_host: Annotated[int | None, typer.Option(help="Cluster: GPUs per host.")] = None,
+    gpus_per_host: Annotated[int | None, option("Cluster: GPUs per host.")] = None,
     network_gbps: Annotated[
-        float | None,
-        typer.Option(help="Cluster: Gb/s per host, all NICs together."),
+        float | None, option("Cluster: Gb/s per host, all NICs together.")
     ] = None,
-    rack_hosts: Annotated[
-        int | None, typer.Option(help="Cluster: hosts of a rack, with --rack-gbps.")
-    ] = None,
+    rack_hosts: Annotated[int | None, option("Cluster: hosts of a rack, with --rack-gbps.")] = None,
     rack_gbps: Annotated[
-        float | None,
-        typer.Option(help="Cluster: Gb/s of a host to other racks, with --rack-hosts."),
+        float | None, option("Cluster: Gb/s of a host to other racks, with --rack-hosts.")
     ] = None,
-    hardware: Annotated[
-        Path | None, typer.Option(help="JSON table of your own GPUs.", metavar="FILE")
-    ] = None,
+    hardware: Annotated[Path | None, option("JSON table of your own GPUs.", "FILE")] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(help="JSON file with measured efficiencies.", metavar="FILE")
+        Path | None, option("JSON file with measured efficiencies.", "FILE")
     ] = None,
     probe: Annotated[
-        bool,
-        typer.Option("--probe", help="Measure FILE's GPUs (or CPUs) first, for about a minute."),
+        bool, flag("Measure FILE's GPUs (or CPUs) first, for about a minute.", "--probe")
     ] = False,
     trials: Annotated[
         int,
-        typer.Option(
-            help="Train the N best layouts for a few steps on FILE's hosts, and rank them by that.",
-            metavar="N",
+        option(
+            "Train the N best layouts for a few steps on FILE's hosts, and rank them by that.", "N"
         ),
     ] = 0,
     calibrate_run: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Learn the machines' speed from this run; repeatable.",
-            metavar="RUN",
-            autocompletion=completion.runs,
-        ),
+        option("Learn the machines' speed from this run; repeatable.", "RUN", completion.runs),
     ] = None,
-    tensor: Annotated[int | None, typer.Option(help="Only: GPUs that split a layer.")] = None,
-    pipeline: Annotated[int | None, typer.Option(help="Only: pipeline stages.")] = None,
-    virtual_pipeline: Annotated[int | None, typer.Option(help="Only: pieces of a stage.")] = None,
-    context: Annotated[int | None, typer.Option(help="Only: GPUs that split a sequence.")] = None,
-    expert: Annotated[int | None, typer.Option(help="Only: GPUs that share experts.")] = None,
-    data: Annotated[int | None, typer.Option(help="Only: data ranks.")] = None,
+    tensor: Annotated[int | None, option("Only: GPUs that split a layer.")] = None,
+    pipeline: Annotated[int | None, option("Only: pipeline stages.")] = None,
+    virtual_pipeline: Annotated[int | None, option("Only: pieces of a stage.")] = None,
+    context: Annotated[int | None, option("Only: GPUs that split a sequence.")] = None,
+    expert: Annotated[int | None, option("Only: GPUs that share experts.")] = None,
+    data: Annotated[int | None, option("Only: data ranks.")] = None,
     sharding: Annotated[
         str | None,
-        typer.Option(
-            help="Only: none, optimizer, gradients, full or hybrid.",
-            metavar="KIND",
-            autocompletion=completion.one_of("none", "optimizer", "gradients", "full", "hybrid"),
+        option(
+            "Only: none, optimizer, gradients, full or hybrid.", "KIND", one_of(*get_args(Sharding))
         ),
     ] = None,
-    micro_batch: Annotated[
-        int | None, typer.Option(help="Only: sequences in a micro-batch.")
-    ] = None,
+    micro_batch: Annotated[int | None, option("Only: sequences in a micro-batch.")] = None,
     recompute: Annotated[
-        str | None,
-        typer.Option(
-            help="Only: none, selective or full.",
-            metavar="KIND",
-            autocompletion=completion.one_of("none", "selective", "full"),
-        ),
+        str | None, option("Only: none, selective or full.", "KIND", one_of(*get_args(Recompute)))
     ] = None,
     sequence_parallel: Annotated[
-        bool | None,
-        typer.Option(
-            "--sequence-parallel/--no-sequence-parallel",
-            help="Only: with (without) sequence parallelism beside tensor parallelism.",
-        ),
+        bool | None, flag("Only: with (without) sequence parallelism beside tensor parallelism.")
     ] = None,
     offload: Annotated[
-        bool | None,
-        typer.Option(
-            "--offload/--no-offload",
-            help="Only: with (without) the optimizer in the hosts' memory.",
-        ),
+        bool | None, flag("Only: with (without) the optimizer in the hosts' memory.")
     ] = None,
     framework: Annotated[
         str | None,
-        typer.Option(
-            help="torch or tensorflow; default: from FILE, else torch.",
-            metavar="NAME",
-            autocompletion=completion.one_of("torch", "tensorflow"),
+        option(
+            "torch or tensorflow; default: from FILE, else torch.",
+            "NAME",
+            one_of("torch", "tensorflow"),
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(
-            help="Backend: runtime, megatron or torchtitan; default: from FILE, else runtime, "
+        option(
+            "Backend: runtime, megatron or torchtitan; default: from FILE, else runtime, "
             "unless another is much faster.",
-            metavar="NAME",
-            autocompletion=completion.one_of("runtime", "megatron", "torchtitan"),
+            "NAME",
+            one_of(*get_args(BackendName)),
         ),
     ] = None,
-    top: Annotated[int, typer.Option(help="Layouts to compare.")] = 8,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    top: Annotated[int, option("Layouts to compare.")] = 8,
+    json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Write the best layout into this cluster file.", metavar="FILE"),
+        Path | None, option("Write the best layout into this cluster file.", "FILE")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with charts.", metavar="FILE")
-    ] = None,
+    html: Annotated[Path | None, option("Write an HTML page with charts.", "FILE")] = None,
 ) -> None:
     """Choose how to split a model over a cluster: memory, speed, and why.
 

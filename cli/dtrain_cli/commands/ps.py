@@ -15,6 +15,7 @@ from dtrain.session import prune
 from dtrain.session.status import RunStatus, find_run, statuses
 from dtrain.spec.scalars import seconds
 from dtrain_cli import completion, output
+from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.parameters import RUN_HELP
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import runs as view
@@ -22,30 +23,20 @@ from dtrain_cli.views import runs as view
 
 def ps(
     run: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"Show one run with its hosts. {RUN_HELP}",
-            metavar="RUN",
-            autocompletion=completion.runs,
-        ),
+        str | None, argument(f"Show one run with its hosts. {RUN_HELP}", "RUN", completion.runs)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Annotated[bool, flag("One JSON object.", "--json")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="All runs; default: active ones, or the last five.")
+        bool, flag("All runs; default: active ones, or the last five.", "--all", "-a")
     ] = False,
-    pruning: Annotated[
-        bool,
-        typer.Option("--prune", help="Remove old runs that are over. Asks first."),
-    ] = False,
+    pruning: Annotated[bool, flag("Remove old runs that are over. Asks first.", "--prune")] = False,
     older_than: Annotated[
-        str | None,
-        typer.Option(help="With --prune: ended longer ago; default: 30d.", metavar="AGE"),
+        str | None, option("With --prune: ended longer ago; default: 30d.", "AGE")
     ] = None,
     keep: Annotated[
-        int | None,
-        typer.Option(help="With --prune: keep the latest N runs that are over.", metavar="N"),
+        int | None, option("With --prune: keep the latest N runs that are over.", "N")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --prune: do not ask.")] = False,
+    yes: Annotated[bool, flag("With --prune: do not ask.", "--yes", "-y")] = False,
 ) -> None:
     """List the runs of this machine."""
     if pruning:

@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from dtrain.diagnostics import UsageError
 from dtrain.runs.summary import summary
 from dtrain.session.status import find_run
 from dtrain_cli import completion, output
+from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.parameters import AnyRun
 from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import summary as view
@@ -21,15 +20,10 @@ from dtrain_cli.views import summary as view
 def report(
     run: AnyRun,
     other: Annotated[
-        str | None,
-        typer.Argument(
-            help="Another run, to compare.", metavar="OTHER", autocompletion=completion.runs
-        ),
+        str | None, argument("Another run, to compare.", "OTHER", completion.runs)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with charts.", metavar="FILE")
-    ] = None,
+    json: Annotated[bool, flag("One JSON object.", "--json")] = False,
+    html: Annotated[Path | None, option("Write an HTML page with charts.", "FILE")] = None,
 ) -> None:
     """Show what a run did, where its time went, and whether its plan was right."""
     if other is not None and html is not None:

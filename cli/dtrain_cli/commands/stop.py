@@ -8,14 +8,13 @@ import typer
 
 from dtrain import api
 from dtrain_cli.commands.watch import Watch
+from dtrain_cli.declare import flag
 from dtrain_cli.parameters import OpenRun
 
 
 def stop(
     run: OpenRun,
-    force: Annotated[
-        bool, typer.Option("--force", help="Send KILL at once, without TERM.")
-    ] = False,
+    force: Annotated[bool, flag("Send KILL at once, without TERM.", "--force")] = False,
 ) -> None:
     """Stop a run on all its hosts."""
     watch = Watch(stopping=True)

@@ -24,6 +24,7 @@ from dtrain.session.signals import on_signals
 from dtrain.session.status import active, age, find_run
 from dtrain_cli import completion, output
 from dtrain_cli.commands.watch import Watch, suspendable
+from dtrain_cli.declare import argument
 from dtrain_cli.parameters import RUN_HELP
 from dtrain_cli.views import Display, can_redraw, color
 from dtrain_cli.views.names import duration
@@ -39,12 +40,7 @@ BETWEEN_SEARCHES = 5.0
 
 def top(
     run: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"{RUN_HELP} Default: all active runs.",
-            metavar="RUN",
-            autocompletion=completion.open_runs,
-        ),
+        str | None, argument(f"{RUN_HELP} Default: all active runs.", "RUN", completion.open_runs)
     ] = None,
 ) -> None:
     """Show what the hosts and GPUs of running jobs do."""
