@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 def counted(number: int, noun: str) -> str:
     """``1 host``, ``2,048 hosts``."""
@@ -27,3 +31,9 @@ def short(number: float, space: str = "") -> str:
 def in_bytes(number: float) -> str:
     """A number of bytes: ``950 B``, ``12.3 MB``."""
     return f"{short(number, ' ')}B"
+
+
+def either(names: Iterable[str], word: str = "or") -> str:
+    """``a, b or c``."""
+    listed = list(names)
+    return f" {word} ".join(filter(None, [", ".join(listed[:-1]), listed[-1]])) if listed else ""

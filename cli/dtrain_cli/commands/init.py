@@ -23,10 +23,9 @@ from dtrain.runs.record import Request
 from dtrain.session.gather_order import Depth
 from dtrain.spec.load import contents, parse
 from dtrain.spec.model import Slurm
-from dtrain.spec.problems import either
 from dtrain.spec.source import MAX_SIZE
 from dtrain.transport.select import Transports
-from dtrain.wording import counted
+from dtrain.wording import counted, either
 from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
 from dtrain_cli.commands.select import unfolded
 from dtrain_cli.declare import argument, flag, option

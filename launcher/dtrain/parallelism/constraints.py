@@ -14,6 +14,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import SIZES, BackendName, Layout, Recompute, Sharding
 from dtrain.runtime.layout_rules import contradictions, uneven_rounds
+from dtrain.wording import either
 
 LIMITS = {
     "layers": 2_000,
@@ -259,15 +260,10 @@ def _check_pieces(
 
 def _use(name: str, would: Iterable[int], derived: str) -> str:
     sizes = [str(size) for size in would]
+    shown = either(sizes if len(sizes) <= 12 else [*sizes[:11], sizes[-1]])
     if name == derived:
-        return f"choose them so that {name} comes to {_either(sizes)}"
-    return f"use `{name}` {_either(sizes)}"
-
-
-def _either(sizes: list[str]) -> str:
-    if len(sizes) > 12:
-        sizes = [*sizes[:11], sizes[-1]]
-    return sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} or {sizes[-1]}"
+        return f"choose them so that {name} comes to {shown}"
+    return f"use `{name}` {shown}"
 
 
 @lru_cache(maxsize=1024)

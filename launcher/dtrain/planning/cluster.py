@@ -12,6 +12,7 @@ from dtrain.parallelism.cluster.hardware import FORMAT, GpuCluster, Hardware, ha
 from dtrain.planning.files import parsed
 from dtrain.planning.request import LARGEST, AskQueue, PlanRequest
 from dtrain.records import dataclass
+from dtrain.wording import either
 
 if TYPE_CHECKING:
     from dtrain.parallelism.cluster.probe import Probe
@@ -130,7 +131,7 @@ class _OfFile:
         counts = sorted({len(host.gpus) for host in self.hosts})
         if len(counts) > 1:
             raise UsageError(
-                f"{self.name}: hosts have {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs,"
+                f"{self.name}: hosts have {either(map(str, counts), 'and')} GPUs,"
                 " and a layout needs equal hosts",
                 hint=f"list only equal hosts, or plan for `gpus_per_host={counts[0] or 1}`",
             )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.model.adapters import BaseBits, Lora
@@ -11,13 +9,12 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count, shape_for_size, shape_from_sizes
 from dtrain.planning.files import parsed
 from dtrain.planning.request import PlanRequest
-
-if TYPE_CHECKING:
-    from dtrain.spec.model import ClusterFile
+from dtrain.runtime.layout import Training
 
 
-def shape_of(request: PlanRequest, spec: ClusterFile | None) -> Shape:
-    """Return the model's shape, given in exactly one of four ways."""
+def shape_of(request: PlanRequest, training: Training) -> Shape:
+    """Return the model's shape, given in exactly one of four ways. ``training``: that of the
+    cluster file."""
     sizes = {name: value for name, value in request.sizes.items() if value is not None}
     ways = {
         "`model_size`": request.model_size,
@@ -36,8 +33,7 @@ def shape_of(request: PlanRequest, spec: ClusterFile | None) -> Shape:
         )
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} each describe a model", hint="keep one of them")
-    training = spec.job.training if spec else None
-    seq_len = request.seq_len or (training.seq_len if training else None)
+    seq_len = request.seq_len or training.seq_len
     if request.seq_len is not None and request.seq_len < 1:
         raise UsageError(f"`seq_len={request.seq_len}` is not a length", hint="such as 4096")
     if request.model_size is not None:
@@ -49,17 +45,7 @@ def shape_of(request: PlanRequest, spec: ClusterFile | None) -> Shape:
                 f"{given[0]} requires {' and '.join(missing)}",
                 hint="sizes of a model include at least `layers` and `hidden`",
             )
-        return shape_from_sizes(
-            layers=sizes["layers"],
-            hidden=sizes["hidden"],
-            heads=sizes.get("heads"),
-            kv_heads=sizes.get("kv_heads"),
-            ffn_hidden=sizes.get("ffn_hidden"),
-            vocab=request.vocab,
-            seq_len=seq_len,
-            experts=sizes.get("experts", 0),
-            experts_per_token=sizes.get("experts_per_token"),
-        )
+        return shape_from_sizes(**sizes, vocab=request.vocab, seq_len=seq_len)
     if request.vocab is not None and request.vocab < 1:
         raise UsageError(f"`vocab={request.vocab}` is not a vocabulary", hint="such as 128256")
     if request.model_config is not None:

@@ -17,7 +17,7 @@ from dtrain.planning.cluster import cluster_of, table_of
 from dtrain.planning.files import parsed
 from dtrain.planning.model import lora_of, shape_of
 from dtrain.planning.request import LARGEST, AskQueue, PlanRequest, check
-from dtrain.runtime.layout import BackendName
+from dtrain.runtime.layout import BackendName, Training
 
 if TYPE_CHECKING:
     from dtrain.parallelism.cluster.efficiency import Efficiency
@@ -36,10 +36,11 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     table = table_of(request)
     found = cluster_of(request, spec, table, ask, probe)
     cluster = found.cluster
-    shape = shape_of(request, spec)
-    precision, note = _precision(request, spec, cluster.gpu)
+    training = (spec.job.training if spec else None) or Training()
+    shape = shape_of(request, training)
+    precision, note = _precision(request, training, cluster.gpu)
     shape = replace(shape, lora=lora_of(request, shape, precision))
-    batch, batch_source = _batch(request, spec, shape, cluster)
+    batch, batch_source = _batch(request, training, shape, cluster)
     check_sizes(shape, batch)
     strategy, of_file = _strategy_and_layout(request)
     backend_of_file = of_file.pop("backend", None)
@@ -51,7 +52,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         _efficiency(request, cluster, probe),
         batch,
         precision=precision,
-        narrow_states=_narrow_states(request, spec, framework, precision),
+        narrow_states=_narrow_states(request, training, framework, precision),
         framework=framework,
         backend=backend or "runtime",
         backend_from=_backend_from(request, backend, strategy),
@@ -166,10 +167,9 @@ def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) 
     )
 
 
-def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tuple[Precision, str]:
+def _precision(request: PlanRequest, training: Training, gpu: Gpu) -> tuple[Precision, str]:
     """Return the precision of the computation, and a note if dtrain chose it."""
-    training = spec.job.training if spec else None
-    wanted = request.precision or (training.precision if training else None)
+    wanted = request.precision or training.precision
     if wanted is None:
         if "bf16" in gpu.flops:
             return "bf16", ""
@@ -186,7 +186,7 @@ def _precision(request: PlanRequest, spec: ClusterFile | None, gpu: Gpu) -> tupl
 
 
 def _batch(
-    request: PlanRequest, spec: ClusterFile | None, shape: Shape, cluster: GpuCluster
+    request: PlanRequest, training: Training, shape: Shape, cluster: GpuCluster
 ) -> tuple[int, str]:
     """Return the sequences in a step, and their source."""
     if request.global_batch is not None:
@@ -194,8 +194,7 @@ def _batch(
             given = f"`global_batch={request.global_batch}`"
             raise UsageError(f"{given} is not a batch", hint="at least 1 sequence")
         return request.global_batch, ""
-    training = spec.job.training if spec else None
-    if training and training.global_batch:
+    if training.global_batch:
         return training.global_batch, f"from {request.file}"
     batch = usual_batch(shape, cluster.gpus)
     if shape.lora is not None:
@@ -204,7 +203,7 @@ def _batch(
 
 
 def _narrow_states(
-    request: PlanRequest, spec: ClusterFile | None, framework: str, precision: str
+    request: PlanRequest, training: Training, framework: str, precision: str
 ) -> bool:
     """Return whether all states have 16 bits: in the request, or else in the cluster file.
 
@@ -216,8 +215,7 @@ def _narrow_states(
     bits, source = request.state_bits, f"`state_bits={request.state_bits}`"
     if bits not in (None, 16, 32):
         raise UsageError(f"{source} is not known", hint="use 16 or 32")
-    training = spec.job.training if spec else None
-    if bits is None and training is not None:
+    if bits is None:
         bits = training.state_bits
         source = f"{request.file}: job.training.state_bits {bits}"
     if bits != 16 or framework != "torch":

@@ -12,11 +12,12 @@ from dtrain.spec.hosts import Named
 from dtrain.spec.machines import devices_sound, machines, overrides
 from dtrain.spec.notify_keys import check_notify
 from dtrain.spec.placeholders import check_placeholders
-from dtrain.spec.problems import Problems, either, nearest, shown
+from dtrain.spec.problems import Problems, nearest, shown
 from dtrain.spec.program import check_container, check_per, check_program
 from dtrain.spec.schema import Section
 from dtrain.spec.strategies import STRATEGIES, Strategy
 from dtrain.spec.variables import check_variables
+from dtrain.wording import either
 
 
 def check(document: Section, problems: Problems) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dtrain.runtime.layout import SIZES, Layout
 from dtrain.runtime.layout_rules import MisfitError
-from dtrain.spec.problems import either
+from dtrain.wording import either
 
 Given = Mapping[str, Any]
 """The keys of ``job.layout`` in the file."""

@@ -161,10 +161,8 @@ def _default_name(file: str) -> str:
 def _cluster(cluster: Section) -> Cluster:
     return Cluster(
         hosts=machines(cluster, cluster.get("hosts", ())),
-        slurm=Slurm(**cluster.section("slurm").values) if "slurm" in cluster else None,
-        kubernetes=Kubernetes(**cluster.section("kubernetes").values)
-        if "kubernetes" in cluster
-        else None,
+        slurm=cluster.build("slurm", Slurm),
+        kubernetes=cluster.build("kubernetes", Kubernetes),
         spares=machines(cluster, cluster.get("spares", ())),
         gbps=cluster.section("network").get("gbps"),
         **cluster.given("tpu", "run_dir", "trust_group"),
@@ -176,19 +174,18 @@ def _training(job: Section, layout: Layout | None) -> Training | None:
 
     The script must then use this batch and not its own default.
     """
-    training = Training(**job.section("training").values) if "training" in job else None
+    training = job.build("training", Training)
     if layout is None or "grad_accumulation" not in job.section("layout"):
         return training
     return replace(training or Training(), global_batch=layout.global_batch)
 
 
 def _per(job: Section, resolved: Resolved) -> Literal["gpu", "host"]:
-    strategies = STRATEGIES[job.get("framework")]
-    if job.get("framework") == "tensorflow":
-        return "host"
-    if resolved.strategy and strategies[resolved.strategy].processes == "host":
-        return "host"
-    return "host" if job.get("per") == "host" else "gpu"
+    framework = job.get("framework")
+    strategy = STRATEGIES[framework].get(resolved.strategy or "")
+    by_strategy = strategy is not None and strategy.processes == "host"
+    by_host = framework == "tensorflow" or by_strategy or job.get("per") == "host"
+    return "host" if by_host else "gpu"
 
 
 def _container(container: Section, *, slurm: bool) -> Container:
@@ -197,35 +194,27 @@ def _container(container: Section, *, slurm: bool) -> Container:
     return replace(found, engine="pyxis") if slurm and "engine" not in container else found
 
 
+_UNCHANGED = (
+    "framework", "script", "module", "command", "binding", "args", "workdir", "setup", "env",
+    "secrets", "grace", "on_disconnect", "lease",
+)  # fmt: skip
+"""Keys of ``job`` whose values are those of `Job`."""
+
+
 def _job(job: Section, resolved: Resolved, *, slurm: bool) -> Job:
-    sync, rendezvous = job.section("sync"), job.section("rendezvous")
     return Job(
         per=_per(job, resolved),
         strategy=resolved.strategy,
         strategy_reason=resolved.strategy_reason,
         layout=resolved.layout,
-        setup=job.get("setup", ()),
         container=_container(job.section("container"), slurm=slurm) if "container" in job else None,
-        sync=Sync(**{"source": ".", **sync.values}) if "sync" in job else None,
+        sync=job.build("sync", Sync),
         roles=resolved.roles,
-        rendezvous=Rendezvous(**rendezvous.values),
+        rendezvous=Rendezvous(**job.section("rendezvous").values),
         training=_training(job, resolved.layout),
-        expected=Expected(**job.section("expected").values) if "expected" in job else None,
+        expected=job.build("expected", Expected),
         restart=Restart(**job.section("restart").values),
-        elastic=Elastic(**job.section("elastic").values) if "elastic" in job else None,
+        elastic=job.build("elastic", Elastic),
         watchdog=Watchdog(**job.section("watchdog").values),
-        **job.given(
-            "framework",
-            "script",
-            "module",
-            "command",
-            "binding",
-            "args",
-            "workdir",
-            "env",
-            "secrets",
-            "grace",
-            "on_disconnect",
-            "lease",
-        ),
+        **job.given(*_UNCHANGED),
     )

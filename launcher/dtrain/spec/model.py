@@ -143,7 +143,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    source: str
+    source: str = "."
     """Folder on the launching machine, relative to the cluster file."""
     exclude: tuple[str, ...] = (".git", "__pycache__", ".venv", "*.pyc")
     """Patterns of `dtrain.sync.exclude`. A list in the file replaces the default."""

@@ -30,38 +30,26 @@ def with_job(
     ``keep`` are keys of the job of ``text`` that stay. The result is YAML in JSON's style.
     """
     root, _ = compose(text.encode(errors="surrogateescape"), name, settings)
-    cluster, old = _entry(root, "cluster"), _entry(root, "job")
-    kept = [f"{_quoted(key)}: {_json(_entry(old, key))}" for key in keep if _has(old, key)]
+    file = _values(root)
+    old = _values(file["job"])
+    kept = [f"{_quoted(key)}: {_json(old[key])}" for key in keep if key in old]
     keys = [*kept, *(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in job.items())]
     return (
-        f'{{"name": {_quoted(name)},\n"cluster": {_json(cluster)},\n'
+        f'{{"name": {_quoted(name)},\n"cluster": {_json(file["cluster"])},\n'
         f'"job": {{{", ".join(keys)}}}}}\n'
     )
 
 
-def _has(node: Node, key: str) -> bool:
-    """Whether ``node`` has a value for ``key``: a section may be empty."""
-    return isinstance(node, MappingNode) and any(
-        one.key.text == key and not _is_empty(one.value) for one in node.entries
-    )
-
-
-def _is_empty(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.empty
-
-
-def _entry(node: Node, key: str) -> Node:
+def _values(node: Node) -> dict[str, Node]:
+    """The values of a mapping by their keys, without empty ones: a section may be empty."""
     assert isinstance(node, MappingNode)  # noqa: S101 - the file is valid
-    return next(one.value for one in node.entries if one.key.text == key)
+    entries = ((one.key.text, one.value) for one in node.entries)
+    return {key: one for key, one in entries if not (isinstance(one, Scalar) and one.empty)}
 
 
 def _json(node: Node) -> str:
     if isinstance(node, MappingNode):
-        pairs = (
-            f"{_quoted(one.key.text)}: {_json(one.value)}"
-            for one in node.entries
-            if not _is_empty(one.value)
-        )
+        pairs = (f"{_quoted(key)}: {_json(value)}" for key, value in _values(node).items())
         return f"{{{', '.join(pairs)}}}"
     if isinstance(node, SequenceNode):
         return f"[{', '.join(map(_json, node.items))}]"

@@ -139,9 +139,3 @@ def nearest(text: str, known: Iterable[str]) -> str | None:
     close = get_close_matches(lower.replace("-", "_"), names, n=1, cutoff=0.6)
     close = close or get_close_matches(lower, names, n=1, cutoff=0.6)
     return names[close[0]] if close else None
-
-
-def either(names: Iterable[str], word: str = "or") -> str:
-    """``a, b or c``."""
-    listed = list(names)
-    return f" {word} ".join(filter(None, [", ".join(listed[:-1]), listed[-1]])) if listed else ""

@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Sequence
 
 from dtrain.diagnostics import Problem, SpecError
-from dtrain.spec.problems import either, visible
-from dtrain.wording import counted
+from dtrain.spec.problems import visible
+from dtrain.wording import counted, either
 
 MAX_SHOWN = 50
 WIDTH = 100

@@ -24,9 +24,10 @@ from dtrain.spec.choice import (
 from dtrain.spec.layouts import batched, disagreements, sized
 from dtrain.spec.machines import devices_sound, machines
 from dtrain.spec.model import LAUNCH_ROLES, Host
-from dtrain.spec.problems import Problems, either
+from dtrain.spec.problems import Problems
 from dtrain.spec.schema import Section
 from dtrain.spec.strategies import STRATEGIES
+from dtrain.wording import either
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def resolve(document: Section, problems: Problems) -> Resolved:
         if job.get("framework") == "torch":
             return _torch(job, hosts, problems)
         if job.get("framework") != "tensorflow":
-            layout = Layout(**job.section("layout").values) if "layout" in job else None
+            layout = job.build("layout", Layout)
             return Resolved(job.get("strategy"), layout=layout)
         return _tensorflow(cluster, job, hosts)
     except MisfitError as misfit:
@@ -145,7 +146,7 @@ def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolv
         _check_replicas(name, roles, hosts)
     if name == "tpu":
         _check_tpu(cluster, hosts)
-    layout = Layout(**job.section("layout").values) if "layout" in job else None
+    layout = job.build("layout", Layout)
     return Resolved(name, reason, roles, layout)
 
 

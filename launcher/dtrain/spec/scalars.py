@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 
 from dtrain.records import dataclass
 from dtrain.spec import source
-from dtrain.spec.problems import Problems, either, nearest, shown, visible
+from dtrain.spec.problems import Problems, nearest, shown, visible
 from dtrain.spec.source import Node, Scalar
+from dtrain.wording import either
 
 T = TypeVar("T")
 JsonSchema = dict[str, Any]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dtrain.records import dataclass
 from dtrain.spec import source
-from dtrain.spec.problems import Problems, TextSpan, either, nearest, shown
+from dtrain.spec.problems import Problems, TextSpan, nearest, shown
 from dtrain.spec.scalars import Check, JsonSchema, T, Type
 from dtrain.spec.source import Node, Scalar
 from dtrain.spec.syntax import SPACE
+from dtrain.wording import either
 
 _LONG_FORMS = {"environment": "env"}
 """Keys that users write for a shorter one, too different for `nearest`."""
@@ -159,6 +160,10 @@ class Section:
         """The section at ``key``; an empty one if there is none."""
         found = self.values.get(key)
         return found if isinstance(found, Section) else Section({}, {}, self.key_place(key))
+
+    def build(self, key: str, kind: Callable[..., T]) -> T | None:
+        """An object with the values of the section at ``key``; None if the file lacks the key."""
+        return kind(**self.section(key).values) if key in self else None
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def explain(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> Fault:
         if problem.endswith("got '{'"):
             hint += "; put text that contains '{' in quotes: \"--rank={rank}\""
         return Fault(f"a ',' or '{closing}' is missing", line, column, hint)
-    for pattern, message, at_start, hint in _EXPLANATIONS:
+    for pattern, (at_start, message, hint) in _EXPLANATIONS.items():
         if re.search(pattern, f"{context}: {problem}"):
             place = started if at_start else stopped
             return Fault(message, place.line, place.column, hint)
@@ -73,81 +73,46 @@ def _colon(line: int, column: int, lines: Sequence[str]) -> Fault:
     return Fault(message, line, column, "start the keys of one group in the same column")
 
 
-_QUOTE = "put text that starts with {} in quotes"
+_Explanation = tuple[bool, str, str]
+"""Whether to point at the start of the construct, the message, and the hint."""
+
+
+def _no_valid(what: str, mark: str, example: str = "") -> _Explanation:
+    """Of a construct of YAML that starts with ``mark``."""
+    message = f"'{mark}' starts a YAML {what}, but this is not a valid {what}"
+    return True, message, f"put text that starts with '{mark}' in quotes{example}"
+
+
 _BACKSLASH = "use single quotes, in which a backslash is an ordinary character"
-# Pattern for "context: problem", message, whether to point at the start of the construct, hint.
-_EXPLANATIONS = [
-    (
-        "could not find expected ':'",
-        "this line is not 'key: value'",
-        True,
-        SPACE,
+_EXPLANATIONS: dict[str, _Explanation] = {
+    "could not find expected ':'": (True, "this line is not 'key: value'", SPACE),
+    "sequence entries are not allowed": (
+        False, "unexpected list item ('- ')", "start the list on its own line below the key",
     ),
-    (
-        "sequence entries are not allowed",
-        "unexpected list item ('- ')",
-        False,
-        "start the list on its own line below the key",
+    "scanning an alias": _no_valid("alias", "*", ": '*.pt'"),
+    "scanning an anchor": _no_valid("anchor", "&"),
+    "(scanning|parsing) a tag|undefined tag handle": _no_valid("tag", "!"),
+    "quoted scalar: found unexpected": (
+        True, "this quote is never closed", "add the closing quote",
     ),
-    (
-        "scanning an alias",
-        "'*' starts a YAML alias, but this is not a valid alias",
-        True,
-        _QUOTE.format("'*'") + ": '*.pt'",
-    ),
-    (
-        "scanning an anchor",
-        "'&' starts a YAML anchor, but this is not a valid anchor",
-        True,
-        _QUOTE.format("'&'"),
-    ),
-    (
-        "(scanning|parsing) a tag|undefined tag handle",
-        "'!' starts a YAML tag, but this is not a valid tag",
-        True,
-        _QUOTE.format("'!'"),
-    ),
-    (
-        "quoted scalar: found unexpected",
-        "this quote is never closed",
-        True,
-        "add the closing quote",
-    ),
-    (
-        "unknown escape character",
-        "unknown escape sequence",
-        False,
-        _BACKSLASH,
-    ),
-    ("escape sequence of", "incomplete escape sequence", False, _BACKSLASH),
-    (
-        "expected <block end>",
-        "this does not match the indentation or the structure above it",
-        False,
+    "unknown escape character": (False, "unknown escape sequence", _BACKSLASH),
+    "escape sequence of": (False, "incomplete escape sequence", _BACKSLASH),
+    "expected <block end>": (
+        False, "this does not match the indentation or the structure above it",
         "start the keys of one group in the same column; close every quote and bracket",
     ),
-    (
-        "expected the node content",
-        "a value is missing here",
-        False,
+    "expected the node content": (
+        False, "a value is missing here",
         "close every bracket; put text that starts with a character such as , [ ] { } in quotes",
     ),
-    (
-        "expected '<document start>'",
-        "unexpected text after the value above it",
-        False,
+    "expected '<document start>'": (
+        False, "unexpected text after the value above it",
         "put every value in a cluster file under a key",
     ),
-    (
-        "scanning a block scalar",
-        "'|' and '>' start text on the lines below",
-        True,
+    "scanning a block scalar": (
+        True, "'|' and '>' start text on the lines below",
         "end this line here, or put the text in quotes",
     ),
-    (
-        "directive|YAML document",
-        "'%' starts a YAML directive, but this is not a valid directive",
-        True,
-        _QUOTE.format("'%'"),
-    ),
-]
+    "directive|YAML document": _no_valid("directive", "%"),
+}  # fmt: skip
+"""By the pattern of "context: problem"; the first that is found counts."""

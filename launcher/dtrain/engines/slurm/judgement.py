@@ -15,8 +15,8 @@ from dtrain.engines.slurm.partitions import Partition, SlurmMachine, chosen
 from dtrain.engines.slurm.submission import hint_for, is_absent
 from dtrain.records import dataclass
 from dtrain.spec.model import ClusterFile, Slurm
-from dtrain.spec.problems import either, nearest
-from dtrain.wording import counted
+from dtrain.spec.problems import nearest
+from dtrain.wording import counted, either
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.:+@-]+")
 _GIVEN_PARTITION = re.compile(r"Job \d+ to start at .* in partition (\S+)$", re.MULTILINE)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
-from dtrain.wording import counted
+from dtrain.wording import counted, either
 
 MEMORY_PARTS = {
     "parameters": "parameters",
@@ -145,11 +145,10 @@ def _savings(candidate: Candidate) -> Iterator[str]:
     layout = candidate.layout
     cheap = "cheap operations"
     if candidate.assumed.recomputes_modules(candidate.shape, layout):
-        cheap = _listed(
-            "norms",
-            *(["the experts' activation"] if candidate.shape.experts else []),
-            *(["MLA's up projections"] if candidate.shape.kv_rank else []),
-        )
+        dropped = ["norms"]
+        dropped += ["the experts' activation"] if candidate.shape.experts else []
+        dropped += ["MLA's up projections"] if candidate.shape.kv_rank else []
+        cheap = either(dropped, "and")
     yield {
         "none": "Nothing is recomputed.",
         "selective": f"Recompute only {cheap} in the backward pass (selective recompute).",
@@ -290,9 +289,3 @@ def large(count: float) -> str:
 def both(value: float) -> str:
     """``236 GB (220 GiB)``: vendors use GB, tools use GiB."""
     return f"{value * 2**30 / 1e9:,.0f} GB ({value:,.0f} GiB)"
-
-
-def _listed(*names: str) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last

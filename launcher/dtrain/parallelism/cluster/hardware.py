@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import MISSING, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,6 +17,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
 from dtrain.parallelism.names import find, index, key, nearest
 from dtrain.records import KeepsHash, dataclass
+from dtrain.wording import either
 
 Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 
@@ -67,10 +68,9 @@ class Gpu:
         """
         if precision in self.flops:
             return self.flops[precision]
-        *others, last = self.flops
-        able = f"{', '.join(others)} or {last}" if others else last
         raise UsageError(
-            f"{self.name} does not support {precision}", hint=f"use `precision` {able}"
+            f"{self.name} does not support {precision}",
+            hint=f"use `precision` {either(self.flops)}",
         )
 
     def link_among(self, members: int) -> float:
@@ -238,9 +238,9 @@ class Hardware:
         table = _parse(text, where)
         gpus, machines = [*self.gpus], [*self.machines]
         for place, entry in _entries(table, "gpus", where):
-            _add(gpus, _read(Gpu, _GPU_RULES, entry, place, gpus))
+            _add(gpus, _read(Gpu, entry, place, gpus))
         for place, entry in _entries(table, "machines", where):
-            _add(machines, _read(Machine, _MACHINE_RULES, entry, place, machines))
+            _add(machines, _read(Machine, entry, place, machines))
         extended = Hardware(tuple(gpus), tuple(machines))
         for place, entry in _entries(table, "gpus", where):
             if "machine" in entry:
@@ -305,29 +305,14 @@ def _speeds(value: Any) -> dict[str, float]:
     return {precision: _amount(speed) for precision, speed in value.items()}
 
 
-_GPU_RULES: Mapping[str, Rule] = {
-    "name": _text,
-    "memory": _amount,
-    "bandwidth": _amount,
-    "flops": _speeds,
-    "link": _amount,
-    "family": _text,
-    "source": _text,
-    "machine": _text,
-    "domain": _count,
-    "mesh": _count,
-    "sustained": _amount,
-    "watts": _amount,
-    "aliases": _texts,
+_RULES: Mapping[str, Rule] = {
+    "str": _text,
+    "tuple[str, ...]": _texts,
+    "float": _amount,
+    "int": _count,
+    "dict[str, float]": _speeds,
 }
-_MACHINE_RULES: Mapping[str, Rule] = {
-    "name": _text,
-    "gpu": _text,
-    "gpus_per_host": _count,
-    "network_gbps": _amount,
-    "source": _text,
-    "aliases": _texts,
-}
+"""By the type of the field."""
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
@@ -363,28 +348,23 @@ Row = Any
 """``Gpu`` or ``Machine``; dataclasses have no common type that has both's fields."""
 
 
-def _read(
-    kind: type[Row],
-    rules: Mapping[str, Rule],
-    entry: dict[str, Any],
-    place: str,
-    known: Sequence[Row],
-) -> Row:
+def _read(kind: type[Row], entry: dict[str, Any], place: str, known: Sequence[Row]) -> Row:
+    types = {one.name: str(one.type) for one in fields(kind)}
     values: dict[str, Any] = {}
     for name, value in entry.items():
         if name == "like":
             continue
-        if name not in rules:
-            close = nearest(name, rules)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(rules)}"
+        if name not in types:
+            close = nearest(name, types)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(types)}"
             raise UsageError(f"{place}: {name} is not a key of {kind.__name__}", hint=hint)
         try:
-            values[name] = rules[name](value)
+            values[name] = _RULES[types[name]](value)
         except ValueError as error:
             raise UsageError(f"{place}: {name}: {error}, not {value!r}", hint=FORMAT) from None
     like = entry.get("like")
-    needed = {"name"} if like else _NEEDED & set(rules)
-    missing = [name for name in rules if name in needed - set(values)]
+    needed = ["name"] if like else [one.name for one in fields(kind) if one.default is MISSING]
+    missing = [name for name in needed if name not in values]
     if missing:
         verb = "are" if len(missing) > 1 else "is"
         raise UsageError(
@@ -408,9 +388,6 @@ def _sustained(model: Gpu, values: Mapping[str, Any]) -> float:
     power: float = values.get("watts", model.watts) / model.watts
     peak: float = values.get("flops", {}).get(model.usual, model.peak(model.usual))
     return model.sustained * math.pow(power * model.peak(model.usual) / peak, 1 / 3)
-
-
-_NEEDED = {"name", "memory", "bandwidth", "flops", "link", "gpu", "gpus_per_host", "network_gbps"}
 
 
 def _find(name: str, rows: Sequence[Row], what: str, otherwise: str = "") -> Row:
