@@ -3,16 +3,12 @@ other modules of `dtrain.environ` and by `dtrain.launchplan.environment`."""
 
 from __future__ import annotations
 
-_FROM_HOSTS = "it follows from the hosts and their gpus"
+_NUMBERS = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_WORLD_SIZE",
+)  # fmt: skip
 RESERVED = {
-    "RANK": _FROM_HOSTS,
-    "LOCAL_RANK": _FROM_HOSTS,
-    "WORLD_SIZE": _FROM_HOSTS,
-    "LOCAL_WORLD_SIZE": _FROM_HOSTS,
-    "GROUP_RANK": _FROM_HOSTS,
-    "GROUP_WORLD_SIZE": _FROM_HOSTS,
-    "ROLE_RANK": _FROM_HOSTS,
-    "ROLE_WORLD_SIZE": _FROM_HOSTS,
+    **dict.fromkeys(_NUMBERS, "it follows from the hosts and their gpus"),
     "TORCHELASTIC_RUN_ID": "it names the run",
     "TORCHELASTIC_ERROR_FILE": "dtrain reads the failures that workers write there",
     "MASTER_ADDR": "it is the first host's address, which cluster.overrides can set",

@@ -59,17 +59,10 @@ def keys_of(question: Question, layout: Layout) -> tuple[dict[str, object], dict
     from dtrain.spec.layouts import strategy_of
 
     plain = asdict(Layout())
-    always: tuple[str, ...] = (
-        "tensor",
-        "pipeline",
-        "data",
-        "sharding",
-        "micro_batch",
-        "grad_accumulation",
-    )
+    always = {"tensor", "pipeline", "data", "sharding", "micro_batch", "grad_accumulation"}
     if layout.tensor > 1:
         # Write it even if off, because a strategy may turn it on.
-        always += ("sequence_parallel",)
+        always.add("sequence_parallel")
     values = {
         name: value
         for name, value in asdict(layout).items()

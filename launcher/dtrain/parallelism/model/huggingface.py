@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dtrain.diagnostics import UsageError
@@ -22,45 +23,26 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "attn_config.kv_n_heads")
 _FFN = (
-    "intermediate_size",
-    "ffn_dim",
-    "n_inner",
-    "ffn_hidden_size",
-    "ffn_config.ffn_hidden_size",
-)
+    "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "ffn_config.ffn_hidden_size",
+)  # fmt: skip
 _VOCAB = ("vocab_size",)
 _POSITIONS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "n_ctx",
-    "seq_length",
+    "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length",
     "max_sequence_length",
-)
+)  # fmt: skip
 _EXPERTS = (
-    "num_local_experts",
-    "n_routed_experts",
-    "num_experts",
-    "moe_num_experts",
+    "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts",
     "ffn_config.moe_num_experts",
-)
+)  # fmt: skip
 _CHOSEN = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "moe_top_k",
-    "moe_topk",
-    "moe_k",
+    "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k",
     "ffn_config.moe_top_k",
-)
+)  # fmt: skip
 _SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 _DROPOUT = (
-    "resid_pdrop",
-    "hidden_dropout",
-    "dropout",
-    "residual_dropout",
-    "resid_dropout",
+    "resid_pdrop", "hidden_dropout", "dropout", "residual_dropout", "resid_dropout",
     "attn_config.attn_pdrop",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +62,16 @@ class _Kind:
     """Defaults of keys that files of this type often omit."""
 
 
-_BERT = _Kind(gated=False, tied=True, learned_positions=True, dropout=True, causal=False)
+_GPT2 = _Kind(gated=False, tied=True, learned_positions=True, dropout=True)
 _KINDS: Mapping[str, _Kind] = {
-    "gpt2": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
-    "gpt_bigcode": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
-    "gpt_neo": _Kind(gated=False, tied=True, learned_positions=True),
-    "opt": _Kind(gated=False, tied=True, learned_positions=True, dropout=True),
-    "bloom": _Kind(gated=False, tied=True),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "opt"), _GPT2),
+    **dict.fromkeys(("bert", "roberta"), replace(_GPT2, causal=False)),
+    "gpt_neo": replace(_GPT2, dropout=False),
     "mpt": _Kind(gated=False, tied=True, defaults={"expansion_ratio": 4}),
     "falcon": _Kind(gated=False, tied=True, parallel=True),
-    "gpt_neox": _Kind(gated=False, parallel=True),
-    "gptj": _Kind(gated=False, parallel=True),
-    "codegen": _Kind(gated=False, parallel=True),
-    "phi": _Kind(gated=False, parallel=True),
-    "persimmon": _Kind(gated=False),
-    "nemotron": _Kind(gated=False),
-    "nemotron_h": _Kind(gated=False),
-    "starcoder2": _Kind(gated=False, tied=True),
+    **dict.fromkeys(("bloom", "starcoder2"), _Kind(gated=False, tied=True)),
+    **dict.fromkeys(("gpt_neox", "gptj", "codegen", "phi"), _Kind(gated=False, parallel=True)),
+    **dict.fromkeys(("persimmon", "nemotron", "nemotron_h"), _Kind(gated=False)),
     "gemma": _Kind(tied=True, defaults={"head_dim": 256}),
     "gemma2": _Kind(
         tied=True, window_pattern=2, defaults={"head_dim": 256, "sliding_window": 4096}
@@ -113,19 +88,13 @@ _KINDS: Mapping[str, _Kind] = {
             "vocab_size": 262208,
         },
     ),
-    "cohere": _Kind(tied=True, parallel=True),
-    "cohere2": _Kind(tied=True, parallel=True),
+    **dict.fromkeys(("cohere", "cohere2"), _Kind(tied=True, parallel=True)),
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe"), _Kind(qk_norm=True)),
+    **dict.fromkeys(
+        ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), _Kind(qk_norm=True)
+    ),
     "bitnet": _Kind(),
     "gpt_oss": _Kind(window_pattern=2),
-    "qwen3": _Kind(qk_norm=True),
-    "qwen3_moe": _Kind(qk_norm=True),
-    "qwen3_vl_text": _Kind(qk_norm=True),
-    "qwen3_vl_moe_text": _Kind(qk_norm=True),
-    "olmo2": _Kind(qk_norm=True),
-    "olmo3": _Kind(qk_norm=True),
-    "olmoe": _Kind(qk_norm=True),
-    "bert": _BERT,
-    "roberta": _BERT,
 }
 """Types that differ from Llama's gated MLP, separate output layer and rotary positions."""
 

@@ -11,15 +11,9 @@ import tensorflow as tf
 from dtrain.runtime.tensorflow.cluster import TfConfig
 
 STRATEGIES = (
-    "none",
-    "one_device",
-    "mirrored",
-    "central_storage",
-    "multi_worker_mirrored",
-    "parameter_server",
-    "tpu",
-    "model_parallel",
-)
+    "none", "one_device", "mirrored", "central_storage", "multi_worker_mirrored",
+    "parameter_server", "tpu", "model_parallel",
+)  # fmt: skip
 ONE_HOST = frozenset({"one_device", "mirrored", "central_storage"})
 PARTITION_BYTES = 256 << 10
 """Variables are split into parts of at least this size, at most one for each parameter server."""
