@@ -56,6 +56,8 @@ M = ("--model-size", "100B")
         ((*M, "--precision", "int4"), "int4", "bf16"),
         ((*M, "--global-batch", "0"), "--global-batch 0", "at least 1"),
         ((*M, "--seq-len", "0"), "--seq-len 0", "4096"),
+        ((*M, "--vocab", "0"), "--vocab 0", "128256"),
+        (("--layers", "8", "--hidden", "4096", "--vocab", "-1"), "--vocab -1", "128256"),
         ((*M, "--tokens", "many"), "--tokens 'many'", "1.5T"),
         ((*M, "--tokens", "1"), "less than one step, which has", "--global-batch"),
         ((*M, "--tokens", "1e30"), "--tokens '1e30' is too many", "at most"),

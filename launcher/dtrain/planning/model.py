@@ -33,9 +33,11 @@ def shape_of(request: PlanRequest, training: Training) -> Shape:
         )
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} each describe a model", hint="keep one of them")
-    seq_len = request.seq_len or training.seq_len
     if request.seq_len is not None and request.seq_len < 1:
         raise UsageError(f"`seq_len={request.seq_len}` is not a length", hint="such as 4096")
+    if request.vocab is not None and request.vocab < 1:
+        raise UsageError(f"`vocab={request.vocab}` is not a vocabulary", hint="such as 128256")
+    seq_len = request.seq_len or training.seq_len
     if request.model_size is not None:
         return shape_for_size(parse_count(request.model_size), seq_len=seq_len, vocab=request.vocab)
     if sizes:
@@ -46,8 +48,6 @@ def shape_of(request: PlanRequest, training: Training) -> Shape:
                 hint="sizes of a model include at least `layers` and `hidden`",
             )
         return shape_from_sizes(**sizes, vocab=request.vocab, seq_len=seq_len)
-    if request.vocab is not None and request.vocab < 1:
-        raise UsageError(f"`vocab={request.vocab}` is not a vocabulary", hint="such as 128256")
     if request.model_config is not None:
         from dtrain.parallelism.model.huggingface import shape_from_config
 

@@ -10,9 +10,9 @@ from itertools import accumulate
 
 from dtrain.environ.placement import place_tasks
 from dtrain.runtime.layout import Layout
+from dtrain.spec.choice import Resolved
 from dtrain.spec.model import Cluster, Host
 from dtrain.spec.problems import Problems, TextSpan, shown
-from dtrain.spec.resolve import Resolved
 from dtrain.spec.schema import Section
 from dtrain.wording import counted, either
 

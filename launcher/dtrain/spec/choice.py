@@ -15,49 +15,47 @@ from dtrain.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
-class StrategyChoice:
-    strategy: str
-    reason: str
-    """Why, as a clause."""
+class Resolved:
+    """What a launch runs: values for the fields of `dtrain.spec.model.Job` with these names."""
+
+    strategy: str | None = None
+    strategy_reason: str = ""
+    """Why it was chosen, as a clause."""
     roles: Mapping[str, int] = field(default_factory=dict)
-    """TensorFlow tasks, if they are part of the choice."""
+    layout: Layout | None = None
 
 
-def choose_torch(layout: Given | None, hosts: Sequence[Host]) -> StrategyChoice:
+def choose_torch(layout: Given | None, hosts: Sequence[Host]) -> Resolved:
     """``layout`` has the keys of ``job.layout`` in the file; None if the file has no layout."""
     if layout is not None:
-        return StrategyChoice(strategy_of(Layout(**layout)), "it matches job.layout")
+        return Resolved(strategy_of(Layout(**layout)), "it matches job.layout")
     if sum(host.workers for host in hosts) == 1:
-        return StrategyChoice("ddp", "there is only one worker")
-    return StrategyChoice(
+        return Resolved("ddp", "there is only one worker")
+    return Resolved(
         "ddp",
         "without job.layout, the model has to fit on one GPU; for a larger model, write a layout "
         "with `dtrain plan --output`",
     )
 
 
-def choose_tensorflow(
-    roles: Mapping[str, int], hosts: Sequence[Host], tpu: str | None
-) -> StrategyChoice:
+def choose_tensorflow(roles: Mapping[str, int], hosts: Sequence[Host], tpu: str | None) -> Resolved:
     """``tpu`` is the topology in ``cluster.tpu``. Raises MisfitError if the user has to choose."""
     gpus = [len(host.gpus) for host in hosts]
     if roles.get("ps"):
-        return StrategyChoice("parameter_server", "job.roles has parameter servers")
+        return Resolved("parameter_server", "job.roles has parameter servers")
     if roles:
-        return StrategyChoice(
-            "multi_worker_mirrored", "job.roles has workers and no parameter servers"
-        )
+        return Resolved("multi_worker_mirrored", "job.roles has workers and no parameter servers")
     if tpu is not None:
-        return StrategyChoice("tpu", f"the hosts form a TPU slice of {tpu} (cluster.tpu)")
+        return Resolved("tpu", f"the hosts form a TPU slice of {tpu} (cluster.tpu)")
     if len(hosts) == 1:
         return _choose_for_one(hosts[0])
     if len(set(gpus)) == 1:
-        return StrategyChoice(
+        return Resolved(
             "multi_worker_mirrored",
             f"there are {len(hosts)} hosts with {gpus[0] or 'no'} {plural(gpus[0], 'GPU')} each",
         )
     if all(gpus):
-        return StrategyChoice(
+        return Resolved(
             "multi_worker_mirrored",
             "hosts differ in their numbers of GPUs, and workers need equal numbers, so each GPU "
             "gets its own worker",
@@ -66,16 +64,12 @@ def choose_tensorflow(
     raise mixed(hosts, "strategy auto cannot choose")
 
 
-def _choose_for_one(host: Host) -> StrategyChoice:
+def _choose_for_one(host: Host) -> Resolved:
     if len(host.gpus) > 1:
-        return StrategyChoice("mirrored", f"there is one host, with {len(host.gpus)} GPUs")
+        return Resolved("mirrored", f"there is one host, with {len(host.gpus)} GPUs")
     if host.workers > 1:
-        return StrategyChoice(
-            "multi_worker_mirrored", f"there is one host, with {host.workers} workers"
-        )
-    return StrategyChoice(
-        "one_device", f"there is one host, with {'one' if host.gpus else 'no'} GPU"
-    )
+        return Resolved("multi_worker_mirrored", f"there is one host, with {host.workers} workers")
+    return Resolved("one_device", f"there is one host, with {'one' if host.gpus else 'no'} GPU")
 
 
 def mixed(hosts: Sequence[Host], consequence: str) -> MisfitError:

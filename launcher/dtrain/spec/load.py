@@ -12,6 +12,7 @@ from typing import Any, Literal
 from dtrain.runtime.layout import Layout, Training
 from dtrain.spec.advice import advise
 from dtrain.spec.checks import check
+from dtrain.spec.choice import Resolved
 from dtrain.spec.clusterfile import CLUSTER_FILE
 from dtrain.spec.elastic import check_elastic
 from dtrain.spec.engines import check_engine, with_nodes
@@ -35,7 +36,7 @@ from dtrain.spec.notify_keys import read_notify
 from dtrain.spec.placeholders import advise_on_placeholders
 from dtrain.spec.ports import check_ports
 from dtrain.spec.problems import Problems
-from dtrain.spec.resolve import Resolved, resolve
+from dtrain.spec.resolve import resolve
 from dtrain.spec.schema import Section
 from dtrain.spec.settings import compose
 from dtrain.spec.source import MAX_SIZE, Node

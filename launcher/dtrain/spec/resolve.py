@@ -6,14 +6,13 @@ All three are optional in a cluster file; a launch has all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 
 from dtrain.environ import tpu
 from dtrain.environ.placement import gpus_of_trainers
-from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 from dtrain.runtime.layout_rules import MisfitError, contradictions, torch_limits, uneven_rounds
 from dtrain.spec.choice import (
+    Resolved,
     choose_tensorflow,
     choose_torch,
     default_roles,
@@ -28,16 +27,6 @@ from dtrain.spec.problems import Problems
 from dtrain.spec.schema import Section
 from dtrain.spec.strategies import STRATEGIES
 from dtrain.wording import either
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """Values for the fields with the same names of `dtrain.spec.model.Job`."""
-
-    strategy: str | None = None
-    strategy_reason: str = ""
-    roles: Mapping[str, int] = field(default_factory=dict)
-    layout: Layout | None = None
 
 
 def resolve(document: Section, problems: Problems) -> Resolved:
@@ -81,7 +70,7 @@ def _torch(job: Section, hosts: Sequence[Host], problems: Problems) -> Resolved:
     given = job.section("layout").values if "layout" in job else None
     if name == "auto" or (name is None and given is not None):
         choice = choose_torch(given, hosts)
-        name, reason = choice.strategy, choice.reason if name == "auto" else ""
+        name, reason = choice.strategy, choice.strategy_reason if name == "auto" else ""
     if name in (None, "none", "data_parallel") and given is None:
         return Resolved(name, reason)
     if name == "data_parallel":
@@ -135,7 +124,8 @@ def _tensorflow(cluster: Section, job: Section, hosts: Sequence[Host]) -> Resolv
     roles: Mapping[str, int] = {role: given.get(role) for role in LAUNCH_ROLES if given.get(role)}
     if name == "auto":
         choice = choose_tensorflow(roles, hosts, cluster.get("tpu"))
-        name, reason, roles = choice.strategy, choice.reason, choice.roles or roles
+        name, reason = choice.strategy, choice.strategy_reason
+        roles = choice.roles or roles
     if name == "parameter_server" and not roles.get("ps"):
         raise MisfitError(
             "strategy",

@@ -83,26 +83,6 @@ def send(
     if host.transport == "local":
         _refuse_inside_source(host, tree, workdir)
     python = python or host.python
-    process = node_program.start(connection, "sync", python, label="sync")
-    try:
-        return _converse(process, host, python, tree, workdir, trust_group, patience)
-    finally:
-        # Wait until the receiver has cleaned up and released its lock.
-        process.close_stdin()
-        with suppress(TimeoutError, NodeError):
-            process.wait(_CLEANUP)
-        process.close()
-
-
-def _converse(
-    process: RemoteProcess,
-    host: Host,
-    python: str,
-    tree: Tree,
-    workdir: str,
-    trust_group: str | None,
-    patience: Patience,
-) -> SyncResult:
     request = {
         "workdir": workdir,
         "trust_group": trust_group,
@@ -115,8 +95,21 @@ def _converse(
             "files": [(f.path, f.size, f.executable, f.sha256, f.mtime_ns) for f in tree.files],
         },
     }
-    process.write(frame(REQUEST, zlib.compress(json.dumps(request).encode(), 1)))
-    receiver = _Receiver(process, host, python, tree)
+    process = node_program.start(connection, "sync", python, label="sync")
+    try:
+        process.write(frame(REQUEST, zlib.compress(json.dumps(request).encode(), 1)))
+        return _deliver(_Receiver(process, host, python, tree))
+    finally:
+        # Wait until the receiver has cleaned up and released its lock.
+        process.close_stdin()
+        with suppress(TimeoutError, NodeError):
+            process.wait(_CLEANUP)
+        process.close()
+
+
+def _deliver(receiver: _Receiver) -> SyncResult:
+    """Send the files that the receiver asks for."""
+    process, host, tree = receiver.process, receiver.host, receiver.tree
     wanted = receiver.answer(Want).indices
     files = [tree.files[index] for index in wanted]
     try:
@@ -154,21 +147,21 @@ class _Receiver:
     """Reads the answers of the program on the node."""
 
     def __init__(self, process: RemoteProcess, host: Host, python: str, tree: Tree) -> None:
-        self._process = process
+        self.process = process
         self._python = python
         self._incoming = Incoming(process)
-        self._host = host
-        self._tree = tree
+        self.host = host
+        self.tree = tree
         self._greeted = False
 
     def answer(self, expected: type[_Answer]) -> _Answer:
         """The next answer. Raises NodeError if it is missing or of another type."""
-        host, files = self._host, self._tree.files
+        host, files = self.host, self.tree.files
         try:
             found = read_answer(self._payload(), len(files))
         except EOFError:
             raise node_program.failure(
-                host.name, ATTEMPTED, self._python, self._process, self._incoming.rest
+                host.name, ATTEMPTED, self._python, self.process, self._incoming.rest
             ) from None
         except ProtocolError as error:
             raise AnswerError(host.name, ATTEMPTED, error) from None
@@ -177,7 +170,7 @@ class _Receiver:
         if not isinstance(found, SyncRefused):
             raise AnswerError(host.name, ATTEMPTED, "an unexpected answer")
         if found.changed is not None:
-            raise _changed(host, self._tree, files[found.changed].path)
+            raise _changed(host, self.tree, files[found.changed].path)
         raise PrepareError(host.name, ATTEMPTED, found.reason, hint=found.hint)
 
     def _payload(self) -> bytes:
@@ -185,7 +178,7 @@ class _Receiver:
             self._incoming.preamble(PREAMBLE)
             self._greeted = True
         (length,) = LENGTH.unpack(self._incoming.exactly(LENGTH.size))
-        if length > max_answer(len(self._tree.files)):
+        if length > max_answer(len(self.tree.files)):
             raise ProtocolError(f"an answer of {length} bytes")
         return self._incoming.exactly(length)
 

@@ -77,12 +77,7 @@ def shape_for_size(
             f"`model_size={parameters:g}` is not between 2M and 100T parameters",
             hint="give the sizes of the model instead: `layers`, `hidden`, `heads`",
         )
-    if vocab is not None and vocab < 1:
-        raise UsageError(f"`vocab={vocab}` is not a vocabulary", hint="such as 128256")
-    if seq_len is not None and seq_len < 1:
-        raise UsageError(f"`seq_len={seq_len}` is not a length", hint="such as 4096")
-    vocab = _usual_vocab(parameters) if vocab is None else vocab
-    seq_len = (2048 if parameters < 1e9 else 4096) if seq_len is None else seq_len
+    vocab = vocab or _usual_vocab(parameters)
     tied = parameters < 4e9
     embeddings = (1 if tied else 2) * vocab
     found = min(_candidates(parameters, embeddings, 0.01), default=None) or min(
@@ -103,7 +98,7 @@ def shape_for_size(
         kv_heads=_kv_heads(heads, parameters),
         ffn_hidden=ffn,
         vocab=vocab,
-        seq_len=seq_len,
+        seq_len=seq_len or (2048 if parameters < 1e9 else 4096),
         head_size=head_size,
         tied=tied,
     )
@@ -215,8 +210,6 @@ def shape_from_sizes(
         ("heads", heads),
         ("kv_heads", kv_heads),
         ("ffn_hidden", ffn_hidden),
-        ("vocab", vocab),
-        ("seq_len", seq_len),
     ):
         if value is not None and value < 1:
             raise UsageError(f"`{field}={value}` is not a size", hint="at least 1")
