@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -32,6 +33,13 @@ from typing import (
 )
 
 from dtrain.records import dataclass
+
+if sys.version_info >= (3, 11):
+    from typing import NotRequired as NotRequired
+    from typing import Required as Required
+else:
+    from typing_extensions import NotRequired as NotRequired
+    from typing_extensions import Required as Required
 
 MAX_DEPTH = 32
 """Levels of lists and objects."""
@@ -179,6 +187,8 @@ def _reader(kind: Any) -> _Reader:
         return _number(kind, limit)
     if kind is str:
         return _string(limit)
+    if origin in (Required, NotRequired):
+        return _reader(of[0])
     if origin is Literal:
         return _choice(of)
     if origin in (Union, UnionType):
@@ -364,8 +374,12 @@ def _record(kind: Any) -> _Reader:
     hints = get_type_hints(kind, include_extras=True)
     make: Callable[..., Any]
     if is_typeddict(kind):
-        make, required = dict, kind.__required_keys__
+        make = dict
         readers = {name: _reader(hint) for name, hint in hints.items()}
+        # As the hints are texts, Python itself does not see what is marked in them.
+        marks = {name: get_origin(hint) for name, hint in hints.items()}
+        required = kind.__required_keys__ - {n for n in marks if marks[n] is NotRequired}
+        required |= {name for name in marks if marks[name] is Required}
     else:
         make = kind
         readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
