@@ -33,7 +33,7 @@ exec "$@"
 FIND = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from dtrain.node.agent.network import interface_to as find
+from dtrain.node.interfaces import interface_to as find
 targets = ["192.0.2.2", "192.0.2.1", "2001:db8::2", "::1", "198.51.100.1"]
 print(*map(find, targets))
 """

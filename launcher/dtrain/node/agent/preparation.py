@@ -19,7 +19,7 @@ from dtrain.node.agent.folder import (
     trust_of,
 )
 from dtrain.node.agent.nccl_ras import address_in
-from dtrain.node.agent.network import reserve_port
+from dtrain.node.agent.ports import reserve_port
 from dtrain.node.agent.ranks import Ranks
 from dtrain.node.agent.spawn import search
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown

@@ -20,7 +20,7 @@ from dtrain.node.agent.diagnosis import Diagnosis
 from dtrain.node.agent.evidence import error_report, full_disk
 from dtrain.node.agent.folder import discard
 from dtrain.node.agent.kernel_log import oom_kills
-from dtrain.node.agent.network import share_ports
+from dtrain.node.agent.ports import share_ports
 from dtrain.node.agent.preparation import Preparation
 from dtrain.node.agent.processes import (
     Proc,
