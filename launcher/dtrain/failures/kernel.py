@@ -107,18 +107,24 @@ def _understand(line: str, time: float, addresses: Sequence[str]) -> KernelMessa
     for pattern, entry in _messages():
         if found := pattern.search(line):
             named = found.groupdict()
-            pid = named.get("pid")
-            return KernelMessage(
-                id=entry["id"],
-                text=line,
-                what=entry["what"].format(**named),
-                remedy=entry["remedy"],
-                time=time,
-                host=entry.get("host", False),
-                weak=entry.get("weak", False),
-                pid=int(pid) if pid is not None else None,
-            )
+            what = entry["what"].format(**named)
+            return _message(entry, line, time, entry["id"], what, named.get("pid"))
     return None
+
+
+def _message(
+    entry: dict[str, Any], line: str, time: float, id: str, what: str, pid: str | None
+) -> KernelMessage:
+    return KernelMessage(
+        id=id,
+        text=line,
+        what=what,
+        remedy=entry["remedy"],
+        time=time,
+        host=entry.get("host", False),
+        weak=entry.get("weak", False),
+        pid=int(pid) if pid is not None else None,
+    )
 
 
 def _xid(
@@ -133,17 +139,8 @@ def _xid(
     numbers = [number for number, one in enumerate(addresses) if at in one.lower()]
     gpu = numbers[0] if len(numbers) == 1 else None
     name = f"GPU {gpu}" if gpu is not None else f"the GPU at {at}"
-    return KernelMessage(
-        id=f"xid-{code}",
-        text=line,
-        what=f"{name} {entry['what']} (Xid {code})",
-        remedy=entry["remedy"],
-        time=time,
-        host=entry.get("host", False),
-        weak=entry.get("weak", False),
-        pid=int(found["pid"]) if found["pid"] is not None else None,
-        gpu=gpu,
-    )
+    what = f"{name} {entry['what']} (Xid {code})"
+    return replace(_message(entry, line, time, f"xid-{code}", what, found["pid"]), gpu=gpu)
 
 
 @cache

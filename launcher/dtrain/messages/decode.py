@@ -137,20 +137,19 @@ def decode_named(
 def excerpt(value: Any) -> str:
     """The start of a value for an error message, on one line."""
     # Only the start: a hostile value may be large.
-    head = value[: EXCERPT + 1] if isinstance(value, str | bytes) else _sketch(value)
-    text = head if isinstance(head, str) else ascii(head)
+    match value:
+        case str():
+            text = value[: EXCERPT + 1]
+        case bytes():
+            text = ascii(value[: EXCERPT + 1])
+        case dict():
+            text = "an object"
+        case list():
+            text = "a list"
+        case _:
+            text = json.dumps(value)
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
-
-
-def _sketch(value: Any) -> str:
-    match value:
-        case dict():
-            return "an object"
-        case list():
-            return "a list"
-        case _:
-            return json.dumps(value)
 
 
 def _depth(data: bytes) -> int:

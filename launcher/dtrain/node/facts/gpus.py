@@ -8,8 +8,8 @@ import os
 import re
 
 from dtrain.node.facts.probing import MAX_ERROR
-from dtrain.node.facts.programs import find_program, plain, run
-from dtrain.node.files import listed, number, text_of, user_name
+from dtrain.node.facts.programs import plain, run
+from dtrain.node.files import find_program, listed, number, text_of, user_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
