@@ -9,17 +9,16 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from dtrain.failures.catalogue import knowledge
 from dtrain.records import dataclass
 
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-fA-F:.]{1,20})\): (?P<code>\d{1,5})"
     r"(?:, pid=(?P<pid>\d{1,10}))?"
 )
+FILE = "kernel.yaml"
 RECENT = 60.0
 """Seconds before a failure in which a fault of the host is a likely cause."""
 
@@ -131,7 +130,7 @@ def _xid(
     line: str, time: float, found: re.Match[str], addresses: Sequence[str]
 ) -> KernelMessage | None:
     code = int(found["code"])
-    entry = _catalogue()["xids"].get(code)
+    entry = knowledge(FILE)["xids"].get(code)
     if entry is None:
         return None
     # The driver omits the PCI function number, and older drivers the domain.
@@ -144,17 +143,10 @@ def _xid(
 
 
 @cache
-def _catalogue() -> dict[str, Any]:
-    source = Path(__file__).with_name("kernel.yaml").read_text(encoding="utf-8")
-    catalogue: dict[str, Any] = yaml.safe_load(source)
-    return catalogue
-
-
-@cache
 def _messages() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    return [(re.compile(entry["pattern"]), entry) for entry in _catalogue()["messages"]]
+    return [(re.compile(entry["pattern"]), entry) for entry in knowledge(FILE)["messages"]]
 
 
 @cache
 def _phrases() -> dict[str, list[str]]:
-    return {entry["id"]: entry.get("says", []) for entry in _catalogue()["messages"]}
+    return {entry["id"]: entry.get("says", []) for entry in knowledge(FILE)["messages"]}

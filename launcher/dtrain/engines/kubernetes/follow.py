@@ -21,7 +21,6 @@ from dtrain.engines.kubernetes.reading import (
     PodChanged,
     PodEvent,
     PodLines,
-    PodRemoved,
     PodsListed,
     Readers,
     ReadFailed,
@@ -121,10 +120,8 @@ class KubernetesFollower:
             case PodsListed(pods):
                 for new in job.listed(pods):
                     self._read(new)
-            case PodChanged(pod):
-                self._read(job.pod_seen(pod))
-            case PodRemoved(pod):
-                job.pod_seen(pod, removed=True)
+            case PodChanged(pod, removed):
+                self._read(job.pod_seen(pod, removed=removed))
             case JobSeen(state, reason):
                 job.job_seen(state, reason)
                 self._readers.pods_missing = job.pods_missing

@@ -59,13 +59,8 @@ class PodsListed:
 @dataclass(frozen=True, slots=True)
 class PodChanged:
     pod: Pod
-
-
-@dataclass(frozen=True, slots=True)
-class PodRemoved:
-    """The last state of a pod that is gone."""
-
-    pod: Pod
+    removed: bool
+    """Whether the pod is gone; ``pod`` is its last state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +123,6 @@ class Recovered:
 PodEvent = (
     PodsListed
     | PodChanged
-    | PodRemoved
     | JobSeen
     | PodLines
     | LogProblem
@@ -286,8 +280,7 @@ class Readers:
                         raise kind(self._client.host, "watching the pods", ended.message)
                     version = event.version or version
                     if event.type != "BOOKMARK" and (pod := objects.pod(event.object)) is not None:
-                        removed = event.type == "DELETED"
-                        self._send(PodRemoved(pod) if removed else PodChanged(pod))
+                        self._send(PodChanged(pod, removed=event.type == "DELETED"))
         return version
 
     # Logs ------------------------------------------------------------------------------------
