@@ -50,7 +50,9 @@ def sources_towards(target: str) -> Iterator[str]:
         with contextlib.suppress(OSError):
             with socket.socket(family, kind) as probe:
                 probe.connect(place)
-                own = str(probe.getsockname()[0])
+                own, _, *more = probe.getsockname()
+            if any(more[1:]):  # Python leaves out the interface of a link-local address
+                own += "%" + socket.if_indextoname(more[1])
             yield own
 
 
