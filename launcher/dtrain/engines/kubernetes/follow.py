@@ -23,8 +23,7 @@ from dtrain.engines.kubernetes.reading import (
     PodLines,
     PodsListed,
     Readers,
-    ReadFailed,
-    Recovered,
+    ServerNotice,
     Warned,
 )
 from dtrain.failures.cause import Report
@@ -136,10 +135,8 @@ class KubernetesFollower:
                 job.log_ended(uid, whole=whole)
             case Warned(text, pod):
                 job.hosts.warned(text, pod)
-            case ReadFailed(text):
-                job.recorder.notice(f"{text}; the job goes on, trying again")
-            case Recovered():
-                job.recorder.notice("the API server answers again")
+            case ServerNotice(text):
+                job.recorder.notice(text)
 
     def _read(self, pod: FollowedPod | None) -> None:
         if pod is not None:

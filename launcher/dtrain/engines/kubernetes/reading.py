@@ -109,27 +109,17 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFailed:
-    """A question without an answer; it is asked again."""
+class ServerNotice:
+    """The API server does not answer, or answers again."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    pass
+RECOVERED = ServerNotice("the API server answers again")
 
 
 PodEvent = (
-    PodsListed
-    | PodChanged
-    | JobSeen
-    | PodLines
-    | LogProblem
-    | LogEnded
-    | Warned
-    | ReadFailed
-    | Recovered
+    PodsListed | PodChanged | JobSeen | PodLines | LogProblem | LogEnded | Warned | ServerNotice
 )
 
 
@@ -185,14 +175,15 @@ class Readers:
             report = always or not self._troubled
             self._troubled.add(source)
         if report:
-            self._send(ReadFailed(error.message if isinstance(error, NodeError) else str(error)))
+            why = error.message if isinstance(error, NodeError) else str(error)
+            self._send(ServerNotice(f"{why}; the job goes on, trying again"))
 
     def _recovered(self, source: str) -> None:
         with self._lock:
             last = self._troubled == {source}
             self._troubled.discard(source)
         if last:
-            self._send(Recovered())
+            self._send(RECOVERED)
 
     # The job and its pods --------------------------------------------------------------------
 
