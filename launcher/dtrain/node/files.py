@@ -1,7 +1,4 @@
-"""Reads small files, most of them in /proc and /sys, and finds programs.
-
-Shipped to nodes: Python 3.8, standard library only.
-"""
+"""Reads small files, most of them in /proc and /sys, and finds programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The network interfaces of this host, and the routes through them.
-
-Shipped to nodes: Python 3.8, standard library only.
-"""
+"""The network interfaces of this host, and the routes through them."""
 
 from __future__ import annotations
 
