@@ -11,7 +11,7 @@ from dtrain.engines.kubernetes.client import Client, ForbiddenError, NotFoundErr
 from dtrain.engines.kubernetes.kinds import EVENTS
 from dtrain.engines.kubernetes.objects import (
     Condition,
-    Event,
+    KubernetesEvent,
     Sentence,
     Word,
     at,
@@ -130,5 +130,5 @@ def event_reason(values: tuple[Mapping[str, Any], ...], job: str) -> str:
         if (at(one, "involvedObject.name", Word) or "").startswith(names)
     ]
     waits = [one for one in mine if one.reason in _WAITING or one.reason.startswith("Evicted")]
-    last = max(waits, key=lambda one: one.lastTimestamp or one.eventTime, default=Event())
+    last = max(waits, key=lambda one: one.lastTimestamp or one.eventTime, default=KubernetesEvent())
     return sentence(last.reason, last.message)

@@ -308,7 +308,7 @@ class WatchError:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class KubernetesEvent:
     type: Word = ""
     reason: Word = ""
     message: Sentence = ""
@@ -316,9 +316,9 @@ class Event:
     eventTime: Word = ""  # noqa: N815 (Kubernetes)
 
 
-def event(value: Any) -> Event:
+def event(value: Any) -> KubernetesEvent:
     """Raises ProtocolError."""
-    return decode(Event, without_nulls(value), "event")
+    return decode(KubernetesEvent, without_nulls(value), "event")
 
 
 _OF_POD = re.compile(r'.*pods "[^"]*" is forbidden: ')
