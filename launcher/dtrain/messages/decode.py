@@ -2,8 +2,9 @@
 
 A type is a dataclass, a TypedDict, an Enum, or built from ``str``, ``int``, ``float``, ``bool``,
 ``Literal``, ``tuple``, ``frozenset``, ``dict``, ``Mapping`` and unions. ``Annotated`` narrows it
-with `Range`, `Length` or a compiled pattern, or declares a dataclass as `AsList`. Undeclared fields
-are ignored. The cost is linear in the size of the input.
+with `Range`, `Length` or a compiled pattern, or declares a dataclass as `AsList`. Fields of a
+TypedDict may be `NotRequired`. Undeclared fields are ignored. The cost is linear in the size of the
+input.
 """
 
 from __future__ import annotations
