@@ -172,7 +172,6 @@ class SimulatedHost:
             "mount": "/",
             "type": "ext4",
             "source": "/dev/sda",
-            "inode": 2,
             "not_writable": "",
         }
         folders = {**order["folders"], **order["own_folders"]}

@@ -48,7 +48,7 @@ def only(evidence: Evidence, severity: str, subject: str, *hosts: str) -> Findin
 def folder(**odd: Any) -> Facts:
     found = {"path": "/w", "exists": True, "nearest": "/w", "total": 99 * GIB, "free": 50 * GIB}
     found |= {"inodes": 1 << 20, "inodes_free": 1 << 19, "mount": "/", "type": "ext4"}
-    return found | {"source": "/dev/sda1", "inode": 2, "not_writable": ""} | odd
+    return found | {"source": "/dev/sda1", "not_writable": ""} | odd
 
 
 def gpu(index: int, **odd: Any) -> Facts:

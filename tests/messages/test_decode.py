@@ -7,12 +7,21 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 
 from dtrain.messages.agent import read_message
-from dtrain.messages.decode import AsList, Length, ProtocolError, Range, decode, parse
+from dtrain.messages.decode import (
+    AsList,
+    Length,
+    NotRequired,
+    ProtocolError,
+    Range,
+    Required,
+    decode,
+    parse,
+)
 from dtrain.node.agent.wire import HEADER, MESSAGE, PREAMBLE
 from dtrain.node.protocol import FrameDecoder
 from dtrain.transport.incoming import MAX_NOISE, Incoming
@@ -30,6 +39,26 @@ class Item:
 def test_a_value_of_every_kind_and_fields_that_are_not_known() -> None:
     said = parse(b'{"size": 3, "name": "abc", "rates": [1, 2.5], "next": {"a": 4}, "more": []}')
     assert decode(Item, said, "item") == Item(3, "abc", (1.0, 2.5), {"a": 4})
+
+
+class Named(TypedDict):
+    size: int
+    name: NotRequired[str]
+
+
+class Sized(TypedDict, total=False):
+    size: Required[int]
+    name: str
+
+
+@pytest.mark.parametrize("kind", [Named, Sized])
+def test_a_mapping_may_lack_a_field_that_is_not_required(kind: Callable[..., Any]) -> None:
+    assert decode(kind, {"size": 3}, "item") == {"size": 3}
+    assert decode(kind, {"size": 3, "name": "a"}, "item") == {"size": 3, "name": "a"}
+    with pytest.raises(ProtocolError, match="item: size is missing"):
+        decode(kind, {"name": "a"}, "item")
+    with pytest.raises(ProtocolError, match=r"item\.name: expected a string, got null"):
+        decode(kind, {"size": 3, "name": None}, "item")
 
 
 def test_an_object_that_is_sent_as_a_list() -> None:

@@ -26,6 +26,7 @@ ip link set lo up
 ip link add left type veth peer name right
 ip addr add 192.0.2.1/24 dev left
 ip addr add 2001:db8::1/64 dev left nodad
+ip addr add fe80::1/64 dev left nodad
 ip link set left up
 ip link set right up
 exec "$@"
@@ -33,8 +34,8 @@ exec "$@"
 FIND = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from dtrain.node.agent.network import interface_to as find
-targets = ["192.0.2.2", "192.0.2.1", "2001:db8::2", "::1", "198.51.100.1"]
+from dtrain.node.interfaces import interface_to as find
+targets = ["192.0.2.2", "192.0.2.1", "2001:db8::2", "::1", "fe80::2%left", "198.51.100.1"]
 print(*map(find, targets))
 """
 
@@ -68,7 +69,7 @@ def test_the_interface_is_the_one_on_the_route(python: str, tmp_path: Path) -> N
         file.write_text(text)
     command = ["unshare", "--net", "bash", "-c", NETWORK, "sh", python, "-c", FIND, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["b'left'", "b'left'", "b'left'", "b'lo'", "None"]
+    assert done.stdout.split() == [*["b'left'"] * 3, "b'lo'", "b'left'", "None"]
 
 
 def test_the_request_and_setup_take_precedence(host: Node) -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import tracemalloc
+from functools import partial
 
 import pytest
 
@@ -248,7 +249,7 @@ def test_amd_tools_that_know_less(known, tmp_path, monkeypatch):
         (tmp_path / tool).write_text(text)
         (tmp_path / tool).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(gpus, "find", lambda program: shutil.which(program, path=str(tmp_path)))
+    monkeypatch.setattr(gpus, "find_program", partial(shutil.which, path=str(tmp_path)))
     started = []
     monkeypatch.setattr(amd, "Tool", lambda argv: started.append(Tool(argv)) or started[-1])
     tool = gpus.gpu_tool(lambda pid: None)

@@ -152,10 +152,6 @@ def test_an_answer_is_cached_until_a_file_changes(resolver: Resolver, tmp_path: 
         times = 1 if port == 1 else 2
         names = sorted([*(host.name for host in hosts), "bastion"] * times)
         assert sorted(asked.read_text().split()) == names
-    assert resolver.query
-    # One more for OpenSSH's defaults.
-    assert resolver.query.runs == 2 * 9 + 1
-    assert resolver.query.seconds > 0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="binds a folder over the account's home folder")

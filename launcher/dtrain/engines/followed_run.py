@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.failures.cause import Failure, Report
-from dtrain.failures.torchrun import root_rank
+from dtrain.failures.launchers import root_rank
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan, Process
 from dtrain.runs import events

@@ -144,11 +144,16 @@ def explain(end: End) -> Explanation | None:
 
 
 @cache
+def knowledge(file: str) -> Any:
+    """The content of a YAML file beside this module."""
+    source = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    return yaml.load(source, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+
+
+@cache
 def signatures() -> tuple[Signature, ...]:
     """The catalogue, in search order."""
-    source = Path(__file__).with_name("signatures.yaml").read_text(encoding="utf-8")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return tuple(_signature(entry) for entry in yaml.load(source, loader))  # noqa: S506
+    return tuple(_signature(entry) for entry in knowledge("signatures.yaml"))
 
 
 def _signature(entry: Mapping[str, Any]) -> Signature:

@@ -9,17 +9,16 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from dtrain.failures.catalogue import knowledge
 from dtrain.records import dataclass
 
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-fA-F:.]{1,20})\): (?P<code>\d{1,5})"
     r"(?:, pid=(?P<pid>\d{1,10}))?"
 )
+FILE = "kernel.yaml"
 RECENT = 60.0
 """Seconds before a failure in which a fault of the host is a likely cause."""
 
@@ -107,25 +106,31 @@ def _understand(line: str, time: float, addresses: Sequence[str]) -> KernelMessa
     for pattern, entry in _messages():
         if found := pattern.search(line):
             named = found.groupdict()
-            pid = named.get("pid")
-            return KernelMessage(
-                id=entry["id"],
-                text=line,
-                what=entry["what"].format(**named),
-                remedy=entry["remedy"],
-                time=time,
-                host=entry.get("host", False),
-                weak=entry.get("weak", False),
-                pid=int(pid) if pid is not None else None,
-            )
+            what = entry["what"].format(**named)
+            return _message(entry, line, time, entry["id"], what, named.get("pid"))
     return None
+
+
+def _message(
+    entry: dict[str, Any], line: str, time: float, id: str, what: str, pid: str | None
+) -> KernelMessage:
+    return KernelMessage(
+        id=id,
+        text=line,
+        what=what,
+        remedy=entry["remedy"],
+        time=time,
+        host=entry.get("host", False),
+        weak=entry.get("weak", False),
+        pid=int(pid) if pid is not None else None,
+    )
 
 
 def _xid(
     line: str, time: float, found: re.Match[str], addresses: Sequence[str]
 ) -> KernelMessage | None:
     code = int(found["code"])
-    entry = _catalogue()["xids"].get(code)
+    entry = knowledge(FILE)["xids"].get(code)
     if entry is None:
         return None
     # The driver omits the PCI function number, and older drivers the domain.
@@ -133,31 +138,15 @@ def _xid(
     numbers = [number for number, one in enumerate(addresses) if at in one.lower()]
     gpu = numbers[0] if len(numbers) == 1 else None
     name = f"GPU {gpu}" if gpu is not None else f"the GPU at {at}"
-    return KernelMessage(
-        id=f"xid-{code}",
-        text=line,
-        what=f"{name} {entry['what']} (Xid {code})",
-        remedy=entry["remedy"],
-        time=time,
-        host=entry.get("host", False),
-        weak=entry.get("weak", False),
-        pid=int(found["pid"]) if found["pid"] is not None else None,
-        gpu=gpu,
-    )
-
-
-@cache
-def _catalogue() -> dict[str, Any]:
-    source = Path(__file__).with_name("kernel.yaml").read_text(encoding="utf-8")
-    catalogue: dict[str, Any] = yaml.safe_load(source)
-    return catalogue
+    what = f"{name} {entry['what']} (Xid {code})"
+    return replace(_message(entry, line, time, f"xid-{code}", what, found["pid"]), gpu=gpu)
 
 
 @cache
 def _messages() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    return [(re.compile(entry["pattern"]), entry) for entry in _catalogue()["messages"]]
+    return [(re.compile(entry["pattern"]), entry) for entry in knowledge(FILE)["messages"]]
 
 
 @cache
 def _phrases() -> dict[str, list[str]]:
-    return {entry["id"]: entry.get("says", []) for entry in _catalogue()["messages"]}
+    return {entry["id"]: entry.get("says", []) for entry in knowledge(FILE)["messages"]}

@@ -1,10 +1,13 @@
-"""The failure below a launcher that a job runs on each host, such as `accelerate launch`. Pure."""
+"""The failure below a launcher that a job runs on each host: torchrun, or one that contains it such
+as `accelerate launch`. Pure."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from dtrain.failures.catalogue import End, explain
+from dtrain.failures.cause import Failure, signal_name
 from dtrain.failures.traceback import STALE_AFTER, headline, last_words
 
 _FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
@@ -12,6 +15,11 @@ _FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 _HEADER = b"Traceback (most recent call last):"
 _RANK = re.compile(rb"\[rank(\d+)\]: ")
 """torch writes this before each line of a traceback, once a process group exists."""
+_ROOT_CAUSE = (
+    r"(?s)Root Cause \(first observed failure\):.{0,500}?\brank +: (\d{1,6}) .{0,200}?"
+    r"exitcode +: (-?\d{1,3})\b"
+)
+"""In the summary that torchrun writes when a rank fails. A text: few jobs need it compiled."""
 
 
 def root_words(stderr: bytes, *, uncaught: bool, stale_after: int = STALE_AFTER) -> str:
@@ -49,3 +57,19 @@ def _tracebacks(stderr: bytes) -> list[str]:
 def _is_echo(words: str) -> bool:
     known = explain(End(code=1, output=f"{headline(words)}\n{words}"))
     return known is not None and known.echo
+
+
+def root_rank(failure: Failure, stderr: str) -> Failure:
+    """The rank that torchrun blames in its summary, in place of torchrun."""
+    root = re.search(_ROOT_CAUSE, stderr) if failure.role == "torchrun" else None
+    if root is None:
+        return failure
+    rank, code = int(root[1]), int(root[2])
+    return replace(
+        failure,
+        role="worker",
+        index=rank,
+        rank=rank,
+        code=code if code >= 0 else None,
+        signal=signal_name(-code),
+    )

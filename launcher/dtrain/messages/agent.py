@@ -312,18 +312,12 @@ class ProgressReport:
 
 
 @dataclass(frozen=True, slots=True)
-class TelemetrySample:
-    """The host's telemetry of the last second."""
+class Telemetry:
+    """The host's telemetry of the last second, or averages of 10 s in the order of their times."""
 
+    type: Literal["sample", "average"]
     said: Any
     """What `dtrain.messages.telemetry.Sample` reads, or anything else: workers can write it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TelemetryAverage:
-    """Averages of 10 s, in the order of their times."""
-
-    said: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +362,7 @@ AgentMessage = (
     | StreamFound
     | Happened
     | ProgressReport
-    | TelemetrySample
-    | TelemetryAverage
+    | Telemetry
     | Alive
     | Notice
     | Lost
@@ -384,8 +377,8 @@ _MESSAGES: dict[str, Callable[..., AgentMessage]] = {
     "status": RunSeen,
     "stream": StreamFound,
     "progress": ProgressReport,
-    "sample": TelemetrySample,
-    "average": TelemetryAverage,
+    "sample": Telemetry,
+    "average": Telemetry,
     "alive": Alive,
     "notice": Notice,
     "lost": Lost,

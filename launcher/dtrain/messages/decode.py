@@ -2,8 +2,9 @@
 
 A type is a dataclass, a TypedDict, an Enum, or built from ``str``, ``int``, ``float``, ``bool``,
 ``Literal``, ``tuple``, ``frozenset``, ``dict``, ``Mapping`` and unions. ``Annotated`` narrows it
-with `Range`, `Length` or a compiled pattern, or declares a dataclass as `AsList`. Undeclared fields
-are ignored. The cost is linear in the size of the input.
+with `Range`, `Length` or a compiled pattern, or declares a dataclass as `AsList`. Fields of a
+TypedDict may be `NotRequired`. Undeclared fields are ignored. The cost is linear in the size of the
+input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -32,6 +34,13 @@ from typing import (
 )
 
 from dtrain.records import dataclass
+
+if sys.version_info >= (3, 11):
+    from typing import NotRequired as NotRequired
+    from typing import Required as Required
+else:
+    from typing_extensions import NotRequired as NotRequired
+    from typing_extensions import Required as Required
 
 MAX_DEPTH = 32
 """Levels of lists and objects."""
@@ -129,20 +138,19 @@ def decode_named(
 def excerpt(value: Any) -> str:
     """The start of a value for an error message, on one line."""
     # Only the start: a hostile value may be large.
-    head = value[: EXCERPT + 1] if isinstance(value, str | bytes) else _sketch(value)
-    text = head if isinstance(head, str) else ascii(head)
+    match value:
+        case str():
+            text = value[: EXCERPT + 1]
+        case bytes():
+            text = ascii(value[: EXCERPT + 1])
+        case dict():
+            text = "an object"
+        case list():
+            text = "a list"
+        case _:
+            text = json.dumps(value)
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
-
-
-def _sketch(value: Any) -> str:
-    match value:
-        case dict():
-            return "an object"
-        case list():
-            return "a list"
-        case _:
-            return json.dumps(value)
 
 
 def _depth(data: bytes) -> int:
@@ -179,6 +187,8 @@ def _reader(kind: Any) -> _Reader:
         return _number(kind, limit)
     if kind is str:
         return _string(limit)
+    if origin in (Required, NotRequired):
+        return _reader(of[0])
     if origin is Literal:
         return _choice(of)
     if origin in (Union, UnionType):
@@ -364,8 +374,12 @@ def _record(kind: Any) -> _Reader:
     hints = get_type_hints(kind, include_extras=True)
     make: Callable[..., Any]
     if is_typeddict(kind):
-        make, required = dict, kind.__required_keys__
+        make = dict
         readers = {name: _reader(hint) for name, hint in hints.items()}
+        # As the hints are texts, Python itself does not see what is marked in them.
+        marks = {name: get_origin(hint) for name, hint in hints.items()}
+        required = kind.__required_keys__ - {n for n in marks if marks[n] is NotRequired}
+        required |= {name for name in marks if marks[name] is Required}
     else:
         make = kind
         readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}

@@ -1,8 +1,7 @@
 """Answers of the facts program, see `dtrain.node.facts`. Pure.
 
-Answers stay mappings, because a probe omits what a host does not have: a TypedDict with
-``total=False`` declares such fields. `dtrain.checks` relies on the types, the limits and the
-required fields.
+Answers stay mappings, because a probe omits what a host does not have. `dtrain.checks` relies on
+the types, the limits and the required fields.
 """
 
 from __future__ import annotations
@@ -12,7 +11,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 from dtrain.messages.agent import Name, Pid, Time
-from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt, parse
+from dtrain.messages.decode import (
+    Length,
+    NotRequired,
+    ProtocolError,
+    Range,
+    Required,
+    decode,
+    excerpt,
+    parse,
+)
 
 MAX_ANSWER = 8 << 20
 """Bytes."""
@@ -40,22 +48,17 @@ class ProbeFailed(TypedDict):
     error: _Text
 
 
-class _Machine(TypedDict):
-    hostname: Name
-    boot: Name | None
-    network: Size
-
-
-class MachineFacts(_Machine, total=False):
+class MachineFacts(TypedDict, total=False):
+    hostname: Required[Name]
+    boot: Required[Name | None]
+    network: Required[Size]
     kernel: Name
     architecture: Name
     system: Name
     libc: Name
     container: Name
-    wsl: bool
     user: Name
     home: Path
-    locale: Name
     python: Name
     cpus: Count
     numa_nodes: Count
@@ -66,16 +69,12 @@ class MachineFacts(_Machine, total=False):
     node_cpus: dict[_Number, Count]
     """The cores of each NUMA node that this user's processes may use."""
     governors: dict[Name, Count]
-    frequency_driver: Name | None
 
 
-class _Memory(TypedDict):
+class MemoryFacts(TypedDict):
     total: Size
     available: Size
-
-
-class MemoryFacts(_Memory, total=False):
-    limit: Size
+    limit: NotRequired[Size]
 
 
 class Unsafe(TypedDict):
@@ -85,7 +84,7 @@ class Unsafe(TypedDict):
     remedy: _Text
 
 
-class _Folder(TypedDict):
+class Folder(TypedDict):
     path: Path
     exists: bool
     nearest: Path
@@ -96,44 +95,33 @@ class _Folder(TypedDict):
     mount: Path
     type: Name
     source: Path
-    inode: Size
     not_writable: _Text
-
-
-class Folder(_Folder, total=False):
-    unsafe: Unsafe | None
-    stranger: Name
+    unsafe: NotRequired[Unsafe | None]
+    stranger: NotRequired[Name]
     """The owner of ``nearest`` if that is neither this user nor root; otherwise empty."""
 
 
-class _Script(TypedDict):
+class Script(TypedDict):
     workdir: Path
     workdir_exists: bool
-
-
-class Script(_Script, total=False):
-    path: Path
-    exists: bool
-    digest: Name
-    code: dict[Path, Name]
-    unsafe: Unsafe | None
+    path: NotRequired[Path]
+    exists: NotRequired[bool]
+    digest: NotRequired[Name]
+    code: NotRequired[dict[Path, Name]]
+    unsafe: NotRequired[Unsafe | None]
 
 
 class ResolvedName(TypedDict):
     addresses: Annotated[tuple[Address, ...], Length(1000)]
 
 
-class _Names(TypedDict):
+class Names(TypedDict):
     hosts: dict[Name, ProbeFailed | ResolvedName]
+    own: NotRequired[ProbeFailed | ResolvedName]
+    reverse_seconds: NotRequired[Seconds]
 
 
-class Names(_Names, total=False):
-    own: ProbeFailed | ResolvedName
-    first_is_called: Name
-    reverse_seconds: Seconds
-
-
-class _Interface(TypedDict):
+class Interface(TypedDict):
     addresses: Annotated[tuple[Address, ...], Length(1000)]
     up: bool
     state: Name | None
@@ -141,23 +129,14 @@ class _Interface(TypedDict):
     speed: Count | None
 
 
-class Interface(_Interface, total=False):
-    virtual: bool
-
-
 class Network(TypedDict):
     interfaces: Annotated[dict[InterfaceName, Interface], Length(10000)]
     routes: dict[Name, InterfaceName | None]
 
 
-class _InfinibandPort(TypedDict):
+class InfinibandPort(TypedDict):
     state: Name
     rate: Count | None
-
-
-class InfinibandPort(_InfinibandPort, total=False):
-    physical: Name
-    link: Name | None
 
 
 class GpuProcess(TypedDict):
@@ -167,28 +146,22 @@ class GpuProcess(TypedDict):
     used: Size | None
 
 
-class _Gpu(TypedDict):
-    index: Count
-    name: Name | None
-    uuid: Name | None
-    memory: Size | None
-    used: Size | None
-    processes: tuple[GpuProcess, ...]
-    slowed: tuple[Name, ...]
-
-
-class GpuFacts(_Gpu, total=False):
+class GpuFacts(TypedDict, total=False):
+    index: Required[Count]
+    name: Required[Name | None]
+    uuid: Required[Name | None]
+    memory: Required[Size | None]
+    used: Required[Size | None]
+    processes: Required[tuple[GpuProcess, ...]]
+    slowed: Required[tuple[Name, ...]]
     bus: Name | None
     mig: Name | None
     compute_mode: Name | None
-    persistence: Name | None
     temperature: int | None
     uncorrected: Size | None
     remap_pending: Name | None
     remap_failed: Name | None
-    link_generation: Count | None
     link_width: Count | None
-    link_width_most: Count | None
 
 
 class FailedTool(ProbeFailed, total=False):
@@ -216,7 +189,6 @@ class FrameworkFacts(TypedDict, total=False):
     version: Name | None
     cuda: Name | None
     hip: Name | None
-    cudnn: Name | None
     nccl: Name | None
     gpus: Count
     distributed: bool
@@ -228,11 +200,8 @@ class ModuleFound(TypedDict):
     found: bool
 
 
-class _Interpreter(TypedDict):
-    status: Annotated[int, Range(-(1 << 31), (1 << 31) - 1)] | None
-
-
-class Interpreter(_Interpreter, total=False):
+class Interpreter(TypedDict, total=False):
+    status: Required[Annotated[int, Range(-(1 << 31), (1 << 31) - 1)] | None]
     output: _Text
     unsafe: bool
     """The interpreter was not started, because another user can change the job's folder."""
@@ -246,35 +215,26 @@ class Interpreter(_Interpreter, total=False):
     module_found: ProbeFailed | ModuleFound
 
 
-class _ContainerEngine(TypedDict):
+class ContainerEngine(TypedDict):
     engine: bool
+    failed: NotRequired[_Text]
+    image: NotRequired[bool]
+    gpus: NotRequired[bool | None]
 
 
-class ContainerEngine(_ContainerEngine, total=False):
-    failed: _Text
-    image: bool
-    gpus: bool | None
-
-
-class _Port(TypedDict):
+class PortFound(TypedDict):
     free: bool
-
-
-class PortFound(_Port, total=False):
-    reason: _Text | None
-    holder: _Text
-    room: bool
+    reason: NotRequired[_Text | None]
+    holder: NotRequired[_Text]
+    room: NotRequired[bool]
     """Whether a launch can choose other ports."""
 
 
-class _Shared(TypedDict):
+class Shared(TypedDict):
     path: Path
     missing: _Text
     """Why the machine does not see a file that the login node has written; empty if it does."""
-
-
-class Shared(_Shared, total=False):
-    not_writable: _Text
+    not_writable: NotRequired[_Text]
 
 
 class Granted(TypedDict):
@@ -321,23 +281,20 @@ class Clock(TypedDict):
     time: Time
 
 
-class _Dial(TypedDict):
+class Dial(TypedDict):
+    """The result of dialing one target."""
+
     host: Name
     kind: Literal["address", "interface", "port"]
     address: Name
     port: Port
-
-
-class Dial(_Dial, total=False):
-    """The result of dialing one target."""
-
-    error: _Text
-    answered: Name
+    error: NotRequired[_Text]
+    answered: NotRequired[Name]
     """The host that answered if ``error`` is ``wrong``; empty for another program than dtrain."""
-    mss: Count
-    seconds: Seconds
-    bulk_seconds: Seconds
-    source: Address | None
+    mss: NotRequired[Count]
+    seconds: NotRequired[Seconds]
+    bulk_seconds: NotRequired[Seconds]
+    source: NotRequired[Address | None]
 
 
 class Dialed(TypedDict):
@@ -375,17 +332,14 @@ class RehearsalFailed(RankFailed, total=False):
     silent: tuple[tuple[Name, _Rank], ...]
 
 
-class _Rehearsed(TypedDict):
-    failed: Literal[""]
-
-
-class Rehearsed(_Rehearsed, total=False):
+class Rehearsed(TypedDict):
     """The report of one rank or task about a rehearsal."""
 
-    error: _Text
-    backend: Name
-    seconds: Seconds
-    silent: tuple[tuple[Name, _Rank], ...]
+    failed: Literal[""]
+    error: NotRequired[_Text]
+    backend: NotRequired[Name]
+    seconds: NotRequired[Seconds]
+    silent: NotRequired[tuple[tuple[Name, _Rank], ...]]
     """Tasks that did not answer."""
 
 
@@ -409,18 +363,15 @@ class ComputeMeasured(TypedDict):
     """TFLOP/s of the forward pass of causal attention."""
 
 
-class _RankMeasured(TypedDict):
+class RankMeasured(TypedDict):
+    """The measurements of one rank."""
+
     failed: Literal[""]
     backend: Name
     all: tuple[tuple[_Bytes, _Duration], ...]
     inside: tuple[tuple[_Bytes, _Duration], ...]
     pairs: tuple[tuple[_Rank, _Rank, _Bytes, _Duration], ...]
-
-
-class RankMeasured(_RankMeasured, total=False):
-    """The measurements of one rank."""
-
-    compute: ComputeMeasured
+    compute: NotRequired[ComputeMeasured]
 
 
 REHEARSED: Any = Rehearsed | RehearsalFailed

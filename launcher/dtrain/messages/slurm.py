@@ -13,8 +13,7 @@ from dtrain.messages.agent import (
     ProgressReport,
     Status,
     StreamFound,
-    TelemetryAverage,
-    TelemetrySample,
+    Telemetry,
     read_event,
 )
 from dtrain.messages.decode import Length, decode, decode_named
@@ -60,7 +59,7 @@ class Cancelling:
     """The answer to ``cancel``."""
 
 
-MachineMessage = StreamFound | ProgressReport | TelemetrySample | TelemetryAverage | Event
+MachineMessage = StreamFound | ProgressReport | Telemetry | Event
 """An event is evidence about the workers."""
 
 
@@ -118,8 +117,8 @@ _MESSAGES: dict[str, Callable[..., SlurmMessage]] = {
 _OF_MACHINES: dict[str, Callable[..., MachineMessage]] = {
     "stream": StreamFound,
     "progress": ProgressReport,
-    "sample": TelemetrySample,
-    "average": TelemetryAverage,
+    "sample": Telemetry,
+    "average": Telemetry,
 }
 
 

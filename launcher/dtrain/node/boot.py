@@ -4,8 +4,6 @@ The command is a bare Python with `boot_text`, which contains no request and no 
 ``<bytes>\\n`` and a packed program from a stream, executes it, and leaves the rest of the stream to
 the program. The launcher starts programs in this way through SSH. On a node, the relay starts its
 supervisor in this way, and the facts program starts programs in the job's Python.
-
-Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ The facts program runs in a child and answers the launcher. After `RELEASE`, or 
 stream, the child ends, with all that it has started and the ports that it holds. Then this process
 is the relay. Everything is imported before the fork: afterwards each import would copy pages that
 the two processes share.
-
-Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations

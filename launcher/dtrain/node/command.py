@@ -6,8 +6,6 @@ The launcher writes the orders of `dtrain.node.command_orders`. The frames of
 is the stdout of command n, and of stream 2n+2 its stderr.
 
 A process that a command leaves in the background goes on, as after `ssh`, unless it was stopped.
-
-Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reads small files, most of them in /proc and /sys.
-
-Shipped to nodes: Python 3.8, standard library only.
-"""
+"""Reads small files, most of them in /proc and /sys, and finds programs."""
 
 from __future__ import annotations
 
@@ -59,6 +56,19 @@ def numbered(folder: str, prefix: str) -> list[int]:
     """The numbers of the entries that are named ``prefix`` and a number."""
     names = (name[len(prefix) :] for name in listed(folder) if name.startswith(prefix))
     return [int(number) for number in names if number.isdecimal()]
+
+
+def executable(path: str | bytes) -> bool:
+    """Whether this user may run the program at ``path``."""
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program on PATH or in the folders that vendors use."""
+    folders = os.environ.get("PATH", os.defpath).split(":")
+    folders += ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/lib/wsl/lib", "/opt/rocm/bin"]
+    paths = (os.path.join(folder, name) for folder in folders if folder.startswith("/"))
+    return next(filter(executable, paths), None)
 
 
 def user_name(uid: int) -> str:

@@ -1,7 +1,4 @@
-"""Host names for getaddrinfo.
-
-Shipped to nodes: Python 3.8, standard library only.
-"""
+"""Host names for getaddrinfo."""
 
 from __future__ import annotations
 

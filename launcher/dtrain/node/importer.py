@@ -6,8 +6,6 @@ only the launcher uses their ``__init__``. Nothing is written to disk.
 Compiling the agent takes longer than all else in its start. So the launcher sends its own compiled
 code along, which runs wherever Python has the same bytecode. Only elsewhere are the sources
 unpacked and compiled.
-
-Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations

@@ -108,7 +108,6 @@ def look_at_tensorflow(tf: Any) -> Json:
     return {
         "version": tf.__version__,
         "cuda": build.get("cuda_version"),
-        "cudnn": build.get("cudnn_version"),
         "gpus": len(tf.config.list_physical_devices("GPU")),
     }
 

@@ -1,7 +1,4 @@
-"""Sockets that listen on this host.
-
-Shipped to nodes: Python 3.8, standard library only.
-"""
+"""Sockets that listen on this host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Binds processes to the NUMA node of their GPUs: its cores, with memory preferred there.
 
-Reads sysfs and needs neither numactl nor root. Shipped to nodes: Python 3.8, standard library only.
+Reads sysfs and needs neither numactl nor root.
 """
 
 from __future__ import annotations

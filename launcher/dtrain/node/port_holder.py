@@ -1,7 +1,4 @@
-"""The process that uses a TCP port of this host.
-
-Shipped to nodes: Python 3.8, standard library only.
-"""
+"""The process that uses a TCP port of this host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The shell script that runs the lines of ``job.setup``, for a launch and for the checks.
-
-Shipped to nodes: Python 3.8, standard library only.
-"""
+"""The shell script that runs the lines of ``job.setup``, for a launch and for the checks."""
 
 from __future__ import annotations
 

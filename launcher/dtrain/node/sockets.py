@@ -1,7 +1,4 @@
-"""The sockets of this host's processes, and the kernel's TCP connections.
-
-Shipped to nodes: Python 3.8, standard library only.
-"""
+"""The sockets of this host's processes, and the kernel's TCP connections."""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from typing import Any
 
+from dtrain.messages.agent import Telemetry
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
 from dtrain.runs.events import Sampled
@@ -32,17 +31,15 @@ class HostTelemetry:
         self._observer, self._steps = job.recorder.observer, job.steps
         self._stored = stored
 
-    def show(self, said: Any) -> None:
-        """Show a sample of the last second, and store it for `dtrain top`."""
-        with suppress(ProtocolError):
-            sample = Sample.read(said)
+    def take(self, message: Telemetry) -> None:
+        """Store averages. Show a sample of the last second, and store it for `dtrain top`."""
+        try:
+            sample = Sample.read(message.said)
+        except ProtocolError:
+            return
+        if message.type == "sample":
             self._writer.show(sample)
             self._steps.sample(self._host, sample, self._gpus, time.monotonic())
             self._observer.on_event(Sampled(self._host, sample))
-
-    def keep(self, said: Any) -> None:
-        """Store averages of 10 s."""
-        with suppress(ProtocolError):
-            average = Sample.read(said)
-            if self._writer.append(average):
-                self._stored(round_up(average))
+        elif self._writer.append(sample):
+            self._stored(round_up(sample))

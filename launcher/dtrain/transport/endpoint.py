@@ -228,8 +228,7 @@ class Resolver:
             else f"`ssh` refuses to run: the user id {os.getuid()} has no account"
         )
         included = _including(self._home / ".ssh" / "config", SYSTEM_CONFIG)
-        self.query = SshQuery(ssh, included) if ssh and account else None
-        """Its counters measure the cost of running `ssh`."""
+        self._query = SshQuery(ssh, included) if ssh and account else None
         self._default_config: str | None = None
         if account and self._home != Path(account.pw_dir):  # ssh ignores HOME
             self._default_config = STDIN
@@ -337,7 +336,7 @@ class Resolver:
     def _lookup(self, name: str, ssh: Ssh, config: Path | None) -> Options:
         given = {"user": ssh.user, "port": ssh.port, "proxyjump": ssh.jump}
         files = [config] if config else [self._home / ".ssh" / "config", SYSTEM_CONFIG]
-        if self.query is None:
+        if self._query is None:
             if files[0].is_file():
                 raise SshConfigError(
                     f"{files[0]} cannot be evaluated: {self._why_no_ssh}",
@@ -350,7 +349,7 @@ class Resolver:
         for flag, value in zip(("-l", "-p", "-J"), given.values(), strict=True):
             if value is not None:
                 arguments += [flag, str(value)]
-        return self.query.options(name, arguments, files)
+        return self._query.options(name, arguments, files)
 
     def _route(
         self,

@@ -33,17 +33,9 @@ from dtrain.transport.server_key import (
     Certificate,
     CertificateError,
     HostKey,
+    key_type,
     read_host_key,
 )
-
-_PREFERENCE = {
-    "ssh-ed25519": ("ssh-ed25519",),
-    "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
-    "ecdsa-sha2-nistp384": ("ecdsa-sha2-nistp384",),
-    "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
-    "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
-}
-"""Signature algorithms of each key type, in the order to request from unknown hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +103,8 @@ class KnownHosts:
         names = sorted(endpoint.known_names, key=partial(_lacks_port, endpoint))
         files = self._files_of(endpoint)
         known = [line.key.kind for name in names for file in files for line in file.keys_of(name)]
-        plain = tuple(
-            algorithm
-            for kind in dict.fromkeys([*known, *_PREFERENCE])
-            for algorithm in _PREFERENCE.get(kind, ())
-        )
+        kinds = [*known, *map(key_type, SIGNATURES)]
+        plain = tuple(sorted(SIGNATURES, key=lambda one: kinds.index(key_type(one))))
         certified = tuple(algorithm + CERTIFICATE_SUFFIX for algorithm in plain)
         return certified + plain if self._authorities(endpoint) else plain + certified
 

@@ -37,7 +37,7 @@ from paramiko.pkey import PublicBlob
 from dtrain.records import dataclass
 from dtrain.transport.endpoint import Algorithms, Endpoint
 from dtrain.transport.questions import Ask
-from dtrain.transport.server_key import CERTIFICATE_SUFFIX, fingerprint
+from dtrain.transport.server_key import CERTIFICATE_SUFFIX, RSA_SIGNATURES, fingerprint
 
 PASSPHRASE_TRIES = 3
 MAX_SIZE = 1 << 20
@@ -45,7 +45,6 @@ MAX_SIZE = 1 << 20
 AGENT_TIMEOUT = 60.0
 """Seconds for one reply of the agent: the user may have to touch a key or confirm."""
 
-_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _MAGIC = b"openssh-key-v1\x00"
 _FORMATS: dict[type, tuple[type[paramiko.PKey], PrivateFormat]] = {
     Ed25519PrivateKey: (paramiko.Ed25519Key, PrivateFormat.OpenSSH),
@@ -428,7 +427,7 @@ def _not_allowed(public: PublicKey | None, allowed: Algorithms) -> str:
         return ""
     kinds = {public.kind}
     if public.kind.startswith("ssh-rsa"):
-        kinds = {public.kind.replace("ssh-rsa", name) for name in _RSA_SIGNATURES}
+        kinds = {public.kind.replace("ssh-rsa", name) for name in RSA_SIGNATURES}
     if allowed.user_keys is not None and not kinds.intersection(allowed.user_keys):
         return "its type is not in PubkeyAcceptedAlgorithms"
     if public.kind == "ssh-rsa":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import time
 from collections.abc import Container
 
@@ -21,15 +22,16 @@ from dtrain.framing import clean
 from dtrain.records import dataclass
 
 CERTIFICATE_SUFFIX = "-cert-v01@openssh.com"
+RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 SIGNATURES = (
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",
     "ecdsa-sha2-nistp384",
     "ecdsa-sha2-nistp521",
-    "rsa-sha2-512",
-    "rsa-sha2-256",
+    *RSA_SIGNATURES,
 )
-"""Algorithms that a CA may sign with: OpenSSH's default, without SHA-1."""
+"""Algorithms that a host or a CA may sign with, preferred first: OpenSSH's default, without
+SHA-1."""
 _SHOWN = 100
 """Characters that a message shows of each text in a certificate."""
 _KEY_FIELDS = {"ssh-rsa": 2, "ssh-ed25519": 1}
@@ -138,6 +140,11 @@ def read_host_key(blob: bytes) -> HostKey:
             tuple(map(_text, identity.critical_options)),
         ),
     )
+
+
+def key_type(algorithm: str) -> str:
+    """The type of the keys that sign with ``algorithm``."""
+    return re.sub("^rsa-sha2-(256|512)", "ssh-rsa", algorithm)
 
 
 def fingerprint(blob: bytes) -> str:

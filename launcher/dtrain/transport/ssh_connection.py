@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import re
 import signal
 import threading
 import time
@@ -32,7 +31,7 @@ from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.live_socket import ByteStream, LiveSocket
 from dtrain.transport.local import STDERR_GRACE
 from dtrain.transport.output_pipe import WINDOW, OutputPipe
-from dtrain.transport.server_key import CERTIFICATE_SUFFIX
+from dtrain.transport.server_key import CERTIFICATE_SUFFIX, key_type
 from dtrain.transport.tail import Tail
 
 WRITE_PIECE = 1 << 16
@@ -194,7 +193,7 @@ class ClientTransport(paramiko.Transport):
         """Called after each key exchange. paramiko accepts any key of the right family, even a
         different one each time."""
         algorithm = str(self.host_key_type)
-        kind = re.sub("^rsa-sha2-(256|512)", "ssh-rsa", algorithm)
+        kind = key_type(algorithm)
         if paramiko.Message(host_key).get_binary() != kind.encode():
             raise HostKeyProofError(f"its host key is not of the negotiated type {kind}")
         signed_with = algorithm.removesuffix(CERTIFICATE_SUFFIX)

@@ -3,7 +3,7 @@
 Every option is in one of four groups:
 
 - `HONOURED`: `endpoint` applies it to the connection.
-- `NO_EFFECT`: it does not affect dtrain, for the given reason.
+- `NO_EFFECT`: it does not affect dtrain, for one of `_REASONS`.
 - `LEFT_OUT`: dtrain does not support it, and prints a notice if it is set.
 - `REFUSED`: dtrain does not support it, and ignoring it would give a connection that the user
   did not ask for. It is an error.
@@ -35,85 +35,59 @@ HONOURED = _names_in(
     """
 )
 
-_KEYS_ONLY = "dtrain uses only keys, and keyboard-interactive if the server requires it"
-_NO_SESSION = "it applies only to interactive sessions"
-_OWN_CHECKS = "dtrain's host key checks are at least as strict without it"
-_BY_SSH = "`ssh -G` has applied it to the host's name"
 _FORWARDING = "dtrain forwards nothing"
-_MULTIPLEXING = "dtrain uses an existing master for a jump host (ControlPath) but starts none"
-_SCREEN = "it applies only to the output of ssh itself"
 
-NO_EFFECT: Mapping[str, str] = {
-    "AddKeysToAgent": "dtrain adds no keys to the agent",
-    "CanonicalDomains": _BY_SSH,
-    "CanonicalizeFallbackLocal": _BY_SSH,
-    "CanonicalizeHostname": _BY_SSH,
-    "CanonicalizeMaxDots": _BY_SSH,
-    "CanonicalizePermittedCNAMEs": _BY_SSH,
-    "ChannelTimeout": _FORWARDING,
-    "ClearAllForwardings": _FORWARDING,
-    "ConnectionAttempts": "dtrain has its own rules for retries",
-    "ControlMaster": _MULTIPLEXING,
-    "ControlPersist": _MULTIPLEXING,
-    "EnableEscapeCommandline": _NO_SESSION,
-    "EnableSSHKeysign": _KEYS_ONLY,
-    "EscapeChar": _NO_SESSION,
-    "ExitOnForwardFailure": _FORWARDING,
-    "FingerprintHash": _SCREEN,
-    "ForkAfterAuthentication": _NO_SESSION,
-    "ForwardX11Timeout": _FORWARDING,
-    "ForwardX11Trusted": _FORWARDING,
-    "GatewayPorts": _FORWARDING,
-    "GSSAPIAuthentication": _KEYS_ONLY,
-    "GSSAPIClientIdentity": _KEYS_ONLY,
-    "GSSAPIDelegateCredentials": _KEYS_ONLY,
-    "GSSAPIKexAlgorithms": _KEYS_ONLY,
-    "GSSAPIKeyExchange": _KEYS_ONLY,
-    "GSSAPIRenewalForcesRekey": _KEYS_ONLY,
-    "GSSAPIServerIdentity": _KEYS_ONLY,
-    "GSSAPITrustDNS": _KEYS_ONLY,
-    "Host": "it is the name itself",
-    "HostbasedAcceptedAlgorithms": _KEYS_ONLY,
-    "HostbasedAuthentication": _KEYS_ONLY,
-    "HostbasedKeyTypes": _KEYS_ONLY,
-    "IgnoreUnknown": "ssh has applied it",
-    "IPQoS": "it marks packets, but changes neither the route nor the peer",
-    "KbdInteractiveDevices": _KEYS_ONLY,
-    "LocalCommand": "PermitLocalCommand decides",
-    "LogLevel": _SCREEN,
-    "LogVerbose": _SCREEN,
-    "NoHostAuthenticationForLocalhost": _OWN_CHECKS,
-    "NumberOfPasswordPrompts": "dtrain asks for a passphrase three times",
-    "ObscureKeystrokeTiming": _NO_SESSION,
-    "PasswordAuthentication": _KEYS_ONLY,
-    "PermitRemoteOpen": _FORWARDING,
-    "RequestTTY": "dtrain's commands use no terminal",
-    "SecurityKeyProvider": "dtrain uses FIDO keys through the agent only",
-    "SendEnv": "dtrain composes the whole environment of a worker",
-    "StdinNull": _NO_SESSION,
-    "StreamLocalBindMask": _FORWARDING,
-    "StreamLocalBindUnlink": _FORWARDING,
-    "SyslogFacility": _SCREEN,
-    "Tag": "it selects blocks only",
-    "TCPKeepAlive": "dtrain sends keepalive requests on every connection",
-    "TunnelDevice": "Tunnel decides",
-    "UpdateHostKeys": "dtrain records only keys that it has checked",
-    "VerifyHostKeyDNS": _OWN_CHECKS,
-    "VersionAddendum": "it is a comment in the protocol",
-    "VisualHostKey": _SCREEN,
-    "WarnWeakCrypto": _SCREEN,
-    "XAuthLocation": _FORWARDING,
-    # Obsolete options that OpenSSH itself ignores.
-    **dict.fromkeys(
-        _names_in("""
+_REASONS: Mapping[str, str] = {
+    "dtrain uses only keys, and keyboard-interactive if the server requires it": """
+        EnableSSHKeysign GSSAPIAuthentication GSSAPIClientIdentity GSSAPIDelegateCredentials
+        GSSAPIKexAlgorithms GSSAPIKeyExchange GSSAPIRenewalForcesRekey GSSAPIServerIdentity
+        GSSAPITrustDNS HostbasedAcceptedAlgorithms HostbasedAuthentication HostbasedKeyTypes
+        KbdInteractiveDevices PasswordAuthentication
+    """,
+    _FORWARDING: """
+        ChannelTimeout ClearAllForwardings ExitOnForwardFailure ForwardX11Timeout ForwardX11Trusted
+        GatewayPorts PermitRemoteOpen StreamLocalBindMask StreamLocalBindUnlink XAuthLocation
+    """,
+    "it applies only to the output of ssh itself": """
+        FingerprintHash LogLevel LogVerbose SyslogFacility VisualHostKey WarnWeakCrypto
+    """,
+    "`ssh -G` has applied it to the host's name": """
+        CanonicalDomains CanonicalizeFallbackLocal CanonicalizeHostname CanonicalizeMaxDots
+        CanonicalizePermittedCNAMEs
+    """,
+    "it applies only to interactive sessions": """
+        EnableEscapeCommandline EscapeChar ForkAfterAuthentication ObscureKeystrokeTiming StdinNull
+    """,
+    "dtrain uses an existing master for a jump host (ControlPath) but starts none": """
+        ControlMaster ControlPersist
+    """,
+    "dtrain's host key checks are at least as strict without it": """
+        NoHostAuthenticationForLocalhost VerifyHostKeyDNS
+    """,
+    "PermitLocalCommand decides": "LocalCommand",
+    "Tunnel decides": "TunnelDevice",
+    "dtrain adds no keys to the agent": "AddKeysToAgent",
+    "dtrain asks for a passphrase three times": "NumberOfPasswordPrompts",
+    "dtrain composes the whole environment of a worker": "SendEnv",
+    "dtrain has its own rules for retries": "ConnectionAttempts",
+    "dtrain records only keys that it has checked": "UpdateHostKeys",
+    "dtrain sends keepalive requests on every connection": "TCPKeepAlive",
+    "dtrain uses FIDO keys through the agent only": "SecurityKeyProvider",
+    "dtrain's commands use no terminal": "RequestTTY",
+    "it is a comment in the protocol": "VersionAddendum",
+    "it is the name itself": "Host",
+    "it marks packets, but changes neither the route nor the peer": "IPQoS",
+    "it selects blocks only": "Tag",
+    "ssh has applied it": "IgnoreUnknown",
+    "OpenSSH itself ignores it": """
         AFSTokenPassing Cipher CompressionLevel FallBackToRsh GlobalKnownHostsFile2
         KerberosAuthentication KerberosTGTPassing Protocol RhostsAuthentication
         RhostsRSAAuthentication RSAAuthentication SmartcardDevice UseKeychain UsePrivilegedPort
         UserKnownHostsFile2 UseRoaming UseRsh
-        """),
-        "OpenSSH ignores it",
-    ),
+    """,
 }
+"""The options of `NO_EFFECT`, by the reason."""
+NO_EFFECT = _names_in(" ".join(_REASONS.values()))
 
 LEFT_OUT: Mapping[str, str] = {
     "DynamicForward": _FORWARDING,

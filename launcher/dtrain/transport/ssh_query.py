@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -43,9 +42,6 @@ class SshQuery:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(PARALLEL)
         self._answers: dict[tuple[str, ...], Future[tuple[_Values, Mapping[str, _Stamp]]]] = {}
-        self.runs = 0
-        self.seconds = 0.0
-        """Total run time of the programs. Other timings of a launch exclude it."""
 
     def options(self, host: str, arguments: Sequence[str], files: Sequence[Path]) -> Options:
         """The options that ``ssh ARGUMENTS HOST`` would use.
@@ -79,7 +75,6 @@ class SshQuery:
     ) -> tuple[_Values, Mapping[str, _Stamp]]:
         stamps = {str(path): _stamp(path) for path in files}
         with self._slots:
-            started = time.monotonic()
             try:
                 output, lines, status = self._run(host, arguments)
             except OSError as error:
@@ -89,10 +84,6 @@ class SshQuery:
                     f"cannot run {self._program}: {error.strerror}",
                     hint if error.errno in limits else "",
                 ) from error
-            finally:
-                with self._lock:
-                    self.runs += 1
-                    self.seconds += time.monotonic() - started
         if status != 0:
             raise SshConfigError(
                 _complaint(lines) or f"`ssh -G {host}` exited with status {status}"

@@ -15,14 +15,14 @@ from dtrain.engines.kubernetes import reading
 from dtrain.engines.kubernetes.client import ForbiddenError, NotFoundError, QuietError
 from dtrain.engines.kubernetes.lines import Cursor
 from dtrain.engines.kubernetes.reading import (
+    RECOVERED,
     LogEnded,
     LogProblem,
     PodEvent,
     PodLines,
     PodsListed,
     Readers,
-    ReadFailed,
-    Recovered,
+    ServerNotice,
     Warned,
 )
 from support.limits import HANG
@@ -83,6 +83,10 @@ class Server:
 
     def request(self, method: str, path: str, **query: Any) -> dict[str, Any]:
         return {"metadata": {"resourceVersion": "5"}, "items": []}
+
+
+def failed(why: str) -> ServerNotice:
+    return ServerNotice(f"{why}; the job goes on, trying again")
 
 
 def readers(server: Server) -> Readers:
@@ -148,8 +152,8 @@ def test_a_stream_that_ends_within_a_line_is_no_message_of_the_kubelet() -> None
 def test_trouble_with_a_log_is_over_when_the_log_is() -> None:
     """Later trouble shows again."""
     *_, recovered, ended = found = events_of_log(Server(down, down, gone))
-    assert isinstance(found[0], ReadFailed)
-    assert (recovered, ended) == (Recovered(), LogEnded("uid", False))
+    assert isinstance(found[0], ServerNotice)
+    assert (recovered, ended) == (RECOVERED, LogEnded("uid", False))
 
 
 def test_a_stream_that_can_be_opened_again_is_no_trouble() -> None:
@@ -159,7 +163,7 @@ def test_a_stream_that_can_be_opened_again_is_no_trouble() -> None:
 def test_a_missing_permission_to_read_logs_is_reported() -> None:
     forbidden = raises(ForbiddenError("server", "GET log", "pods/log is forbidden"))
     trouble, *_ = events_of_log(Server(forbidden, gone))
-    assert trouble == ReadFailed("server: GET log: pods/log is forbidden")
+    assert trouble == failed("server: GET log: pods/log is forbidden")
 
 
 def test_a_worker_that_writes_nothing_is_no_trouble() -> None:
@@ -169,13 +173,13 @@ def test_a_worker_that_writes_nothing_is_no_trouble() -> None:
 
 def test_an_exception_that_nobody_expects_is_reported_and_ends_no_reader() -> None:
     found = events_of_log(Server(raises(ZeroDivisionError("x")), one_line), over=True)
-    assert found[0] == ReadFailed("reading pod failed: ZeroDivisionError: x")
-    assert [event for event in found[1:] if event != Recovered()] == [NEW, LogEnded("uid", True)]
+    assert found[0] == failed("reading pod failed: ZeroDivisionError: x")
+    assert [event for event in found[1:] if event != RECOVERED] == [NEW, LogEnded("uid", True)]
 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [(410, PodsListed(())), (500, ReadFailed("server: watching the pods: why"))],
+    [(410, PodsListed(())), (500, failed("server: watching the pods: why"))],
 )
 def test_a_watch_that_the_server_ends_with_an_error(code: int, expected: PodEvent) -> None:
     def error() -> Generator[list[bytes]]:
@@ -193,7 +197,7 @@ def test_a_user_who_may_list_pods_and_not_watch_them_is_told_once() -> None:
     server: Any = Server()
     server.stream = forbidden
     followed = readers(server)
-    listed, trouble = PodsListed(()), ReadFailed("server: GET pods: cannot watch pods")
+    listed, trouble = PodsListed(()), failed("server: GET pods: cannot watch pods")
     found = first_events(followed, followed._watch_pods, 4)
     assert found == [listed, trouble, listed, listed]
 

@@ -21,11 +21,9 @@ from dtrain.engines.kubernetes.reading import (
     PodChanged,
     PodEvent,
     PodLines,
-    PodRemoved,
     PodsListed,
     Readers,
-    ReadFailed,
-    Recovered,
+    ServerNotice,
     Warned,
 )
 from dtrain.failures.cause import Report
@@ -121,10 +119,8 @@ class KubernetesFollower:
             case PodsListed(pods):
                 for new in job.listed(pods):
                     self._read(new)
-            case PodChanged(pod):
-                self._read(job.pod_seen(pod))
-            case PodRemoved(pod):
-                job.pod_seen(pod, removed=True)
+            case PodChanged(pod, removed):
+                self._read(job.pod_seen(pod, removed=removed))
             case JobSeen(state, reason):
                 job.job_seen(state, reason)
                 self._readers.pods_missing = job.pods_missing
@@ -139,10 +135,8 @@ class KubernetesFollower:
                 job.log_ended(uid, whole=whole)
             case Warned(text, pod):
                 job.hosts.warned(text, pod)
-            case ReadFailed(text):
-                job.recorder.notice(f"{text}; the job goes on, trying again")
-            case Recovered():
-                job.recorder.notice("the API server answers again")
+            case ServerNotice(text):
+                job.recorder.notice(text)
 
     def _read(self, pod: FollowedPod | None) -> None:
         if pod is not None:

@@ -11,14 +11,15 @@ from dtrain.engines.kubernetes.client import Client, ForbiddenError, NotFoundErr
 from dtrain.engines.kubernetes.kinds import EVENTS
 from dtrain.engines.kubernetes.objects import (
     Condition,
+    KubernetesEvent,
     Sentence,
     Word,
     at,
+    event,
     object_list,
     sentence,
-    without_nulls,
 )
-from dtrain.messages.decode import ProtocolError, decode
+from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass
 
 GROUP = "kueue.x-k8s.io"
@@ -119,23 +120,15 @@ def workload_reason(value: Any) -> str:
     return "; ".join(reasons)
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    reason: Word = ""
-    message: Sentence = ""
-    lastTimestamp: Word = ""  # noqa: N815 (Kubernetes)
-    eventTime: Word = ""  # noqa: N815 (Kubernetes)
-
-
 def event_reason(values: tuple[Mapping[str, Any], ...], job: str) -> str:
     """Why a job waits, by the last event about its Workload. Pure. Raises ProtocolError."""
     # The name of a Workload: the kind and the name of its job, and a hash.
     names = tuple(f"{kind}-{job}-" for kind in ("jobset", "trainjob"))
     mine = [
-        decode(_Event, without_nulls(one), "event")
+        event(one)
         for one in values
         if (at(one, "involvedObject.name", Word) or "").startswith(names)
     ]
     waits = [one for one in mine if one.reason in _WAITING or one.reason.startswith("Evicted")]
-    last = max(waits, key=lambda one: one.lastTimestamp or one.eventTime, default=_Event())
+    last = max(waits, key=lambda one: one.lastTimestamp or one.eventTime, default=KubernetesEvent())
     return sentence(last.reason, last.message)

@@ -308,10 +308,17 @@ class WatchError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
+class KubernetesEvent:
     type: Word = ""
     reason: Word = ""
     message: Sentence = ""
+    lastTimestamp: Word = ""  # noqa: N815 (Kubernetes)
+    eventTime: Word = ""  # noqa: N815 (Kubernetes)
+
+
+def event(value: Any) -> KubernetesEvent:
+    """Raises ProtocolError."""
+    return decode(KubernetesEvent, without_nulls(value), "event")
 
 
 _OF_POD = re.compile(r'.*pods "[^"]*" is forbidden: ')
@@ -325,7 +332,7 @@ _NOT_CREATED = ("FailedCreate", "CreationFailed")
 def warnings(value: Any, *, of_pod: bool) -> tuple[str, ...]:
     """The warnings in a list of events, each once: about a pod that does not start, or about
     objects that cannot be created. Raises ProtocolError."""
-    events = [decode(_Event, without_nulls(one), "event") for one in object_list(value).items]
+    events = map(event, object_list(value).items)
     texts = (
         sentence(one.reason, _OF_POD.sub("", one.message))
         for one in events

@@ -59,13 +59,8 @@ class PodsListed:
 @dataclass(frozen=True, slots=True)
 class PodChanged:
     pod: Pod
-
-
-@dataclass(frozen=True, slots=True)
-class PodRemoved:
-    """The last state of a pod that is gone."""
-
-    pod: Pod
+    removed: bool
+    """Whether the pod is gone; ``pod`` is its last state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +109,17 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFailed:
-    """A question without an answer; it is asked again."""
+class ServerNotice:
+    """The API server does not answer, or answers again."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    pass
+RECOVERED = ServerNotice("the API server answers again")
 
 
 PodEvent = (
-    PodsListed
-    | PodChanged
-    | PodRemoved
-    | JobSeen
-    | PodLines
-    | LogProblem
-    | LogEnded
-    | Warned
-    | ReadFailed
-    | Recovered
+    PodsListed | PodChanged | JobSeen | PodLines | LogProblem | LogEnded | Warned | ServerNotice
 )
 
 
@@ -191,14 +175,15 @@ class Readers:
             report = always or not self._troubled
             self._troubled.add(source)
         if report:
-            self._send(ReadFailed(error.message if isinstance(error, NodeError) else str(error)))
+            why = error.message if isinstance(error, NodeError) else str(error)
+            self._send(ServerNotice(f"{why}; the job goes on, trying again"))
 
     def _recovered(self, source: str) -> None:
         with self._lock:
             last = self._troubled == {source}
             self._troubled.discard(source)
         if last:
-            self._send(Recovered())
+            self._send(RECOVERED)
 
     # The job and its pods --------------------------------------------------------------------
 
@@ -286,8 +271,7 @@ class Readers:
                         raise kind(self._client.host, "watching the pods", ended.message)
                     version = event.version or version
                     if event.type != "BOOKMARK" and (pod := objects.pod(event.object)) is not None:
-                        removed = event.type == "DELETED"
-                        self._send(PodRemoved(pod) if removed else PodChanged(pod))
+                        self._send(PodChanged(pod, removed=event.type == "DELETED"))
         return version
 
     # Logs ------------------------------------------------------------------------------------

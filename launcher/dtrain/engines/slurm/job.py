@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.engines.followed_run import FollowedRun, not_begun
-from dtrain.engines.slurm import submission
 from dtrain.engines.slurm.ending import (
     SlurmEnding,
     failed_tasks,
@@ -18,6 +17,7 @@ from dtrain.engines.slurm.ending import (
 from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
+from dtrain.engines.slurm.submission import job_order
 from dtrain.engines.slurm.watch import JobWatch
 from dtrain.failures.cause import Report, in_order_of_blame
 from dtrain.node import protocol
@@ -44,8 +44,12 @@ class SlurmJob(FollowedRun):
 
     def follow_order(self) -> Following:
         """The order to follow the job from what has arrived."""
-        known = offsets(self.folder, self.plan)
-        return submission.follow_order(self.record, self.plan.run_dir, known)
+        return {
+            "op": "follow",
+            **job_order(self.record, self.plan.run_dir),
+            "job": self.record.job_id,
+            "offsets": offsets(self.folder, self.plan),
+        }
 
     def files(self) -> OutputFiles:
         """The part of each order that names the job's output files."""

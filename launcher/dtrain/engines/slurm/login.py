@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dtrain.diagnostics import AnswerError, NodeError
 from dtrain.engines.slurm.state import SlurmState, parse
-from dtrain.engines.slurm.submission import end_order, login_host, look_order
+from dtrain.engines.slurm.submission import job_order, login_host
 from dtrain.messages import slurm as messages
 from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
@@ -32,7 +32,7 @@ class Login:
         plan = record.plan()
         self._transport = transport
         self._record = record
-        self._run_dir = plan.run_dir
+        self._order = job_order(record, plan.run_dir)
         slurm = record.request.spec().cluster.slurm or Slurm()
         # An allocation's own machines have the commands, and its environment.
         self._host = login_host(replace(slurm, login=None) if record.request.allocation else slurm)
@@ -69,12 +69,13 @@ class Login:
 
     def look(self) -> SlurmState | None:
         """The state of the job; None if Slurm does not know it. Raises NodeError."""
-        return self._ask(look_order(self._record, self._run_dir))
+        job = self._record.job_id or self._record.request.allocation
+        return self._ask({"op": "look", **self._order, "job": job})
 
     def end(self) -> SlurmState | None:
         """Kill the job. Returns its state, as `look`; it may not have ended yet. Raises
         NodeError."""
-        return self._ask(end_order(self._record, self._run_dir))
+        return self._ask({"op": "end", **self._order, "job": self._record.job_id})
 
     def _ask(self, order: FirstOrder) -> SlurmState | None:
         state: SlurmState | None = None

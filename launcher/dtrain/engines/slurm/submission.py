@@ -9,13 +9,7 @@ from dtrain.engines.slurm.script import batch_options, render
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages import slurm as messages
 from dtrain.node.runtime_archive import runtime_archive
-from dtrain.node.slurm.orders import (
-    EndOrder,
-    Following,
-    LookOrder,
-    SlurmJobOrder,
-    Submission,
-)
+from dtrain.node.slurm.orders import SlurmJobOrder, Submission
 from dtrain.runs.record import Record
 from dtrain.spec.model import Host, Slurm
 
@@ -88,7 +82,7 @@ def submit_order(
     secrets = plan.job.secrets
     return {
         "op": "submit",
-        **_job(record, plan.run_dir),
+        **job_order(record, plan.run_dir),
         "workdir": workdir,
         "script": render(plan, in_allocation=record.request.allocation is not None),
         "options": list(batch_options(plan)),
@@ -98,18 +92,5 @@ def submit_order(
     }
 
 
-def follow_order(record: Record, run_dir: str, offsets: dict[str, dict[str, int]]) -> Following:
-    return {"op": "follow", **_job(record, run_dir), "job": record.job_id, "offsets": offsets}
-
-
-def look_order(record: Record, run_dir: str) -> LookOrder:
-    job = record.job_id or record.request.allocation
-    return {"op": "look", **_job(record, run_dir), "job": job}
-
-
-def end_order(record: Record, run_dir: str) -> EndOrder:
-    return {"op": "end", **_job(record, run_dir), "job": record.job_id}
-
-
-def _job(record: Record, run_dir: str) -> SlurmJobOrder:
+def job_order(record: Record, run_dir: str) -> SlurmJobOrder:
     return {"run": record.run, "run_dir": run_dir, "allocation": record.request.allocation}

@@ -9,7 +9,7 @@ import time
 
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.agent import Event, ProgressReport, TelemetryAverage, TelemetrySample
+from dtrain.messages.agent import Event, ProgressReport, Telemetry
 from dtrain.messages.slurm import MachineMessage
 from dtrain.node.slurm.orders import Fail, StacksOfMachine
 from dtrain.runs.folder import RunFolder
@@ -88,10 +88,8 @@ class JobWatch:
             return
         self.unwatched = False
         match message:
-            case TelemetrySample(said):
-                machine.telemetry.show(said)
-            case TelemetryAverage(said):
-                machine.telemetry.keep(said)
+            case Telemetry():
+                machine.telemetry.take(message)
             case Event():
                 machine.evidence.add(message)
 

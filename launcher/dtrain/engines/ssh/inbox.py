@@ -121,10 +121,8 @@ class Inbox:
                 self.output.note(name, offset)
                 if self._reports.add(name, said):
                     self._evidence.last_activity = time.monotonic()
-            case messages.TelemetrySample(said):
-                self._telemetry.show(said)
-            case messages.TelemetryAverage(said):
-                self._telemetry.keep(said)
+            case messages.Telemetry():
+                self._telemetry.take(message)
             case messages.Alive(supervisor=pid, silent=silent, time=theirs):
                 if theirs is not None:
                     self._evidence.compare_clocks(theirs, time.time())

@@ -9,6 +9,7 @@ import re
 from dtrain.node.agent.folder import expand
 from dtrain.node.agent.spawn import search
 from dtrain.node.agent.wire import RefusedError, raw, shown
+from dtrain.node.files import executable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,9 +78,8 @@ class Containers:
         return {**self._environment, **given}
 
     def _find(self, program: bytes) -> bytes:
-        for path in search(program, self._environment):
-            if os.path.isfile(path) and os.access(path, os.X_OK):
-                return path
+        for path in filter(executable, search(program, self._environment)):
+            return path
         on_path = shown(self._environment.get(b"PATH", b""))
         raise RefusedError(
             "container",

@@ -6,8 +6,8 @@ import contextlib
 import os
 
 from dtrain.node.agent.folder import expand
-from dtrain.node.agent.network import interface_to
 from dtrain.node.agent.wire import raw
+from dtrain.node.interfaces import interface_to
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

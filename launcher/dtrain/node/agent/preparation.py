@@ -19,11 +19,12 @@ from dtrain.node.agent.folder import (
     trust_of,
 )
 from dtrain.node.agent.nccl_ras import address_in
-from dtrain.node.agent.network import reserve_port
+from dtrain.node.agent.ports import reserve_port
 from dtrain.node.agent.ranks import Ranks
 from dtrain.node.agent.spawn import search
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown
 from dtrain.node.agent.worker import Worker
+from dtrain.node.files import executable
 from dtrain.node.numa import bindings
 
 TYPE_CHECKING = False
@@ -100,9 +101,8 @@ class Preparation:
             return None
         wanted = expand(python) if python.startswith("~/") else raw(python)
         paths = [os.path.join(self._workdir, path) for path in search(wanted, environment)]
-        for path in paths:
-            if os.path.isfile(path) and os.access(path, os.X_OK):
-                return path
+        for path in filter(executable, paths):
+            return path
         where = "" if b"/" in wanted else " on PATH (%s)" % shown(environment.get(b"PATH", b""))
         exists = any(os.path.isfile(path) for path in paths)
         raise RefusedError(

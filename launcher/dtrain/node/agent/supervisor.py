@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 
 from dtrain.node.agent.closing import Closing
 from dtrain.node.agent.connections import Connections
@@ -20,7 +21,7 @@ from dtrain.node.agent.diagnosis import Diagnosis
 from dtrain.node.agent.evidence import error_report, full_disk
 from dtrain.node.agent.folder import discard
 from dtrain.node.agent.kernel_log import oom_kills
-from dtrain.node.agent.network import share_ports
+from dtrain.node.agent.ports import share_ports
 from dtrain.node.agent.preparation import Preparation
 from dtrain.node.agent.processes import (
     Proc,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO, Callable, Mapping, NoReturn
 
     from dtrain.node.agent.commands import Command, SupervisorRequest
-    from dtrain.node.agent.ranks import Ranks
     from dtrain.node.agent.wire import Json
     from dtrain.node.agent.worker import Worker
     from dtrain.node.importer import Importer
@@ -157,9 +157,9 @@ class Supervisor:
             node = worker.binding.node if worker.binding is not None else None
             self._events.append("started", **worker.identity(), pid=worker.pid, numa_node=node)
         folder = os.dup(prepared.folder_fd)
-        self._sampler = Sampler(
-            lambda: Files(folder), self._sampled_processes, self._tag.of, folder
-        )
+        # The sampler's thread calls this once a second, so without a scan.
+        running = partial(self._processes, scan=False)
+        self._sampler = Sampler(lambda: Files(folder), running, self._tag.of, folder)
         self._sampler.start()
 
     def _tick(self) -> float | None:
@@ -225,20 +225,14 @@ class Supervisor:
             self._events.append("rank", role=worker.role, index=worker.index, **rank)
         return pause
 
-    def _running_processes(self) -> list[tuple[Json, Proc]]:
-        """The identity and process of every worker, and of every rank of a torchrun."""
-        return self._processes(lambda ranks: ranks.living(self._tag))
-
-    def _sampled_processes(self) -> list[tuple[Json, Proc]]:
-        """As `_running_processes`, for the sampler's thread: without a scan for ranks."""
-        return self._processes(lambda ranks: ranks.started())
-
-    def _processes(
-        self, ranks_of: Callable[[Ranks], Mapping[int, int | None]]
-    ) -> list[tuple[Json, Proc]]:
+    def _processes(self, *, scan: bool) -> list[tuple[Json, Proc]]:
+        """The identity and process of every worker, and of every rank of a torchrun. ``scan``: for
+        the running ranks; otherwise those that were found."""
         found: list[tuple[Json, Proc | None]] = []
         for worker in list(self._workers.values()):
-            ranks = ranks_of(worker.ranks) if worker.ranks is not None else {}
+            ranks: Mapping[int, int | None] = {}
+            if worker.ranks is not None:
+                ranks = worker.ranks.living(self._tag) if scan else worker.ranks.started()
             for rank, pid in ranks.items():
                 identity = {"role": "worker", "index": rank, "rank": rank}
                 found.append((identity, look(pid) if pid is not None else None))
@@ -350,7 +344,7 @@ class Supervisor:
         elif op == "stacks":
             abort = bool(command.get("abort"))
             ras = bool(command.get("ras"))
-            self._diagnosis.collect_stacks(self._running_processes(), abort, ras)
+            self._diagnosis.collect_stacks(self._processes(scan=True), abort, ras)
         elif op in ("kill", "abort"):
             self._stop("asked by the launcher", 0.0, asked=True)
 

@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    __slots__ = (
-        "argv",
-        "binding",
-        "contained",
-        "environment",
-        "error",
-        "index",
-        "outputs",
-        "pid",
-        "rank",
-        "ranks",
-        "role",
-    )
-
     def __init__(self, body: ProcessRequest) -> None:
         self.role: str = body["role"]
         self.index: int = body["index"]

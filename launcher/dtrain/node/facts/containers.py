@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from dtrain.node.facts.files import expand
-from dtrain.node.facts.programs import find_program, plain, run
+from dtrain.node.facts.programs import plain, run
+from dtrain.node.files import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,21 +34,16 @@ def containers(request: GatherOrder) -> Json:
         if status != 0:
             found["failed"] = (err or out).strip()[-1000:] or "no answer"
             return found
-        found["image"] = bool(out.strip()) or inspects(program, image)
+        # `inspect` also knows an image by an id or a digest.
+        inspect = [program, "image", "inspect", image]
+        found["image"] = bool(out.strip()) or run(inspect, environment=plain())[0] == 0
+    elif name == "enroot" and "/" not in image:
+        made = run([program, "list"], environment=plain())[1].split()
+        found["image"] = image in made or os.path.exists(path_of(request, image))
     elif "://" not in image:
-        listed = name == "enroot" and "/" not in image and image in enroot_containers(program)
-        found["image"] = listed or os.path.exists(path_of(request, image))
+        found["image"] = os.path.exists(path_of(request, image))
     found["gpus"] = has_gpus(name, program)
     return found
-
-
-def inspects(program: str, image: str) -> bool:
-    """Whether the engine knows an image, also by an id or a digest."""
-    return run([program, "image", "inspect", image], environment=plain())[0] == 0
-
-
-def enroot_containers(program: str) -> list[str]:
-    return run([program, "list"], environment=plain())[1].split()
 
 
 def path_of(request: GatherOrder, image: str) -> str:

@@ -11,9 +11,10 @@ import socket
 import struct
 import time
 
-from dtrain.node.facts.network import look_up, source_towards
+from dtrain.node.facts.network import look_up
 from dtrain.node.facts.ports import BULK
 from dtrain.node.facts.socket_loop import WRITABLE, receive, send, sleep
+from dtrain.node.interfaces import sources_towards
 from dtrain.node.listening import EXHAUSTED, EXHAUSTED_PAUSE
 
 TYPE_CHECKING = False
@@ -85,7 +86,7 @@ def dial_one(
         return {"error": "the connection was closed"}
     found["bulk_seconds"] = round(time.monotonic() - begun, 6)
     if kind == "interface":
-        found["source"] = source_towards(address)
+        found["source"] = next(sources_towards(address), None)
     return found
 
 

@@ -8,8 +8,8 @@ import os
 import re
 
 from dtrain.node.facts.probing import MAX_ERROR
-from dtrain.node.facts.programs import find_program, plain, run
-from dtrain.node.files import listed, number, text_of, user_name
+from dtrain.node.facts.programs import plain, run
+from dtrain.node.files import find_program, listed, number, text_of, user_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def nvidia_gpu(index: int, node: Any) -> Json:
         "used": size("fb_memory_usage/used"),
         "mig": text("mig_mode/current_mig"),
         "compute_mode": text("compute_mode"),
-        "persistence": text("persistence_mode"),
         "temperature": number(text("temperature/gpu_temp")),
         "uncorrected": sum(value or 0 for value in uncorrected) if uncorrected else None,
         "remap_pending": text(
@@ -101,9 +100,7 @@ def nvidia_gpu(index: int, node: Any) -> Json:
             for one in (reasons if reasons is not None else ())
             if (one.text or "").strip() == "Active"
         ],
-        "link_generation": number(text("pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
         "link_width": number(text("pci/pci_gpu_link_info/link_widths/current_link_width")),
-        "link_width_most": number(text("pci/pci_gpu_link_info/link_widths/max_link_width")),
         "processes": [nvidia_process(one) for one in node.iter("process_info")],
     }
 

@@ -14,7 +14,8 @@ from ast import literal_eval
 from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand
-from dtrain.node.facts.programs import find_program, run
+from dtrain.node.facts.programs import run
+from dtrain.node.files import find_program
 from dtrain.node.setup import reported_step, setup_script
 from dtrain.node.trust import Trust
 

@@ -28,13 +28,8 @@ def machine(_request: GatherOrder) -> Json:
         "system": system_name(),
         "libc": libc(),
         "container": container(),
-        "wsl": "microsoft" in release.release.lower(),
         "user": user_name(os.geteuid()),
         "home": os.path.expanduser("~"),
-        "locale": next(
-            (os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)),
-            "",
-        ),
         "python": "%d.%d.%d" % sys.version_info[:3],
         "cpus": len(os.sched_getaffinity(0)),
         "numa_nodes": len(numbered("/sys/devices/system/node", "node")),
@@ -44,7 +39,6 @@ def machine(_request: GatherOrder) -> Json:
             str(node): len(cpus & os.sched_getaffinity(0)) for node, cpus in node_cpus().items()
         },
         "governors": governors(),
-        "frequency_driver": text_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"),
     }
 
 

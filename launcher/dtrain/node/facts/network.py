@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import socket
-import struct
 import time
 
 from dtrain.node.facts.probing import at_once
 from dtrain.node.files import listed, number, text_of
 from dtrain.node.host_name import encoded
+from dtrain.node.interfaces import addresses as own_addresses
+from dtrain.node.interfaces import sources_towards
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ def addresses(places: Places | Exception) -> Json:
 
 
 def names(request: GatherOrder) -> Json:
-    """The addresses of all host names on this host, and the name of the first host's address."""
+    """The addresses of all host names on this host, and how long a look-up of the first host's
+    address takes."""
     answers = {
         name: addresses(places) for name, places in look_up(request["addresses"].values()).items()
     }
@@ -62,41 +62,25 @@ def names(request: GatherOrder) -> Json:
     if first:
         begun = time.monotonic()
         with contextlib.suppress(OSError):
-            found["first_is_called"] = socket.getnameinfo((first[0], 0), 0)[0]
+            socket.getnameinfo((first[0], 0), 0)
         found["reverse_seconds"] = round(time.monotonic() - begun, 3)
     return found
 
 
-SIOCGIFADDR = 0x8915
-
-
 def interfaces() -> dict[str, Json]:
-    """Every network interface with its addresses (the first IPv4 one and all IPv6 ones)."""
+    """Every network interface with its addresses."""
     found: dict[str, Json] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            base = "/sys/class/net/" + name
-            addresses = []
-            with contextlib.suppress(OSError):
-                asked = struct.pack("256s", os.fsencode(name))
-                addresses.append(socket.inet_ntoa(fcntl.ioctl(sock, SIOCGIFADDR, asked)[20:24]))
-            flags = int(text_of(base + "/flags") or "0", 16)
-            speed = number(text_of(base + "/speed"))
-            found[name] = {
-                "addresses": addresses,
-                "up": bool(flags & 1),
-                "state": text_of(base + "/operstate"),
-                "mtu": number(text_of(base + "/mtu")),
-                # Megabits per second; -1 or empty for virtual interfaces.
-                "speed": speed if speed and speed > 0 else None,
-                "virtual": not os.path.exists(base + "/device"),
-            }
-    for line in (text_of("/proc/net/if_inet6") or "").splitlines():
-        fields = line.split()
-        # Link-local addresses (scope 0x20) are ambiguous without the interface's name.
-        if fields[-1] in found and fields[3] != "20":
-            raw = bytes.fromhex(fields[0])
-            found[fields[-1]]["addresses"].append(socket.inet_ntop(socket.AF_INET6, raw))
+    for name, its in own_addresses().items():
+        base = "/sys/class/net/" + name
+        speed = number(text_of(base + "/speed"))
+        found[name] = {
+            "addresses": its,
+            "up": bool(int(text_of(base + "/flags") or "0", 16) & 1),
+            "state": text_of(base + "/operstate"),
+            "mtu": number(text_of(base + "/mtu")),
+            # Megabits per second; -1 or empty for virtual interfaces.
+            "speed": speed if speed and speed > 0 else None,
+        }
     return found
 
 
@@ -108,20 +92,8 @@ def network(request: GatherOrder) -> Json:
     routes: dict[str, str | None] = {}
     for host, address in request["addresses"].items():
         if host != request["host"]:
-            routes[host] = owner.get(source_towards(address) or "")
+            routes[host] = owner.get(next(sources_towards(address), ""))
     return {"interfaces": there, "routes": routes}
-
-
-def source_towards(address: str) -> str | None:
-    """Our own address on the route to ``address``; None without a route. Sends no packet."""
-    with contextlib.suppress(OSError, UnicodeError):
-        for family, kind, _, _, place in socket.getaddrinfo(
-            encoded(address), 9, type=socket.SOCK_DGRAM
-        ):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(place)
-                return str(probe.getsockname()[0])
-    return None
 
 
 def infiniband(_request: GatherOrder) -> Json:
@@ -133,8 +105,6 @@ def infiniband(_request: GatherOrder) -> Json:
             place = "%s/%s/ports/%s/" % (base, device, port)
             found["%s/%s" % (device, port)] = {
                 "state": (text_of(place + "state") or "").partition(": ")[2],
-                "physical": (text_of(place + "phys_state") or "").partition(": ")[2],
                 "rate": number(text_of(place + "rate")),
-                "link": text_of(place + "link_layer"),
             }
     return found

@@ -7,7 +7,10 @@ Not shipped: the launcher imports it, and the type checks of the modules that ru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 
 class ClockOrder(TypedDict):
@@ -30,15 +33,12 @@ class LimitedProgram(Program):
     """Seconds."""
 
 
-class OptionalKeys(TypedDict, total=False):
-    any_owner: bool
-    """The working folder may have any owner."""
-    script: str | None
-
-
-class JobOrder(OptionalKeys):
+class JobOrder(TypedDict):
     """How the job's Python is started."""
 
+    any_owner: NotRequired[bool]
+    """The working folder may have any owner."""
+    script: NotRequired[str | None]
     workdir: str
     trust_group: str | None
     """A Unix group whose members may own the job's folders and write to them."""

@@ -113,17 +113,6 @@ def _output(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str
     return out, err
 
 
-def find_program(name: str) -> str | None:
-    """The path of a program on PATH or in the folders that vendors use."""
-    folders = os.environ.get("PATH", os.defpath).split(":")
-    folders += ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/lib/wsl/lib", "/opt/rocm/bin"]
-    for folder in folders:
-        path = os.path.join(folder, name)
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return None
-
-
 def plain() -> dict[str, str]:
     """Our environment, with English messages."""
     return {**os.environ, "LC_ALL": "C", "LANGUAGE": ""}

@@ -72,7 +72,6 @@ def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:
         "mount": mount[0],
         "type": mount[1],
         "source": mount[2],
-        "inode": os.stat(there).st_ino,
         "not_writable": why_not_writable(there),
         "stranger": "" if owner in (0, os.geteuid()) else user_name(owner)[:1024],
     }

@@ -1,7 +1,4 @@
-"""A job inside an existing allocation of the user.
-
-Shipped to the machines of Slurm: Python 3.8, standard library only.
-"""
+"""A job inside an existing allocation of the user."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The commands of Slurm that dtrain uses.
-
-Shipped to login nodes: Python 3.8, standard library only.
-"""
+"""The commands of Slurm that dtrain uses."""
 
 from __future__ import annotations
 

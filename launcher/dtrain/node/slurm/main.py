@@ -3,8 +3,7 @@
 It speaks as a relay does, with the frames of `dtrain.node.agent.wire`, the orders of
 `dtrain.node.slurm.orders` and the messages of `dtrain.messages.slurm`.
 
-The launcher decides what a job's state means. Shipped to login nodes: Python 3.8, standard library
-only.
+The launcher decides what a job's state means.
 """
 
 from __future__ import annotations

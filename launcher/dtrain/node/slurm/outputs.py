@@ -1,7 +1,4 @@
-"""Sends the output of a Slurm job from files in a shared folder.
-
-Shipped to login nodes: Python 3.8, standard library only.
-"""
+"""Sends the output of a Slurm job from files in a shared folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sends what the workers of a job report through `dtrain.runtime`.
-
-Shipped to login nodes: Python 3.8, standard library only.
-"""
+"""Sends what the workers of a job report through `dtrain.runtime`."""
 
 from __future__ import annotations
 

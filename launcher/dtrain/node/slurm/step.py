@@ -2,8 +2,6 @@
 
 srun starts one on each machine and gives each the same order, a line of JSON: a `StepOrder`. The
 answer is that of the facts program to ``gather``, with two more facts.
-
-Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations

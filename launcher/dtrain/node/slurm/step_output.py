@@ -2,8 +2,6 @@
 
 srun keeps short lines whole, and mixes the lines of all machines. So a message is many lines:
 ``<node number> <part of the base64 text>``, and ``<node number> .`` as the last.
-
-Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ It writes messages, each with its ``host``:
     event            event: stack, collectives, ras or stacks_done of an agent
 
 It ends with its input, or with TERM at the end of the job; the last average is sent before.
-Shipped to nodes: Python 3.8, standard library only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Runs a watcher on each machine of a job, in a step beside the job's own.
-
-Shipped to login nodes: Python 3.8, standard library only.
-"""
+"""Runs a watcher on each machine of a job, in a step beside the job's own."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dtrain.node.telemetry.tool import FIELDS, combined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Iterable
 
     from dtrain.node.agent.wire import Json
 
@@ -29,13 +29,11 @@ def average(window: list[Json]) -> Json:
         pairs = [one[name] for one in window if one[name] is not None]
         found[name] = [mean(column, 0) for column in zip(*pairs)] if pairs else None
     found["gpus"] = [gpu_average(rows) for rows in grouped(window, "gpus")]
-    found["ranks"] = [rank_average(rows) for rows in grouped(window, "ranks")]
+    found["ranks"] = []
+    for rows in grouped(window, "ranks"):
+        names, cpu, memory, files = zip(*rows)
+        found["ranks"].append([names[-1], mean(cpu, 2), highest(memory), highest(files)])
     return found
-
-
-def rank_average(rows: list[list[Any]]) -> list[Any]:
-    names, cpu, memory, files = zip(*rows)
-    return [names[-1], mean(cpu, 2), highest(list(memory)), highest(list(files))]
 
 
 def gpu_average(rows: list[list[Any]]) -> list[Any]:
@@ -45,9 +43,9 @@ def gpu_average(rows: list[list[Any]]) -> list[Any]:
             bits = [value for value in column if value is not None]
             found.append(combined(bits) if bits else None)
         elif name in MAXIMA or name in ("index", "memory_total"):
-            found.append(highest(list(column)))
+            found.append(highest(column))
         else:
-            found.append(mean(list(column), 1))
+            found.append(mean(column, 1))
     return found
 
 
@@ -61,10 +59,10 @@ def grouped(window: list[Json], name: str) -> list[list[Any]]:
     return list(rows.values())
 
 
-def mean(values: Any, digits: int) -> float | None:
+def mean(values: Iterable[Any], digits: int) -> float | None:
     known = [value for value in values if value is not None]
     return round(sum(known) / len(known), digits) if known else None
 
 
-def highest(values: list[Any]) -> Any:
+def highest(values: Iterable[Any]) -> Any:
     return max((value for value in values if value is not None), default=None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from dtrain.node.files import find_program
 from dtrain.node.telemetry.amd import ARGUMENTS, Amd
 from dtrain.node.telemetry.nvidia import Nvidia
 
@@ -15,17 +14,8 @@ if TYPE_CHECKING:
 def gpu_tool(own: Own) -> Nvidia | Amd | None:
     """The tool of this host's GPUs, if it has one. ``own``: whether a process is marked as one of
     the run."""
-    nvidia = find("nvidia-smi")
+    nvidia = find_program("nvidia-smi")
     if nvidia:
         return Nvidia(nvidia, own)
-    amd = [[path, *arguments] for name, arguments in ARGUMENTS if (path := find(name))]
+    amd = [[path, *arguments] for name, arguments in ARGUMENTS if (path := find_program(name))]
     return Amd(amd) if amd else None
-
-
-def find(program: str) -> str | None:
-    """The path of a program."""
-    for folder in os.environ.get("PATH", "").split(":"):
-        path = os.path.join(folder, program)
-        if folder.startswith("/") and os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    return None

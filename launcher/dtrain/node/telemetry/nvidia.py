@@ -35,20 +35,38 @@ BETWEEN_STARTS = 60.0
 """Minimum seconds between two starts of a tool that exits."""
 
 
-class Query(Tool):
-    """A running nvidia-smi that keeps printing rows of values."""
+class Query:
+    """An nvidia-smi that keeps printing rows of values. It is started again if it exits."""
 
     def __init__(self, program: str, query: str, seconds: int) -> None:
-        """Raises OSError. ``seconds``: between two tables."""
-        super().__init__([program, query, "--format=csv,noheader,nounits", "-l", str(seconds)])
+        """``seconds``: between two tables."""
+        self._argv = [program, query, "--format=csv,noheader,nounits", "-l", str(seconds)]
+        self._tool: Tool | None = None
+        self._next_start = 0.0
         self._rest = b""
 
-    def rows(self) -> list[list[str]]:
+    @property
+    def ended(self) -> bool:
+        """Whether it was started and has exited."""
+        return self._tool is not None and self._tool.ended
+
+    def rows(self, now: float) -> list[list[str]]:
         """The rows that it has printed since the last call."""
-        *lines, rest = (self._rest + self.read()).split(b"\n")
+        if (self._tool is None or self._tool.ended) and now >= self._next_start:
+            self._next_start = now + BETWEEN_STARTS
+            self._rest = b""
+            with contextlib.suppress(OSError):
+                self._tool = Tool(self._argv)
+        if self._tool is None:
+            return []
+        *lines, rest = (self._rest + self._tool.read()).split(b"\n")
         self._rest = rest[:MAX_LINE]
         texts = [line[:MAX_LINE].decode("ascii", "replace") for line in lines]
         return [[word.strip() for word in text.split(",")] for text in texts]
+
+    def stop(self) -> None:
+        if self._tool is not None:
+            self._tool.stop()
 
 
 class Nvidia:
@@ -57,17 +75,17 @@ class Nvidia:
     def __init__(self, program: str, own: Own) -> None:
         self._program = program
         self._fields = NVIDIA
-        self._tool: Query | None = None
-        self._next_start = 0.0
+        self._query = Query(program, "--query-gpu=" + NVIDIA, 1)
         self._heard = False
         self._rows: dict[int, tuple[float, str, list[Any]]] = {}
         self._processes = GpuProcesses(program, own)
 
     def read(self, xids: dict[str, int]) -> list[list[Any]]:
         now = time.monotonic()
-        if self._tool is None or self._tool.ended:
-            self._start(now)
-        for words in self._tool.rows() if self._tool is not None else ():
+        if self._query.ended and not self._heard and self._fields == NVIDIA:
+            self._fields = OLD_NVIDIA  # it may know fewer fields
+            self._query = Query(self._program, "--query-gpu=" + OLD_NVIDIA, 1)
+        for words in self._query.rows(now):
             self._take(now, words)
         others = self._processes.others(now)
         return [
@@ -75,16 +93,6 @@ class Nvidia:
             for _, (then, bus, row) in sorted(self._rows.items())
             if now - then < STALE
         ]
-
-    def _start(self, now: float) -> None:
-        if self._tool is not None and not self._heard and self._fields == NVIDIA:
-            self._fields, self._next_start = OLD_NVIDIA, 0.0  # it may know fewer fields
-        if now < self._next_start:
-            return
-        self._next_start = now + BETWEEN_STARTS
-        self._heard = False
-        with contextlib.suppress(OSError):
-            self._tool = Query(self._program, "--query-gpu=" + self._fields, 1)
 
     def _take(self, now: float, words: list[str]) -> None:
         if len(words) != self._fields.count(",") + 1 or not words[0].isdigit():
@@ -99,8 +107,7 @@ class Nvidia:
 
     def stop(self) -> None:
         self._processes.stop()
-        if self._tool is not None:
-            self._tool.stop()
+        self._query.stop()
 
 
 class GpuProcesses:
@@ -108,21 +115,14 @@ class GpuProcesses:
 
     def __init__(self, program: str, own: Own) -> None:
         """``own``: whether a process is marked as one of the run."""
-        self._program = program
         self._own = own
-        self._tool: Query | None = None
-        self._next_start = 0.0
+        self._query = Query(program, "--query-compute-apps=" + PROCESSES, PROCESS_PERIOD)
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
         """When a process was last on a GPU, and the MiB of its memory there."""
 
     def others(self, now: float) -> dict[str, list[float]]:
         """By PCI address: how many processes outside this run use the GPU, and their MiB."""
-        if (self._tool is None or self._tool.ended) and now >= self._next_start:
-            self._next_start = now + BETWEEN_STARTS
-            with contextlib.suppress(OSError):
-                query = "--query-compute-apps=" + PROCESSES
-                self._tool = Query(self._program, query, PROCESS_PERIOD)
-        for words in self._tool.rows() if self._tool is not None else ():
+        for words in self._query.rows(now):
             self._take(now, words)
         found: dict[str, list[float]] = {}
         for (bus, _), (then, memory) in list(self._seen.items()):
@@ -140,8 +140,7 @@ class GpuProcesses:
             self._seen[key] = now, number(words[2]) or 0
 
     def stop(self) -> None:
-        if self._tool is not None:
-            self._tool.stop()
+        self._query.stop()
 
 
 def is_foreign(pid: int, own: Own) -> bool:
