@@ -47,6 +47,15 @@ class MemoryHabits:
     fused_adam: bool = False
     """Whether a kernel updates each tensor in place, without temporaries: PyTorch's
     ``AdamW(fused=True)``."""
+    host_gradients: bool = False
+    """Whether the gradients that wait for an optimizer on the host are there, too: DeepSpeed."""
+    moment_bytes: float = 4.0
+    """Bytes of each of Adam's two moments of a parameter. Transformer Engine's Adam copies narrower
+    ones of all parameters to 32 bits for the step (``get_unscaled_state`` in ``fused_adam.py``;
+    since 2.13, not those of bf16). 0: Adafactor has a row and a column for each matrix."""
+    master_bytes: float = 4.0
+    """Bytes of a parameter's copy in 32 bits. 2: only the bits that the 16-bit parameter does not
+    have (Megatron-Core's ``store_param_remainders``)."""
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, and has few
     receive buffers, as in DeepSpeed's engine. Megatron-LM frees it after the send."""

@@ -293,7 +293,7 @@ _LITGPT = replace(
 """LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""
 _ZERO = replace(
     _FSDP, sequence_parallel=False, fp32_gradients=False, host_work=57, expert_kernels=12,
-    habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True),
+    habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True, host_gradients=True),
 )  # fmt: skip
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks
 before and after each module fetch and release parameters (``parameter_offload.py``). ``host_work``
