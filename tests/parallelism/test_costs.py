@@ -306,6 +306,22 @@ def test_adam_without_foreach_has_temporaries_of_one_layer() -> None:
     assert one.allocated < every.allocated
 
 
+@pytest.mark.parametrize(("tensor", "pipeline", "measured"), [(8, 4, 62), (4, 8, 74)])
+def test_megatron_lm_before_megatron_core_keeps_copied_keys_and_the_gate(
+    tensor: int, pipeline: int, measured: float
+) -> None:
+    """Llama 2 70B with FlagScale on 32 H800s (FlagPerf), in GiB of the driver."""
+    layout = Layout(
+        backend="megatron", tensor=tensor, pipeline=pipeline, sharding="optimizer",
+        grad_accumulation=44, sequence_parallel=True,
+    )  # fmt: skip
+    shape = replace(model("llama-2-70b"), seq_len=4096)
+    old = Assumptions(habits=MemoryHabits(fused_gate=False, repeats_keys=True))
+    more = layer_activations(shape, layout, old) - layer_activations(shape, layout, ASSUMED)
+    assert more == 2 * (28672 + 2 * (64 - 8) * 128) / tensor
+    assert memory(shape, layout, old).total == pytest.approx(measured, rel=0.14)
+
+
 def test_pytorch_keeps_what_tensor_ranks_have_gathered() -> None:
     """Megatron-LM keeps a rank's part of the inputs of a layer's two first products."""
     shape = model("llama-2-7b")

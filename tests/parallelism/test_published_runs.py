@@ -220,6 +220,12 @@ def test_parts_of_the_loss(notes: str, chunks: int) -> None:
     assert run(notes=notes).assumed.loss_chunks == chunks
 
 
+def test_flagscale_has_the_kernels_of_an_old_megatron_lm() -> None:
+    source = "FlagOpen/FlagPerf training/nvidia/aquila2_7b-flagscale/README.md"
+    habits = run(source=source).assumed.habits
+    assert (habits.fused_gate, habits.repeats_keys) == (False, True)
+
+
 def test_flagperf_s_megatron_copies_logits_and_drops_hidden_states() -> None:
     """Llama 3 8B with tensor 2 took 71 GiB on 8 H100s. Logits take 10 bytes each, not 6."""
     cells = {"model_name": "Llama-3-8B", "layers": "", "hidden": "", "heads": "", "tp": "2",

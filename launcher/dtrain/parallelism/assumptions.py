@@ -69,10 +69,11 @@ class MemoryHabits:
     GPT, and three with gated ones, as in LLaMA, whose gate also is a product."""
     repeats_keys: bool = False
     """Whether keys and values are copied for each query head before attention, which keeps the
-    copies: Hugging Face's ``repeat_kv``, lit-gpt until 2024."""
-    fused_gate: bool = False
-    """Whether one kernel multiplies the MLP's gate and computes it again for the backward pass, as
-    Megatron-LM's does, although the other kernels are PyTorch's: Liger's SwiGLU."""
+    copies: Hugging Face's ``repeat_kv``, lit-gpt until 2024, Megatron-LM before Megatron-Core."""
+    fused_gate: bool | None = None
+    """Whether one kernel multiplies the MLP's gate and computes it again for the backward pass.
+    None: as Megatron-Core's does, and PyTorch's kernels do not. True: Liger's SwiGLU, although the
+    other kernels are PyTorch's. False: Megatron-LM before Megatron-Core."""
     unfused: bool = False
     """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
     context: float = CONTEXT

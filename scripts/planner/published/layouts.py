@@ -146,7 +146,9 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         sends_copies=_sends_copies(text),
         habits=replace(
             practice.habits,
-            fused_gate=re.search(r"kernels? for [^;]*SwiGLU", text) is not None,
+            fused_gate=True
+            if re.search(r"kernels? for [^;]*SwiGLU", text)
+            else practice.habits.fused_gate,
             wide_rest=re.search(r"for k-?bit training|gathered in fp32", text, re.IGNORECASE)
             is not None,
             holds_outputs="holds the outputs" in text,

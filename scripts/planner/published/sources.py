@@ -147,8 +147,13 @@ PRACTICES = (
     ),
     # Megatron-LM of 2021, and OneFlow's model of the same shape and options.
     (r"DLPerf", _EARLY),
-    # Megatron-Core 0.6 and forks of 2023.
-    (r"FlagPerf .*-(megatron|flagscale)/", Practice(loss_bytes=10)),
+    # FlagScale of 2023, a fork of Megatron-LM from before Megatron-Core (``model/transformer.py``),
+    # and Megatron-Core 0.6.
+    (
+        r"FlagPerf .*(-flagscale|llama2_70B-megatron)/",
+        Practice(loss_bytes=10, habits=MemoryHabits(fused_gate=False, repeats_keys=True)),
+    ),
+    (r"FlagPerf .*-megatron/", Practice(loss_bytes=10)),
     # A fork of Megatron-LM of 2024. Its scripts overlap tensor-parallel traffic with products, but
     # do not set --overlap-grad-reduce.
     (r"Megatron-Kwai", Practice(overlaps_reduction=False, hides_tensor=True)),
