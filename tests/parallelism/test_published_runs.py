@@ -220,6 +220,12 @@ def test_parts_of_the_loss(notes: str, chunks: int) -> None:
     assert run(notes=notes).assumed.loss_chunks == chunks
 
 
+def test_flagscale_has_the_kernels_of_an_old_megatron_lm() -> None:
+    source = "FlagOpen/FlagPerf training/nvidia/aquila2_7b-flagscale/README.md"
+    habits = run(source=source).assumed.habits
+    assert (habits.fused_gate, habits.repeats_keys) == (False, True)
+
+
 def test_flagperf_s_megatron_copies_logits_and_drops_hidden_states() -> None:
     """Llama 3 8B with tensor 2 took 71 GiB on 8 H100s. Logits take 10 bytes each, not 6."""
     cells = {"model_name": "Llama-3-8B", "layers": "", "hidden": "", "heads": "", "tp": "2",
@@ -298,6 +304,7 @@ def test_a_run_whose_recomputation_is_not_given_fits_if_one_kind_does() -> None:
         ("selective", "", False),
         ("selective (layernorm, moe)", "", True),
         ("selective", "selective AC = checkpointing of some blocks", True),
+        ("selective", "recomputes ffn, norm", True),
     ],
 )
 def test_a_run_that_recomputes_some_layers_fits_if_full_recomputation_does(
@@ -370,6 +377,20 @@ def test_the_notes_say_in_how_many_bits_gradients_are_reduced() -> None:
     )
     assert bridge.assumed.fp32_gradients
     assert not run(sharding="FSDP", notes="gradients are reduced in bf16").assumed.fp32_gradients
+
+
+@pytest.mark.parametrize(
+    ("notes", "moments", "master"),
+    [
+        ("", 4, 4),
+        ("16 bits of master weights; Adam's moments in bf16", 2, 2),
+        ("Adam's moments in fp8, no master weights", 1, 0),
+        ("Adafactor", 0, 4),
+    ],
+)
+def test_the_optimizer_of_the_notes(notes: str, moments: float, master: float) -> None:
+    habits = run(notes=notes).assumed.habits
+    assert (habits.moment_bytes, habits.master_bytes) == (moments, master)
 
 
 @pytest.mark.parametrize(
@@ -521,6 +542,7 @@ def test_the_counter_of_a_peak(notes: str, counter: str) -> None:
     [
         ("OOM; selective AC", "A100-80GB", False),
         ("did not go OOM", "A100-80GB", True),
+        ("memory ended at iteration 14", "A100-80GB", False),
         ("", "A100", None),
         ("GPU memory size and precision not stated", "A100-80GB", None),
         ("optimizer states offload: master; parameters on the host", "A100-80GB", None),

@@ -17,7 +17,7 @@ from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import Layout, Sharding
 from support.limits import HANG
 
 RECORD = json.loads(Path(__file__).with_name("oracle_cases.json").read_text())["entries"]
@@ -123,6 +123,24 @@ def test_zero_1_keeps_whole_gradients_between_micro_batches() -> None:
     assert kept["gradients"] == pytest.approx(2 * shape.parameters / 16, rel=1e-3)
     wide = memory(shape, replace(layout, sharding="optimizer"), replace(assumed, precision="fp32"))
     assert wide.gradients * 2**30 == pytest.approx(4 * shape.parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "micro_batch", "measured"), [("gradients", 1, 16.9), ("full", 2, 9.4)]
+)
+def test_an_optimizer_on_the_host_has_the_gradients_there(
+    sharding: Sharding, micro_batch: int, measured: float
+) -> None:
+    """Llama 7B with DeepSpeed on 8 A800s (chenyaofo), in GiB allocated."""
+    shape = replace(model("llama-2-7b"), seq_len=4096)
+    layout = Layout(
+        backend="torchtitan", data=8, sharding=sharding, micro_batch=micro_batch,
+        grad_accumulation=8 // micro_batch, recompute="full", offload=True,
+    )  # fmt: skip
+    habits = MemoryHabits(fused_adam=True, host_gradients=True, step_copies=2)
+    found = memory(shape, layout, Assumptions(fp32_gradients=False, habits=habits))
+    assert found.gradients == 0
+    assert found.allocated == pytest.approx(measured, rel=0.08)
 
 
 def test_gathered_parameters_may_stay_until_the_backward_pass() -> None:

@@ -47,6 +47,15 @@ class MemoryHabits:
     fused_adam: bool = False
     """Whether a kernel updates each tensor in place, without temporaries: PyTorch's
     ``AdamW(fused=True)``."""
+    host_gradients: bool = False
+    """Whether the gradients that wait for an optimizer on the host are there, too: DeepSpeed."""
+    moment_bytes: float = 4.0
+    """Bytes of each of Adam's two moments of a parameter. Transformer Engine's Adam copies narrower
+    ones of all parameters to 32 bits for the step (``get_unscaled_state`` in ``fused_adam.py``;
+    since 2.13, not those of bf16). 0: Adafactor has a row and a column for each matrix."""
+    master_bytes: float = 4.0
+    """Bytes of a parameter's copy in 32 bits. 2: only the bits that the 16-bit parameter does not
+    have (Megatron-Core's ``store_param_remainders``)."""
     keeps_outputs: bool = False
     """Whether a pipeline stage keeps its output until the micro-batch's backward pass, and has few
     receive buffers, as in DeepSpeed's engine. Megatron-LM frees it after the send."""
@@ -60,10 +69,11 @@ class MemoryHabits:
     GPT, and three with gated ones, as in LLaMA, whose gate also is a product."""
     repeats_keys: bool = False
     """Whether keys and values are copied for each query head before attention, which keeps the
-    copies: Hugging Face's ``repeat_kv``, lit-gpt until 2024."""
-    fused_gate: bool = False
-    """Whether one kernel multiplies the MLP's gate and computes it again for the backward pass, as
-    Megatron-LM's does, although the other kernels are PyTorch's: Liger's SwiGLU."""
+    copies: Hugging Face's ``repeat_kv``, lit-gpt until 2024, Megatron-LM before Megatron-Core."""
+    fused_gate: bool | None = None
+    """Whether one kernel multiplies the MLP's gate and computes it again for the backward pass.
+    None: as Megatron-Core's does, and PyTorch's kernels do not. True: Liger's SwiGLU, although the
+    other kernels are PyTorch's. False: Megatron-LM before Megatron-Core."""
     unfused: bool = False
     """Whether layers consist of PyTorch's kernels, although the states are as in Megatron-LM."""
     context: float = CONTEXT

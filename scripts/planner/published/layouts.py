@@ -146,13 +146,17 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         sends_copies=_sends_copies(text),
         habits=replace(
             practice.habits,
-            fused_gate=re.search(r"kernels? for [^;]*SwiGLU", text) is not None,
+            fused_gate=True
+            if re.search(r"kernels? for [^;]*SwiGLU", text)
+            else practice.habits.fused_gate,
             wide_rest=re.search(r"for k-?bit training|gathered in fp32", text, re.IGNORECASE)
             is not None,
             holds_outputs="holds the outputs" in text,
             keeps_gathered="reshard_after_forward=False" in text
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
             frozen_inputs=min(practice.habits.frozen_inputs, 1 if longest_first else 2),
+            moment_bytes=_moment_bytes(text),
+            master_bytes=_master_bytes(text),
         ),
         fp32_gradients=_fp32_gradients(row, practice) and precision != "fp16",
     )
@@ -173,6 +177,21 @@ def _quantized(row: Row, practice: Practice, precision: Precision, gpu: Gpu) -> 
     if precision != "fp8" or practice.backend != "megatron" or not practice.transformer_engine:
         return 0.0
     return fp8_copies(gpu) - (2.0 if practice.fp8_params else 0.0)
+
+
+def _moment_bytes(text: str) -> float:
+    """As in `MemoryHabits`."""
+    if "Adafactor" in text:
+        return 0
+    named = re.search(r"Adam's moments in (bf16|fp8)", text)
+    return {"bf16": 2, "fp8": 1}[named[1]] if named else 4
+
+
+def _master_bytes(text: str) -> float:
+    """As in `MemoryHabits`."""
+    if "no master weights" in text:
+        return 0
+    return 2 if "16 bits of master weights" in text else 4
 
 
 def _loss_bytes(text: str, practice: Practice) -> float | None:
@@ -304,10 +323,10 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
 
 
 def between(row: Row, layout: Layout) -> tuple[Layout, ...]:
-    """Full recomputation, if the row says that experts or some layers are recomputed: such a run
-    keeps more than that, and less than selective recomputation does."""
+    """Full recomputation, if the row says that experts, MLPs or some layers are recomputed: such a
+    run keeps more than that, and less than selective recomputation does."""
     experts = re.search(r"\bmoe\b", row.get("recompute", "")) is not None
-    some = "checkpointing of some blocks" in row.get("notes", "")
+    some = re.search(r"checkpointing of some blocks|recomputes ffn", row.get("notes", ""))
     if layout.recompute == "selective" and (experts or some):
         return (replace(layout, recompute="full"),)
     return ()

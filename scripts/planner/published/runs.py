@@ -27,17 +27,20 @@ The columns:
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
 - Notes also say what differs in memory: ``Triton kernels for loss and norms and SwiGLU``,
   ``reshard_after_forward=False``, ``mem_efficient_linear=False``, ``gathered in fp32``, ``the loop
-  holds the outputs``, ``hidden dropout``.
+  holds the outputs``, ``hidden dropout``, ``Adam's moments in bf16``, ``16 bits of master
+  weights``, ``no master weights``, ``Adafactor``.
 - ``recompute``: full, uniform, block or just yes mean full. If selective recomputation includes
-  ``moe``, or is ``checkpointing of some blocks``, the run fits if full recomputation does. Blank
+  ``moe``, or is ``checkpointing of some blocks`` or ``recomputes ffn``, the run fits if full
+  recomputation does. Blank
   means none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
   if no column gives a split. Then the planner's answer to "does it fit" is yes if one of these
   layouts fits.
 - ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
   for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
   reference is the rate of one NIC.
-- ``reported_*``: see ``results``. A row whose notes start with OOM did
-  not fit. Every other row with a result did fit, if the memory of its GPU is known.
+- ``reported_*``: see ``results``. A row whose notes start with OOM did not fit, nor did one whose
+  notes say ``memory ended``. Every other row with a result did fit, if the memory of its GPU is
+  known.
 """
 
 from __future__ import annotations
@@ -191,7 +194,7 @@ def run_of(row: Row) -> PublishedRun:
         seconds=seconds,
         memory=None if moved else peak,
         counter=counter,
-        fitted=None if unsaid or moved else not failed,
+        fitted=None if unsaid or moved else not (failed or "memory ended" in notes),
         possible=possible + between(row, layout),
         given=is_given(row, shape, layout, known_batch=known_batch),
     )

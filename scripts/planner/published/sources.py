@@ -147,8 +147,13 @@ PRACTICES = (
     ),
     # Megatron-LM of 2021, and OneFlow's model of the same shape and options.
     (r"DLPerf", _EARLY),
-    # Megatron-Core 0.6 and forks of 2023.
-    (r"FlagPerf .*-(megatron|flagscale)/", Practice(loss_bytes=10)),
+    # FlagScale of 2023, a fork of Megatron-LM from before Megatron-Core (``model/transformer.py``),
+    # and Megatron-Core 0.6.
+    (
+        r"FlagPerf .*(-flagscale|llama2_70B-megatron)/",
+        Practice(loss_bytes=10, habits=MemoryHabits(fused_gate=False, repeats_keys=True)),
+    ),
+    (r"FlagPerf .*-megatron/", Practice(loss_bytes=10)),
     # A fork of Megatron-LM of 2024. Its scripts overlap tensor-parallel traffic with products, but
     # do not set --overlap-grad-reduce.
     (r"Megatron-Kwai", Practice(overlaps_reduction=False, hides_tensor=True)),
@@ -293,7 +298,7 @@ _LITGPT = replace(
 """LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""
 _ZERO = replace(
     _FSDP, sequence_parallel=False, fp32_gradients=False, host_work=57, expert_kernels=12,
-    habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True),
+    habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True, host_gradients=True),
 )  # fmt: skip
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks
 before and after each module fetch and release parameters (``parameter_offload.py``). ``host_work``

@@ -33,9 +33,10 @@ def layer_activations(
     recompute = recompute or layout.recompute
     drops = recompute == "selective" and assumed.recomputes_modules(shape, layout)
     narrow = 2.0 if torch else NARROW.get(assumed.precision, 2.0)
+    fused = assumed.habits.fused_gate
     terms = _saved(
         shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops,
-        assumed.habits.fused_gate, narrow,
+        not torch if fused is None else fused, narrow,
     )  # fmt: skip
     if assumed.separate_kernels and torch and shape.gated and recompute == "none":
         normed = shape.sums * shape.hidden / split
@@ -48,7 +49,7 @@ def layer_activations(
         terms += 2 * shape.hidden / split * (shape.sums if recompute == "none" else 1)
     if assumed.habits.holds_outputs and recompute != "none":
         terms += 4 * shape.kv_heads * shape.head_size / layout.tensor
-    if assumed.habits.repeats_keys and recompute == "none":
+    if assumed.habits.repeats_keys and recompute != "full":
         terms += 4 * (shape.heads - shape.kv_heads) * shape.head_size / layout.tensor
     if assumed.habits.frozen_inputs and recompute == "none":
         terms += _frozen_inputs(shape, layout.tensor, assumed.habits.frozen_inputs > 1)
@@ -205,8 +206,8 @@ def _terms(
     if not flash_attention and recompute != "selective":
         # PyTorch's modules compute the softmax in 32 bits and keep it, and a copy in 16.
         yield (6 if torch else 5 if shape.dropout else 4) * shape.heads * s / t
-    # Megatron-LM's fused SwiGLU recomputes its output; torch keeps two more tensors.
-    matrices = (4 if torch and not fused_gate else 3) if shape.gated else 2
+    # A fused SwiGLU recomputes its output.
+    matrices = (3 if fused_gate else 4) if shape.gated else 2
     if shape.lora is not None and not shape.lora.adapts_mlp:
         # A frozen product needs no input for its backward pass.
         matrices -= 1

@@ -119,7 +119,7 @@ class _StageStates(NamedTuple):
     gradients: float
     optimizer: float
     step: float
-    """Of gradients that the step casts to 32 bits."""
+    """Of gradients and moments that the step casts to 32 bits."""
 
 
 def _stage_states(
@@ -288,24 +288,25 @@ class _States:
     moments: float
     copies: float
     cast: float = 0.0
-    """Of gradients that the step casts when the activations are gone. `copies` has those of flat
-    tensors, which do not fit where activations were."""
+    """Of gradients and moments that the step casts to 32 bits when the activations are gone.
+    `copies` has those of flat tensors, which do not fit where activations were."""
 
     @staticmethod
     def of(layout: Layout, assumed: Assumptions) -> _States:
         # `sharded_memory` has the phase of the step.
         copies = 0 if assumed.by_torch(layout) else assumed.step_copies
+        habits = assumed.habits
         if assumed.narrow_states:
-            return _States(layout, 2, 2, 4, copies)
-        if layout.shards_parameters:
-            return _States(layout, 4, 4, 8, copies)
-        if assumed.precision in ("tf32", "fp32"):
-            return _States(layout, 4, 4, 8, copies)
+            return _States(layout, 2, 2, min(4, 2 * habits.moment_bytes), copies)
+        if layout.shards_parameters or assumed.precision in ("tf32", "fp32"):
+            return _States(layout, 4, 4, 2 * habits.moment_bytes, copies)
+        moments = 2 * habits.moment_bytes + habits.master_bytes
+        cast = 8 if 0 < habits.moment_bytes < 4 else 0
         if not assumed.fp32_gradients:
             # NeMo's Adam reads bf16 gradients as they are.
-            cast = 4 if assumed.precision == "fp16" and not copies else 0
-            return _States(layout, 2, 2, 12, copies, cast)
-        return _States(layout, 2, 6 if assumed.habits.both_gradients else 4, 12, copies)
+            cast += 4 if assumed.precision == "fp16" and not copies else 0
+            return _States(layout, 2, 2, moments, copies, cast)
+        return _States(layout, 2, 6 if habits.both_gradients else 4, moments, copies, cast)
 
     def _spread(self, ranks: int, sharded: bool) -> int:
         return min(self.layout.shards, ranks) if sharded else 1
@@ -327,7 +328,7 @@ class _States:
         return (self.moments + self.copies) * count / self._update_spread(ranks)
 
     def step(self, count: float, ranks: int) -> float:
-        """Bytes of gradients that the step casts to 32 bits."""
+        """Bytes of gradients and moments that the step casts to 32 bits."""
         return 0.0 if self.layout.offload else self.cast * count / self._update_spread(ranks)
 
     def _update_spread(self, ranks: int) -> int:

@@ -157,6 +157,8 @@ class _Rank(StageRank):
     def summed(self) -> float:
         """Bytes of a gradient that waits for the step. Whole parameters have gradients of their
         precision, and 32-bit copies beside them."""
+        if self.layout.offload and self.assumed.habits.host_gradients:
+            return 0.0
         if self.layout.shards_parameters or self.assumed.fp32_gradients:
             return self.own
         return min(self.own, self.compute)
@@ -385,7 +387,9 @@ def _last_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
 
 def _step_phase(rank: _Rank) -> Phase:
     """Return the optimizer's update, which works on copies of all shards (foreach), or of more than
-    these, or on two of one shard."""
+    these, or on two of one shard; on none, if it is on the host."""
+    if rank.layout.offload:
+        return Phase(rank.gradients)
     shards = rank.layout.shards
     copies = rank.updated
     if rank.assumed.habits.fused_adam:
