@@ -168,7 +168,7 @@ class Kernels:
             own = efficiency.flash2 if self.assumed.old_attention(layout) else 1.0
             if self.assumed.triton_attention:
                 own = min(own, TRITON_ATTENTION)
-            flop *= self._softmax_share / (2 if self.shape.causal else 1)
+            flop *= self._softmax_share(own) / (2 if self.shape.causal else 1)
             return flop / (peak * efficiency.attention * own)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor
         passes = efficiency.scores + SEPARATE_SCORES * self.assumed.separate_kernels
@@ -177,15 +177,16 @@ class Kernels:
         aligned = 1.0 if self.shape.head_size % 8 == 0 else UNALIGNED
         return flop / (peak * efficiency.gemm * aligned) + square
 
-    @property
-    def _softmax_share(self) -> float:
+    def _softmax_share(self, own: float) -> float:
         """Time of flash attention's softmax and products, relative to heads of 128 elements.
 
         Each score takes one exponential, whatever the head's size: on H100s half as long as its
-        products with heads of 128 (FlashAttention-3, arXiv 2407.08608, section 3.2).
+        products with heads of 128 (FlashAttention-3, arXiv 2407.08608, section 3.2). Older kernels
+        have slower products, ``own`` of that speed, so small heads cost them less: FlashAttention-2
+        loses less than a fifth of its speed with heads of 64 (arXiv 2307.08691, section 4.1).
         """
         width = (self.shape.head_size + (self.shape.value_head_size or self.shape.head_size)) / 2
-        exponential = self._peak(self._wide) / 4 / EXPONENTIALS
+        exponential = own * self._peak(self._wide) / 4 / EXPONENTIALS
         return (1 + exponential / width) / (1 + exponential / 128)
 
     def stream_forward(self) -> float:
