@@ -34,6 +34,9 @@ OnlyHosts = Annotated[
     ),
 ]
 Fold = Annotated[bool, typer.Option("--fold", help="Show equal lines of several ranks once.")]
+Timestamps = Annotated[
+    bool, typer.Option("--timestamps", help="Show when each line of output arrived.")
+]
 ShowAs = Annotated[
     Display | None, typer.Option(help="How to show the run; default: live on a terminal.")
 ]

@@ -19,6 +19,7 @@ from dtrain_cli.parameters import (
     OpenRun,
     ScalarsFolder,
     ShowAs,
+    Timestamps,
 )
 
 
@@ -28,6 +29,7 @@ def attach(
     host: OnlyHosts = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event.")] = False,
     fold: Fold = False,
+    timestamps: Timestamps = False,
     view: ShowAs = None,
     metrics_port: MetricsPort = None,
     metrics_file: MetricsFile = None,
@@ -40,6 +42,7 @@ def attach(
         json=json,
         filters=filters_of_run(rank, host, folder),
         fold=fold,
+        timestamps=timestamps,
         display=view,
         exports=exports(metrics_port, metrics_file, tensorboard_dir),
     )
