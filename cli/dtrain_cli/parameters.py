@@ -19,6 +19,7 @@ OnlyHosts = Annotated[
     str | None, option("Show only these hosts' output, e.g. gpu[01-03].", "HOSTS", completion.hosts)
 ]
 Fold = Annotated[bool, flag("Show equal lines of several ranks once.", "--fold")]
+Timestamps = Annotated[bool, flag("Show when each line of output arrived.", "--timestamps")]
 ShowAs = Annotated[Display | None, option("How to show the run; default: live on a terminal.")]
 MetricsPort = Annotated[
     str | None, option("Serve OpenMetrics on this port of 127.0.0.1.", "[ADDRESS:]PORT")

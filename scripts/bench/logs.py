@@ -54,12 +54,21 @@ def store(data: bytes, stream: Stream) -> None:
         writer.append(writer.size, piece)
 
 
-def show(streams: list[Stream], size: int, *, json: bool = False, fold: bool = False) -> None:
+def show(
+    streams: list[Stream],
+    size: int,
+    *,
+    json: bool = False,
+    fold: bool = False,
+    timestamps: bool = False,
+) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         assert reader.stdin is not None
         stdout = os.fdopen(os.dup(reader.stdin.fileno()), "w")
         with stdout, Path(os.devnull).open("w") as stderr:
-            view = make_view(json, stdout, stderr, Filters(), fold, lambda: None)
+            view = make_view(
+                json, stdout, stderr, Filters(), fold, lambda: None, timestamps=timestamps
+            )
             for stream in streams:
                 view.output(stream, size)
             view.on_event(Finished(Report(ExitCode.OK, "done")))
@@ -113,6 +122,7 @@ def main() -> None:
                 ("storing", best(lambda data=data, whole=whole: store(data, whole))),
                 ("plain view", best(lambda s=streams, n=size: show(s, n))),
                 ("plain view, folded", best(lambda s=streams, n=size: show(s, n, fold=True))),
+                ("with timestamps", best(lambda s=streams, n=size: show(s, n, timestamps=True))),
                 ("JSON view", best(lambda s=streams, n=size: show(s, n, json=True))),
             ):
                 rate = lines / seconds / 1e6

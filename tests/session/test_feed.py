@@ -69,8 +69,9 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shown: list[str] = []
     receiver: Any = SimpleNamespace(
         limit=100,
+        timed=False,
         on_event=lambda event: None,
-        lines=lambda stream, text, partial: shown.append(text),
+        lines=lambda stream, text, partial, second: shown.append(text),
         flush=lambda now: None,
         next_flush=lambda now: None,
         suspend=lambda: None,
@@ -123,7 +124,7 @@ def test_an_interruption_does_not_wait_for_all_output(tmp_path: Path, interrupti
             stream.path.write_bytes(output)
             feed.output(stream, len(output))
 
-    def lines(stream: Stream, text: str, partial: str) -> None:
+    def lines(stream: Stream, text: str, partial: str, second: int | None) -> None:
         shown.append(stream)
         if len(shown) > 1:
             return
@@ -135,6 +136,7 @@ def test_an_interruption_does_not_wait_for_all_output(tmp_path: Path, interrupti
 
     receiver: Any = SimpleNamespace(
         limit=100,
+        timed=False,
         on_event=write,  # in the feed's thread, which then finds the output of all streams
         lines=lines,
         flush=lambda now: None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
@@ -54,9 +56,9 @@ class Workers:
         name = f"worker-{rank}.{'out' if fd == 'stdout' else 'err'}"
         return self.folder.stream(host, name, ranked=True)
 
-    def write(self, stream: Stream, data: bytes) -> int:
+    def write(self, stream: Stream, data: bytes, clock: Callable[[], float] = time.time) -> int:
         """Append to the stream; its size."""
-        writer = LogWriter(stream)
+        writer = LogWriter(stream, clock)
         return writer.append(writer.size, data)
 
 

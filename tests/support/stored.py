@@ -58,7 +58,6 @@ EVENTS = (
     events.PhasesSpent(3.5, 10, {"data": 0.5, "save": 2.0}),
     events.StragglersChanged(STRAGGLER),
     events.StallChanged(Stall(("rank-3",), ("n2",), 20.5, 1200, 3)),
-    events.Sizes({"logs/n1/worker-0.out": 20}),
     events.AttemptFailed(
         1, restart.AttemptResult(True, 10, "n2", lost=frozenset({"n2"}), seconds=5.0), REPORT
     ),

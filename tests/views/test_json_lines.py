@@ -17,7 +17,7 @@ def test_all_events(workers):
     view.on_event(events.HostState("node0", "failed", "no route"))
     view.notice("port moved")
     stream = workers.stream("node0", 1, "stderr")
-    view.output(stream, workers.write(stream, 'a "é" \x1b[31m\t\nlast'.encode()))
+    view.output(stream, workers.write(stream, 'a "é" \x1b[31m\t\nlast'.encode(), lambda: 99.5))
     failure = Failure("node0", "worker", 1, 1, 12.5, code=1, message="ValueError: x")
     view.on_event(
         events.Finished(
@@ -29,7 +29,7 @@ def test_all_events(workers):
     assert view.wait(HANG)
     shown = [json.loads(line) for line in out.text().splitlines()]
     assert all(event.pop("schema") == 1 for event in shown)
-    line = {"event": "line", "host": "node0", "role": "worker", "index": 1, "rank": 1}
+    line = {"event": "line", "host": "node0", "role": "worker", "index": 1, "rank": 1, "time": 99}
     assert shown[:-1] == [
         {
             "event": "started",

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import defaultdict
 from functools import partial
 
@@ -25,11 +26,17 @@ DONE = Report(ExitCode.OK, "all 4 workers finished", seconds=41, logs="/runs/dem
 class Shown:
     """A plain view that writes to two pipes."""
 
-    def __init__(self, fold=False, json=False, filters=None):
+    def __init__(self, fold=False, json=False, filters=None, timestamps=False):
         self.out, self.err = Capture(), Capture()
         self.broken = threading.Event()
         self.view = make_view(
-            json, self.out.stream, self.err.stream, filters or Filters(), fold, self.broken.set
+            json,
+            self.out.stream,
+            self.err.stream,
+            filters or Filters(),
+            fold,
+            self.broken.set,
+            timestamps=timestamps,
         )
 
     def finish(self, report=DONE):
@@ -89,6 +96,34 @@ def test_a_million_lines_of_many_streams_are_complete(workers):
         prefix, _, text = line.partition("] ")
         got[prefix.removeprefix("[node0 ")].append(text)
     assert got == sent
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_timestamps(workers, monkeypatch, fold):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        shown = Shown(fold=fold, timestamps=True)
+        stream = workers.stream("node0", 0)
+        for second, text in ((0.5, b"a\nb\nc"), (86399.5, b"\nd\n"), (86400.0, b"unfinished")):
+            size = workers.write(stream, text, lambda second=second: second)
+        shown.view.output(stream, size)
+        old = workers.stream("node0", 1)
+        size = workers.write(old, b"old\n")
+        old.path.with_name(".worker-1.out.times").unlink()
+        shown.view.output(old, size)
+        out, _ = shown.finish()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert out.splitlines() == [
+        "[node0 0] 1970-01-01T09:00:00+09:00 a",
+        "[node0 0] 1970-01-01T09:00:00+09:00 b",
+        "[node0 0] 1970-01-02T08:59:59+09:00 c",
+        "[node0 0] 1970-01-02T08:59:59+09:00 d",
+        "[node0 1] - old",
+        "[node0 0] 1970-01-02T09:00:00+09:00 unfinished",
+    ]
 
 
 def test_a_stopped_reader_does_not_delay_the_run(workers):

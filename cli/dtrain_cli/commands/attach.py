@@ -20,6 +20,7 @@ from dtrain_cli.parameters import (
     OpenRun,
     ScalarsFolder,
     ShowAs,
+    Timestamps,
 )
 
 
@@ -29,6 +30,7 @@ def attach(
     host: OnlyHosts = None,
     json: Annotated[bool, flag("One JSON object per event.", "--json")] = False,
     fold: Fold = False,
+    timestamps: Timestamps = False,
     view: ShowAs = None,
     metrics_port: MetricsPort = None,
     metrics_file: MetricsFile = None,
@@ -41,6 +43,7 @@ def attach(
         json=json,
         filters=filters_of_run(rank, host, folder),
         fold=fold,
+        timestamps=timestamps,
         display=view,
         exports=exports(metrics_port, metrics_file, tensorboard_dir),
     )

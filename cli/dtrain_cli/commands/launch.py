@@ -31,6 +31,7 @@ from dtrain_cli.parameters import (
     OnlyRanks,
     ScalarsFolder,
     ShowAs,
+    Timestamps,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def launch(
     rank: OnlyRanks = None,
     host: OnlyHosts = None,
     fold: Fold = False,
+    timestamps: Timestamps = False,
     view: ShowAs = None,
     tensorboard: Annotated[
         bool, flag("Forward the job's TensorBoard to this machine.", "--tensorboard")
@@ -117,6 +119,7 @@ def launch(
         json=json,
         filters=chosen,
         fold=fold,
+        timestamps=timestamps,
         detachment=detachment,
         display=view,
         exports=exports(metrics_port, metrics_file, tensorboard_dir),

@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from dtrain.diagnostics import ExitCode
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs.events import NextAttempt, OutputFollows, Sizes
+from dtrain.runs.arrival_times import ArrivalTimes
+from dtrain.runs.events import NextAttempt, OutputFollows
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import Stream
@@ -25,7 +26,7 @@ from dtrain.session.signals import on_signals
 from dtrain.session.status import find_run
 from dtrain_cli.commands.select import duration, filters_of_run
 from dtrain_cli.declare import flag, option
-from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks
+from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks, Timestamps
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import make_view
 from dtrain_cli.views.view import View
@@ -44,6 +45,7 @@ def logs(
     since: Annotated[str | None, option("Only output of the last TIME, e.g. 10m.", "TIME")] = None,
     json: Annotated[bool, flag("One JSON object per line.", "--json")] = False,
     fold: Fold = False,
+    timestamps: Timestamps = False,
 ) -> None:
     """Show the output of a run's workers."""
     age = duration("--since", since)
@@ -51,7 +53,7 @@ def logs(
     record = Record.load(folder.path)
     chosen = filters_of_run(rank, host, folder)
     leaving = threading.Event()
-    view = make_view(json, sys.stdout, sys.stderr, chosen, fold, leaving.set)
+    view = make_view(json, sys.stdout, sys.stderr, chosen, fold, leaving.set, timestamps=timestamps)
     if run != folder.name and not json:
         view.notice(f"output of run {folder.name}")
     _show(view, folder, record, leaving, follow=follow, age=age)
@@ -74,7 +76,7 @@ def _show(
     journal = JournalReader(folder.journal)
     with on_signals(lambda number: leaving.set()):
         if age is not None:
-            _skip(view, _streams(folder, plan, record.attempt), folder, time.time() - age)
+            _skip(view, _streams(folder, plan, record.attempt), time.time() - age)
         while True:
             going_on = follow and folder.in_charge() is not None
             if any(isinstance(event, NextAttempt) for _, event in list(journal.read())):
@@ -100,12 +102,9 @@ def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream,
     return found
 
 
-def _skip(view: View, streams: Iterable[Stream], folder: RunFolder, before: float) -> None:
-    """Skip the output from before ``before`` (seconds since the epoch). The precision is the time
-    between two offsets in the journal."""
-    known: dict[str, int] = {}
-    for then, event in JournalReader(folder.journal).read():
-        if isinstance(event, Sizes) and then <= before:
-            known.update(event.streams)
-    for stream in streams:
-        view.skip(stream, known.get(str(stream.path.relative_to(folder.path)), 0))
+def _skip(view: View, streams: Mapping[Stream, int], before: float) -> None:
+    """Skip the output that arrived before ``before`` (seconds since the epoch). ``streams``: their
+    sizes."""
+    for stream, size in streams.items():
+        offset = ArrivalTimes(stream.path).offset_at(before)
+        view.skip(stream, size if offset is None else offset)

@@ -45,6 +45,7 @@ class Watch:
         json: bool = False,
         filters: Filters | None = None,
         fold: bool = False,
+        timestamps: bool = False,
         detachment: Detachment | None = None,
         display: Display | None = None,
         exports: Exports | None = None,
@@ -67,6 +68,7 @@ class Watch:
             fold,
             on_broken_pipe=self._broken_pipe,
             display=display,
+            timestamps=timestamps,
         )
         self._exports = exports
         if exports is not None and exports.address:

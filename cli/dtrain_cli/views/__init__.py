@@ -33,6 +33,7 @@ def make_view(
     fold: bool,
     on_broken_pipe: Callable[[], None],
     display: Display | None = None,
+    timestamps: bool = False,
 ) -> View:
     """Start and return the view that fits the output streams.
 
@@ -67,7 +68,8 @@ def make_view(
             from dtrain_cli.views.live import Live
 
             kind = Live
-        return kind(out, err, fold=fold, color=(color(out), color(err)))
+        colors = color(out), color(err)
+        return kind(out, err, fold=fold, timestamps=timestamps, color=colors)
 
     return View(receiver, filters, on_broken_pipe)
 

@@ -29,6 +29,7 @@ SCHEMA = 1
 class JsonLines(RunReceiver):
     limit = 1 << 20
     """Characters; longer lines are cut and marked as cut."""
+    timed = True
 
     def __init__(self, out: Outlet) -> None:
         self._out = out
@@ -61,7 +62,7 @@ class JsonLines(RunReceiver):
     def _begin(self, event: str, run: str, plan: LaunchPlan, folder: str) -> None:
         self._put(event, run=run, name=plan.name, logs=folder, hosts=_hosts(plan))
 
-    def lines(self, stream: Stream, text: str, partial: str) -> None:
+    def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
         """Print each line as the worker wrote it, with escape sequences, which JSON escapes."""
         if not text:
             return
@@ -73,6 +74,7 @@ class JsonLines(RunReceiver):
             "index": stream.index,
             "rank": stream.rank,
             "stream": stream.fd,
+            "time": second,
             "text": "",
         }
         # All these lines share every field but the text.

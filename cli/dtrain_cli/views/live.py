@@ -43,9 +43,12 @@ class Live(Plain):
     may ask questions on the terminal. Then it shows the dashboard on the alternate screen, so that
     nothing of it stays in the scrollback. At the end it prints the last lines of output there."""
 
-    def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
+    def __init__(
+        self, out: Outlet, err: Outlet, *, fold: bool, timestamps: bool, color: tuple[bool, bool]
+    ) -> None:
         # If both are one terminal, use one file descriptor, which keeps the order of all output.
-        super().__init__(err if out.same_terminal(err) else out, err, fold=fold, color=color)
+        out = err if out.same_terminal(err) else out
+        super().__init__(out, err, fold=fold, timestamps=timestamps, color=color)
         self._bars = Bars(math.inf)  # The dashboard shows them.
         self._board = Board()
         self._entered = False
@@ -71,8 +74,8 @@ class Live(Plain):
                     self._board.began -= age(Record.load(Path(folder)).started)
         self._stale |= self._board.on_event(event, time.monotonic())
 
-    def lines(self, stream: Stream, text: str, partial: str) -> None:
-        super().lines(stream, text, partial)
+    def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
+        super().lines(stream, text, partial, second)
         self._partial = names.prefix(stream.host, stream.label) + partial if partial.strip() else ""
         self._stale = True
 

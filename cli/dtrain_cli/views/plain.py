@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -40,8 +41,12 @@ class Plain(RunReceiver):
 
     limit = LIMIT
 
-    def __init__(self, out: Outlet, err: Outlet, *, fold: bool, color: tuple[bool, bool]) -> None:
-        """``color``: whether to color stdout and stderr."""
+    def __init__(
+        self, out: Outlet, err: Outlet, *, fold: bool, timestamps: bool, color: tuple[bool, bool]
+    ) -> None:
+        """``timestamps``: whether to show when a line arrived. ``color``: whether to color stdout
+        and stderr."""
+        self.timed = timestamps
         self._out = out
         self._err = err
         self._color = dict(zip(("stdout", "stderr"), color, strict=True))
@@ -150,11 +155,14 @@ class Plain(RunReceiver):
         for line in text.splitlines():
             self._put("stderr", f"{head} {clean(line)}\n")
 
-    def lines(self, stream: Stream, text: str, partial: str) -> None:
+    def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
         now = time.monotonic()
-        self._bars.update(now, stream, partial, ended=bool(text))
+        stamp = f"{_timestamp(second)} " if self.timed else ""
+        self._bars.update(now, stream, partial and stamp + partial, ended=bool(text))
         if not text:
             return
+        if stamp:
+            text = prefixed(text, stamp)
         if self._folder is None:
             self._print(stream.fd, [(stream.host, stream.label)], text)
             return
@@ -218,6 +226,11 @@ class Plain(RunReceiver):
         for outlet, neighbors in groupby(pieces, itemgetter(0)):
             if text := "".join(text for _, text in neighbors):
                 outlet.write(text)
+
+
+def _timestamp(second: int | None) -> str:
+    """Seconds since the epoch as in RFC 3339, in this machine's time zone."""
+    return "-" if second is None else datetime.fromtimestamp(second).astimezone().isoformat()
 
 
 def _order(source: tuple[str, str]) -> tuple[int, str, str]:

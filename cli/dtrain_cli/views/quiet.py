@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Quiet(Plain):
-    def lines(self, stream: Stream, text: str, partial: str) -> None:
+    def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
         """The log files have them."""
 
     def on_event(self, event: RunEvent) -> None:

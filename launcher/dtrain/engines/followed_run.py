@@ -22,7 +22,6 @@ from dtrain.session.caller import Caller
 from dtrain.session.failure_output import explained
 from dtrain.session.finishing import completed, finish
 from dtrain.session.notifications import Notifications
-from dtrain.session.output_sizes import OutputSizes
 from dtrain.session.recorder import Recorder
 
 _SUMMARY = 64 << 10
@@ -42,8 +41,6 @@ class FollowedRun:
         self.recorder = Recorder(folder, caller.observer)
         self._caller = caller
         self._notifications = Notifications(record.request, folder, self.recorder, secrets)
-        self._sizes: dict[str, int] = {}
-        self._output_sizes = OutputSizes(self.recorder, lambda: self._sizes)
 
     def begun(self, how: str) -> None:
         """The other system has the job."""
@@ -58,15 +55,12 @@ class FollowedRun:
     def grown(self, stream: Stream, size: int) -> None:
         """A stream has more output."""
         self._caller.observer.output(stream, size)
-        self._sizes[str(stream.path.relative_to(self.folder.path))] = size
-        self._output_sizes.journal()
 
     def next_attempt(
         self, report: Report, then: str, *, step: int | None = None, **fields: Any
     ) -> None:
         """Another attempt follows the one that ended with ``report``. ``then``: what happens now;
         ``step``: the last one that a worker reported; ``fields``: changes of the record."""
-        self._output_sizes.journal(at_once=True)
         number = self.record.attempt
         report = completed(report, self.record, self.folder)
         culprit = report.failures[0].host if report.failures else None
@@ -99,14 +93,12 @@ class FollowedRun:
 
     def leave(self, report: Report) -> Report:
         """The job goes on without this process."""
-        self._output_sizes.journal(at_once=True)
         self._notifications.close()
         self._caller.observer.on_event(events.RunLeft(self.record.run))
         return replace(report, logs=str(self.folder.path))
 
     def finish(self, report: Report) -> Report:
         """Record the end of the run, and notify about it."""
-        self._output_sizes.journal(at_once=True)
         report = completed(report, self.record, self.folder)
         finish(report, self.record, self.recorder, self._notifications)
         return report

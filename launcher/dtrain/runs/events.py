@@ -194,14 +194,6 @@ class StallChanged(JournalEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes(JournalEvent):
-    """The bytes of the output streams that have changed since the last such event."""
-
-    kind = "sizes"
-    streams: Annotated[Mapping[str, Offset], Length(1 << 20)]
-
-
-@dataclass(frozen=True, slots=True)
 class StopRequested(JournalEvent):
     """The user or a signal stops the attempt."""
 

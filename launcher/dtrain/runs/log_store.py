@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from dtrain.launchplan import names
 from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass
+from dtrain.runs import arrival_times
 from dtrain.runs.storage import storing
 from dtrain.runs.stored_file import open_stored
 
@@ -36,9 +39,11 @@ class LogWriter:
     is open only during `append`: hundreds of hosts have more streams than a process may open.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, clock: Callable[[], float] = time.time) -> None:
         """Keeps an existing file's content. Raises StorageError if it cannot create the file."""
         self.path = stream.path
+        self._clock = clock
+        self._second = -1
         with storing(self.path):
             self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +67,12 @@ class LogWriter:
         new = memoryview(payload)[self.size - offset :]
         if not new:
             return self.size
+        second = int(self._clock())
         with storing(self.path):
+            if second != self._second:
+                # Before its output, so that whoever sees the output finds the time.
+                arrival_times.add(self.path, second, self.size)
+                self._second = second
             # If a pipe has replaced the file, fail instead of waiting.
             fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:

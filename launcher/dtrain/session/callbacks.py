@@ -87,7 +87,7 @@ class Callbacks(RunReceiver):
             case events.StallChanged(stall):
                 self._call(self._on_notice, str(stall or GOES_ON))
 
-    def lines(self, stream: Stream, text: str, partial: str) -> None:
+    def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
         for line in split(text):
             self._call(
                 self._on_line,

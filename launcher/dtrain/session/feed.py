@@ -13,10 +13,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from dtrain.runs.arrival_times import ArrivalTimes
 from dtrain.runs.events import Finished, NoticeShown, ProgressReported, RunEvent, RunLeft, Sampled
 from dtrain.runs.stored_file import open_output
 from dtrain.screen import ScreenFramer
@@ -45,13 +46,16 @@ class RunReceiver:
 
     limit: int
     """Bytes of one line that are passed on. The rest of the line is cut."""
+    timed = False
+    """Whether to pass on when output arrived."""
 
     def on_event(self, event: RunEvent) -> None:
         """All events but `Finished` and `RunLeft`."""
 
-    def lines(self, stream: Stream, text: str, partial: str) -> None:
+    def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
         """Lines that ``stream`` completed, each with its newline, and the start of its next
-        line."""
+        line. ``second``: when their ends arrived, since the epoch; None if it is unknown, or
+        without `timed`."""
 
     def flush(self, now: float) -> None:
         """Write buffered output, unless it is better to wait for more."""
@@ -70,9 +74,15 @@ class RunReceiver:
 class _Position:
     """How far a stream has been passed on."""
 
-    def __init__(self, stream: Stream, limit: int) -> None:
-        self.framer = ScreenFramer(limit=limit, whole_in=str(stream.path))
+    def __init__(self, stream: Stream, receiver: RunReceiver) -> None:
+        self.framer = ScreenFramer(limit=receiver.limit, whole_in=str(stream.path))
         self.offset = 0
+        self.second: int | None = None
+        self._times = ArrivalTimes(stream.path) if receiver.timed else None
+
+    def parts(self, end: int) -> Iterable[tuple[int | None, int]]:
+        """What comes before ``end``, by arrival: the second, and the end of that part."""
+        return [(None, end)] if self._times is None else self._times.parts(self.offset, end)
 
 
 class Feed(Observer):
@@ -123,7 +133,7 @@ class Feed(Observer):
         def skip() -> None:
             # A stream that is already being followed keeps its position.
             if stream not in self._followed:
-                self._followed[stream] = followed = _Position(stream, self._receiver.limit)
+                self._followed[stream] = followed = _Position(stream, self._receiver)
                 followed.offset = size
 
         self._call(skip)
@@ -255,12 +265,13 @@ class Feed(Observer):
         """Pass on the next data of a stream."""
         followed = self._followed.get(stream)
         if followed is None:
-            followed = self._followed[stream] = _Position(stream, self._receiver.limit)
+            followed = self._followed[stream] = _Position(stream, self._receiver)
         size = self._unread[stream]
         end = min(size, followed.offset + _TURN)
-        for piece in self._pieces(stream, followed.offset, end):
+        for piece in self._pieces(stream, followed, end):
             followed.offset += len(piece)
-            self._receiver.lines(stream, followed.framer.feed(piece), followed.framer.partial)
+            text = followed.framer.feed(piece)
+            self._receiver.lines(stream, text, followed.framer.partial, followed.second)
             self._passed += len(piece)
             if self._passed >= _TURN:
                 self._flush()
@@ -269,15 +280,18 @@ class Feed(Observer):
             followed.offset = max(followed.offset, size)
             del self._unread[stream]
 
-    def _pieces(self, stream: Stream, begin: int, end: int) -> Iterator[bytes]:
-        """A part of a stream. Less than that if it cannot be read."""
+    def _pieces(self, stream: Stream, followed: _Position, end: int) -> Iterator[bytes]:
+        """What comes before ``end``. Less than that if it cannot be read."""
         try:
             # Opened for each turn: there may be more streams than a process may have open files.
             fd = open_output(stream.path)
             try:
-                while begin < end and (piece := os.pread(fd, end - begin, begin)):
-                    begin += len(piece)
-                    yield piece
+                for second, until in followed.parts(end):
+                    followed.second = second
+                    while size := until - followed.offset:
+                        if not (piece := os.pread(fd, size, followed.offset)):
+                            return
+                        yield piece
             finally:
                 os.close(fd)
         except OSError as error:
@@ -293,7 +307,7 @@ class Feed(Observer):
         for stream, followed in self._followed.items():
             paths[stream.host, stream.role, stream.index, stream.fd] = str(stream.path)
             if not self._muted and (text := followed.framer.flush()):
-                self._receiver.lines(stream, text, "")
+                self._receiver.lines(stream, text, "", followed.second)
         if self._report is not None:
             self._receiver.finished(self._report, paths)
         else:

@@ -197,7 +197,7 @@ def test_processes_that_survive_do_not_hide_why_a_host_failed(
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("on_disconnect: keep", "its part of the job may still run"),
+        ("on_disconnect: keep", ""),
         (
             "on_disconnect: stop, lease: 60s",
             "its part of the job stops after 60 s without a launcher",

@@ -28,7 +28,6 @@ from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events, restart
 from dtrain.session.control import Force
-from dtrain.session.output_sizes import OutputSizes
 from dtrain.session.relay import close_all
 from dtrain.session.worker_watch import WorkerWatch
 
@@ -62,7 +61,6 @@ class Attempt:
         grace = context.plan.job.grace
         self._state = machine.begin(list(self._links), awaited, services, grace=grace)
         self._alarm: float | None = None
-        self._output_sizes = OutputSizes(context.recorder, self._received)
         self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
         self._failed_since: float | None = None
@@ -137,7 +135,6 @@ class Attempt:
                 for host, now in self._state.hosts.items():
                     self._links[host].step(Settle(lost=now is HostCondition.LOST))
                 self._show_failure(last=True)
-            self._output_sizes.journal(at_once=True)
         except BaseException:
             for link in self._links.values():
                 link.step(machine.KillHost(link.host))
@@ -165,17 +162,8 @@ class Attempt:
                 return Post(machine.Alarm())
             self._show_waiting()
             self._show_failure()
-            self._output_sizes.journal()
             if self._state.phase is AttemptPhase.RUNNING and self._watch.look():
                 return Post(machine.Hung())
-
-    def _received(self) -> dict[str, int]:
-        logs = self._context.folder.logs.name
-        return {
-            f"{logs}/{host}/{name}": size
-            for host, link in self._links.items()
-            for name, size in link.received().items()
-        }
 
     def _handle(self, post: Post) -> None:
         before = self._state

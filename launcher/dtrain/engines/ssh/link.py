@@ -111,10 +111,6 @@ class Link:
         """Whether the connection works, as far as is known."""
         return self._outage.reachable and not self._commands.quiet
 
-    def received(self) -> Mapping[str, int]:
-        """Bytes of each stream that have arrived."""
-        return self._inbox.output.received()
-
     def drained(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds. Returns whether everything from the host has arrived."""
         if self._commands.relay is None and not self._state.started:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
@@ -16,8 +14,6 @@ MAX_OFFSETS = 10_000
 
 
 class HostOutput:
-    """Used by the reader; other threads may only call `received`."""
-
     def __init__(self, host: str, folder: RunFolder, *, ranked: bool) -> None:
         self.offsets: dict[str, int] = {}
         """Bytes that have arrived, by file. Includes ``events`` and progress files. For
@@ -65,8 +61,3 @@ class HostOutput:
         """Store how much of another file has arrived."""
         if len(self.offsets) < MAX_OFFSETS or name in self.offsets:
             self.offsets[name] = offset
-
-    def received(self) -> Mapping[str, int]:
-        """Bytes of each stream that have arrived."""
-        sizes = self.offsets.copy()
-        return {name: size for name, size in sizes.items() if name.endswith((".out", ".err"))}

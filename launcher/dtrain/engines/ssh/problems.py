@@ -43,8 +43,7 @@ def _survived(host: str, survivors: Iterable[messages.Survivor], cause: str) -> 
 
 def cut_off(host: str, seconds: float, job: Job) -> ConnectError:
     """The host was unreachable for ``seconds`` and is given up."""
-    if job.on_disconnect == "keep":
-        hint = "its part of the job may still run"
-    else:
+    hint = ""  # `with_uncleaned` adds one, and removes it once nothing runs there
+    if job.on_disconnect != "keep":
         hint = f"its part of the job stops after {job.lease:g} s without a launcher"
     return ConnectError(host, "following the job", f"cut off for {seconds:g} s", hint=hint)

@@ -1,0 +1,72 @@
+"""The seconds in which a stream's output arrived, in a hidden file beside it.
+
+The output is stored byte for byte, so its times are separate. An entry has a second since the
+epoch, and the offset in the stream where the output of that second begins.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from dtrain.runs.stored_file import open_output
+
+_ENTRY = struct.Struct("<IQ")
+
+
+def add(stream: Path, second: int, offset: int) -> None:
+    """What comes from ``offset`` on arrives in ``second`` or later. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(_beside(stream), flags, 0o600)
+    try:
+        # Over half an entry, which a full disk has left.
+        end = os.fstat(fd).st_size // _ENTRY.size * _ENTRY.size
+        os.pwrite(fd, _ENTRY.pack(second, offset), end)
+    finally:
+        os.close(fd)
+
+
+class ArrivalTimes:
+    """Those of one stream, from its beginning to its end."""
+
+    def __init__(self, stream: Path) -> None:
+        self._path = _beside(stream)
+        self._done = 0
+        """Bytes of the file that have been read."""
+        self._next: deque[tuple[int, int]] = deque()
+        self._second: int | None = None
+
+    def parts(self, begin: int, end: int) -> Iterator[tuple[int | None, int]]:
+        """Cut the stream between two offsets by arrival: the second, or None if it is unknown, and
+        the offset where that part ends. ``begin`` never goes back from call to call."""
+        self._next += self._new_entries()
+        while begin < end:
+            while self._next and self._next[0][1] <= begin:
+                self._second, _ = self._next.popleft()
+            begin = min(end, self._next[0][1]) if self._next else end
+            yield self._second, begin
+
+    def offset_at(self, then: float) -> int | None:
+        """Where the output that arrived at ``then``, in seconds since the epoch, or later begins;
+        None if all is older. 0 without any times."""
+        entries = self._new_entries()
+        later = (offset for second, offset in entries if second >= int(then))
+        return next(later, None) if entries else 0
+
+    def _new_entries(self) -> list[tuple[int, int]]:
+        try:
+            with os.fdopen(open_output(self._path), "rb") as file:
+                file.seek(self._done)
+                data = file.read()
+        except OSError:  # a run of an earlier version has no such file
+            return []
+        whole = len(data) // _ENTRY.size * _ENTRY.size
+        self._done += whole
+        return list(_ENTRY.iter_unpack(data[:whole]))
+
+
+def _beside(stream: Path) -> Path:
+    return stream.with_name(f".{stream.name}.times")
