@@ -149,7 +149,7 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
     ("name", "gpu", "gpus", "reason"),
     [
         # Megatron-LM spreads experts over hosts, and has gradients of 16 bits for one micro-batch.
-        ("llama-4-maverick", "h100-80gb", 512, r"takes \d\.\d times as long"),
+        ("qwen3-235b-a22b", "h100-80gb", 64, r"takes \d\.\d times as long"),
         ("gpt-oss-20b", "h200", 1, "has no layout that fits"),
     ],
 )
@@ -181,9 +181,9 @@ job:
 @pytest.mark.parametrize(
     ("strategy", "model", "cluster", "backend"),
     [
-        ("3d", "llama-4-maverick", (64, 8, "h100-80gb"), "runtime"),
-        ("auto", "llama-4-maverick", (64, 8, "h100-80gb"), "megatron"),
-        ("none", "llama-4-maverick", (64, 8, "h100-80gb"), "megatron"),
+        ("3d", "qwen3-235b-a22b", (8, 8, "h100-80gb"), "runtime"),
+        ("auto", "qwen3-235b-a22b", (8, 8, "h100-80gb"), "megatron"),
+        ("none", "qwen3-235b-a22b", (8, 8, "h100-80gb"), "megatron"),
         # No layout of the runtime fits.
         ("fsdp", "gpt-oss-20b", (1, 1, "h200"), "megatron"),
     ],

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kubernetes_validate
-from kubeflow_trainer_api import models
 
 Object = dict[str, Any]
 KUBERNETES = "1.31"
@@ -20,6 +19,9 @@ _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 def problems(found: Object) -> list[str]:
     """What an API server with JobSet and Kubeflow Trainer would refuse."""
+    # Here, because each worker of pytest imports this file, and the models take 1.5 s.
+    from kubeflow_trainer_api import models
+
     match found["kind"]:
         case "JobSet":
             return [*_model(models.JobsetV1alpha2JobSet, found), *_job_set(found)]
