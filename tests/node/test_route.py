@@ -31,12 +31,20 @@ ip link set left up
 ip link set right up
 exec "$@"
 """
+ONLY_A_ROUTER = """
+set -e
+ip link add left type veth peer name right
+ip addr add fe80::1/64 dev left nodad
+ip link set left up
+ip link set right up
+ip -6 route add 2001:db8::/64 via fe80::2 dev left
+exec "$@"
+"""
 FIND = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from dtrain.node.interfaces import interface_to as find
-targets = ["192.0.2.2", "192.0.2.1", "2001:db8::2", "::1", "fe80::2%left", "198.51.100.1"]
-print(*map(find, targets))
+print(*map(find, sys.argv[2:]))
 """
 
 
@@ -61,15 +69,36 @@ def test_the_interface_is_found_or_the_variable_is_unset(
 
 
 @pytest.mark.netns
-def test_the_interface_is_the_one_on_the_route(python: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "network, names",
+    [
+        (
+            NETWORK,
+            {
+                "192.0.2.2": "b'left'",
+                "192.0.2.1": "b'left'",
+                "2001:db8::2": "b'left'",
+                "::1": "b'lo'",
+                "fe80::2%left": "b'left'",
+                "198.51.100.1": "None",
+            },
+        ),
+        (ONLY_A_ROUTER, {"2001:db8::2": "b'left'"}),
+    ],
+    ids=["global addresses", "only a router"],
+)
+def test_the_interface_is_the_one_on_the_route(
+    python: str, tmp_path: Path, network: str, names: dict[str, str]
+) -> None:
     """In its own network namespace, which has no route out."""
     for name, text in modules("agent").items():
         file = tmp_path / file_of(name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    command = ["unshare", "--net", "bash", "-c", NETWORK, "sh", python, "-c", FIND, str(tmp_path)]
+    find = [python, "-c", FIND, str(tmp_path), *names]
+    command = ["unshare", "--net", "bash", "-c", network, "sh", *find]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [*["b'left'"] * 3, "b'lo'", "b'left'", "None"]
+    assert done.stdout.split() == list(names.values())
 
 
 def test_the_request_and_setup_take_precedence(host: Node) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.runs.arrival_times import ArrivalTimes, add
+from dtrain.runs.arrival_times import ArrivalTimes, add, offset_at
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import LogWriter, Stream
 
@@ -43,14 +43,25 @@ def test_where_the_output_since_a_time_begins(
     stream: Stream, then: float, offset: int | None
 ) -> None:
     write(stream, (10.1, b"ab"), (10.9, b"c"), (12.0, b"de"))
-    assert ArrivalTimes(stream.path).offset_at(then) == offset
+    assert offset_at(stream.path, then) == offset
 
 
 def test_output_of_an_earlier_version_has_no_times(stream: Stream) -> None:
     write(stream, (10.0, b"ab"))
     stream.path.with_name(".worker-0.out.times").unlink()
     assert list(ArrivalTimes(stream.path).parts(0, 2)) == [(None, 2)]
-    assert ArrivalTimes(stream.path).offset_at(11.0) == 0
+    assert offset_at(stream.path, 11.0) == 0
+    write(stream, (12.0, b"cd"))
+    assert [offset_at(stream.path, then) for then in (11.0, 12.0, 13.0)] == [0, 0, None]
+
+
+def test_output_whose_time_cannot_be_stored(stream: Stream) -> None:
+    times = stream.path.with_name(".worker-0.out.times")
+    times.parent.mkdir()
+    times.symlink_to("elsewhere")
+    write(stream, (10.0, b"ab"))
+    assert stream.path.read_bytes() == b"ab"
+    assert list(ArrivalTimes(stream.path).parts(0, 2)) == [(None, 2)]
 
 
 def test_a_clock_that_was_set_back(stream: Stream) -> None:

@@ -77,6 +77,15 @@ def test_a_damaged_line_is_skipped_and_counted(name: str, tmp_path: Path) -> Non
     assert reader.unreadable == 1
 
 
+def test_the_sizes_of_an_earlier_version_are_not_damage(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    line = {"schema": 1, "time": 5.0, "event": "sizes", "streams": {"logs/a/worker-0.out": 9}}
+    path.write_text(json.dumps(line) + "\n")
+    reader = JournalReader(path)
+    assert list(reader.read()) == []
+    assert reader.unreadable == 0
+
+
 def test_a_line_that_is_too_long_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from dtrain.diagnostics import ExitCode
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs.arrival_times import ArrivalTimes
+from dtrain.runs.arrival_times import offset_at
 from dtrain.runs.events import NextAttempt, OutputFollows
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
@@ -106,5 +106,5 @@ def _skip(view: View, streams: Mapping[Stream, int], before: float) -> None:
     """Skip the output that arrived before ``before`` (seconds since the epoch). ``streams``: their
     sizes."""
     for stream, size in streams.items():
-        offset = ArrivalTimes(stream.path).offset_at(before)
+        offset = offset_at(stream.path, before)
         view.skip(stream, size if offset is None else offset)

@@ -20,8 +20,9 @@ LINK_LOCAL = "20"
 """The scope of IPv6 addresses that are ambiguous without the interface's name."""
 
 
-def addresses() -> dict[str, list[str]]:
-    """The addresses of each interface: the first IPv4 one, and all IPv6 ones but link-local."""
+def addresses(*, link_local: bool = False) -> dict[str, list[str]]:
+    """The addresses of each interface: the first IPv4 one, and all IPv6 ones. ``link_local``: with
+    those of this scope."""
     found: dict[str, list[str]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
@@ -31,7 +32,7 @@ def addresses() -> dict[str, list[str]]:
                 found[name].append(socket.inet_ntoa(fcntl.ioctl(sock, SIOCGIFADDR, asked)[20:24]))
     for line in (text_of("/proc/net/if_inet6") or "").splitlines():
         fields = line.split()
-        if fields[-1] in found and fields[3] != LINK_LOCAL:
+        if fields[-1] in found and (link_local or fields[3] != LINK_LOCAL):
             packed = bytes.fromhex(fields[0])
             found[fields[-1]].append(socket.inet_ntop(socket.AF_INET6, packed))
     return found
@@ -58,7 +59,9 @@ def interface_to(target: str) -> bytes | None:
     has no route."""
     for own in sources_towards(target):
         _, _, name = own.partition("%")  # of a link-local address
-        names = [name] if name else [one for one, its in addresses().items() if own in its]
+        # A router may be the only neighbor: then even a global target has a link-local source.
+        known = addresses(link_local=True).items()
+        names = [name] if name else [one for one, its in known if own in its]
         if names:
             return os.fsencode(names[0])
     return None

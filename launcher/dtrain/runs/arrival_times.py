@@ -49,23 +49,29 @@ class ArrivalTimes:
             begin = min(end, self._next[0][1]) if self._next else end
             yield self._second, begin
 
-    def offset_at(self, then: float) -> int | None:
-        """Where the output that arrived at ``then``, in seconds since the epoch, or later begins;
-        None if all is older. 0 without any times."""
-        entries = self._new_entries()
-        later = (offset for second, offset in entries if second >= int(then))
-        return next(later, None) if entries else 0
-
     def _new_entries(self) -> list[tuple[int, int]]:
-        try:
-            with os.fdopen(open_output(self._path), "rb") as file:
-                file.seek(self._done)
-                data = file.read()
-        except OSError:  # a run of an earlier version has no such file
-            return []
-        whole = len(data) // _ENTRY.size * _ENTRY.size
-        self._done += whole
-        return list(_ENTRY.iter_unpack(data[:whole]))
+        found = _entries(self._path, self._done)
+        self._done += len(found) * _ENTRY.size
+        return found
+
+
+def offset_at(stream: Path, then: float) -> int | None:
+    """Where the output that arrived at ``then``, in seconds since the epoch, or later begins; None
+    if all is older. What came before the first time may be as young as that."""
+    entries = _entries(_beside(stream), 0)
+    if not entries or entries[0][0] >= int(then):
+        return 0
+    return next((offset for second, offset in entries if second >= int(then)), None)
+
+
+def _entries(path: Path, begin: int) -> list[tuple[int, int]]:
+    try:
+        with os.fdopen(open_output(path), "rb") as file:
+            file.seek(begin)
+            data = file.read()
+    except OSError:  # a run of an earlier version has no such file
+        return []
+    return list(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]))
 
 
 def _beside(stream: Path) -> Path:

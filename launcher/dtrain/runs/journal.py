@@ -32,6 +32,8 @@ MAX_LINE = 1 << 26
 """Bytes of one line. The longest is the end of a run in which every worker failed."""
 END = b'"event": "finished"'
 """In the journal of every run that is over, and of no other: in a text, the quotes are escaped."""
+_RETIRED = b'"event": "sizes"'
+"""Of an earlier version; no part of a run's story."""
 
 
 def encode(time: float, event: JournalEvent) -> bytes:
@@ -109,7 +111,7 @@ class JournalReader:
                         try:
                             yield read_line(line)
                         except ProtocolError:
-                            self.unreadable += 1
+                            self.unreadable += _RETIRED not in line
                     elif whole:
                         self.unreadable += 1
                     self._too_long = not whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -70,9 +71,11 @@ class LogWriter:
         second = int(self._clock())
         with storing(self.path):
             if second != self._second:
-                # Before its output, so that whoever sees the output finds the time.
-                arrival_times.add(self.path, second, self.size)
-                self._second = second
+                # Before its output, so that whoever sees the output finds the time. The output
+                # is stored even if its time cannot be.
+                with contextlib.suppress(OSError):
+                    arrival_times.add(self.path, second, self.size)
+                    self._second = second
             # If a pipe has replaced the file, fail instead of waiting.
             fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
