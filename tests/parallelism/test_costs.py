@@ -319,6 +319,9 @@ def test_megatron_lm_before_megatron_core_keeps_copied_keys_and_the_gate(
     old = Assumptions(habits=MemoryHabits(fused_gate=False, repeats_keys=True))
     more = layer_activations(shape, layout, old) - layer_activations(shape, layout, ASSUMED)
     assert more == 2 * (28672 + 2 * (64 - 8) * 128) / tensor
+    repeats = replace(old, habits=MemoryHabits(repeats_keys=True))
+    torch = Layout(backend="torchtitan", sharding="full", recompute="selective")
+    assert layer_activations(shape, torch, repeats) == layer_activations(shape, torch, ASSUMED)
     assert memory(shape, layout, old).total == pytest.approx(measured, rel=0.14)
 
 

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections import defaultdict
+from datetime import datetime
 from functools import partial
 
 import pytest
@@ -321,3 +322,19 @@ def test_the_state_of_a_progress_bar_appears_in_a_pipe(workers, monkeypatch):
     shown.view.output(stream, workers.write(stream, b"\r100%|####|\n"))
     out, _ = shown.finish()
     assert out.endswith("[node0 0] 100%|####|\n")
+
+
+def test_a_bar_that_stands_still_is_shown_once_with_its_time(workers, monkeypatch):
+    monkeypatch.setattr(Bars.__init__, "__defaults__", (0.01,))
+    shown = Shown(timestamps=True)
+    still, other = workers.stream("node0", 0), workers.stream("node0", 1)
+    shown.view.output(still, workers.write(still, b"\rwaiting", lambda: 0))
+    wait_until(lambda: "waiting\n" in shown.out.so_far())
+    shown.view.output(still, workers.write(still, b"\rwaiting", lambda: 86400))
+    shown.view.output(other, workers.write(other, b"\rbusy", lambda: 86400))
+    wait_until(lambda: "busy\n" in shown.out.so_far())  # due after the first one
+    shown.view.output(still, workers.write(still, b"\rdone\n", lambda: 86400))
+    out, _ = shown.finish()
+    assert [line for line in out.splitlines() if "waiting" in line] == [
+        f"[node0 0] {datetime.fromtimestamp(0).astimezone().isoformat()} waiting"
+    ]

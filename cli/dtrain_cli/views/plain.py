@@ -53,6 +53,7 @@ class Plain(RunReceiver):
         self._folder: LineFolder[tuple[str, str]] | None = LineFolder() if fold else None
         self._bars: Bars[Stream] = Bars()
         self._buffer: list[tuple[Outlet, str]] = []
+        self._stamps: dict[Stream, str] = {}
         self._widths = (0, 0)
         self._workers = 0
         self._hosts = 0
@@ -158,7 +159,8 @@ class Plain(RunReceiver):
     def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
         now = time.monotonic()
         stamp = f"{_timestamp(second)} " if self.timed else ""
-        self._bars.update(now, stream, partial and stamp + partial, ended=bool(text))
+        self._stamps[stream] = stamp
+        self._bars.update(now, stream, partial, ended=bool(text))
         if not text:
             return
         if stamp:
@@ -177,7 +179,8 @@ class Plain(RunReceiver):
 
     def flush(self, now: float) -> None:
         for stream, text in self._bars.take(now):
-            self._print(stream.fd, [(stream.host, stream.label)], f"{text}\n")
+            line = f"{self._stamps[stream]}{text}\n"
+            self._print(stream.fd, [(stream.host, stream.label)], line)
         self._fold(now)
         self._write("", "")
 

@@ -55,7 +55,7 @@ class Gpu:
     """Number of GPUs of a host if each pair has its own part of ``link``, and no switch; else 0."""
     sustained: float = 1.0
     """Speed of its matrix products in shares of the peak, relative to the GPU that its efficiencies
-    were fitted on, if it is measured. Otherwise that follows from ``watts``."""
+    were fitted on, if ``source`` says why it differs. Otherwise that follows from ``watts``."""
     watts: float = 0.0
     """Rated power of the board; 0 if it is not published."""
     aliases: tuple[str, ...] = ()

@@ -49,7 +49,8 @@ def layer_activations(
         terms += 2 * shape.hidden / split * (shape.sums if recompute == "none" else 1)
     if assumed.habits.holds_outputs and recompute != "none":
         terms += 4 * shape.kv_heads * shape.head_size / layout.tensor
-    if assumed.habits.repeats_keys and recompute != "full":
+    # PyTorch's selective recomputation makes the copies again.
+    if assumed.habits.repeats_keys and recompute in (("none",) if torch else ("none", "selective")):
         terms += 4 * (shape.heads - shape.kv_heads) * shape.head_size / layout.tensor
     if assumed.habits.frozen_inputs and recompute == "none":
         terms += _frozen_inputs(shape, layout.tensor, assumed.habits.frozen_inputs > 1)
