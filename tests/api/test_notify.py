@@ -38,4 +38,4 @@ def test_a_restart_and_the_end(scene: Scene) -> None:
     assert done in [json.loads(file.read_text()) for file in scene.folder.glob("*.json")]
     assert notices.count("notify.command: sh failed with status 1: broken") == 2
     for path in scene.run_folder().rglob("*"):
-        assert path.is_dir() or SECRET not in path.read_text()
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
