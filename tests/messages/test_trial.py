@@ -7,7 +7,6 @@ import json
 import pytest
 
 from dtrain.messages.trial import MARK, MAX_LINE, TrialLine, trial_line
-from dtrain.runtime.torch import trial
 
 GOOD = {"layers": 2, "micro_batches": 4, "seconds": 0.5, "fastest": 0.4}
 
@@ -33,8 +32,3 @@ def test_a_measurement() -> None:
 )  # fmt: skip
 def test_other_lines_are_no_measurements(text: str) -> None:
     assert trial_line(text) is None
-
-
-@pytest.mark.torch
-def test_both_sides_use_one_mark() -> None:
-    assert trial.MARK == MARK
