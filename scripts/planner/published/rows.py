@@ -43,18 +43,18 @@ def rows(path: Path) -> list[dict[str, str]]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", hint="give a CSV file") from None
     reader = csv.DictReader(text.splitlines(keepends=True), restkey="rest", restval="")
-    columns = {(name or "").strip() for name in reader.fieldnames or ()}
+    try:
+        columns = {(name or "").strip() for name in reader.fieldnames or ()}
+        found = [
+            {key.strip(): value.strip() for key, value in row.items()
+             if isinstance(key, str) and isinstance(value, str)}
+            for row in reader
+        ]  # fmt: skip
+    except csv.Error as error:
+        raise UsageError(f"{path}:{reader.line_num}: {error}", hint="give a CSV file") from None
     if not {"source", "gpu_type"} <= columns:
         raise UsageError(
             f"{path}: the first line has no columns source and gpu_type",
             hint="the format is that of tests/parallelism/data/published_runs.csv",
         )
-    found = []
-    try:
-        for row in reader:
-            cells = {key.strip(): value.strip() for key, value in row.items()
-                     if isinstance(key, str) and isinstance(value, str)}  # fmt: skip
-            found.append(cells)
-    except csv.Error as error:
-        raise UsageError(f"{path}:{reader.line_num}: {error}", hint="give a CSV file") from None
     return found
