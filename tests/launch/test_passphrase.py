@@ -37,19 +37,22 @@ class Terminal:
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
-        self._theirs = theirs
+        os.close(theirs)
         self.seen = b""
 
     def until(self, text: bytes) -> None:
         while text not in self.seen:
-            self.seen += os.read(self._ours, 1 << 16)
+            try:
+                self.seen += os.read(self._ours, 1 << 16)
+            except OSError:  # the launch has ended
+                raise AssertionError(self.seen.decode(errors="replace")) from None
 
     def type(self, keys: bytes) -> None:
         os.write(self._ours, keys)
 
     @property
     def echoes(self) -> bool:
-        return bool(termios.tcgetattr(self._theirs)[3] & termios.ECHO)
+        return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
 
     def wait(self) -> int:
         return self._process.wait(PATIENCE)
