@@ -89,7 +89,7 @@ def _cached_blocks(rank: _Rank, phases: list[Phase], highest: float) -> float:
         # logits of 16 bits those of 32.
         blocks += largest_layer(rank.shape, layout, assumed, "none") * rank.tokens
         if not assumed.fused_loss:
-            blocks += 2 * rank.tokens * rank.shape.vocab / layout.tensor
+            blocks += 2 * rank.logit_count
     gradients = largest.gradients
     if layout.shards_parameters:
         # Each stream of FSDP has its own blocks: those of gathered parameters and of gradients.
