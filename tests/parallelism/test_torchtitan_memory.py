@@ -32,20 +32,32 @@ def needs(name: str, layout: Layout, assumed: Assumptions) -> Memory:
 
 
 def test_gathered_parameters_and_shards_of_gradients_have_streams_of_their_own() -> None:
-    """Llama 3.1 8B, compiled: 77.0 GiB on 8 GPUs, 62.0 on 128."""
+    """Llama 3.1 8B: 82.4 GiB on 8 GPUs, 67.0 on 128. The loss copies its 16-bit logits, whose
+    block is then too small for it."""
     few = needs("llama-3.1-8b", replace(TITAN, data=8), Assumptions())
     many = needs("llama-3.1-8b", replace(TITAN, data=128), Assumptions())
-    assert reserved(few) == pytest.approx(77.0, rel=0.03)
-    assert reserved(many) == pytest.approx(62.0, rel=0.03)
+    assert reserved(few) == pytest.approx(82.4, rel=0.02)
+    assert reserved(many) == pytest.approx(67.0, rel=0.02)
     shards = 4 * 8.03e9 * (1 / 8 - 1 / 128) / 2**30
     assert few.cached - many.cached == pytest.approx(shards, rel=0.01)
     assert needs("llama-3.1-8b", replace(TITAN, sharding="none"), Assumptions()).cached == 0
 
 
+def test_a_compiler_keeps_no_output_that_the_backward_pass_does_not_read() -> None:
+    """Llama 3.1 8B on 8 GPUs, compiled: 77.0 GiB. Each layer keeps its last product in eager mode."""
+    layout = replace(TITAN, data=8)
+    eager = needs("llama-3.1-8b", layout, Assumptions())
+    compiled = needs("llama-3.1-8b", replace(layout, compile=True), Assumptions())
+    assert reserved(compiled) == pytest.approx(77.0, rel=0.02)
+    kept = 2 * 4096 * 2 * 8192 * 32 / 2**30
+    assert eager.activations - compiled.activations == pytest.approx(kept)
+
+
 def test_a_compiled_loss_keeps_no_logits_of_32_bits() -> None:
     """Llama 3.1 8B on 32 H200s: 47.96 GiB."""
-    found = needs("llama-3.1-8b", replace(TITAN, data=32), Assumptions(loss_bytes=4))
-    assert reserved(found) == pytest.approx(47.96, rel=0.04)
+    layout = replace(TITAN, data=32, compile=True)
+    found = needs("llama-3.1-8b", layout, Assumptions(loss_bytes=4))
+    assert reserved(found) == pytest.approx(47.96, rel=0.06)
 
 
 def test_a_loss_over_tensor_ranks_takes_more_temporaries() -> None:

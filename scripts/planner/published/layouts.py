@@ -71,6 +71,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
         recompute=recompute,
         sequence_parallel=sequence and tensor > 1,
         offload=offload is not None,
+        compile=re.search(r"\bcompile(?!d)", _said(row), re.IGNORECASE) is not None,
         backend=practice.backend,
     )
     return layout, batch is not None or steps is not None
@@ -104,6 +105,15 @@ _FUSED_NORMS = re.compile(
 )
 
 
+def _text(row: Row) -> str:
+    return f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
+
+
+def _said(row: Row) -> str:
+    """A row's text without a statement that nothing is compiled."""
+    return re.sub(r"\b(no|not|without) (torch\.)?compil", "", _text(row), flags=re.IGNORECASE)
+
+
 def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     precision = _precision(row, practice, gpu)
     flash = {"y": True, "n": False}.get(
@@ -111,9 +121,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         practice.flash_attention,
     )
     # Without compilation, float8 of torchao is slower than bf16.
-    text = f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
-    said = re.sub(r"\b(no|not|without) (torch\.)?compil", "", text, flags=re.IGNORECASE)
-    compiled = _FUSED_NORMS.search(said) is not None or precision == "fp8"
+    compiled = _FUSED_NORMS.search(_said(row)) is not None or precision == "fp8"
+    text = _text(row)
     longest_first = "the first batch is the longest" in text
     return Assumptions(
         precision=precision,

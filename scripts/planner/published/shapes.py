@@ -106,6 +106,9 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
     if experts == 1:
         experts = 0
     topk = min(chosen("moe_topk", "experts_per_token") or 2, experts)
+    if "padded to the fullest" in row.get("notes", ""):
+        # Early in training, that one gets nearly all tokens, so each expert computes as many.
+        topk = experts
     length = count(row, "seq_len") or seq_len or (base.seq_len if base is not None else 2048)
     block = r"\bparallel (?:transformer )?(?:block|layer|residual)"
     parallel = re.search(block, row.get("notes", ""), re.IGNORECASE) is not None

@@ -36,7 +36,7 @@ def layer_activations(
     fused = assumed.habits.fused_gate
     terms = _saved(
         shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops,
-        not torch if fused is None else fused, narrow,
+        not torch if fused is None else fused, narrow, layout.compile,
     )  # fmt: skip
     if assumed.separate_kernels and torch and shape.gated and recompute == "none":
         normed = shape.sums * shape.hidden / split
@@ -86,7 +86,7 @@ def mean_activations(shape: Shape, layout: Layout, assumed: Assumptions, stage: 
     return _mean_of_pattern(
         shape, assumed, stage, layout.backend, layout.tensor, layout.pipeline,
         layout.virtual_pipeline, layout.recompute, layout.sequence_parallel,
-        layout.shards_parameters,
+        layout.shards_parameters, layout.compile,
     )  # fmt: skip
 
 
@@ -102,6 +102,7 @@ def _mean_of_pattern(
     recompute: Recompute,
     sequence_parallel: bool,
     shards_parameters: bool,
+    compiled: bool,
 ) -> float:
     layout = Layout(
         backend=backend,
@@ -111,6 +112,7 @@ def _mean_of_pattern(
         recompute=recompute,
         sequence_parallel=sequence_parallel,
         sharding="full" if shards_parameters else "none",
+        compile=compiled,
     )
     kinds = kinds_of_stages(shape, layout)[stage]
     every = sum(
@@ -144,9 +146,12 @@ def _saved(
     drops: bool,
     fused_gate: bool,
     narrow: float,
+    compiled: bool,
 ) -> float:
     return sum(
-        _terms(shape, t, split, recompute, flash_attention, torch, drops, fused_gate, narrow)
+        _terms(
+            shape, t, split, recompute, flash_attention, torch, drops, fused_gate, narrow, compiled
+        )
     )
 
 
@@ -160,6 +165,7 @@ def _terms(
     drops: bool,
     fused_gate: bool,
     narrow: float,
+    compiled: bool,
 ) -> Iterator[float]:
     """The terms, in bytes for 16-bit activations, with ``t`` tensor ranks, over ``split`` of which
     the sequence is split. ``drops``: see `Assumptions.recomputes_modules`. ``narrow``: bytes of an
@@ -181,8 +187,8 @@ def _terms(
         yield (narrow + (2 if torch else 0)) * h * shape.experts_per_token / split
     if recompute == "selective" and torch:
         # torchtitan's policy: keep attention's and every second product's output, recompute the
-        # rest.
-        yield 2 * h / split
+        # rest. Nothing reads the last product's output again, so a compiler does not keep it.
+        yield 0 if compiled else 2 * h / split
         yield 2 * (queries + grouped + values + width) / t
         yield from (part.kept(h, t, split) for part in shape.parts)
         return

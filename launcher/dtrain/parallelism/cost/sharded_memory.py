@@ -77,8 +77,9 @@ def _cached_blocks(rank: _Rank, phases: list[Phase], highest: float) -> float:
         # the gradients' shards in another (``foreach_reduce``).
         shards = step.gradients
         most = 1.001 * shards  # Sums of the same shards in another order differ slightly.
-        own = max(sum(p) - (p.gradients if p.gradients < most else 0) for p in phases)
-        return own + shards + rank.compute * rank.largest_unit - highest
+        beside = [sum(p) - (p.gradients if p.gradients < most else 0) for p in phases]
+        beside[0] += rank.freed_logits
+        return max(beside) + shards + rank.compute * rank.largest_unit - highest
     # The phase with the most tensors beside gradients, and the blocks that it leaves unused.
     largest = max(passes, key=lambda phase: sum(phase) - phase.gradients)
     blocks = sum(largest) - largest.gradients
@@ -89,7 +90,7 @@ def _cached_blocks(rank: _Rank, phases: list[Phase], highest: float) -> float:
         # logits of 16 bits those of 32.
         blocks += largest_layer(rank.shape, layout, assumed, "none") * rank.tokens
         if not assumed.fused_loss:
-            blocks += 2 * rank.tokens * rank.shape.vocab / layout.tensor
+            blocks += 2 * rank.logit_count
     gradients = largest.gradients
     if layout.shards_parameters:
         # Each stream of FSDP has its own blocks: those of gathered parameters and of gradients.
@@ -258,7 +259,7 @@ class _Rank(StageRank):
         if self.layout.grad_accumulation == 1:
             return 0.0
         if habits.whole_gradients and self.layout.shards_parameters:
-            return (4.0 if habits.wide_sums else self.own) * whole
+            return (4.0 if habits.wide_sums else self.compute) * whole
         return self.gradients
 
     @cached_property
@@ -296,6 +297,13 @@ class _Rank(StageRank):
             tokens *= shape.target_len / shape.seq_len
         ranks = 1 if assumed.habits.gathers_logits else self.layout.tensor
         return tokens * shape.vocab / (assumed.loss_chunks * ranks)
+
+    @property
+    def freed_logits(self) -> float:
+        """Bytes of the block of 16-bit logits that PyTorch's loss copies to 32 bits. It is free at
+        the loss's peak, but too small for the other tensors of the loss."""
+        copied = not self.assumed.fused_loss and self.assumed.loss_bytes is None
+        return self.compute * self.logit_count if copied and self.compute < 4 else 0.0
 
 
 def _phases(rank: _Rank) -> Iterator[Phase]:
