@@ -1,14 +1,26 @@
-"""Parameters of commands that show a run."""
+"""Parameters that several commands have."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from dtrain_cli import completion
 from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.views import Display
 
+ClusterFilePath = Annotated[Path, argument("The cluster file.", "FILE", completion.cluster_files)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Replace a value of FILE, e.g. job.restart.max=3; repeatable.",
+        metavar="KEY=VALUE",
+        autocompletion=completion.settings,
+    ),
+]
 RUN_HELP = "The name of a run or of its job, or its first characters."
 AnyRun = Annotated[str, argument(RUN_HELP, "RUN", completion.runs)]
 OpenRun = Annotated[str, argument(RUN_HELP, "RUN", completion.open_runs)]

@@ -13,10 +13,10 @@ from dtrain.engines.execution import exit_code
 from dtrain.session.control import Control
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain_cli import completion, prompt
-from dtrain_cli.cluster_file import Settings
 from dtrain_cli.commands.select import duration, unfolded
 from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.options import errors_name_options
+from dtrain_cli.parameters import Settings
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import color
 from dtrain_cli.views.commands import CommandJson, CommandLines, CommandView

@@ -19,17 +19,18 @@ from dtrain.messages.decode import excerpt
 from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
 from dtrain.wording import counted
-from dtrain_cli.cluster_file import ClusterFilePath, Settings
 from dtrain_cli.commands.select import filters
 from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.output import write
 from dtrain_cli.parameters import (
+    ClusterFilePath,
     Fold,
     MetricsFile,
     MetricsPort,
     OnlyHosts,
     OnlyRanks,
     ScalarsFolder,
+    Settings,
     ShowAs,
     Timestamps,
 )

@@ -16,11 +16,11 @@ from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
 from dtrain.planning.written import written
 from dtrain.runtime.layout import BackendName, Recompute, Sharding
 from dtrain_cli import completion, prompt
-from dtrain_cli.cluster_file import Settings
 from dtrain_cli.completion import one_of
 from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import notice, write
+from dtrain_cli.parameters import Settings
 
 if TYPE_CHECKING:
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan

@@ -22,15 +22,12 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             seen = f"port {port}: {one.get('reason') or 'cannot be opened'}"
             if one.get("holder"):
                 seen = f"port {port} is taken by {one['holder']}"
-            if rendezvous.port is not None:
-                remedy = "stop it, or choose another job.rendezvous.port"
-                yield host.error(SUBJECT, seen, expected, remedy)
-            elif not (one.get("room", True) and _has_room(rendezvous.ports, taken, len(needed))):
+            judged, remedy = host.error, "stop it, or choose another job.rendezvous.port"
+            if rendezvous.port is None:
                 remedy = "stop it, or widen job.rendezvous.ports"
-                yield host.error(SUBJECT, seen, expected, remedy)
-            else:
-                remedy = "no action needed: a launch chooses another port"
-                yield host.warning(SUBJECT, seen, expected, remedy)
+                if one.get("room", True) and _has_room(rendezvous.ports, taken, len(needed)):
+                    judged, remedy = host.warning, "no action needed: a launch chooses another port"
+            yield judged(SUBJECT, seen, expected, remedy)
 
 
 def _has_room(ports: tuple[int, int], taken: Set[int], needed: int) -> bool:

@@ -51,14 +51,8 @@ def joined(separator: str, texts: Iterable[str]) -> str:
     texts = tuple(texts)
     if not any(isinstance(text, Template) for text in texts):
         return separator.join(texts)
-    parts: list[str | Slot] = []
-    for number, text in enumerate(texts):
-        for part in (separator * (number > 0), *getattr(text, "parts", (text,))):
-            if isinstance(part, str) and parts and isinstance(parts[-1], str):
-                parts[-1] += part
-            elif part:
-                parts.append(part)
-    return Template(*parts)
+    parts = [part for text in texts for part in (separator, text)][1:]
+    return Template(*(part for part in parts if part or isinstance(part, Template)))
 
 
 def number(name: str, value: object, *, scripted: bool) -> str:

@@ -61,13 +61,13 @@ def torchrun_arguments(
         "--max-restarts=0",
         Template("--rdzv-id=", world.name),
         f"--rdzv-backend={backend}",
-        _option("--local-addr=", node_address),
+        Template("--local-addr=", node_address),
     ]
     if backend == "static":
         return [
             *arguments,
-            _option("--node-rank=", world.node_rank(node_rank)),
-            _option("--master-addr=", world.master_address),
+            Template("--node-rank=", world.node_rank(node_rank)),
+            Template("--master-addr=", world.master_address),
             Template("--master-port=", world.master_port),
         ]
     endpoint = address_and_port(world.master_address, world.master_port)
@@ -78,7 +78,7 @@ def torchrun_arguments(
     return [
         *arguments,
         Template("--rdzv-endpoint=", endpoint),
-        _option("--rdzv-conf=is_host=", is_host),
+        Template("--rdzv-conf=is_host=", is_host),
     ]
 
 
@@ -87,7 +87,3 @@ def address_and_port(address: str, port: str) -> str:
     if isinstance(address, Template):
         return Template(address, ":", port)
     return Template(f"[{address}]:" if ":" in address else f"{address}:", port)
-
-
-def _option(name: str, value: str) -> str:
-    return Template(name, value) if isinstance(value, Template) else name + value

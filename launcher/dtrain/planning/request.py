@@ -101,13 +101,8 @@ AskQueue = Callable[["ClusterFile"], QueueGpus]
 
 
 def check(request: PlanRequest) -> None:
-    """Raise UsageError for an unknown key and for an integer that is too large."""
-    _check_names(request)
-    _check_digits(request)
-
-
-def _check_names(request: PlanRequest) -> None:
-    """Raise UsageError for an unknown key in ``sizes`` or ``fixed``."""
+    """Raise UsageError for an unknown key in ``sizes`` or ``fixed``, and for an integer that is too
+    large for floating-point numbers."""
     for field_name, keys, known in (
         ("sizes", request.sizes, MODEL_SIZES),
         ("fixed", request.fixed, FIXABLE),
@@ -117,10 +112,6 @@ def _check_names(request: PlanRequest) -> None:
                 raise UsageError(
                     f"`{field_name}` has no key {name!r}", hint=f"one of {', '.join(known)}"
                 )
-
-
-def _check_digits(request: PlanRequest) -> None:
-    """Raise UsageError for an integer too large for floating-point numbers."""
     names = (
         "vocab", "seq_len", "global_batch", "lora_rank", "gpus", "gpus_per_host", "rack_hosts",
     )  # fmt: skip

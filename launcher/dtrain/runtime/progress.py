@@ -20,12 +20,31 @@ _MAX_METRICS, _MAX_METRIC_NAME = 32, 64
 """Limits of the launcher for one report."""
 
 
-class _Reporter:
+def tell(kind: str, **body: Any) -> None:
+    """Send the launcher an event, such as the port of a TensorBoard."""
+    folder = os.environ.get("DTRAIN_RUN_DIR")
+    if not folder:
+        return
+    line = json.dumps({"event": kind, "time": time.time(), **body}) + "\n"
+    # A full disk, or a pipe in place of the file, must not end or block training.
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags |= os.O_NONBLOCK | os.O_NOFOLLOW
+        fd = os.open(f"{folder}/{process_name()}.progress", flags, 0o600)
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+
+class _StepEvents:
+    """The events about optimizer steps: not more than one in `BETWEEN_EVENTS` seconds."""
+
     def __init__(self) -> None:
         self._tokens = 0
         self._last = float("-inf")
 
-    def step(
+    def add(
         self, step: int, total: int | None, loss: SupportsFloat | None, tokens: int, more: Any
     ) -> None:
         self._tokens += tokens
@@ -38,7 +57,7 @@ class _Reporter:
             name[:_MAX_METRIC_NAME]: _number(value)
             for name, value in list(more.items())[:_MAX_METRICS]
         }
-        self.tell(
+        tell(
             "progress",
             step=step,
             total=total,
@@ -47,29 +66,14 @@ class _Reporter:
             metrics=metrics,
         )
 
-    def tell(self, kind: str, **body: Any) -> None:
-        folder = os.environ.get("DTRAIN_RUN_DIR")
-        if not folder:
-            return
-        line = json.dumps({"event": kind, "time": time.time(), **body}) + "\n"
-        # A full disk, or a pipe in place of the file, must not end or block training.
-        with contextlib.suppress(OSError):
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            flags |= os.O_NONBLOCK | os.O_NOFOLLOW
-            fd = os.open(f"{folder}/{process_name()}.progress", flags, 0o600)
-            try:
-                os.write(fd, line.encode())
-            finally:
-                os.close(fd)
-
 
 def _number(value: Any) -> float:
     # A loss that has a gradient: torch warns about a plain conversion.
     return float(value.detach() if hasattr(value, "detach") else value)
 
 
-_reporter = _Reporter()
-steps = StepRecorder(_reporter.tell)
+_step_events = _StepEvents()
+steps = StepRecorder(tell)
 """The steps of this process."""
 
 
@@ -97,7 +101,7 @@ def progress(
     this by itself.
     """
     steps.report(step, compute_seconds, data_seconds)
-    _reporter.step(step, total, loss, tokens, metrics)
+    _step_events.add(step, total, loss, tokens, metrics)
 
 
 @contextlib.contextmanager
@@ -110,11 +114,6 @@ def phase(name: str) -> Iterator[None]:
     """
     with steps.phase(name):
         yield
-
-
-def tell(kind: str, **body: Any) -> None:
-    """Send the launcher an event other than a step, such as the port of a TensorBoard."""
-    _reporter.tell(kind, **body)
 
 
 def process_name() -> str:
