@@ -106,11 +106,8 @@ def _framework(
 
 
 def _backend(name: str | None) -> BackendName | None:
-    if name is None:
-        return None
-    for known in BACKENDS:
-        if name == known:
-            return known
+    if name is None or name in BACKENDS:
+        return name
     raise UsageError(f"`backend={name!r}` is not known", hint=f"one of {', '.join(BACKENDS)}")
 
 
