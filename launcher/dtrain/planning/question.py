@@ -219,8 +219,7 @@ def _narrow_states(
         return False
     if precision != "bf16":
         raise UsageError(
-            f"{source} needs bf16, not {precision}",
-            hint="use `state_bits` 32, or `precision` bf16",
+            f"{source} needs bf16, not {precision}", hint="use `state_bits` 32, or `precision` bf16"
         )
     return True
 

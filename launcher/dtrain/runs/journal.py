@@ -19,11 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from dtrain.messages.agent import Time
-from dtrain.messages.decode import (
-    ProtocolError,
-    decode,
-    parse_object,
-)
+from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.runs.events import EVENTS, JournalEvent
 from dtrain.runs.stored_file import open_stored, unreadable
 

@@ -69,12 +69,7 @@ def textbook(answer: Answer) -> str:
     )
     candidates = [
         question.candidate(
-            replace(
-                leanest,
-                tensor=tensor,
-                pipeline=inside // tensor,
-                sequence_parallel=tensor > 1,
-            )
+            replace(leanest, tensor=tensor, pipeline=inside // tensor, sequence_parallel=tensor > 1)
         )
         for tensor in divisors(inside)
         if not any(unit % tensor for unit in shape.tensor_units)

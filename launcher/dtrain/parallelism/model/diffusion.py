@@ -84,7 +84,5 @@ def _joint(block: Shape) -> Shape:
 def _embedded(shape: Shape, seq_len: int | None, more: int) -> Shape:
     """Return ``shape`` with ``more`` parameters before its layers."""
     return replace(
-        shape,
-        seq_len=seq_len or shape.seq_len,
-        input_parameters=shape.input_parameters + more,
+        shape, seq_len=seq_len or shape.seq_len, input_parameters=shape.input_parameters + more
     )

@@ -8,13 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 from dtrain.parallelism.model.config_file import ConfigFile
-from dtrain.parallelism.model.parts import (
-    CrossAttention,
-    DeltaNet,
-    Indexer,
-    Mamba2,
-    OutputGate,
-)
+from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Indexer, Mamba2, OutputGate
 from dtrain.parallelism.model.shape import Shape
 
 ATTENTIONS = {"attention", "full_attention", "sliding_attention", "chunked_attention", "hybrid"}
