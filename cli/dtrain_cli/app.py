@@ -33,33 +33,23 @@ VERBS = {
 summary equals the first line of the function's docstring."""
 
 ELSEWHERE = {
-    "run": "launch",
-    "start": "launch",
-    "submit": "launch",
-    "ls": "ps",
-    "list": "ps",
-    "status": "ps",
-    "kill": "stop",
-    "cancel": "stop",
-    "down": "stop",
+    **dict.fromkeys(("run", "start", "submit"), "launch"),
+    **dict.fromkeys(("ls", "list", "status"), "ps"),
+    **dict.fromkeys(("kill", "cancel", "down"), "stop"),
     "tail": "logs",
     "validate": "check",
     "ssh": "exec",
 }
 """What other tools call our verbs."""
 
-_NODES = "cluster.hosts=HOSTS`, or on Slurm and Kubernetes `--set cluster.nodes=N"
 SETTINGS_ELSEWHERE = {
-    "--include": "cluster.hosts=HOSTS",
-    "--hosts": "cluster.hosts=HOSTS",
-    "--nodes": _NODES,
-    "--nnodes": _NODES,
-    "--num-nodes": _NODES,
-    "--gpus": "cluster.gpus=N",
-    "--num-gpus": "cluster.gpus=N",
-    "--nproc-per-node": "cluster.gpus=N",
-    "--env": "job.env.NAME=VALUE",
-    "-x": "job.env.NAME=VALUE",
+    **dict.fromkeys(("--include", "--hosts"), "cluster.hosts=HOSTS"),
+    **dict.fromkeys(
+        ("--nodes", "--nnodes", "--num-nodes"),
+        "cluster.hosts=HOSTS`, or on Slurm and Kubernetes `--set cluster.nodes=N",
+    ),
+    **dict.fromkeys(("--gpus", "--num-gpus", "--nproc-per-node"), "cluster.gpus=N"),
+    **dict.fromkeys(("--env", "-x"), "job.env.NAME=VALUE"),
     "--max-restarts": "job.restart.max=N",
     "--master-port": "job.rendezvous.port=N",
 }
@@ -140,14 +130,13 @@ def _version(wanted: bool) -> None:
 def main_options(
     ctx: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options before the verb. Without a verb, show where to start."""
     if ctx.invoked_subcommand is None:
         from dtrain.diagnostics import ExitCode
-        from dtrain_cli.welcome import welcome
+        from dtrain_cli.views.welcome import welcome
 
         _say(welcome())
         raise typer.Exit(ExitCode.INVALID)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
 from dtrain.framing import clean
+
+if TYPE_CHECKING:
+    from dtrain_cli.views.paper import Paper
 
 
 def write(text: str) -> None:
@@ -38,3 +43,24 @@ def progress(text: str) -> Iterator[None]:
         if shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+
+def stdout_paper() -> Paper:
+    """The paper of standard output. Without a terminal, its width is COLUMNS, or 100."""
+    # rich is slow to import, and only reports need it.
+    from dtrain_cli.views import color
+    from dtrain_cli.views.outlet import Outlet
+    from dtrain_cli.views.paper import Paper
+
+    outlet = Outlet(sys.stdout)
+    columns, _ = outlet.size()
+    if not outlet.terminal:
+        wanted = os.environ.get("COLUMNS", "")
+        columns = int(wanted) if wanted.isdecimal() and len(wanted) < 6 else 100
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
+    return Paper(
+        columns,
+        color=color(outlet),
+        unicode=outlet.terminal and encoding == "utf8",
+        terminal=outlet.terminal,
+    )

@@ -24,30 +24,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Answer",
-    "Control",
-    "DtrainError",
-    "ExitCode",
-    "Failure",
-    "Finding",
-    "LaunchedRun",
-    "Line",
-    "Outcome",
-    "PlanRequest",
-    "Report",
-    "Request",
-    "Severity",
-    "SpecError",
-    "UsageError",
-    "__version__",
-    "attach",
-    "check",
-    "execute",
-    "launch",
-    "load",
-    "plan",
-    "stop",
-]
+    "Answer", "Control", "DtrainError", "ExitCode", "Failure", "Finding", "LaunchedRun", "Line",
+    "Outcome", "PlanRequest", "Report", "Request", "Severity", "SpecError", "UsageError",
+    "__version__", "attach", "check", "execute", "launch", "load", "plan", "stop",
+]  # fmt: skip
 
 _MODULES = {
     "dtrain.api": ("LaunchedRun", "attach", "check", "execute", "launch", "plan", "stop"),

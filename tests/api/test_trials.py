@@ -12,7 +12,7 @@ import pytest
 import dtrain
 from dtrain import trials
 from dtrain.parallelism.answer.document import document
-from dtrain_cli.sheet import stdout_paper
+from dtrain_cli.output import stdout_paper
 from dtrain_cli.views import layouts
 from support.launching import Scene, until
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dtrain.environ.reserved import RESERVED
 from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
+from dtrain.spec.variables import RESERVED
 
 TORCH = """
 cluster: {hosts: [a, b], gpus: 2}

@@ -27,7 +27,7 @@ from dtrain.parallelism.trial import (
 from dtrain.planning.question import pose
 from dtrain.runs.record import Request
 from dtrain.runtime.layout import Layout
-from dtrain_cli.sheet import stdout_paper
+from dtrain_cli.output import stdout_paper
 from dtrain_cli.views import layouts
 
 WHOLE = Case(80, 64)

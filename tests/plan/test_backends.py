@@ -11,7 +11,7 @@ import pytest
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan.build import build
-from dtrain.parallelism.answer.backends import gain
+from dtrain.parallelism.answer.alternatives import faster_backend
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, hardware
@@ -160,10 +160,10 @@ def test_the_planner_leaves_a_backend_that_is_much_slower(
     answer = question.answer()
     assert answer.best.layout.backend == "megatron"
     assert re.search(reason, answer.question.notes[-1])
-    assert gain(answer) == ""
+    assert faster_backend(answer) == ""
     required = replace(question, backend_from="backend").answer()
     assert required.best.layout.backend == "runtime"
-    assert gain(required)
+    assert faster_backend(required)
     kept = replace(question, kept={"reduce": "bf16"})
     assert kept.answer().best.layout.backend == "runtime"
 
@@ -201,7 +201,7 @@ def test_a_strategy_of_the_file_keeps_its_backend_if_that_has_a_layout_that_fits
     answer = pose(PlanRequest(model=model, file=file)).answer()
     assert answer.best.layout.backend == backend
     # The gain of another backend is in a note, or the reason for it.
-    assert bool(gain(answer)) is (backend == "runtime")
+    assert bool(faster_backend(answer)) is (backend == "runtime")
 
 
 def test_an_option_replaces_the_backend_of_the_file(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_states_of_16_bits_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_faster_backend_is_shown_in_one_line() -> None:
-    line = gain(ask("qwen3-30b-a3b", "h100-80gb", 32).answer())
+    line = faster_backend(ask("qwen3-30b-a3b", "h100-80gb", 32).answer())
     assert line.startswith("`backend='megatron'`")
     assert re.search(r"would be [\d.]+ % faster: .*experts over \d", line)
 
@@ -275,7 +275,7 @@ def test_a_backend_with_a_fitting_layout_is_shown_in_one_line() -> None:
     answer = ask("mixtral-8x7b", "h100-80gb", 32).answer()
     too_large = tuple(one for one in answer.plan.layouts if not one.fits)
     unfit = replace(answer, plan=Plan(too_large))
-    assert " fits: " in gain(unfit)
+    assert " fits: " in faster_backend(unfit)
 
 
 def test_racks_count_only_if_there_are_several() -> None:
@@ -316,4 +316,4 @@ def test_no_backend_runs_on_tpus() -> None:
     for question in (pose(request), pose(replace(request, state_bits=16))):
         answer = question.answer()
         assert "no backend of dtrain runs on tpu-v5e" in answer.question.notes[-1]
-        assert gain(answer) == ""
+        assert faster_backend(answer) == ""

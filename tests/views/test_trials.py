@@ -11,7 +11,7 @@ from dtrain.parallelism.answer import alternatives
 from dtrain.parallelism.question import Answer
 from dtrain.parallelism.trial import GIB, MeasuredCase, Trial, cases
 from dtrain.planning.question import pose
-from dtrain_cli.sheet import stdout_paper
+from dtrain_cli.output import stdout_paper
 from dtrain_cli.views import layouts
 from dtrain_cli.views.layouts_html import page
 

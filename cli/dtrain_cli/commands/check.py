@@ -21,9 +21,8 @@ from dtrain_cli import prompt
 from dtrain_cli.declare import flag, option
 from dtrain_cli.files import JSON, writable, write_text
 from dtrain_cli.options import errors_name_options
-from dtrain_cli.output import notice, progress, write
+from dtrain_cli.output import notice, progress, stdout_paper, write
 from dtrain_cli.parameters import ClusterFilePath, Settings
-from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import findings as view
 
 

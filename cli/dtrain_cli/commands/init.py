@@ -72,8 +72,7 @@ def init(
     """Write a first cluster file from your answers."""
     if writable(file) and not force:
         raise UsageError(
-            f"{str(file)!r} exists already",
-            hint="name another file, or replace it with --force",
+            f"{str(file)!r} exists already", hint="name another file, or replace it with --force"
         )
     wanted = slurm or login is not None or partition is not None or nodes is not None
     for name, given in (("--hosts", hosts), ("--user", user), ("--probe", probe)):

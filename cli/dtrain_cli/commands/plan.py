@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from dtrain import api
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.answer.backends import gain
+from dtrain.parallelism.answer.alternatives import faster_backend
 from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Answer
 from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
@@ -19,7 +19,7 @@ from dtrain_cli import completion, prompt
 from dtrain_cli.completion import one_of
 from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.options import as_options, errors_name_options
-from dtrain_cli.output import notice, write
+from dtrain_cli.output import notice, stdout_paper, write
 from dtrain_cli.parameters import Settings
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _layouts(
 ) -> str:
     """Write the requested files, and return the text for stdout."""
     # Each output imports what it needs: most plans read and write no file.
-    other = gain(answer)
+    other = faster_backend(answer)
     notes = (*answer.question.notes, *([other] if other else []))
     done: list[str] = []
     if output is not None:
@@ -260,7 +260,6 @@ def _layouts(
         from dtrain.parallelism.answer.document import document
 
         return _as_json(document(answer, top, [*notes, *done]))
-    from dtrain_cli.sheet import stdout_paper
     from dtrain_cli.views import layouts
 
     return layouts.as_text(answer, stdout_paper(), count=top, notes=notes, written=done)
@@ -269,7 +268,6 @@ def _layouts(
 def _strategies(found: TensorFlowPlan, *, json: bool) -> str:
     if json:
         return _as_json(found.to_document())
-    from dtrain_cli.sheet import stdout_paper
     from dtrain_cli.views import strategies
 
     return strategies.as_text(found, stdout_paper())

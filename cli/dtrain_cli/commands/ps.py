@@ -16,8 +16,8 @@ from dtrain.session.status import RunStatus, find_run, statuses
 from dtrain.spec.scalars import seconds
 from dtrain_cli import completion, output
 from dtrain_cli.declare import argument, flag, option
+from dtrain_cli.output import stdout_paper
 from dtrain_cli.parameters import RUN_HELP
-from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import runs as view
 
 

@@ -12,8 +12,8 @@ from dtrain.runs.summary import summary
 from dtrain.session.status import find_run
 from dtrain_cli import completion, output
 from dtrain_cli.declare import argument, flag, option
+from dtrain_cli.output import stdout_paper
 from dtrain_cli.parameters import AnyRun
-from dtrain_cli.sheet import stdout_paper
 from dtrain_cli.views import summary as view
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO
 
-from dtrain_cli.views.filters import Filters
+from dtrain.records import dataclass
 from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
+    from dtrain.runs.log_store import Stream
     from dtrain.session.feed import RunReceiver
     from dtrain_cli.views.view import View
 
@@ -23,6 +24,19 @@ class Display(str, Enum):
     PLAIN = "plain"
     LIVE = "live"
     QUIET = "quiet"
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The workers whose output is shown; None shows all. Log files always have all output."""
+
+    ranks: frozenset[int] | None = None
+    hosts: frozenset[str] | None = None
+
+    def show(self, stream: Stream) -> bool:
+        return (self.hosts is None or stream.host in self.hosts) and (
+            self.ranks is None or stream.rank in self.ranks
+        )
 
 
 def make_view(
@@ -56,13 +70,11 @@ def make_view(
             from dtrain_cli.views.json_lines import JsonLines
 
             return JsonLines(out)
-        from dtrain_cli.views.plain import Plain
+        from dtrain_cli.views.plain import Plain, Quiet
 
-        kind = Plain
+        kind: type[Plain] = Plain
         able = can_redraw(err.terminal) and err.unicode and not out.pipe
         if display is Display.QUIET:
-            from dtrain_cli.views.quiet import Quiet
-
             kind = Quiet
         elif display is not Display.PLAIN and able:
             from dtrain_cli.views.live import Live

@@ -11,7 +11,7 @@ from rich.text import Text
 from dtrain.framing import clean
 from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.cost.candidate import CLOSE, Candidate
-from dtrain.parallelism.question import Answer, Question
+from dtrain.parallelism.question import Answer
 from dtrain_cli.options import as_options
 from dtrain_cli.views import trials
 from dtrain_cli.views.paper import Paper
@@ -31,7 +31,7 @@ def as_text(
     ``count`` layouts are compared. ``notes`` are about the question, ``written`` about files.
     """
     sections: list[Iterable[RenderableType]] = [
-        question(answer.question, notes, paper),
+        [paper.entry(*one) for one in described(answer.question, notes)],
         _result(answer, paper),
         _memory(answer, paper),
         _time(answer.best, paper),
@@ -41,12 +41,6 @@ def as_text(
         [paper.entry("Written", clean(text)) for text in written],
     ]
     return paper.sections(sections)
-
-
-def question(asked: Question, notes: Sequence[str], paper: Paper) -> Iterator[RenderableType]:
-    """Yield the model, the cluster and the batch, each with its source."""
-    for title, text in described(asked, notes):
-        yield paper.entry(title, text)
 
 
 def _result(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
@@ -201,18 +195,12 @@ def _others(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
         yield paper.line((title, "bold"))
         for sentence in remedies:
             yield paper.paragraph(as_options(sentence), head="  - ")
-    costs = [
-        text for text in (alternatives.textbook(answer),) if text and not answer.question.pinned
-    ]
-    if answer.fits and (cost := alternatives.cost_of_constraints(answer)):
-        costs.append(cost)
-    rivals = alternatives.rivals(answer)
-    if not costs and not rivals:
+    rivals = (rival.sentence for rival in alternatives.rivals(answer))
+    reasons = [*alternatives.reasons(answer), *rivals]
+    if not reasons:
         return
     if remedies:
         yield paper.line()
     yield paper.line(("Why not another layout", "bold"))
-    for text in costs:
+    for text in reasons:
         yield paper.paragraph(text, head="  - ")
-    for rival in rivals:
-        yield paper.paragraph(rival.sentence, head="  - ")

@@ -54,7 +54,10 @@ def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
             "caption": f"{trials.EXPLANATION[0].upper()}{trials.EXPLANATION[1:]}.",
         },
         remedies=[*map(as_options, alternatives.remedies(answer))],
-        others=[*_others(answer)],
+        others=[
+            *alternatives.reasons(answer),
+            *(f"{rival.name}: {rival.verdict}" for rival in alternatives.rivals(answer)),
+        ],
         rejected=_rejected(answer),
     )
 
@@ -231,15 +234,6 @@ def _compared(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
         "causal HFU": [explain.percent(one.hfu_causal) for one in speeds],
     }
     return {"head": [*columns], "rows": [*zip(*columns.values(), strict=True)]}
-
-
-def _others(answer: Answer) -> Iterator[str]:
-    """Yield why other layouts are worse."""
-    if not answer.question.fixed and (text := alternatives.textbook(answer)):
-        yield text
-    if answer.fits and (text := alternatives.cost_of_constraints(answer)):
-        yield text
-    yield from (f"{rival.name}: {rival.verdict}" for rival in alternatives.rivals(answer))
 
 
 def _rejected(answer: Answer) -> dict[str, Any] | None:

@@ -231,6 +231,17 @@ class Plain(RunReceiver):
                 outlet.write(text)
 
 
+class Quiet(Plain):
+    """Prints only dtrain's own notices and the report."""
+
+    def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
+        """The log files have them."""
+
+    def on_event(self, event: events.RunEvent) -> None:
+        if not isinstance(event, events.ProgressReported):
+            super().on_event(event)
+
+
 def _timestamp(second: int | None) -> str:
     """Seconds since the epoch as in RFC 3339, in this machine's time zone."""
     return "-" if second is None else datetime.fromtimestamp(second).astimezone().isoformat()

@@ -8,18 +8,18 @@ from rich.console import RenderableType
 
 from dtrain.parallelism.answer import explain
 from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
-from dtrain_cli.views.layouts import question
 from dtrain_cli.views.paper import Paper
+from dtrain_cli.views.question import described
 
 
 def as_text(found: TensorFlowPlan, paper: Paper) -> str:
     """Return the whole text, with a final newline."""
     sections = [
-        question(found.question, found.question.notes, paper),
+        [paper.entry(*one) for one in described(found.question, found.question.notes)],
         [paper.paragraph(found.sentence, "bold" if found.strategy else "red")],
         _strategies(found, paper),
         _assignment(found, paper),
-        _notes(found, paper),
+        [paper.paragraph(note) for note in found.notes],
     ]
     return paper.sections(sections)
 
@@ -43,8 +43,3 @@ def _assignment(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]
         styles=["" if one.memory.total <= found.limit else "red" for one in placed],
         indent=2,
     )
-
-
-def _notes(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]:
-    for note in found.notes:
-        yield paper.paragraph(note)

@@ -247,11 +247,7 @@ def _heat_row(host: str, bins: dict[int, list[float]]) -> dict[str, Any]:
         parts = [one for _, one in group]
         first, level = parts[0]
         cells.append(
-            {
-                "x": _percent(first / BINS),
-                "width": _percent(len(parts) / BINS),
-                "level": level,
-            }
+            {"x": _percent(first / BINS), "width": _percent(len(parts) / BINS), "level": level}
         )
     everything = [value for values in bins.values() for value in values]
     mean = sum(everything) / len(everything)

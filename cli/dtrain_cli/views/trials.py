@@ -20,8 +20,7 @@ EXPLANATION = (
 def ranked(answer: Answer) -> list[Trial]:
     """The trials, in the order of their results: failed ones last."""
     return sorted(
-        answer.trials,
-        key=lambda one: (not (one.ok and one.fits), one.corrected.time.total),
+        answer.trials, key=lambda one: (not (one.ok and one.fits), one.corrected.time.total)
     )
 
 

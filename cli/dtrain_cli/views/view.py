@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dtrain.runs.events import RunEvent, RunLeft
 from dtrain.session.feed import Feed, RunReceiver
-from dtrain_cli.views.filters import Filters
+from dtrain_cli.views import Filters
 from dtrain_cli.views.outlet import reader_gone
 
 

@@ -1,10 +1,13 @@
-"""The page of `dtrain` without a command. Pure, except for the clock of `age`."""
+"""`dtrain` without a command: where to start, and the runs that are alive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from dtrain.diagnostics import DtrainError
+from dtrain.runs.storage import home
 from dtrain_cli.views import names
 
 if TYPE_CHECKING:
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
 
 MOST = 8
 """Runs to show; `dtrain ps` shows all."""
+_SUMMARY = (
+    "dtrain launches multi-node training from one YAML file: over SSH, on Slurm or on Kubernetes."
+)
 _START = """\
   dtrain init                  write a first cluster file from your answers
   dtrain check cluster.yaml    find what would make the job fail
@@ -20,14 +26,21 @@ _START = """\
 _MORE = "`dtrain --help` lists all commands, `dtrain help` the documentation."
 
 
-def text(summary: str, runs: Sequence[RunStatus]) -> str:
-    """Return the page, below a ``summary`` of dtrain; ``runs`` are those that are alive, the latest
-    last."""
+def welcome() -> str:
+    """Return the page."""
+    runs: list[RunStatus] = []
+    with suppress(DtrainError):  # commands that use a damaged folder report it
+        if (home() / "runs").is_dir():
+            # Slow to import, and a newcomer has no runs.
+            from dtrain.session.status import active
+
+            runs = active()
     parts = [_START, _alive(runs), _MORE] if runs else [_START, _MORE]
-    return "\n".join([f"{summary}\n", *parts])
+    return "\n".join([f"{_SUMMARY}\n", *parts])
 
 
 def _alive(runs: Sequence[RunStatus]) -> str:
+    """``runs``: the latest last."""
     from dtrain.session.status import age
 
     shown = runs[-MOST:]

@@ -32,23 +32,9 @@ from dtrain.checks.finding import Finding, Severity, fold
 __all__ = ["Evidence", "Finding", "HostFacts", "Severity", "before_launch", "judge"]
 
 _SUBJECTS = (
-    ssh,
-    allocation,
-    machines,
-    names,
-    reach,
-    rehearsal,
-    bandwidth,
-    network,
-    ports,
-    files,
-    software,
-    containers,
-    gpus,
-    storage,
-    limits,
-    clock,
-)
+    ssh, allocation, machines, names, reach, rehearsal, bandwidth, network, ports, files, software,
+    containers, gpus, storage, limits, clock,
+)  # fmt: skip
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:

@@ -153,10 +153,7 @@ def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
         )
     elif gpu.get("remap_pending") == "Yes":
         yield host.warning(
-            "gpu",
-            f"GPU {index} needs a reset to retire failing memory",
-            "no repair pending",
-            reset,
+            "gpu", f"GPU {index} needs a reset to retire failing memory", "no repair pending", reset
         )
     reasons = dict.fromkeys(_SLOWDOWNS[one] for one in gpu["slowed"] if one in _SLOWDOWNS)
     if reasons:
@@ -256,9 +253,7 @@ def _differences(evidence: Evidence) -> Iterator[Finding]:
         )
     for outlier in outliers(drivers):
         yield outlier.warning(
-            "driver",
-            "the same driver on all hosts",
-            f"install {outlier.usual} there",
+            "driver", "the same driver on all hosts", f"install {outlier.usual} there"
         )
 
 

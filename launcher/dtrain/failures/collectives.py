@@ -64,9 +64,7 @@ def _compare(groups: Mapping[int, ProcessGroup], recorded: Collection[int]) -> s
     return f"collective {first.seq} of {name}{_details(first)} is not done; {fate}"
 
 
-def _mismatch(
-    calls: Mapping[int, Mapping[int, Call]],
-) -> tuple[int, dict[str, list[int]]] | None:
+def _mismatch(calls: Mapping[int, Mapping[int, Call]]) -> tuple[int, dict[str, list[int]]] | None:
     """The first collective on which ranks differ, and the ranks of each kind of call."""
     for seq in sorted({seq for own in calls.values() for seq in own}):
         kinds: dict[str, list[int]] = {}

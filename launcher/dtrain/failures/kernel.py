@@ -18,7 +18,6 @@ _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<address>[0-9a-fA-F:.]{1,20})\): (?P<code>\d{1,5})"
     r"(?:, pid=(?P<pid>\d{1,10}))?"
 )
-FILE = "kernel.yaml"
 RECENT = 60.0
 """Seconds before a failure in which a fault of the host is a likely cause."""
 
@@ -130,7 +129,7 @@ def _xid(
     line: str, time: float, found: re.Match[str], addresses: Sequence[str]
 ) -> KernelMessage | None:
     code = int(found["code"])
-    entry = knowledge(FILE)["xids"].get(code)
+    entry = knowledge("kernel.yaml")["xids"].get(code)
     if entry is None:
         return None
     # The driver omits the PCI function number, and older drivers the domain.
@@ -144,9 +143,9 @@ def _xid(
 
 @cache
 def _messages() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    return [(re.compile(entry["pattern"]), entry) for entry in knowledge(FILE)["messages"]]
+    return [(re.compile(entry["pattern"]), entry) for entry in knowledge("kernel.yaml")["messages"]]
 
 
 @cache
 def _phrases() -> dict[str, list[str]]:
-    return {entry["id"]: entry.get("says", []) for entry in knowledge(FILE)["messages"]}
+    return {entry["id"]: entry.get("says", []) for entry in knowledge("kernel.yaml")["messages"]}

@@ -19,7 +19,8 @@ _ROOT_CAUSE = (
     r"(?s)Root Cause \(first observed failure\):.{0,500}?\brank +: (\d{1,6}) .{0,200}?"
     r"exitcode +: (-?\d{1,3})\b"
 )
-"""In the summary that torchrun writes when a rank fails. A text: few jobs need it compiled."""
+"""The rank and the exit code in the summary that torchrun writes when a rank fails. Not compiled
+here, because few jobs need it."""
 
 
 def root_words(stderr: bytes, *, uncaught: bool, stale_after: int = STALE_AFTER) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from dtrain.failures.quartile import lower_quartile
+from dtrain.failures.stragglers import lower_quartile
 
 FRESH, TRIPS = 10.0, 360
 """Seconds for which a round trip counts, and how many of the job's typical round trips, one every

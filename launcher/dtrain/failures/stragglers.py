@@ -17,12 +17,11 @@ equal ranks whose times vary by 5 % (standard deviation), no rank is found.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from statistics import median
 from typing import Annotated, Literal
 
-from dtrain.failures.quartile import lower_quartile
 from dtrain.hostlist import fold, in_order
 from dtrain.launchplan.names import name_processes
 from dtrain.messages.decode import Range
@@ -351,3 +350,9 @@ class StragglerDetector:
                 self._ranks[process].judge(
                     _Excess(slower, extra, block.data - data, block.queued - queued, slow)
                 )
+
+
+def lower_quartile(values: Iterable[float]) -> float:
+    """What is normal among values of which some are too large."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 4]

@@ -94,10 +94,7 @@ def script(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
         if value.kind == "interface":
             lines += find_interface(variable, value)
     lines += given_to_client(plan, part, process)
-    lines += [
-        'cd -- "$dtrain_workdir" || exit',
-        f"exec {command(process)}",
-    ]
+    lines += ['cd -- "$dtrain_workdir" || exit', f"exec {command(process)}"]
     return "\n".join(lines) + "\n"
 
 

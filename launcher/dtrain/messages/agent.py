@@ -23,17 +23,9 @@ Offset = Annotated[int, Range(0, (1 << 63) - 1)]
 Status = Annotated[int, Range(-(1 << 31), (1 << 31) - 1)]
 Role = Literal["worker", "chief", "ps", "evaluator", "torchrun"]
 Refusal = Literal[
-    "python",
-    "setup",
-    "container",
-    "workdir",
-    "script",
-    "port",
-    "disk",
-    "permission",
-    "gone",
+    "python", "setup", "container", "workdir", "script", "port", "disk", "permission", "gone",
     "agent",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,4 +391,4 @@ def _kind(candidate: Candidate) -> str:
         "full": "everything sharded (ZeRO-3, FSDP)",
         "hybrid": "sharded in each host, copied across (HSDP)",
     }[layout.sharding]
-    return ", ".join([*([" x ".join(parts)] if parts else []), *([sharding] if sharding else [])])
+    return ", ".join(filter(None, [" x ".join(parts), sharding]))

@@ -15,13 +15,8 @@ MAX_FILE = 16 << 20
 
 
 def parsed(path: Path, parse: Callable[[str, str], _T], missing: str) -> _T:
-    """Read a user's file, and return the result of ``parse``. Raises UsageError. For ``missing``
-    see `_text`."""
-    return parse(_text(path, missing), str(path))
-
-
-def _text(path: Path, missing: str) -> str:
-    """Read a user's UTF-8 file. Raises UsageError. ``missing``: the hint if there is none."""
+    """Read a user's UTF-8 file, and return the result of ``parse``. Raises UsageError. ``missing``:
+    the hint if there is none."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MAX_FILE + 1)
@@ -34,4 +29,4 @@ def _text(path: Path, missing: str) -> str:
         raise unreadable(path, error, kind="*.json", missing=missing) from None
     if len(text) > MAX_FILE:
         raise UsageError(f"{str(path)!r} is too large: more than {MAX_FILE >> 20} MiB")
-    return text
+    return parse(text, str(path))

@@ -106,11 +106,8 @@ def _framework(
 
 
 def _backend(name: str | None) -> BackendName | None:
-    if name is None:
-        return None
-    for known in BACKENDS:
-        if name == known:
-            return known
+    if name is None or name in BACKENDS:
+        return name
     raise UsageError(f"`backend={name!r}` is not known", hint=f"one of {', '.join(BACKENDS)}")
 
 
@@ -222,8 +219,7 @@ def _narrow_states(
         return False
     if precision != "bf16":
         raise UsageError(
-            f"{source} needs bf16, not {precision}",
-            hint="use `state_bits` 32, or `precision` bf16",
+            f"{source} needs bf16, not {precision}", hint="use `state_bits` 32, or `precision` bf16"
         )
     return True
 

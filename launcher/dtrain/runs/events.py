@@ -259,15 +259,9 @@ class Finished(JournalEvent):
 
 
 SHOWN = (
-    LauncherAttached,
-    HostState,
-    NoticeShown,
-    TensorBoardAddress,
-    Findings,
-    StragglersChanged,
-    StallChanged,
-    Finished,
-)
+    LauncherAttached, HostState, NoticeShown, TensorBoardAddress, Findings, StragglersChanged,
+    StallChanged, Finished,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from dtrain.messages.agent import Time
-from dtrain.messages.decode import (
-    ProtocolError,
-    decode,
-    parse_object,
-)
+from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.runs.events import EVENTS, JournalEvent
 from dtrain.runs.stored_file import open_stored, unreadable
 
@@ -71,13 +67,11 @@ class Journal:
         with self._lock:
             try:
                 fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-                try:
+                with os.fdopen(fd, "rb+", buffering=0) as file:
                     size = os.fstat(fd).st_size
                     # A crash or a full disk may have cut the last line short.
                     torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-                    os.write(fd, b"\n" * torn + line)
-                finally:
-                    os.close(fd)
+                    file.write(b"\n" * torn + line)
             except OSError as error:
                 return error
         return None

@@ -48,11 +48,8 @@ class LogWriter:
         with storing(self.path):
             self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            fd = open_stored(self.path, os.O_WRONLY | os.O_CREAT)
-            try:
-                self.size = os.fstat(fd).st_size
-            finally:
-                os.close(fd)
+            with os.fdopen(open_stored(self.path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+                self.size = os.fstat(file.fileno()).st_size
 
     def append(self, offset: int, payload: bytes) -> int:
         """Store ``payload``, the stream's bytes from ``offset`` on. Returns the file's new size.

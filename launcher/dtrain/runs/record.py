@@ -68,9 +68,7 @@ class Request:
         is invalid."""
         spec = parse_once(self.text, self.file, self.settings)
         job = replace(
-            spec.job,
-            args=(*spec.job.args, *self.args),
-            env={**spec.job.env, **(self.env or {})},
+            spec.job, args=(*spec.job.args, *self.args), env={**spec.job.env, **(self.env or {})}
         )
         return replace(spec, job=job)
 

@@ -130,14 +130,13 @@ def next_attempt(
         sizes = ", ".join([f"{len(now)} of {listed} hosts", *differences(before, after)])
         text += f" without {fold(decision.dropped)}: {sizes}"
     moves = [f"{spare} replaces {host}" for host, spare in decision.replaced.items()]
-    return "; ".join(
-        [
-            text,
-            *([f"{fold(idle)} idle, because the layout does not need it"] if idle else []),
-            *([f"{fold(returned)} in use again"] if returned else []),
-            *([", ".join(moves)] if moves else []),
-        ]
-    )
+    parts = [
+        text,
+        f"{fold(idle)} idle, because the layout does not need it" if idle else "",
+        f"{fold(returned)} in use again" if returned else "",
+        ", ".join(moves),
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _stuck(history: Sequence[AttemptResult]) -> bool:

@@ -154,7 +154,7 @@ def against_plan(folder: RunFolder, now: float) -> str:
         f" ({(one.ratio - 1) * 100:+.0f} %)"
         for one in run.differences
     ]
-    return "; ".join([*parts, *([run.differs] if run.differs else [])])
+    return "; ".join(filter(None, [*parts, run.differs]))
 
 
 def _hosts(records: Records) -> tuple[str, ...]:

@@ -135,12 +135,10 @@ class TelemetryWriter:
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             fd = open_stored(path, os.O_WRONLY | os.O_CREAT | flags)
-            try:
-                whole = os.write(fd, line) == len(line)
+            with os.fdopen(fd, "wb", buffering=0) as file:
+                whole = file.write(line) == len(line)
                 if whole and not flags:
-                    os.ftruncate(fd, len(line))
-            finally:
-                os.close(fd)
+                    file.truncate(len(line))
         except OSError:
             return False
         return whole

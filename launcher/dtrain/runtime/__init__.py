@@ -15,13 +15,6 @@ from dtrain.runtime.progress import phase, progress
 from dtrain.runtime.stopping import catch_sigterm, stop_requested
 
 __all__ = [
-    "JobSettings",
-    "Layout",
-    "Training",
-    "catch_sigterm",
-    "current_job",
-    "learning_rate",
-    "phase",
-    "progress",
-    "stop_requested",
-]
+    "JobSettings", "Layout", "Training", "catch_sigterm", "current_job", "learning_rate", "phase",
+    "progress", "stop_requested",
+]  # fmt: skip

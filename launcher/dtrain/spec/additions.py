@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dtrain.diagnostics import UsageError
-from dtrain.environ.reserved import RESERVED, refusal
 from dtrain.spec.model import Job
 from dtrain.spec.placeholders import missing_value, without_value
 from dtrain.spec.problems import shown, visible
 from dtrain.spec.value_rules import variable
+from dtrain.spec.variables import RESERVED, refusal
 
 _UNUSABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 """A program gets bytes. Python's ``\\udc80`` to ``\\udcff`` stand for those that are not UTF-8."""

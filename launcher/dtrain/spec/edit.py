@@ -437,8 +437,7 @@ def _check_result(text: str, edited: str, file: str) -> None:
                     raise
         fresh = [problem for problem in error.problems if problem.message not in known]
         raise UnfitFileError(
-            f"{file}: cannot launch this layout: {fresh[0].message}",
-            hint=fresh[0].hint,
+            f"{file}: cannot launch this layout: {fresh[0].message}", hint=fresh[0].hint
         ) from None
 
 

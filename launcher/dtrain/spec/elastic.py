@@ -120,11 +120,7 @@ def _with_batch(training: Training | None, batch: int) -> Training | None:
 def _tensorflow(spec: ClusterFile, lost: Collection[str], left: Sequence[Host]) -> Job:
     job = spec.job
     if job.strategy == "tpu":
-        raise MisfitError(
-            "strategy",
-            "a TPU slice needs all of its hosts",
-            "remove elastic",
-        )
+        raise MisfitError("strategy", "a TPU slice needs all of its hosts", "remove elastic")
     roles = _roles(job.roles, spec.cluster.hosts, lost)
     batch = job.training.global_batch if job.training is not None else None
     if job.strategy == "multi_worker_mirrored" and batch is not None:

@@ -87,12 +87,7 @@ FEATURES = (
         instead="remove it; 'slurm: {login: HOST}' names the host where dtrain submits the job",
         on_kubernetes="remove it: dtrain uses the API, see cluster.kubernetes.context",
     ),
-    Feature(
-        "TPU slices",
-        ("cluster.tpu",),
-        _ONLY_SSH,
-        instead="remove it, and use GPUs or CPUs",
-    ),
+    Feature("TPU slices", ("cluster.tpu",), _ONLY_SSH, instead="remove it, and use GPUs or CPUs"),
     Feature(
         "folders of a trusted group",
         ("cluster.trust_group",),
@@ -154,10 +149,7 @@ FEATURES = (
 
 def table() -> str:
     """The features as a Markdown table."""
-    rows: list[tuple[str, ...]] = [
-        ("feature", "keys", "SSH", "Slurm", "Kubernetes"),
-        ("---",) * 5,
-    ]
+    rows: list[tuple[str, ...]] = [("feature", "keys", "SSH", "Slurm", "Kubernetes"), ("---",) * 5]
     for one in FEATURES:
         keys = ", ".join(f"`{key}`" for key in one.keys)
         has = ("yes" if engine in one.engines else "no" for engine in ("ssh", *NAMES))

@@ -262,7 +262,7 @@ JOB = SectionType(
                         "The fewest hosts on which the job continues.",
                         required=True,
                         example="6",
-                    ),
+                    )
                 }
             ),
             "Restart without a lost host if no spare is left. The sizes tensor, pipeline, context "

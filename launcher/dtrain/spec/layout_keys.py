@@ -96,10 +96,7 @@ LAYOUT = SectionType(
             example="true",
         ),
         "offload": Field(
-            Flag(),
-            "Keep the optimizer states in host memory.",
-            default=False,
-            example="true",
+            Flag(), "Keep the optimizer states in host memory.", default=False, example="true"
         ),
         "offload_activations": Field(
             Flag(),
@@ -171,9 +168,7 @@ EXPECTED = SectionType(
             example="640.2",
         ),
         "peak_tflops": Field(
-            Number(above=0),
-            "Peak TFLOP/s of one GPU in the precision of training.",
-            example="312",
+            Number(above=0), "Peak TFLOP/s of one GPU in the precision of training.", example="312"
         ),
     }
 )

@@ -116,9 +116,7 @@ def batched(layout: Layout, given: Given, global_batch: int | None) -> Layout:
     if rest or share % known or (micro_batch and steps and share != known):
         raise _wrong_batch(layout, given, global_batch)
     return replace(
-        layout,
-        micro_batch=micro_batch or share // known,
-        grad_accumulation=steps or share // known,
+        layout, micro_batch=micro_batch or share // known, grad_accumulation=steps or share // known
     )
 
 

@@ -103,11 +103,7 @@ def read_document(
 
 
 def parse(
-    source: str | bytes,
-    file: str,
-    settings: Sequence[str] = (),
-    *,
-    without: Collection[str] = (),
+    source: str | bytes, file: str, settings: Sequence[str] = (), *, without: Collection[str] = ()
 ) -> ClusterFile:
     """Read a cluster file's text; ``file`` is its name in messages. Raises SpecError."""
     _, document, problems = read_document(source, file, settings)

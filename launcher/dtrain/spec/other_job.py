@@ -17,12 +17,7 @@ _NOT_TEXT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|tru
 
 
 def with_job(
-    text: str,
-    settings: Sequence[str],
-    job: Mapping[str, Any],
-    *,
-    keep: Collection[str],
-    name: str,
+    text: str, settings: Sequence[str], job: Mapping[str, Any], *, keep: Collection[str], name: str
 ) -> str:
     """Return a file with the ``cluster`` of ``text``, a valid cluster file with ``settings``, and
     the ``job``.

@@ -69,10 +69,7 @@ SLURM = SectionType(
             example="ml",
         ),
         "qos": Field(
-            _NAMES,
-            "Quality of service.",
-            otherwise="the account's default",
-            example="high",
+            _NAMES, "Quality of service.", otherwise="the account's default", example="high"
         ),
         "constraint": Field(
             Text(_constraint),
@@ -81,10 +78,7 @@ SLURM = SectionType(
             example="a100&nvme",
         ),
         "reservation": Field(
-            _NAMES,
-            "Reservation to run in.",
-            otherwise="none",
-            example="maintenance",
+            _NAMES, "Reservation to run in.", otherwise="none", example="maintenance"
         ),
         "time": Field(
             Duration(60),
@@ -93,10 +87,7 @@ SLURM = SectionType(
             example="2d",
         ),
         "gpu_type": Field(
-            _NAMES,
-            "Type of the GPUs, as `sinfo -o %G` shows it.",
-            otherwise="any",
-            example="a100",
+            _NAMES, "Type of the GPUs, as `sinfo -o %G` shows it.", otherwise="any", example="a100"
         ),
         "cpus": Field(
             Integer(1, 4096),

@@ -5,10 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dtrain.environ.reserved import RESERVED, refusal
 from dtrain.spec.problems import Problems, TextSpan, shown
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Entry, Mapping, Scalar
+
+_NUMBERS = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_WORLD_SIZE",
+)  # fmt: skip
+RESERVED = {
+    **dict.fromkeys(_NUMBERS, "it follows from the hosts and their gpus"),
+    "TORCHELASTIC_RUN_ID": "it names the run",
+    "TORCHELASTIC_ERROR_FILE": "dtrain reads the failures that workers write there",
+    "MASTER_ADDR": "it is the first host's address, which cluster.overrides can set",
+    "MASTER_PORT": "job.rendezvous.port sets it",
+    "TF_CONFIG": "it follows from the hosts and job.roles",
+    "DTRAIN_ATTEMPT": "it counts the job's starts",
+    "DTRAIN_RUN_ID": "it names the run",
+    "DTRAIN_STRATEGY": "it is job.strategy",
+    "DTRAIN_LAYOUT": "it is job.layout",
+    "DTRAIN_TRAINING": "it is job.training",
+    "DTRAIN_HOST": "it is the host's name",
+    "DTRAIN_RUN_DIR": "cluster.run_dir sets it",
+}
+"""Variables by which a program finds its place in the job: a cluster file may not set them. Their
+values are composed by `dtrain.environ` and `dtrain.launchplan.environment`."""
 
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 """A use of a variable in a shell."""
@@ -48,6 +69,11 @@ def advise_on_variables(cluster: Section, job: Section, warnings: Problems) -> N
                 f"to use a variable of the host, set {name} with `export` in job.setup",
             )
             break
+
+
+def refusal(name: str) -> tuple[str, str]:
+    """The error and the hint for a reserved variable that the user sets."""
+    return f"{name} is set by dtrain for each worker", f"remove it; {RESERVED[name]}"
 
 
 def _refuse_reserved(name: str, place: TextSpan, problems: Problems) -> None:

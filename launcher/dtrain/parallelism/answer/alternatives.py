@@ -19,7 +19,7 @@ from dtrain.parallelism.answer.explain import (
     seconds,
     slower,
 )
-from dtrain.parallelism.backends import OTHER_SOFTWARE
+from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import ROOMY, Candidate
@@ -33,6 +33,9 @@ LOOKED_AT = 100
 """Best layouts of which one may be the reserve."""
 SHORTEST = 1024
 """Least tokens of a sequence that are suggested."""
+WORTH = 0.02
+"""Smaller gains of a backend, as shares of a step, are not shown: the estimates' error is
+larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,7 @@ def textbook(answer: Answer) -> str:
     )
     candidates = [
         question.candidate(
-            replace(
-                leanest,
-                tensor=tensor,
-                pipeline=inside // tensor,
-                sequence_parallel=tensor > 1,
-            )
+            replace(leanest, tensor=tensor, pipeline=inside // tensor, sequence_parallel=tensor > 1)
         )
         for tensor in divisors(inside)
         if not any(unit % tensor for unit in shape.tensor_units)
@@ -220,7 +218,7 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _verdict(rival: Candidate, best: Candidate) -> str:
     if not rival.fits:
         total, limit = rival.memory.total, rival.limit
-        parts = _largest({name: getattr(rival.memory, name) for name in MEMORY_PARTS}, 2)
+        parts = _two_largest({name: getattr(rival.memory, name) for name in MEMORY_PARTS})
         spent = " and ".join(f"{gib(value)} {MEMORY_PARTS[name]}" for name, value in parts)
         return f"does not fit: it needs at least {gib(total)} of {gib(limit)}, with {spent}."
     if not best.fits:
@@ -237,7 +235,7 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
     }
     spent = ", ".join(
         f"+{seconds(value)} {TIME_PARTS[name]}"
-        for name, value in _largest(more, 2)
+        for name, value in _two_largest(more)
         # A trial measures the whole step, not its parts.
         if value > 0.001 * best.time.total and isclose(rival.slowdown, best.slowdown)
     )
@@ -247,9 +245,17 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
     )
 
 
-def _largest(parts: Mapping[str, float], most: int) -> list[tuple[str, float]]:
+def _two_largest(parts: Mapping[str, float]) -> list[tuple[str, float]]:
     ranked = sorted(parts.items(), key=lambda item: item[1], reverse=True)
-    return [(name, value) for name, value in ranked[:most] if value > 0]
+    return [(name, value) for name, value in ranked[:2] if value > 0]
+
+
+def reasons(answer: Answer) -> list[str]:
+    """Return why the layout is neither the textbook's nor the planner's own choice."""
+    texts = [] if answer.question.pinned else [textbook(answer)]
+    if answer.fits:
+        texts.append(cost_of_constraints(answer))
+    return [text for text in texts if text]
 
 
 def cost_of_constraints(answer: Answer) -> str:
@@ -262,7 +268,7 @@ def cost_of_constraints(answer: Answer) -> str:
         return ""
     other = answer.corrected(other)
     if not answer.fits:
-        return f"Without the constraints, {_fits(other)}"
+        return _fits("Without the constraints", other)
     gain = answer.best.time.total / other.time.total - 1
     if gain < 0.005:
         return "The constraints cost nothing: without them, the planner finds no faster layout."
@@ -270,6 +276,26 @@ def cost_of_constraints(answer: Answer) -> str:
         f"Without the constraints, {brief(other)} would take {seconds(other.time.total)} a step: "
         f"the constraints cost {percent(gain)}."
     )
+
+
+def faster_backend(answer: Answer) -> str:
+    """Return one line on the fastest other backend; '' if none is faster."""
+    question = answer.question
+    chosen = question.backend != "runtime" and not question.backend_required
+    # A backend that the planner has chosen is the fastest.
+    best = None if chosen or not question.others else question.others[0].best
+    if best is None or without_backend(question.cluster.gpu):
+        return ""
+    name = best.layout.backend
+    # What a trial has corrected may be true of all software.
+    total = best.time.total * answer.best.slowdown
+    what = f"`backend={name!r}` ({BACKENDS[name].title})"
+    if not answer.fits:
+        return f"{what} fits: {brief(best)}, {seconds(total)} a step"
+    ratio = answer.best.time.total / total
+    if ratio - 1 < WORTH:
+        return ""
+    return f"{what} would be {faster(ratio)}: {brief(best)}, {seconds(total)} a step"
 
 
 def remedies(answer: Answer) -> tuple[str, ...]:
@@ -300,12 +326,16 @@ def remedies(answer: Answer) -> tuple[str, ...]:
 
 
 def _if_changed(question: Question, field: str, value: Any) -> str:
-    one = question.fastest(**{field: value})
-    return f"With `{field}={value!r}`, {_fits(one)}" if one is not None else ""
+    return _fits(f"With `{field}={value!r}`", question.fastest(**{field: value}))
 
 
-def _fits(one: Candidate) -> str:
-    return f"{brief(one)} fits: {gib(one.memory.total)}, {seconds(one.time.total)} a step."
+def _fits(change: str, one: Candidate | None) -> str:
+    """Say that a layout fits after a ``change``; '' if there is no such layout."""
+    if one is None:
+        return ""
+    return (
+        f"{change}, {brief(one)} fits: {gib(one.memory.total)}, {seconds(one.time.total)} a step."
+    )
 
 
 def _shorter_sequences(question: Question) -> str:
@@ -319,7 +349,7 @@ def _shorter_sequences(question: Question) -> str:
         shorter = shape.with_lengths(length, shape.vocab)
         one = replace(question, shape=shorter, global_batch=batch).fastest()
         if one is not None:
-            return f"With `seq_len={length}` and `global_batch={batch}`, {_fits(one)}"
+            return _fits(f"With `seq_len={length}` and `global_batch={batch}`", one)
         parts *= 2
     return ""
 
@@ -330,11 +360,9 @@ def _in_fewer_bits(question: Question) -> str:
     if shape.lora is None or shape.lora.base_bits == 4:
         return ""
     fewer = replace(shape, lora=replace(shape.lora, base_bits=4))
-    one = replace(question, shape=fewer, backend="torchtitan").fastest()
-    if one is None:
-        return ""
     software = "" if question.backend == "torchtitan" else " and `backend='torchtitan'`"
-    return f"With `base_bits=4` (QLoRA){software}, {_fits(one)}"
+    one = replace(question, shape=fewer, backend="torchtitan").fastest()
+    return _fits(f"With `base_bits=4` (QLoRA){software}", one)
 
 
 def _only_adapters(question: Question) -> str:
@@ -350,7 +378,7 @@ def _only_adapters(question: Question) -> str:
             wanted = ["`lora_rank=16`", *(["`base_bits=4`"] if bits == 4 else [])]
             if question.backend_required and question.backend != backend:
                 wanted.append(f"`backend={backend!r}`")
-            return f"To fine-tune only adapters, with {' and '.join(wanted)}, {_fits(one)}"
+            return _fits(f"To fine-tune only adapters, with {' and '.join(wanted)}", one)
     return ""
 
 
@@ -380,9 +408,8 @@ def _more_gpus(question: Question) -> str:
         one = _leanest(question, wider)
         if one is not None:
             hosts = counted(wider.hosts, "host")
-            return (
-                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host}) would suffice: "
-                f"{brief(one)}, {gib(one.memory.total)}."
+            return _suffices(
+                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host})", one
             )
     return ""
 
@@ -424,11 +451,14 @@ def _other_gpu(question: Question) -> str:
     for gpu in sorted(larger, key=lambda gpu: (round(gpu.memory, -1), -gpu.flops.get(usual, 0.0))):
         one = _leanest(question, replace(cluster, gpu=gpu))
         if one is not None:
-            return (
-                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB{each}, would suffice: "
-                f"{brief(one)}, {gib(one.memory.total)}."
+            return _suffices(
+                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB{each},", one
             )
     return ""
+
+
+def _suffices(gpus: str, one: Candidate) -> str:
+    return f"{gpus} would suffice: {brief(one)}, {gib(one.memory.total)}."
 
 
 def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:

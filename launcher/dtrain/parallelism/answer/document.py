@@ -131,7 +131,6 @@ def cluster(question: Question) -> dict[str, Any]:
 
 def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
     """Return a layout with all its costs."""
-    speed = candidate.speed
     found = {
         **split(candidate),
         "fits": candidate.fits and not answer.ruled_out(candidate),
@@ -139,12 +138,7 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
         "memory_interval_gib": [_short(gib) for gib in candidate.memory_interval],
         "time_s": _parts(candidate.time, explain.TIME_PARTS),
         "time_interval_s": [_short(seconds) for seconds in candidate.interval],
-        "tokens_per_s_per_gpu": _short(speed.tokens_per_s_per_gpu),
-        "model_tflops_per_gpu": _short(speed.model_tflops_per_gpu),
-        "mfu": _short(speed.mfu),
-        "mfu_causal": _short(speed.mfu_causal),
-        "hfu": _short(speed.hfu),
-        "hfu_causal": _short(speed.hfu_causal),
+        **_rounded(asdict(candidate.speed)),
     }
     if answer.trials:
         found["slowdown"] = _short(candidate.slowdown)

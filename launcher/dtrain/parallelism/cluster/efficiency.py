@@ -155,6 +155,7 @@ MEASURED = {"ampere": {312}, "hopper": {989}, "blackwell": {2250, 2500}}
 """TFLOP/s in 16 bits of the GPUs whose runs the interval is from, by architecture. Of 14 published
 runs on RTX 3090s and RTX A6000s, 5 are in the interval of the A100s."""
 FAMILIES = {"ampere": AMPERE, "hopper": HOPPER, "blackwell": BLACKWELL}
+_NEAREST = {"volta": OLDER, "turing": OLDER, "cdna": HOPPER, "tpu": TPU}
 
 
 def of_family(family: str) -> Efficiency:
@@ -164,16 +165,7 @@ def of_family(family: str) -> Efficiency:
     Hopper's nor the B200's. How far their speeds differ was measured (`Gpu.sustained`) or follows
     from their power.
     """
-    if family in FAMILIES:
-        return FAMILIES[family]
-    nearest = AMPERE
-    if family in ("volta", "turing"):
-        nearest = OLDER
-    elif family == "cdna":
-        nearest = HOPPER
-    elif family == "tpu":
-        nearest = TPU
-    return _unmeasured(nearest)
+    return FAMILIES.get(family) or _unmeasured(_NEAREST.get(family, AMPERE))
 
 
 def of_gpu(gpu: Gpu) -> Efficiency:

@@ -81,10 +81,7 @@ class Probe:
                 for size, speed in self.products.get(gpu.usual, ())
             ],
             "collectives": [dict(row) for row in self.collectives],
-            "constants": {
-                "attention": share,
-                "stream": min(1.0, self.copy / gpu.bandwidth),
-            },
+            "constants": {"attention": share, "stream": min(1.0, self.copy / gpu.bandwidth)},
         }
 
     def hardware(self, gpu: Gpu) -> dict[str, Any]:

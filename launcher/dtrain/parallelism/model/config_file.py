@@ -26,7 +26,7 @@ class ConfigFile:
         """Defaults of keys that files of this type often omit."""
         return {}
 
-    def get(self, names: tuple[str, ...], default: Any = None) -> Any:
+    def get(self, *names: str, default: Any = None) -> Any:
         """Return the value of the first of ``names`` in the file; a dot enters an inner object."""
         for name in names:
             outer, _, inner = name.partition(".")
@@ -40,22 +40,22 @@ class ConfigFile:
                 return self.defaults[name]
         return default
 
-    def count(self, names: tuple[str, ...]) -> int:
+    def count(self, *names: str) -> int:
         """Return a whole number, 0 if the file has none."""
-        value = self.get(names, 0)
+        value = self.get(*names, default=0)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         # Some files give a value for each layer.
         if isinstance(value, list) and value and all(one == value[0] for one in value):
             value = value[0]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**9:
-            given = next(name for name in names if self.get((name,)) is not None)
+            given = next(name for name in names if self.get(name) is not None)
             self.refuse(f"{given} must be a whole number, not {value!r}")
             return 0
         return value
 
-    def needed(self, names: tuple[str, ...]) -> int:
-        value = self.count(names)
+    def needed(self, *names: str) -> int:
+        value = self.count(*names)
         if value < 1:
             others = [name for name in names[1:] if "." not in name]
             also = f" (or {', '.join(others)})" if others else ""

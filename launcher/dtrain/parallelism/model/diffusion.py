@@ -31,19 +31,19 @@ def is_diffusion(values: Mapping[str, Any]) -> bool:
 
 def diffusion_shape(file: ConfigFile, seq_len: int | None) -> Shape:
     """Return the shape. ``seq_len`` replaces the number of tokens of image and text."""
-    hidden = file.needed(("num_attention_heads",)) * file.needed(("attention_head_dim",))
-    patch = file.count(("patch_size",)) or 1
-    channels = file.needed(("in_channels",))
-    outputs = patch**2 * (file.count(("out_channels",)) or channels)
+    hidden = file.needed("num_attention_heads") * file.needed("attention_head_dim")
+    patch = file.count("patch_size") or 1
+    channels = file.needed("in_channels")
+    outputs = patch**2 * (file.count("out_channels") or channels)
     block = Shape(
-        layers=file.needed(("num_layers",)),
+        layers=file.needed("num_layers"),
         hidden=hidden,
-        heads=file.count(("num_attention_heads",)),
-        kv_heads=file.count(("num_attention_heads",)),
+        heads=file.count("num_attention_heads"),
+        kv_heads=file.count("num_attention_heads"),
         ffn_hidden=4 * hidden,
         vocab=outputs,
-        seq_len=max(1, file.count(("sample_size",)) // patch) ** 2,
-        head_size=file.count(("attention_head_dim",)),
+        seq_len=max(1, file.count("sample_size") // patch) ** 2,
+        head_size=file.count("attention_head_dim"),
         gated=False,
         causal=False,
         parts=(Modulation(6),),
@@ -53,21 +53,21 @@ def diffusion_shape(file: ConfigFile, seq_len: int | None) -> Shape:
     )
     match file.values["_class_name"]:
         case "DiTTransformer2DModel":
-            classes = (file.count(("num_embeds_ada_norm",)) or 1000) + 1
+            classes = (file.count("num_embeds_ada_norm") or 1000) + 1
             return _embedded(block, seq_len, classes * hidden)
         case "SD3Transformer2DModel":
-            text = file.needed(("joint_attention_dim",)) * hidden
-            pooled = (file.needed(("pooled_projection_dim",)) + hidden) * hidden
+            text = file.needed("joint_attention_dim") * hidden
+            pooled = (file.needed("pooled_projection_dim") + hidden) * hidden
             joint = replace(_joint(block), seq_len=block.seq_len + _SD3_TEXT)
             return _embedded(joint, seq_len, text + pooled)
     # A second kind of block has one stream, whose MLP and attention read the same norm (Flux).
-    text = file.needed(("joint_attention_dim",)) * hidden
-    pooled = (file.needed(("pooled_projection_dim",)) + hidden) * hidden
-    guidance = (_TIME + hidden) * hidden if file.get(("guidance_embeds",)) else 0
+    text = file.needed("joint_attention_dim") * hidden
+    pooled = (file.needed("pooled_projection_dim") + hidden) * hidden
+    guidance = (_TIME + hidden) * hidden if file.get("guidance_embeds") else 0
     block = replace(block, seq_len=seq_len or _FLUX_PATCHES + _FLUX_TEXT)
     single = replace(block, layers=1, parallel=True, parts=(Modulation(3),), name="")
     both = replace(_joint(block), layers=1, name="")
-    count = file.needed(("num_single_layers",))
+    count = file.needed("num_single_layers")
     if block.layers + count > MOST_LAYERS:
         file.refuse(f"{block.layers + count} layers are more than dtrain plans for")
     pattern = (both,) * block.layers + (single,) * count
@@ -84,7 +84,5 @@ def _joint(block: Shape) -> Shape:
 def _embedded(shape: Shape, seq_len: int | None, more: int) -> Shape:
     """Return ``shape`` with ``more`` parameters before its layers."""
     return replace(
-        shape,
-        seq_len=seq_len or shape.seq_len,
-        input_parameters=shape.input_parameters + more,
+        shape, seq_len=seq_len or shape.seq_len, input_parameters=shape.input_parameters + more
     )

@@ -25,7 +25,6 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "attn_config.kv
 _FFN = (
     "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "ffn_config.ffn_hidden_size",
 )  # fmt: skip
-_VOCAB = ("vocab_size",)
 _POSITIONS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length",
     "max_sequence_length",
@@ -184,19 +183,19 @@ class _Config(ConfigFile):
 
     def _usual_shape(self, seq_len: int | None) -> Shape:
         """The shape with attention in each layer, and a dense MLP in the first ``dense_layers``."""
-        layers, hidden = self.needed(_LAYERS), self.needed(_HIDDEN)
-        heads = self.needed(_HEADS)
+        layers, hidden = self.needed(*_LAYERS), self.needed(*_HIDDEN)
+        heads = self.needed(*_HEADS)
         head_size = self.head_size(hidden, heads)
-        experts = self.count(_EXPERTS)
+        experts = self.count(*_EXPERTS)
         experts = experts if experts > 1 else 0
         ffn, dense_ffn, dense_layers = self.mlps(layers, hidden, experts)
-        latent = self.count(("kv_lora_rank",))
+        latent = self.count("kv_lora_rank")
         kv_heads = heads if latent else self.kv_heads(heads)
         if heads % kv_heads:
             self.refuse(f"{kv_heads} key and value heads do not divide {heads} heads")
-        positions = self.count(_POSITIONS)
+        positions = self.count(*_POSITIONS)
         length = seq_len or min(positions or 2048, LONGEST_USUAL)
-        chosen = self.needed(_CHOSEN) if experts else 0
+        chosen = self.needed(*_CHOSEN) if experts else 0
         if chosen > experts:
             self.refuse(f"{chosen} experts per token are more than the {experts} there are")
         return Shape(
@@ -205,26 +204,28 @@ class _Config(ConfigFile):
             heads=heads,
             kv_heads=kv_heads,
             ffn_hidden=ffn,
-            vocab=self.needed(_VOCAB),
+            vocab=self.needed("vocab_size"),
             seq_len=length,
             head_size=head_size,
             gated=self.gated,
-            tied=bool(self.get(("tie_word_embeddings",), self.kind.tied)),
+            tied=bool(self.get("tie_word_embeddings", default=self.kind.tied)),
             learned_positions=self.kind.learned_positions
-            or self.get(("position_embedding_type",)) == "learned",
+            or self.get("position_embedding_type") == "learned",
             dropout=self.dropout,
             causal=self.kind.causal,
-            parallel=bool(self.get(("use_parallel_residual", "parallel_attn"), self.kind.parallel)),
-            qk_norm=bool(self.get(("use_qk_norm",), self.kind.qk_norm)),
+            parallel=bool(
+                self.get("use_parallel_residual", "parallel_attn", default=self.kind.parallel)
+            ),
+            qk_norm=bool(self.get("use_qk_norm", default=self.kind.qk_norm)),
             experts=experts,
             experts_per_token=chosen,
             shared_experts=self.shared_experts(ffn) if experts else 0,
             dense_layers=dense_layers,
             dense_ffn_hidden=dense_ffn if dense_layers else 0,
             kv_rank=latent,
-            query_rank=self.count(("q_lora_rank",)) if latent else 0,
-            rope_head_size=self.count(("qk_rope_head_dim",)) if latent else 0,
-            value_head_size=self.count(("v_head_dim",)) if latent else 0,
+            query_rank=self.count("q_lora_rank") if latent else 0,
+            rope_head_size=self.count("qk_rope_head_dim") if latent else 0,
+            value_head_size=self.count("v_head_dim") if latent else 0,
             attended=self.window,
             attends_to_all=self.unwindowed(layers) if self.window else 0.0,
             name=self.name.rpartition("/")[2] or self.model_type,
@@ -234,7 +235,7 @@ class _Config(ConfigFile):
         thing = _OTHER_THINGS.get(self.model_type)
         if thing is None and self.values.get("is_encoder_decoder"):
             thing = "an encoder with a decoder"
-        listed = self.get(("layer_types",))
+        listed = self.get("layer_types")
         if thing is None and isinstance(listed, list):
             odd = [kind for kind in map(str, listed) if kind not in ATTENTIONS | MIXERS]
             thing = f"a model with layers of type {odd[0]}" if odd else None
@@ -248,80 +249,80 @@ class _Config(ConfigFile):
     @property
     def window(self) -> int:
         """Tokens of a sliding window, of the types whose layers differ in having one."""
-        return self.count(("sliding_window",)) if self.kind.window_pattern else 0
+        return self.count("sliding_window") if self.kind.window_pattern else 0
 
     def unwindowed(self, layers: int) -> float:
         """Return the share of the layers that attend to the whole sequence."""
-        listed = self.get(("layer_types",))
+        listed = self.get("layer_types")
         if isinstance(listed, list) and listed:
             return round(listed.count("full_attention") / len(listed), 4)
-        every = self.count(("sliding_window_pattern",)) or self.kind.window_pattern
+        every = self.count("sliding_window_pattern") or self.kind.window_pattern
         return round(layers // every / layers, 4)
 
     def head_size(self, hidden: int, heads: int) -> int:
-        if self.count(("kv_lora_rank",)):
-            unrotated = self.needed(("qk_nope_head_dim",))
-            return unrotated + self.needed(("qk_rope_head_dim",))
-        size = self.count(("head_dim",))
+        if self.count("kv_lora_rank"):
+            unrotated = self.needed("qk_nope_head_dim")
+            return unrotated + self.needed("qk_rope_head_dim")
+        size = self.count("head_dim")
         if not size and hidden % heads:
             self.refuse(f"{heads} heads do not divide the hidden size {hidden}, and no head_dim")
         return size or hidden // heads
 
     def kv_heads(self, heads: int) -> int:
         if self.model_type == "falcon" and not self.values.get("new_decoder_architecture"):
-            return 1 if self.get(("multi_query",), True) else heads
+            return 1 if self.get("multi_query", default=True) else heads
         if self.values.get("multi_query") and self.model_type == "gpt_bigcode":
             return 1
-        return self.count(_KV_HEADS) or heads
+        return self.count(*_KV_HEADS) or heads
 
     @property
     def gated(self) -> bool:
         if self.model_type in _KINDS:
             return self.kind.gated
         # Other types are like GPT if they have its activation or its LayerNorm key.
-        if str(self.get(("hidden_act", "activation_function"))) in _PLAIN_ACTIVATIONS:
+        if str(self.get("hidden_act", "activation_function")) in _PLAIN_ACTIVATIONS:
             return False
         return not any(name in self.values for name in ("layer_norm_epsilon", "n_inner"))
 
     @property
     def dropout(self) -> bool:
-        given = [self.get((name,)) for name in _DROPOUT]
+        given = [self.get(name) for name in _DROPOUT]
         shares = [share for share in given if isinstance(share, (int, float))]
         return any(share > 0 for share in shares) if shares else self.kind.dropout
 
     def mlps(self, layers: int, hidden: int, experts: int) -> tuple[int, int, int]:
         """Return the width of an expert (or the only MLP) and of a dense layer, and the number of
         dense layers."""
-        ffn = self.count(_FFN)
-        if not ffn and self.get(("expansion_ratio",)):
-            ffn = self.needed(("expansion_ratio",)) * hidden
+        ffn = self.count(*_FFN)
+        if not ffn and self.get("expansion_ratio"):
+            ffn = self.needed("expansion_ratio") * hidden
         if not ffn and self.model_type in _FOUR_TIMES:
             ffn = 4 * hidden
-        expert = self.count(("moe_intermediate_size",)) if experts else 0
+        expert = self.count("moe_intermediate_size") if experts else 0
         if not ffn and not expert:
-            ffn = self.needed(_FFN)
-        dense = self.count(("intermediate_size_mlp",)) or ffn
+            ffn = self.needed(*_FFN)
+        dense = self.count("intermediate_size_mlp") or ffn
         return expert or ffn, dense, self.dense_layers(layers) if experts else 0
 
     def dense_layers(self, layers: int) -> int:
-        count = self.count(("first_k_dense_replace",))
-        listed = self.get(("mlp_only_layers",))
+        count = self.count("first_k_dense_replace")
+        listed = self.get("mlp_only_layers")
         if isinstance(listed, list):
             count = len(listed)
-        pattern = self.get(("mlp_layer_types",))
+        pattern = self.get("mlp_layer_types")
         if isinstance(pattern, list):
             return sum(kind == "dense" for kind in pattern)
-        by_layer = self.get(("moe_layer_freq",))
+        by_layer = self.get("moe_layer_freq")
         if isinstance(by_layer, list):
             return sum(not kind for kind in by_layer)
-        every = self.count(("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq"))
+        every = self.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
         return layers - (layers - count) // every if every > 1 else count
 
     def shared_experts(self, ffn: int) -> int:
         """Return the number of shared experts, in units of the usual width, rounded."""
-        width = self.count(_SHARED)
+        width = self.count(*_SHARED)
         if width:
             return max(1, round(width / ffn))
         if self.model_type.startswith("llama4"):
             return 1
-        return self.count(("n_shared_experts", "num_shared_experts", "num_shared_expert"))
+        return self.count("n_shared_experts", "num_shared_experts", "num_shared_expert")

@@ -8,13 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 from dtrain.parallelism.model.config_file import ConfigFile
-from dtrain.parallelism.model.parts import (
-    CrossAttention,
-    DeltaNet,
-    Indexer,
-    Mamba2,
-    OutputGate,
-)
+from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Indexer, Mamba2, OutputGate
 from dtrain.parallelism.model.shape import Shape
 
 ATTENTIONS = {"attention", "full_attention", "sliding_attention", "chunked_attention", "hybrid"}
@@ -42,7 +36,7 @@ def other_shape(file: ConfigFile, seq_len: int | None) -> Shape | None:
     """
     if file.model_type in ("t5", "mt5", "umt5"):
         return _encoder_decoder(file, seq_len)
-    if file.model_type == "mamba2" or file.get(("ssm_cfg.layer",)) == "Mamba2":
+    if file.model_type == "mamba2" or file.get("ssm_cfg.layer") == "Mamba2":
         return _state_space(file, seq_len)
     return None
 
@@ -56,7 +50,7 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
         return replace(base, parts=(_mamba(file, base.hidden, beside=True),))
     if file.model_type == "granitemoehybrid":
         base = _with_shared_mlp(file, base)
-    if base.kv_rank and file.count(("index_topk",)):
+    if base.kv_rank and file.count("index_topk"):
         base = _with_indexer(file, base)
     types = _layer_types(file, base.layers)
     if base.layers > MOST_LAYERS:
@@ -73,9 +67,9 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
 
 def _layer_types(file: ConfigFile, layers: int) -> list[str]:
     """Return the type of each layer, as in files' ``layer_types``; none if all have attention."""
-    symbols = file.get(("hybrid_override_pattern", "hybrid_layer_pattern"))
-    listed = file.get(("layer_types", "layers_block_type"))
-    every = file.count(("full_attention_interval",))
+    symbols = file.get("hybrid_override_pattern", "hybrid_layer_pattern")
+    listed = file.get("layer_types", "layers_block_type")
+    every = file.count("full_attention_interval")
     if isinstance(symbols, str):
         types = [_SYMBOLS.get(one, one) for one in symbols if one != "|"]
     elif isinstance(listed, list):
@@ -99,9 +93,9 @@ def _layer_types(file: ConfigFile, layers: int) -> list[str]:
 
 def _moe_at(file: ConfigFile, base: Shape) -> Callable[[int], bool]:
     """Return whether the layer at a place, from 0, has experts."""
-    dense = file.get(("mlp_only_layers",))
-    listed = file.get(("mlp_layer_types", "moe_layer_freq"))
-    every = file.count(("decoder_sparse_step", "interleave_moe_layer_step"))
+    dense = file.get("mlp_only_layers")
+    listed = file.get("mlp_layer_types", "moe_layer_freq")
+    every = file.count("decoder_sparse_step", "interleave_moe_layer_step")
     if not base.experts:
         return lambda place: False
     if isinstance(listed, list) and len(listed) == base.layers:
@@ -117,7 +111,7 @@ def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
     whole = replace(base, layers=1, dense_layers=0, dense_ffn_hidden=0, name="")
     dense = replace(
         whole, experts=0, experts_per_token=0, shared_experts=0,
-        ffn_hidden=base.dense_ffn_hidden or file.count(("intermediate_size",)) or base.ffn_hidden,
+        ffn_hidden=base.dense_ffn_hidden or file.count("intermediate_size") or base.ffn_hidden,
     )  # fmt: skip
     if file.model_type == "nemotron_h":
         # A layer is attention, a mixer or an MLP alone.
@@ -139,7 +133,7 @@ def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
 def _alone(file: ConfigFile, type_: str, whole: Shape, dense: Shape) -> Shape:
     """Return a layer that has nothing beside what its type says."""
     if type_ == "moe":
-        if file.count(("moe_latent_size",)):
+        if file.count("moe_latent_size"):
             file.refuse("experts on a latent (moe_latent_size) have no shape")
         return replace(whole, heads=0, kv_heads=0)
     if type_ == "mlp":
@@ -154,71 +148,73 @@ def _alone(file: ConfigFile, type_: str, whole: Shape, dense: Shape) -> Shape:
 def _with_indexer(file: ConfigFile, base: Shape) -> Shape:
     """Return DeepSeek-V3.2's layer, whose attention is sparse."""
     indexer = Indexer(
-        heads=file.needed(("index_n_heads",)),
-        size=file.needed(("index_head_dim",)),
+        heads=file.needed("index_n_heads"),
+        size=file.needed("index_head_dim"),
         query_rank=base.query_rank or base.hidden,
         length=base.seq_len,
     )
-    return replace(base, attended=file.count(("index_topk",)), parts=(indexer,))
+    return replace(base, attended=file.count("index_topk"), parts=(indexer,))
 
 
 def _with_shared_mlp(file: ConfigFile, base: Shape) -> Shape:
     """Return Granite's layer, whose shared MLP is beside its experts, or alone."""
-    width = file.count(("shared_intermediate_size",))
+    width = file.count("shared_intermediate_size")
     if not base.experts:
         return replace(base, ffn_hidden=width or base.ffn_hidden)
     return replace(base, shared_experts=round(width / base.ffn_hidden))
 
 
 def _mamba(file: ConfigFile, hidden: int, *, beside: bool = False) -> Mamba2:
-    inner = file.count(("mamba_d_ssm",)) or (file.count(("mamba_expand", "expand")) or 2) * hidden
-    heads = file.needed(("mamba_num_heads", "mamba_n_heads"))
-    size = file.get(_MAMBA_SIZE)
+    inner = file.count("mamba_d_ssm") or (file.count("mamba_expand", "expand") or 2) * hidden
+    heads = file.needed("mamba_num_heads", "mamba_n_heads")
+    size = file.get(*_MAMBA_SIZE)
     return Mamba2(
         heads=heads,
-        head_size=inner // heads if size == "auto" else file.needed(_MAMBA_SIZE),
-        state=file.needed(("ssm_state_size", "mamba_d_state", "state_size")),
-        groups=file.count(("mamba_n_groups", "n_groups")) or 1,
-        conv=file.count(("conv_kernel", "mamba_d_conv")) or 4,
-        chunk=file.count(("chunk_size", "mamba_chunk_size")) or 256,
-        gated_norm=bool(file.get(("mamba_rms_norm",), True)),
+        head_size=inner // heads if size == "auto" else file.needed(*_MAMBA_SIZE),
+        state=file.needed("ssm_state_size", "mamba_d_state", "state_size"),
+        groups=file.count("mamba_n_groups", "n_groups") or 1,
+        conv=file.count("conv_kernel", "mamba_d_conv") or 4,
+        chunk=file.count("chunk_size", "mamba_chunk_size") or 256,
+        gated_norm=bool(file.get("mamba_rms_norm", default=True)),
         beside=beside,
     )
 
 
 def _delta_net(file: ConfigFile) -> DeltaNet:
     return DeltaNet(
-        key_heads=file.needed(("linear_num_key_heads",)),
-        key_size=file.needed(("linear_key_head_dim",)),
-        heads=file.needed(("linear_num_value_heads",)),
-        value_size=file.needed(("linear_value_head_dim",)),
-        conv=file.count(("linear_conv_kernel_dim",)) or 4,
+        key_heads=file.needed("linear_num_key_heads"),
+        key_size=file.needed("linear_key_head_dim"),
+        heads=file.needed("linear_num_value_heads"),
+        value_size=file.needed("linear_value_head_dim"),
+        conv=file.count("linear_conv_kernel_dim") or 4,
     )
 
 
 def _state_space(file: ConfigFile, seq_len: int | None) -> Shape:
     """Return the shape of Mamba-2, in the format of Transformers or of ``mamba_ssm``."""
-    hidden = file.needed(("hidden_size", "d_model"))
-    size = file.count(("head_dim", "ssm_cfg.headdim")) or 64
-    inner = (file.count(("expand", "ssm_cfg.expand")) or 2) * hidden
+    hidden = file.needed("hidden_size", "d_model")
+    size = file.count("head_dim", "ssm_cfg.headdim") or 64
+    inner = (file.count("expand", "ssm_cfg.expand") or 2) * hidden
     part = Mamba2(
-        heads=file.count(("num_heads",)) or max(1, inner // size),
+        heads=file.count("num_heads") or max(1, inner // size),
         head_size=size,
-        state=file.count(("state_size", "ssm_cfg.d_state")) or 128,
-        groups=file.count(("n_groups", "ssm_cfg.ngroups")) or 1,
-        conv=file.count(("conv_kernel", "ssm_cfg.d_conv")) or 4,
-        chunk=file.count(("chunk_size",)) or 256,
+        state=file.count("state_size", "ssm_cfg.d_state") or 128,
+        groups=file.count("n_groups", "ssm_cfg.ngroups") or 1,
+        conv=file.count("conv_kernel", "ssm_cfg.d_conv") or 4,
+        chunk=file.count("chunk_size") or 256,
     )
     return Shape(
-        layers=file.needed(("num_hidden_layers", "n_layer")),
+        layers=file.needed("num_hidden_layers", "n_layer"),
         hidden=hidden,
         heads=0,
         kv_heads=0,
         ffn_hidden=0,
-        vocab=file.needed(("vocab_size",)),
+        vocab=file.needed("vocab_size"),
         seq_len=seq_len or 2048,
         head_size=size,
-        tied=bool(file.get(("tie_word_embeddings", "tie_embeddings"), "ssm_cfg" in file.values)),
+        tied=bool(
+            file.get("tie_word_embeddings", "tie_embeddings", default="ssm_cfg" in file.values)
+        ),
         parts=(part,),
         name=file.name.rpartition("/")[2] or "mamba2",
     )
@@ -229,32 +225,32 @@ def _encoder_decoder(file: ConfigFile, seq_len: int | None) -> Shape:
 
     ``seq_len`` is the length of the encoder's sequence; the decoder's is `_TARGETS` of it.
     """
-    length = seq_len or file.count(("n_positions",)) or 512
+    length = seq_len or file.count("n_positions") or 512
     target = max(1, round(length * _TARGETS))
-    heads = file.needed(("num_heads", "num_attention_heads"))
-    hidden = file.needed(("d_model", "hidden_size"))
-    size = file.count(("d_kv",)) or max(1, hidden // heads)
-    dropout = file.get(("dropout_rate",), 0.1)
-    gated = "gated" in str(file.get(("feed_forward_proj",), "relu"))
+    heads = file.needed("num_heads", "num_attention_heads")
+    hidden = file.needed("d_model", "hidden_size")
+    size = file.count("d_kv") or max(1, hidden // heads)
+    dropout = file.get("dropout_rate", default=0.1)
+    gated = "gated" in str(file.get("feed_forward_proj", default="relu"))
     encoder = Shape(
         layers=1,
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
-        ffn_hidden=file.needed(("d_ff",)),
-        vocab=file.needed(("vocab_size",)),
+        ffn_hidden=file.needed("d_ff"),
+        vocab=file.needed("vocab_size"),
         seq_len=length,
         head_size=size,
         gated=gated,
-        tied=bool(file.get(("tie_word_embeddings",), file.model_type == "t5" and not gated)),
+        tied=bool(file.get("tie_word_embeddings", default=file.model_type == "t5" and not gated)),
         dropout=isinstance(dropout, (int, float)) and dropout > 0,
         causal=False,
         target_len=target,
     )
     cross = CrossAttention(heads, size, source=length, target=target)
     decoder = replace(encoder, seq_len=target, causal=True, parts=(cross,))
-    encoders = file.needed(("num_layers",))
-    decoders = file.count(("num_decoder_layers",)) or encoders
+    encoders = file.needed("num_layers")
+    decoders = file.count("num_decoder_layers") or encoders
     if encoders + decoders > MOST_LAYERS:
         file.refuse(f"{encoders + decoders} layers are more than dtrain plans for")
     return replace(

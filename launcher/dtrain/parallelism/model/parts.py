@@ -33,13 +33,11 @@ class LayerPart:
 
     def idle_parameters(self, hidden: int) -> int:
         """Of these, the parameters that are in no product with each token."""
-        del hidden
         return 0
 
     def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
         """Yield the products with weights on one of ``tensor`` ranks: rows for each token of the
         layer, and the matrix's two sizes."""
-        del hidden, tensor
         yield from ()
 
     @property
@@ -55,7 +53,6 @@ class LayerPart:
     def split_passes(self, hidden: int) -> float:
         """Elements of a token that kernels beside the products read and write, which tensor
         parallelism splits."""
-        del hidden
         return 0.0
 
     @property

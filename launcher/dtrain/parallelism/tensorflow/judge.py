@@ -241,10 +241,7 @@ class _Job:
         )
 
     def sentence(
-        self,
-        verdicts: Sequence[Verdict],
-        assignment: Assignment | None,
-        torch: Candidate | None,
+        self, verdicts: Sequence[Verdict], assignment: Assignment | None, torch: Candidate | None
     ) -> str:
         """Return the recommendation."""
         best = verdicts[0]

@@ -27,14 +27,6 @@ from dtrain.runtime.torch.run import ParallelRun, init
 from dtrain.runtime.torch.timing import StepTimer
 
 __all__ = [
-    "Batches",
-    "Layout",
-    "MixtureOfExperts",
-    "ParallelModel",
-    "ParallelRun",
-    "StepTimer",
-    "Training",
-    "checkpoint",
-    "init",
-    "positions",
-]
+    "Batches", "Layout", "MixtureOfExperts", "ParallelModel", "ParallelRun", "StepTimer",
+    "Training", "checkpoint", "init", "positions",
+]  # fmt: skip

@@ -85,9 +85,7 @@ class _Record:
     of another run, the layers return that run's outputs instead."""
 
     def __init__(
-        self,
-        rows: Mapping[str, nn.Linear],
-        instead: Iterator[tuple[str, Tensor]] | None = None,
+        self, rows: Mapping[str, nn.Linear], instead: Iterator[tuple[str, Tensor]] | None = None
     ) -> None:
         self.given: list[tuple[str, Tensor]] = []
         self._layers = rows

@@ -133,11 +133,7 @@ def _tensor_split(
             vocabulary = model.get_parameter(f"{output}.weight").shape[0]
             output = output if same_when_split(loss, vocabulary, mesh, place.device) else ""
     return TensorSplit(
-        mesh,
-        place.layout.sequence_parallel,
-        (COLUMN - row) | column,
-        (ROW - column) | row,
-        output,
+        mesh, place.layout.sequence_parallel, (COLUMN - row) | column, (ROW - column) | row, output
     )
 
 

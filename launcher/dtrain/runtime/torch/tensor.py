@@ -137,8 +137,7 @@ class TensorSplit:
             if isinstance(module, nn.Embedding):
                 self._divides(full, "num_embeddings", module.num_embeddings)
                 self._apply(
-                    module,
-                    RowwiseParallel(input_layouts=Replicate(), output_layouts=self._stream),
+                    module, RowwiseParallel(input_layouts=Replicate(), output_layouts=self._stream)
                 )
                 # A block may add to its input in place. On a view, that would remove the hook with
                 # which FSDP gathers the embedding again.
