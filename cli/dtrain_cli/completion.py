@@ -102,9 +102,9 @@ def ranks(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def gpus(incomplete: str) -> list[str]:
-    from dtrain.parallelism.cluster.hardware import gpus
+    from dtrain.parallelism.cluster.hardware import hardware
 
-    return [gpu.name for gpu in gpus()]
+    return [gpu.name for gpu in hardware().gpus]
 
 
 def models(incomplete: str) -> list[str]:

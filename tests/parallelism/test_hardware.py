@@ -8,7 +8,7 @@ import pytest
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import of_family, of_gpu
-from dtrain.parallelism.cluster.hardware import gpu, gpus, hardware, slowest
+from dtrain.parallelism.cluster.hardware import gpu, hardware, slowest
 from dtrain.parallelism.names import key
 
 MINE = {
@@ -80,7 +80,7 @@ def test_figures_of_data_sheets(
     assert (found.bandwidth, found.link) == (bandwidth, link)
 
 
-@pytest.mark.parametrize("found", gpus(), ids=lambda found: found.name)
+@pytest.mark.parametrize("found", hardware().gpus, ids=lambda found: found.name)
 def test_every_entry_is_complete(found) -> None:
     assert found.source and found.family
     assert found.name == found.name.lower()
@@ -94,7 +94,7 @@ def test_every_entry_is_complete(found) -> None:
 
 
 def test_names_are_unique() -> None:
-    for rows in (gpus(), hardware().machines):
+    for rows in (hardware().gpus, hardware().machines):
         keys = [k for row in rows for k in {key(name) for name in (row.name, *row.aliases)}]
         assert len(keys) == len(set(keys))
 

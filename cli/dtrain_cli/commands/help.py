@@ -43,17 +43,14 @@ def help(
 def topics() -> dict[str, str]:
     """The title of each page, by topic."""
     pages = {page.name[:-3]: page for page in _PAGES.iterdir() if page.name.endswith(".md")}
-    return {name: _title(pages[name].read_text("utf-8")) for name in sorted(pages)}
+    heads = {name: pages[name].read_text("utf-8").partition("\n")[0] for name in sorted(pages)}
+    return {name: head.removeprefix("# ") for name, head in heads.items()}
 
 
 def keys() -> dict[str, str]:
     """The Markdown of each key of the cluster file."""
     _, *sections = re.split(r"^(?=## )", (_PAGES / "keys.md").read_text("utf-8"), flags=re.M)
     return {section.split("\n", 1)[0].removeprefix("## "): section for section in sections}
-
-
-def _title(page: str) -> str:
-    return page.split("\n", 1)[0].removeprefix("# ")
 
 
 def _contents() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,7 +138,7 @@ class Live(Plain):
 
     def _put(self, fd: str, text: str) -> None:
         outlet = self._out if fd == "stdout" else self._err
-        self._recent.extend(_last_lines(text))
+        self._recent.extend(text.removesuffix("\n").rsplit("\n", _RECENT)[-_RECENT:])
         self._stale = True
         if not self._entered or not outlet.terminal:
             super()._put(fd, text)
@@ -149,7 +148,3 @@ class Live(Plain):
         while self._kept_size > _KEPT and len(self._kept) > 1:
             self._kept_size -= len(self._kept.popleft())
             self._cut = True
-
-
-def _last_lines(text: str) -> Sequence[str]:
-    return text.removesuffix("\n").rsplit("\n", _RECENT)[-_RECENT:]

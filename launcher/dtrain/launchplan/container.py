@@ -134,7 +134,9 @@ def _apptainer(container: Container, worker: ContainerProcess) -> Iterator[str]:
     for mount in _mounts(container):
         yield from ("--mount", _mount(mount))
     if container.engine == "pyxis":  # in its place; the options are those of pyxis
-        yield from ("--pwd", WORKDIR, _reference(container.image))
+        image = container.image
+        source = f"docker://{image}" if is_reference(image) else _path(image)
+        yield from ("--pwd", WORKDIR, source)
     else:
         yield from ("--pwd", WORKDIR, *container.options, _path(container.image))
 
@@ -160,10 +162,6 @@ def is_reference(image: str) -> bool:
     """Whether an image is the name of one in a registry, and not a file."""
     path = image.startswith(("/", "~", ".")) or "://" in image
     return not path and not image.endswith((".sif", ".sqsh"))
-
-
-def _reference(image: str) -> str:
-    return f"docker://{image}" if is_reference(image) else _path(image)
 
 
 def _enroot(container: Container, worker: ContainerProcess) -> Iterator[str]:

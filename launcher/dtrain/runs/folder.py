@@ -56,7 +56,9 @@ class RunFolder:
 
         Raises FileExistsError if the run has one, and StorageError if it cannot be created.
         """
-        folder = cls(_runs() / _checked(run))
+        if not RUN_NAME.fullmatch(run):
+            raise ValueError(f"not a run's name: {run!r}")
+        folder = cls(_runs() / run)
         try:
             runs, _ = Trust().open_folder(os.fsencode(_runs()), created=[])
             try:
@@ -305,9 +307,3 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError:
         return []
-
-
-def _checked(run: str) -> str:
-    if not RUN_NAME.fullmatch(run):
-        raise ValueError(f"not a run's name: {run!r}")
-    return run

@@ -263,11 +263,6 @@ def gpu(name: str) -> Gpu:
     return hardware().gpu(name)
 
 
-def gpus() -> tuple[Gpu, ...]:
-    """All GPUs of dtrain's own table."""
-    return hardware().gpus
-
-
 # Reading a table. A rule converts a JSON value to the field's value, or raises ValueError with the
 # requirement.
 

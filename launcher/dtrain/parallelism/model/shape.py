@@ -181,11 +181,6 @@ class Shape(KeepsHash):
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
-    def router_parameters(self) -> int:
-        """Router parameters of one layer with experts."""
-        return self.hidden * self.experts
-
-    @property
     def norm_parameters(self) -> int:
         """Parameters of one layer's norms, of attention and the MLP, with biases if the MLP is not
         gated (LayerNorm)."""
@@ -207,7 +202,7 @@ class Shape(KeepsHash):
         """Parameters of one layer's MLP, or of its router and all of its experts."""
         if moe:
             count = self.experts + self.shared_experts
-            return count * self.expert_parameters + self.router_parameters
+            return count * self.expert_parameters + self.hidden * self.experts
         return (
             self.matrices
             * self.hidden

@@ -40,7 +40,9 @@ def configure_devices(
     try:
         _configure_gpus(gpus, memory_growth, memory_limit)
         if logical_cpus > 1:
-            _divide(tf.config.list_physical_devices("CPU")[0], logical_cpus)
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            parts = [tf.config.LogicalDeviceConfiguration()] * logical_cpus
+            tf.config.set_logical_device_configuration(cpu, parts)
     except RuntimeError as error:
         raise RuntimeError(
             f"TensorFlow has already started ({error}): call configure_devices() before any"
@@ -80,9 +82,3 @@ def _configure_gpus(gpus: Sequence[int] | None, growth: bool, limit: int | None)
             tf.config.set_logical_device_configuration(gpu, [configuration])
         else:
             tf.config.experimental.set_memory_growth(gpu, growth)
-
-
-def _divide(device: tf.config.PhysicalDevice, parts: int) -> None:
-    tf.config.set_logical_device_configuration(
-        device, [tf.config.LogicalDeviceConfiguration()] * parts
-    )

@@ -89,7 +89,8 @@ class OnDevice(keras().layers.Wrapper):  # type: ignore[misc]
             super().build(input_shape)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        options = {"training": training} if self._takes_training() else {}
+        takes_training = "training" in self.layer.call.__code__.co_varnames
+        options = {"training": training} if takes_training else {}
 
         # tf.device affects only operations created inside it. Those of the backward pass are
         # created later, and without this they would all run on the first device.
@@ -113,6 +114,3 @@ class OnDevice(keras().layers.Wrapper):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "device": self.device}
-
-    def _takes_training(self) -> bool:
-        return "training" in self.layer.call.__code__.co_varnames

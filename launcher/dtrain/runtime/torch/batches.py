@@ -131,7 +131,7 @@ class Batches:
             for batch in steps.data(self._loader()):
                 # Count the batch before its use: a checkpoint after its step must include it.
                 self._position["samples"] += self._global_batch
-                yield [self._moved(tensor) for tensor in batch]
+                yield [tensor.to(self._device, non_blocking=True) for tensor in batch]
             self._position = BatchPosition(epoch=self.epoch + 1, samples=0)
 
     def indices(self) -> Iterator[list[int]]:
@@ -158,6 +158,3 @@ class Batches:
             num_workers=self._workers,
             pin_memory=self._device.type == "cuda",
         )
-
-    def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)

@@ -124,15 +124,12 @@ def returns_its_output_layer(model: nn.Module, anatomy: Anatomy) -> bool:
 
 def _through_no_module(model: nn.Module, anatomy: Anatomy) -> tuple[Tensor, Any]:
     """A stream, and what ``model`` without its parts returns for it, or the error it raises."""
-    received = torch.zeros(1, 8, 8, device="meta" if _on_meta(model) else "cpu")
+    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    received = torch.zeros(1, 8, 8, device="meta" if on_meta else "cpu")
     try:
         return received, take_stage(model, (), anatomy)(received)
     except Exception as error:  # noqa: BLE001 - it is the user's code, and may raise anything
         return received, error
-
-
-def _on_meta(model: nn.Module) -> bool:
-    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
 def take_stage(model: nn.Module, parts: Collection[str], anatomy: Anatomy) -> nn.Module:

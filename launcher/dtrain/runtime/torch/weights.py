@@ -55,7 +55,9 @@ class Materializer:
                     holder._buffers[key] = buffer.to(self.device)
 
     def _one(self, name: str, module: nn.Module) -> None:
-        new = [key for key, tensor in _own(module) if tensor.is_meta and not self._known(tensor)]
+        new = [
+            key for key, tensor in _own(module) if tensor.is_meta and id(tensor) not in self._shared
+        ]
         for key, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
                 module._parameters[key] = self._materialized(parameter)
@@ -78,11 +80,8 @@ class Materializer:
                     f" {type(module).__name__}, or set it in the `init` given to parallelize()"
                 )
 
-    def _known(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._shared
-
     def _materialized(self, parameter: nn.Parameter) -> nn.Parameter:
-        if not self._known(parameter):
+        if id(parameter) not in self._shared:
             new = nn.Parameter(_undefined(parameter, self.device), parameter.requires_grad)
             self._shared[id(parameter)] = new
             # An id is valid only while its object lives.
