@@ -230,3 +230,11 @@ def test_a_layout_that_the_file_allows_only_with_settings(dtrain: Any, tmp_path:
     assert done.returncode == 2
     assert "hint: `--output` does not write the values of --set" in done.stderr
     assert file.read_text() == before
+
+
+def test_the_output_names_the_launch_with_the_same_settings(dtrain: Any, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(FILE.format(hosts=2, gpus=2, gpu="h100"))
+    words = ("--model-size", "1B", "cluster.yaml", "--set", "job.args=[a b]")
+    done = dtrain("plan", *words, "--output", "new.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "dtrain launch new.yaml --set 'job.args=[a b]'" in " ".join(done.stdout.split())

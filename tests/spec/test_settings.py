@@ -60,6 +60,13 @@ def test_values(
     assert value(changed(*settings)) == expected
 
 
+@pytest.mark.parametrize("value", ["[]", "null"])
+def test_overrides_of_spares_may_stay_when_settings_remove_the_spares(value: str) -> None:
+    file = FILE.replace("  gpus: 8\n", "  gpus: 8\n  spares: [gpu05]\n").replace("gpu03:", "gpu05:")
+    assert len(changed(file=file).cluster.spares) == 1
+    assert changed(f"cluster.spares={value}", file=file).cluster.spares == ()
+
+
 def test_all_problems_of_the_file_and_of_settings_are_reported_together(
     golden: Callable[[str, Path], None],
 ) -> None:

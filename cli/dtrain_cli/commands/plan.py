@@ -14,6 +14,7 @@ from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Answer
 from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
 from dtrain.planning.written import written
+from dtrain.quoting import words
 from dtrain.runtime.layout import BackendName, Recompute, Sharding
 from dtrain_cli import completion, prompt
 from dtrain_cli.completion import one_of
@@ -250,6 +251,10 @@ def _layouts(
             if base is None
             else f"{output}: job.layout, job.training, job.strategy and job.expected set"
         )
+        if settings:
+            options = (part for setting in settings for part in ("--set", setting))
+            launch = words(["dtrain", "launch", str(output), *options])
+            done.append(f"the values of --set are not in it; to launch with them: {launch}")
     if html is not None:
         from dtrain_cli.files import write_text
         from dtrain_cli.views.layouts_html import page

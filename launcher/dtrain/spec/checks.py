@@ -53,7 +53,7 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
         return
     known = {**hosts, **spares}
     # Settings may replace the hosts or spares. Overrides of the former ones stay in the file.
-    fewer = any(problems.is_setting(cluster.key_place(key)) for key in ("hosts", "spares"))
+    fewer = problems.settings & {"cluster.hosts", "cluster.spares"}
     for named, settings in cluster.get("overrides", ()):
         unused = named.name not in known and (not fewer or problems.is_setting(named.place))
         if unused and not problems.full:

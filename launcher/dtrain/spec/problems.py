@@ -44,6 +44,8 @@ class Problems:
         self.lines = [*lines, *settings]
         self._found: dict[tuple[TextSpan, str], Problem] = {}
         self.homes = homes or {}
+        self.settings: set[str] = set()
+        """The full keys that settings give or remove."""
 
     @property
     def full(self) -> bool:

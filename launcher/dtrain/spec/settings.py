@@ -48,6 +48,7 @@ def _set(root: Node, setting: str, line: int, problems: Problems) -> Node:
             "write e.g. job.restart.max=3; `dtrain help keys` shows all keys",
         )
         return root
+    problems.settings.add(".".join(part.text for part in path))
     value = source.compose_value(setting[end:], TextSpan(line, end + 1), problems)
     if isinstance(value, Scalar) and value.plain and value.text in _NULL:
         return _without(root, path) if _known(path, problems) else root
