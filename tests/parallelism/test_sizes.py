@@ -104,20 +104,21 @@ def test_8b_is_llama_3() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "options", "message"),
+    ("parameters", "options", "message", "hint"),
     [
-        (1e5, {}, "`model_size=100000`"),
-        (1e16, {}, "`model_size=1e\\+16`"),
-        (math.nan, {}, "`model_size=nan`"),
-        (1e7, {"vocab": 256000}, "`vocab` of 256000"),
+        (7, {}, "`model_size=7`", "did you mean 7B?"),
+        (1e5, {}, "`model_size=100000`", "`layers`"),
+        (1e16, {}, "`model_size=1e\\+16`", "`layers`"),
+        (math.nan, {}, "`model_size=nan`", "`layers`"),
+        (1e7, {"vocab": 256000}, "`vocab` of 256000", "vocab"),
     ],
 )
 def test_impossible_sizes_are_refused_with_a_reason(
-    parameters: float, options, message: str
+    parameters: float, options, message: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         shape_for_size(parameters, **options)
-    assert caught.value.hint
+    assert hint in caught.value.hint
 
 
 def test_missing_sizes_get_usual_values() -> None:

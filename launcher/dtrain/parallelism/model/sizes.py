@@ -73,9 +73,10 @@ def shape_for_size(
         UsageError: no typical shape has this size, or the vocabulary leaves no room for layers.
     """
     if not _SMALLEST <= parameters <= _LARGEST:
+        sizes = "give the sizes of the model instead: `layers`, `hidden`, `heads`"
         raise UsageError(
             f"`model_size={parameters:g}` is not between 2M and 100T parameters",
-            hint="give the sizes of the model instead: `layers`, `hidden`, `heads`",
+            hint=f"did you mean {parameters:g}B?" if parameters <= 1000 else sizes,
         )
     vocab = vocab or _usual_vocab(parameters)
     tied = parameters < 4e9
