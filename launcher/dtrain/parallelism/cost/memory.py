@@ -120,11 +120,12 @@ def _communicators(layout: Layout, assumed: Assumptions) -> int:
     freed 7 GB, and 9.5 with experts (verl pull request 6408). That is more than these take: sends
     and exchanges have buffers of their own.
     """
-    kinds = (layout.tensor, layout.pipeline, layout.copies, layout.context, layout.expert)
-    used = sum(ranks > 1 for ranks in kinds)
+    model = layout.tensor * layout.pipeline > 1
+    used = (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1)
+    used += (layout.expert > 1) + (layout.data * layout.context > 1)
     if not used or layout.backend != "megatron" or assumed.habits.placed:
         return used
-    return used + 1 + (layout.tensor * layout.pipeline > 1)
+    return used + 1 + model
 
 
 class _StageStates(NamedTuple):
