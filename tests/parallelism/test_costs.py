@@ -17,6 +17,7 @@ from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.memory import (
+    COMMUNICATOR,
     FRAGMENTATION,
     FRAGMENTATION_BY_TORCH,
     memory,
@@ -475,6 +476,16 @@ def test_tensors_that_a_compiler_places_leave_no_gaps() -> None:
     layout = Layout(backend="torchtitan", data=8, sharding="full")
     placed = Assumptions(habits=MemoryHabits(placed=True))
     assert memory(model("llama-3-8b"), layout, placed).fragmentation == 0
+
+
+def test_each_communicator_has_its_own_buffers() -> None:
+    """Megatron-LM also has one for all ranks, and one for the ranks that share a model."""
+    layout = Layout(backend="megatron", tensor=2, pipeline=2, data=2)
+    shards = Layout(backend="torchtitan", data=8, sharding="full")
+    alone = Layout(backend="megatron")
+    shape = model("llama-3-8b")
+    used = [memory(shape, each, ASSUMED).communication for each in (layout, shards, alone)]
+    assert used == pytest.approx([5 * COMMUNICATOR, COMMUNICATOR, 0])
 
 
 def test_the_step_casts_gradients_of_fp16_when_activations_are_gone() -> None:

@@ -44,7 +44,7 @@ def test_gathered_parameters_and_shards_of_gradients_have_streams_of_their_own()
 
 
 def test_a_compiler_keeps_no_output_that_the_backward_pass_does_not_read() -> None:
-    """Llama 3.1 8B on 8 GPUs, compiled: 77.0 GiB. In eager mode, a layer keeps its last product."""
+    """Llama 3.1 8B on 8 GPUs, compiled: 77.0 GiB. Eager layers keep their last product."""
     layout = replace(TITAN, data=8)
     eager = needs("llama-3.1-8b", layout, Assumptions())
     compiled = needs("llama-3.1-8b", replace(layout, compile=True), Assumptions())

@@ -25,15 +25,15 @@ the median)."""
 
 EXPERTS = 1.6
 """Factor of the upper end of the interval with experts: the software of their exchange changes
-fast, and one release of a library took 1.5 times as long as another. 80 % of 260 published step
-times end at 2.2 times the estimate, with equal weight for each of 22 publishers. Layers with parts
+fast, and one release of a library took 1.5 times as long as another. 80 % of 264 published step
+times end at 2.2 times the estimate, with equal weight for each of 23 publishers. Layers with parts
 have the same factor: the only published runs that have any took 1.08 to 1.19 times the estimate
 (Nemotron 3 Nano)."""
 
 ROOMY = 0.93
 """Maximum share of a GPU's memory in a layout that leaves room for the estimate's error. Of
-published runs whose estimate is 85 to 93 % of the memory, 5 of 242 ran out of it; with 93 to 100 %,
-12 of 117."""
+published runs whose estimate is 85 to 93 % of the memory, 5 of 250 ran out of it; with 93 to 100 %,
+10 of 125."""
 
 MEMORY_INTERVAL = 0.83, 1.31
 """Measured peaks of memory as multiples of the estimate: 80 % of the published peaks are between

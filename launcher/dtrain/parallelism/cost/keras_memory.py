@@ -11,7 +11,7 @@ from typing import Literal
 
 from dtrain.parallelism.assumptions import CONTEXT
 from dtrain.parallelism.cluster.hardware import Precision
-from dtrain.parallelism.cost.memory import COMMUNICATION, FRAGMENTATION
+from dtrain.parallelism.cost.memory import COMMUNICATOR, FRAGMENTATION
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 
@@ -137,7 +137,7 @@ def on_gpu(
         activations=activations / _GIB,
         logits=logits / _GIB,
         temporary=temporary / _GIB,
-        communication=COMMUNICATION if replicas > 1 else 0.0,
+        communication=COMMUNICATOR if replicas > 1 else 0.0,
         context=CONTEXT,
         fragmentation=FRAGMENTATION * used / _GIB,
     )

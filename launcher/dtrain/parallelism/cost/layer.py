@@ -182,8 +182,7 @@ class Kernels:
 
         Each score takes one exponential, whatever the head's size: on H100s half as long as its
         products with heads of 128 (FlashAttention-3, arXiv 2407.08608, section 3.2). Older kernels
-        have slower products, ``own`` of that speed, so small heads cost them less: FlashAttention-2
-        loses less than a fifth of its speed with heads of 64 (arXiv 2307.08691, section 4.1).
+        have slower products, ``own`` of that speed, so small heads cost them less.
         """
         width = (self.shape.head_size + (self.shape.value_head_size or self.shape.head_size)) / 2
         exponential = own * self._peak(self._wide) / 4 / EXPONENTIALS

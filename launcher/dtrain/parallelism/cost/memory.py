@@ -22,8 +22,9 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
-COMMUNICATION = 1.0
-"""GiB of the buffers of NCCL and torch.distributed, with more than one GPU."""
+COMMUNICATOR = 0.65
+"""GiB of NCCL's buffers for each communicator: 0.53 for two and 0.67 for more ranks on A100s with
+NVLink (NVIDIA/nccl issue 964), 0.56 on GB200s (sglang pull request 30908)."""
 FRAGMENTATION = 0.03
 FRAGMENTATION_BY_TORCH = 0.07
 """Memory that the allocator reserves but does not use, as a share of the used memory: 0 to 0.09 in
@@ -96,7 +97,6 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         phase = _whole_peak(shape, layout, assumed, states, layers=layers, stage=stage, held=held)
     used = states.parameters + states.optimizer + sum(phase)
     unused = _unused_share(layout, assumed) * used + _split_blocks(shape, layout, assumed, stage)
-    several = layout.world_size > 1
     return Memory(
         parameters=states.parameters / _GIB,
         gradients=phase.gradients / _GIB,
@@ -105,11 +105,27 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         logits=phase.logits / _GIB,
         gathered=phase.gathered / _GIB,
         temporary=phase.temporary / _GIB,
-        communication=(COMMUNICATION if several else 0.0) + assumed.habits.buckets,
+        communication=COMMUNICATOR * _communicators(layout, assumed) + assumed.habits.buckets,
         context=assumed.habits.context,
         fragmentation=unused / _GIB,
         cached=cached / _GIB,
     )
+
+
+def _communicators(layout: Layout, assumed: Assumptions) -> int:
+    """Return the number of NCCL communicators of a rank: one for each kind of parallelism.
+
+    Megatron-LM has two more: of all ranks, and of the ranks that share a model, for the gradients'
+    norm (``parallel_state.py``). With tensor, pipeline and data 2 on H100s, suspending all of them
+    freed 7 GB, and 9.5 with experts (verl pull request 6408). That is more than these take: sends
+    and exchanges have buffers of their own.
+    """
+    model = layout.tensor * layout.pipeline > 1
+    used = (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1)
+    used += (layout.expert > 1) + (layout.data * layout.context > 1)
+    if not used or layout.backend != "megatron" or assumed.habits.placed:
+        return used
+    return used + 1 + model
 
 
 class _StageStates(NamedTuple):
@@ -265,7 +281,7 @@ def _by_runtime(
         logits=phase.logits / _GIB,
         gathered=phase.gathered / _GIB,
         temporary=phase.temporary / _GIB,
-        communication=COMMUNICATION if layout.world_size > 1 else 0.0,
+        communication=COMMUNICATOR * _communicators(layout, assumed),
         context=assumed.habits.context,
         fragmentation=FRAGMENTATION_BY_TORCH * used / _GIB,
     )
