@@ -28,20 +28,23 @@ from dtrain.failures.stacks import stack
 from dtrain.failures.traceback import last_words, shorten
 from dtrain.framing import LineFramer, clean
 from dtrain.hostlist import HostListError, fold, unfold
+from dtrain.messages.decode import parse as parse_json
 from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.evidence import FAILURE
 from dtrain.node.agent.kernel_log import ENTRY, RECORD, TROUBLE
 from dtrain.node.agent.progress import ProgressFiles
-from dtrain.node.agent.wire import PREAMBLE
+from dtrain.node.agent.wire import HEADER, MESSAGE, PREAMBLE
 from dtrain.node.protocol import FrameDecoder, ProtocolError
 from dtrain.screen import ScreenFramer
 from dtrain.spec.load import parse
 from dtrain.spec.report import SpecError
+from dtrain.transport.incoming import Incoming
 from dtrain_cli.views import names
 from dtrain_cli.views.board import Board
 from dtrain_cli.views.dashboard import draw
 from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.report import render
+from support.scripted import ScriptedProcess
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +54,7 @@ NOTHING = 0.03
 PIECE = 16
 SAMPLES = yaml.safe_load((Path(__file__).parent / "failures/samples.yaml").read_text("utf-8"))
 
+PAST = HEADER.pack(MESSAGE, 0, 0, 15) + b'{"type":"past"}'
 KINDS: dict[str, str | tuple[str, str]] = {  # what is repeated, perhaps after a beginning
     "U+0090": "\x90",
     "U+009F": "\x9f",
@@ -75,10 +79,15 @@ KINDS: dict[str, str | tuple[str, str]] = {  # what is repeated, perhaps after a
     "digits": "1",
     "letters": "x",
     "opening brackets": "[",
+    "opening brackets and quotes": '["',
+    "empty lists": ("[", "[],"),
     "opening parentheses": " (",
     "brackets": "[0-1]",
     "braces": '{"a":',
     "quotes": '"',
+    "escaped quotes": ('"', '\\"'),
+    "backslashes": "\\",
+    "fraction": ("0.", "1"),
     "colons": "a: ",
     "commas": "a,",
     "wide": "█",
@@ -106,6 +115,7 @@ KINDS: dict[str, str | tuple[str, str]] = {  # what is repeated, perhaps after a
     "kernel, Xid": "NVRM: Xid (PCI:0000",
     "journal": "1.1 a kernel: ",
     "almost a preamble": PREAMBLE[:-1].decode(),
+    "frames of a relay": (PREAMBLE.decode(), PAST.decode()),
 }
 
 
@@ -138,6 +148,23 @@ def screened(text: str) -> None:
     in_pieces(text.encode(errors="replace"), framer.feed)
     assert framer.partial is not None
     framer.flush()
+
+
+def after_noise(text: str) -> None:
+    with contextlib.suppress(ProtocolError, EOFError):
+        Incoming(ScriptedProcess(text.encode(errors="replace"))).preamble(PREAMBLE)
+
+
+def line_by_line(text: str) -> None:
+    incoming = Incoming(ScriptedProcess(text.encode(errors="replace")))
+    with contextlib.suppress(ProtocolError, EOFError):
+        while True:
+            incoming.until(b"\n", 1 << 16)
+
+
+def read_as_json(text: str) -> None:
+    with contextlib.suppress(ProtocolError):
+        parse_json(text.encode(errors="replace"))
 
 
 def decoded(text: str) -> None:
@@ -238,6 +265,9 @@ PATHS: dict[str, Callable[[str], object]] = {
     "signatures' details": detailed,
     "kernel messages": lambda text: understand([(0.0, text)], ["0000:3b:00.0"], [0]),
     "stacks": stack,
+    "json": read_as_json,
+    "noise before a preamble": after_noise,
+    "lines of a program": line_by_line,
     "frames": decoded,
     "frames after the preamble": decoded_after_preamble,
     "torchrun's summary": lambda text: re.findall(FAILURE, text.encode(errors="replace")),

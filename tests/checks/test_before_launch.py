@@ -88,7 +88,8 @@ def test_findings_for_programs(hosts: Hosts, launcher: Launcher) -> None:
     (found,) = [event for event in events if event["event"] == "finding"]
     assert found["hosts"] == ["node2"]
     assert (found["severity"], found["subject"]) == ("error", "workdir")
-    assert set(found) >= {"seen", "expected", "remedy"}
+    assert set(found) >= {"seen", "expected"}
+    assert "mkdir -p ~/job there" in found["remedy"]
     assert events[-1]["event"] == "finished"
     assert events[-1]["exit_code"] == 3
     (run,) = (launcher.home / "runs").iterdir()
@@ -123,6 +124,7 @@ def test_an_unreachable_host_is_reported_once_and_hides_nothing(
     not_started(done, cluster, launcher)
     assert done.stderr.count("node2:") == 1
     assert "error    node3: script" in done.stderr
+    assert "~/train.py does not exist" in done.stderr
 
 
 def test_what_was_found_is_not_left_behind_with_a_lost_host(

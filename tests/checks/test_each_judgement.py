@@ -135,10 +135,13 @@ def test_an_interface_without_an_address() -> None:
     assert "has no IP address" in found.seen
 
 
-def test_a_link_that_is_slower_than_the_others() -> None:
+def test_a_link_that_differs_from_the_others() -> None:
+    usual = network(eth0=interface())
     slow = network(eth0=interface(speed=1000))
-    found = only(evidence(network(eth0=interface()), slow), "warning", "network", "gpu3")
+    found = only(evidence(usual, slow), "warning", "network", "gpu3")
     assert "1 Gb/s; 25 Gb/s on gpu[1-2]" in found.seen
+    found = only(evidence(usual, network(eth0=interface(mtu=1400))), "warning", "mtu", "gpu3")
+    assert found.remedy == "sudo ip link set dev eth0 mtu 1500 there"
 
 
 def test_a_host_without_infiniband() -> None:

@@ -121,12 +121,11 @@ def test_bandwidth_is_for_torch(launcher: Launcher) -> None:
 
 @pytest.mark.netns
 @pytest.mark.torch
-def test_a_plan_measures_the_hosts_and_trains_its_best_layout(
-    hosts: Any, launcher: Launcher
-) -> None:
+def test_a_plan_measures_the_hosts(hosts: Hosts, launcher: Launcher) -> None:
+    """`api/test_trials.py` trains its best layouts."""
     cluster = hosts(2)
     file = launcher.file(cluster, TORCH)
-    options = ("--model-size", "20M", "--seq-len", "128", "--global-batch", "8", "--trials", "1")
+    options = ("--model-size", "20M", "--seq-len", "128", "--global-batch", "8")
     done = launcher.command("plan", str(file), *options, "--probe", "--json").wait(HANG)
     assert done.code == 0, done.stderr
     found = json.loads(done.stdout)
@@ -137,9 +136,6 @@ def test_a_plan_measures_the_hosts_and_trains_its_best_layout(
         "matrix products in fp32", "memory bandwidth", "all-reduce over all hosts"
     }  # fmt: skip
     assert all(one["value"] > 0 for one in found["probe"]["measured"])
-    (trial,) = found["trials"]
-    assert trial["failure"] is None, trial
-    assert found["layouts"][0]["time_s"]["total"] == pytest.approx(trial["corrected_s"], rel=1e-4)
     # The stored file is one for --calibrate.
     stored = json.loads(Path(found["probe"]["file"]).read_text())
     assert stored["gemm"]

@@ -32,7 +32,8 @@ def test_a_part_of_a_key_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert headings == ["## cluster.python", "## cluster.overrides.HOST.python"]
 
 
-def test_a_terminal_shows_commands_instead_of_links() -> None:
+def test_a_terminal_shows_commands_instead_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     shown = drawn("# Title\n\nSee [keys](keys.md) and [train.py](../../../scripts/train.py).\n")
     assert "See keys (dtrain help keys) and train.py." in shown
     assert "##" not in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -29,16 +28,3 @@ def test_a_failure_on_one_of_four_hosts(hosts: Hosts, launcher: Launcher) -> Non
     report = done.stderr[done.stderr.index("\nerror: ") + 1 :]
     assert report.startswith("error: rank 2 on node3 exited with status 1\n")
     assert report.index("ValueError: bad batch on rank 2") < 2000
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_stop_signals(hosts: Hosts, launcher: Launcher, number: signal.Signals) -> None:
-    cluster = hosts(4)
-    file = launcher.file(
-        cluster, {"framework": "torch", "script": job("zombies.py"), "grace": "1s"}
-    )
-    launch = launcher.start(file)
-    launch.until("lingering", count=4)
-    launch.send(number)
-    assert launch.wait().code == 130
-    assert launcher.left(cluster) == {}

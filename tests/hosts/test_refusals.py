@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,69 +41,7 @@ def test_an_unreachable_host(hosts: Hosts, launcher: Launcher) -> None:
     refused(launcher.run(file), cluster, launcher, "node2", "10.213.")
 
 
-def test_sshd_is_not_running(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(2)
-    cluster["node2"].run("pkill", "sshd")
-    refused(launcher.run(launcher.file(cluster, JOB)), cluster, launcher, "node2", "refused")
-
-
-def test_a_wrong_host_key(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(2)
-    lines = cluster.known_hosts.read_text().splitlines()
-    keys = [line.split(" ", 1) for line in lines]
-    swapped = {cluster.hosts[0].address: cluster.hosts[1].address}
-    swapped |= {there: here for here, there in swapped.items()}
-    cluster.known_hosts.write_text(
-        "".join(f"{swapped.get(name, name)} {key}\n" for name, key in keys)
-    )
-    done = launcher.run(launcher.file(cluster, JOB))
-    refused(done, cluster, launcher, "node1", "node2", "SHA256:", str(cluster.known_hosts))
-
-
-def test_an_unknown_host_key(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(2)
-    cluster.known_hosts.write_text("")
-    done = launcher.run(launcher.file(cluster, JOB))
-    refused(done, cluster, launcher, "node1", "node2", "SHA256:", "accept-new")
-
-
-def test_a_refused_key(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(2)
-    (cluster["node2"].home / ".ssh" / "authorized_keys").write_text("")
-    done = launcher.run(launcher.file(cluster, JOB), env={"SSH_AUTH_SOCK": ""})
-    refused(done, cluster, launcher, "node2", str(cluster.identity), "ssh-copy-id")
-
-
-def test_a_missing_script(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(2)
-    (cluster["node1"].home / "train.py").write_text("")
-    done = launcher.run(launcher.file(cluster, {**JOB, "script": "train.py"}))
-    refused(done, cluster, launcher, "node2", "train.py", "job.workdir", "job.sync")
-    assert "node1:" not in done.stderr
-
-
-def test_no_python(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(2)
-    file = launcher.file(cluster, JOB, python="/opt/no such/python")
-    refused(launcher.run(file), cluster, launcher, "node1", "/opt/no such/python", "cluster.python")
-
-
-def test_a_python_that_is_too_old(hosts: Hosts, launcher: Launcher, tmp_path: Path) -> None:
-    """An old Python's error on the boot line, from a Python that pretends to be old."""
-    cluster = hosts(2)
-    old = tmp_path / "python"
-    old.write_text(
-        '#!/bin/sh\nwhile [ "$1" != -c ]; do shift; done; shift; code=$1; shift\n'
-        f'exec {sys.executable} -c "import sys; sys.version_info = (3, 6, 8)\n'
-        '$code" "$@"\n'
-    )
-    old.chmod(0o755)
-    tmp_path.chmod(0o755)
-    file = launcher.file(cluster, JOB, python=str(old))
-    refused(launcher.run(file), cluster, launcher, "node1", "3.6 is too old", "3.8")
-
-
-def test_a_busy_port(hosts: Hosts, launcher: Launcher) -> None:
+def test_a_busy_port_that_another_can_replace(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(2)
     script = "import socket; s = socket.create_server(('', 29500)); print(flush=True); input()"
     with subprocess.Popen(
@@ -114,38 +51,10 @@ def test_a_busy_port(hosts: Hosts, launcher: Launcher) -> None:
     ) as holder:
         assert holder.stdout
         holder.stdout.readline()
-        fixed = launcher.file(cluster, {**JOB, "rendezvous": {"port": 29500}}, name="fixed.yaml")
-        done = launcher.run(fixed)
-        assert done.code == 3, done
-        for word in ("node1", "29500", "python", "hint: "):
-            assert word in done.stderr
-        only = launcher.file(
-            cluster, {**JOB, "rendezvous": {"ports": "29500-29500"}}, name="only.yaml"
-        )
-        done = launcher.run(only)
-        assert done.code == 3, done
-        for word in ("node1", "port 29500 is taken by", "job.rendezvous.ports"):
-            assert word in done.stderr
-        # If the file names no port, a busy port is no reason to fail.
         two = {**JOB, "rendezvous": {"ports": "29500-29501"}}
         free = launcher.run(launcher.file(cluster, two))
         assert free.code == 0, str(free)
         assert "failed" not in free.stderr
-
-
-def test_a_full_disk(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(2, home_size="40M")
-    with (cluster["node2"].home / "ballast").open("wb") as ballast:
-        ballast.write(bytes(36 << 20))
-    done = launcher.run(launcher.file(cluster, JOB))
-    refused(done, cluster, launcher, "node2", "free", "cluster.run_dir")
-
-
-def test_setup_that_fails_on_one_host(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(2)
-    (cluster["node1"].home / "env.sh").write_text("export FOUND=1\n")
-    done = launcher.run(launcher.file(cluster, {**JOB, "setup": ["source ~/env.sh"]}))
-    refused(done, cluster, launcher, "node2", "setup", "env.sh")
 
 
 def test_names_with_shell_syntax(hosts: Hosts, launcher: Launcher) -> None:

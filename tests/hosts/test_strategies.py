@@ -91,43 +91,21 @@ def test_torch(
         assert losses(tmp_path / f"{name}.json") == pytest.approx(wanted[start:], rel=1e-4), name
 
 
-IMAGES = ["--loop", "custom", "--steps", "30", "--every", "10"]
-
-
-def tensorflow_job(
-    hosts: Hosts, launcher: Launcher, strategy: str, *options: str, **job: Any
-) -> tuple[list[float], str]:
-    """The losses and the output of a job on two hosts."""
-    cluster = hosts(2)
-    file = launcher.folder / "losses.json"
+@pytest.mark.tensorflow
+def test_tensorflow_model_parallel(hosts: Hosts, launcher: Launcher, tmp_path: Path) -> None:
+    """The other strategies train in `tests/runtime/tensorflow`, and find each other across hosts
+    in `test_training.py` and `tests/programs`."""
+    options = ["--loop", "custom", "--steps", "30", "--every", "10"]
+    images_alone = alone("classify_images.py", tmp_path, options)
+    assert len(images_alone) == 30 and images_alone[-1] < images_alone[0] - 0.1
+    cluster, file = hosts(2), launcher.folder / "losses.json"
     document = {
         "framework": "tensorflow",
-        "strategy": strategy,
+        "strategy": "model_parallel",
         "script": str(RECIPES / "classify_images.py"),
-        "args": [*options, "--losses", str(file)],
-        **job,
+        "args": [*options, "--cpus", "2", "--losses", str(file)],
     }
     done = launcher.run(launcher.file(cluster, document), "--no-check", timeout=HANG)
     assert done.code == 0, str(done)
     assert launcher.left(cluster) == {}
-    return losses(file), done.stdout
-
-
-@pytest.mark.tensorflow
-def test_tensorflow_model_parallel(hosts: Hosts, launcher: Launcher, tmp_path: Path) -> None:
-    """`test_resume.py` does so for ``multi_worker_mirrored``, and
-    `tests/runtime/tensorflow/test_one_host.py` for the strategies of one host."""
-    images_alone = alone("classify_images.py", tmp_path, IMAGES)
-    assert len(images_alone) == 30 and images_alone[-1] < images_alone[0] - 0.1
-    found, _ = tensorflow_job(hosts, launcher, "model_parallel", *IMAGES, "--cpus", "2")
-    assert found == pytest.approx(images_alone, rel=1e-3)
-
-
-@pytest.mark.tensorflow
-def test_parameter_servers_reach_the_same_level(hosts: Hosts, launcher: Launcher) -> None:
-    """Servers wait forever: the launch ends them when the chief is done."""
-    roles = {"chief": 1, "worker": 1, "ps": 1}
-    options = ["--loop", "custom", "--steps", "320", "--every", "20"]
-    _, stdout = tensorflow_job(hosts, launcher, "parameter_server", *options, roles=roles)
-    (accuracy,) = [line for line in stdout.splitlines() if "chief0" in line and "held-out" in line]
-    assert float(accuracy.split()[-1].rstrip("%")) > 0.85, accuracy
+    assert losses(file) == pytest.approx(images_alone, rel=1e-3)

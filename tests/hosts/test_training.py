@@ -22,15 +22,15 @@ def summaries(stdout: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("backend", ["direct", "c10d"])
-def test_torch(hosts: Hosts, launcher: Launcher, backend: str) -> None:
+def test_torchrun(hosts: Hosts, launcher: Launcher) -> None:
+    """`test_strategies.py` and `test_ends.py` start the ranks without it."""
     cluster = hosts(2)
     file = launcher.file(
         cluster,
         {
             "framework": "torch",
             "script": job("allreduce_torch.py"),
-            "rendezvous": {"backend": backend},
+            "rendezvous": {"backend": "c10d"},
         },
         slots=2,
         network={"interface": "eth0"},
@@ -42,7 +42,7 @@ def test_torch(hosts: Hosts, launcher: Launcher, backend: str) -> None:
     assert {each["sum"] for each in found} == {10.0}
     assert {each["hostname"] for each in found} == {"node1", "node2"}
     assert {each["environment"]["GLOO_SOCKET_IFNAME"] for each in found} == {"eth0"}
-    # Each rank's output has its own prefix, with every launcher.
+    # Each rank's output has its own prefix.
     prefixes = {line.partition("]")[0].split()[1] for line in done.stdout.splitlines()}
     assert prefixes == {"0", "1", "2", "3"}
     assert launcher.left(cluster) == {}

@@ -1,7 +1,7 @@
 """A training script, whose first attempt waits once WAIT_AT steps are done, before they are
 saved: as ranks do whose peer is gone.
 
-    waiting.py MODULE OPTIONS    MODULE is a recipe of scripts/recipes/: train_gpt, say
+    waiting.py OPTIONS    those of scripts/recipes/train_gpt.py
 """
 
 import importlib
@@ -23,6 +23,6 @@ def progress_or_wait(step: int, **more: Any) -> None:
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "recipes"))
-training: Any = importlib.import_module(sys.argv.pop(1))
+training: Any = importlib.import_module("train_gpt")
 training.progress = progress_or_wait
 training.main()

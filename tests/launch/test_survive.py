@@ -277,12 +277,15 @@ def test_a_failed_job_resumes_where_it_was(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
-def test_a_detached_job_restarts_and_all_its_attempts_are_shown(scene: Scene) -> None:
+def test_a_detached_job_restarts_and_all_its_attempts_are_followed_and_shown(scene: Scene) -> None:
     file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
     run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
+    followed = scene.command("logs", "-f", "--rank", "3", run).wait()
+    assert followed.code == 0
     until(lambda: "done" in scene.command("ps", run).wait().stdout, "the end of the job")
     shown = scene.command("logs", "--rank", "3", run).wait().stdout
     for attempt in (1, 2, 3):
+        assert f"attempt {attempt} from step" in followed.stdout
         assert f"attempt {attempt} from step" in shown
 
 
@@ -365,15 +368,6 @@ def test_a_host_that_knows_nothing_of_the_run_is_used_again(scene: Scene) -> Non
     assert "node1: attaching to the job: no run" in attached.stderr
     assert attached.lines("node1", 3) == ["attempt 2"]
     assert scene.leftovers() == []
-
-
-def test_followed_logs_continue_with_the_next_attempt(scene: Scene) -> None:
-    file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
-    run = scene.command("launch", str(file), "--detach").wait().stdout.strip()
-    followed = scene.command("logs", "-f", "--rank", "3", run).wait()
-    assert followed.code == 0
-    for attempt in (1, 2, 3):
-        assert f"attempt {attempt} from step" in followed.stdout
 
 
 def test_a_watcher_sees_an_earlier_end(runs: Runs) -> None:

@@ -71,6 +71,8 @@ PROGRAMS = {
     "make": Program("make,"),
     "uv": Program("uv,", {"PYTHONPATH": sysconfig.get_path("purelib")}),
 }
+FAIL_AS_GPT_DOES = {"trainer", "fabric", "deepspeed"}
+"""Their exceptions end the one Python process of a rank, and nothing catches them before."""
 
 
 def example(program: Program) -> str:
@@ -111,7 +113,7 @@ def test_trains(cluster: Cluster, launcher: Launcher, job_file: JobFile, name: s
     assert launcher.left(cluster) == {}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - FAIL_AS_GPT_DOES))
 def test_names_the_worker_that_failed(
     cluster: Cluster, launcher: Launcher, job_file: JobFile, name: str
 ) -> None:

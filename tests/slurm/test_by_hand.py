@@ -201,7 +201,7 @@ def test_torch_ranks_meet(slurm: Slurm, backend: str) -> None:
     job = f"{{framework: torch, {script}, rendezvous: {{backend: {backend}}}}}"
     number = slurm.sbatch(render(plan(slurm, job)))
     folder = slurm.shared / "runs" / "nodes" / f"job-{number}"
-    texts = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    texts = [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
     assert slurm.state(number) == "COMPLETED", "\n".join(texts)
     assert sum(text.count('"sum": 10.0') for text in texts) == 4
 

@@ -86,7 +86,7 @@ def ssh_connects(sshd: Sshd, known_hosts: Path, *options: str) -> bool:
     words = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
     command = ["ssh", "-F", "none", *words, *options, "-i", str(sshd.identity)]
     command += ["-p", str(sshd.port), f"{sshd.user}@{sshd.address}", "true"]
-    return subprocess.run(command, check=False, capture_output=True, timeout=60).returncode == 0
+    return subprocess.run(command, check=False, capture_output=True, timeout=HANG).returncode == 0
 
 
 NAME = ("-h", "-n", "127.0.0.1,other")

@@ -14,6 +14,7 @@ from dtrain.spec.model import Host, Ssh
 from dtrain.transport.endpoint import Resolver
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_options import NAMES
+from support.limits import HANG
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 
@@ -102,7 +103,7 @@ def connect(transport: SshTransport, sshd: Sshd, tmp_path: Path) -> Callable[...
         connection = transport.connect(host_on(sshd, config=str(tmp_path / "config"), **ssh))
         process = connection.start("echo ${SSH_CONNECTION%% *}; exit 7")
         shown = process.read().decode().strip()
-        status = process.wait(60)
+        status = process.wait(HANG)
         connection.close()
         return status, shown
 

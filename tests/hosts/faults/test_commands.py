@@ -137,7 +137,7 @@ def test_a_host_without_an_answer_does_not_count_as_clean(field: Make) -> None:
 
 
 def test_stop_with_a_host_out_of_reach(field: Make) -> None:
-    """It reports the host, can be interrupted, and finishes when the host returns."""
+    """It reports the host, can be interrupted or repeated, and finishes when the host returns."""
     scene = field(2)
     run = scene.detach(scene.file())
     scene.cluster.cut("node2")
@@ -145,11 +145,13 @@ def test_stop_with_a_host_out_of_reach(field: Make) -> None:
     stopping.until("node2 cannot be reached")
     stopping.send(signal.SIGINT)
     scene.over(stopping, 130)
+    again = scene.command("stop", run)
+    again.until("node2 cannot be reached")
     node1, node2 = scene.cluster.hosts
     scene.until_nothing_is_left(node1)
     assert scene.left([node2])
     scene.cluster.heal()
-    until(lambda: scene.in_charge() is None, "the end of the run")
+    scene.over(again, 0)
     scene.check(whole=False)
 
 
