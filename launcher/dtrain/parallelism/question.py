@@ -18,7 +18,7 @@ from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.reliability import FailureCost, Reliability, cost
-from dtrain.parallelism.search import Plan, candidates, fastest, search
+from dtrain.parallelism.search import OFFLOAD, Plan, candidates, search
 from dtrain.parallelism.trial import Trial, common
 from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES, BackendName, Layout
@@ -159,7 +159,10 @@ class Question:
         if self.backend_from == "strategy":
             return ""
         times = plan.best.time.total / other.time.total
-        return f"takes {times:.1f} times as long" if times > MUCH_SLOWER else ""
+        more = plan.best.layout.offload - other.layout.offload
+        if times * (1 + OFFLOAD * more) <= MUCH_SLOWER:
+            return ""
+        return f"takes {times:.1f} times as long{' with offload' if more > 0 else ''}"
 
     def _nothing_left(self) -> UsageError:
         """Return the error for constraints that no backend can meet: what the one with the fewest
@@ -199,13 +202,15 @@ class Question:
 
         The search does not add offload to a layout whose sizes are all fixed.
         """
-        return search(self._candidates(fixed))
+        fixed = {**({"offload": False} if self.pinned else {}), **self.fixed, **fixed}
+        return search(self.candidates(fixed), offload="offload" not in fixed)
 
     def fastest(self, **fixed: Any) -> Candidate | None:
-        """Return the best layout of `search`, in a fraction of its time."""
-        return fastest(self._candidates(fixed))
+        """Return the best layout of `search`."""
+        return self.search(**fixed).best
 
-    def _candidates(self, fixed: Mapping[str, Any]) -> Iterator[Iterator[Candidate]]:
+    def candidates(self, fixed: Mapping[str, Any]) -> Iterator[Candidate]:
+        """Yield all layouts that have ``fixed``, with offload only if that is fixed."""
         return candidates(
             self.shape,
             self.cluster,
@@ -213,7 +218,7 @@ class Question:
             global_batch=self.global_batch,
             precision=self.precision,
             narrow_states=self.narrow_states,
-            fixed={**({"offload": False} if self.pinned else {}), **self.fixed, **fixed},
+            fixed=fixed,
             start=Layout(backend=self.backend, **(self.kept if self.backend == "runtime" else {})),
         )
 

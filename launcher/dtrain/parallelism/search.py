@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,9 @@ LEAST_TOKENS = 4096
 """Minimum tokens of a sequence on each context rank; fewer leave attention kernels idle."""
 MOST_PIECES = 8
 """Maximum pieces of one stage in an interleaved schedule."""
+OFFLOAD = 0.5
+"""Share of a step's time that the optimizer's offload must save: how fast the host updates depends
+on its threads and memory, which the planner does not know."""
 _SPLIT = attrgetter(
     "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding",
     "sequence_parallel", "offload",
@@ -52,7 +56,8 @@ class Plan:
     best one takes that of a few."""
 
     layouts: tuple[Candidate, ...]
-    """All layouts: without offload of the optimizer, and also with it if none of these fits."""
+    """All layouts without offload of the optimizer, and if one with it is better or none fits, also
+    those with it."""
 
     @cached_property
     def best(self) -> Candidate | None:
@@ -103,9 +108,9 @@ def candidates(
     narrow_states: bool = False,
     fixed: Mapping[str, Any] | None = None,
     start: Layout | None = None,
-) -> Iterator[Iterator[Candidate]]:
-    """Yield all layouts for ``global_batch`` sequences a step that ``fixed`` allows: first those
-    without offload of the optimizer, then those with it.
+) -> Iterator[Candidate]:
+    """Yield all layouts for ``global_batch`` sequences a step that ``fixed`` allows. The optimizer
+    is offloaded only if that is fixed.
 
     ``fixed`` maps fields of `Layout` to required values. ``start`` has the backend, and the fields
     that no search chooses.
@@ -118,30 +123,29 @@ def candidates(
     assumed = Assumptions.usual(
         precision, cluster.gpu, start.backend, narrow_states=narrow_states
     )  # fmt: skip
-    choices = _Choices(shape, cluster, global_batch, fixed or {}, assumed)
-    for offload in choices.of("offload", (False, True)):
-        yield (
-            Candidate(shape, layout, cluster, efficiency, assumed)
-            for layout in choices.layouts(replace(start, offload=offload))
+    fixed = fixed or {}
+    start = replace(start, offload=fixed.get("offload", False))
+    for layout in _Choices(shape, cluster, global_batch, fixed, assumed).layouts(start):
+        yield Candidate(shape, layout, cluster, efficiency, assumed)
+
+
+def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
+    """Return a plan with ``layouts``, and if ``offload``, those with it that may be better than the
+    best of these, unless none is."""
+    plan = Plan(tuple(layouts))
+    if not offload:
+        return plan
+    most = rank_key(plan.best) if plan.best else math.inf
+    offloaded = Plan(
+        tuple(
+            replace(one, layout=replace(one.layout, offload=True))
+            for one in plan.layouts
+            if most == math.inf or one.least_time * (1 + OFFLOAD) < most
         )
-
-
-def search(rounds: Iterable[Iterable[Candidate]]) -> Plan:
-    """Return the layouts of ``rounds``, up to the first of which some fit."""
-    plan = Plan(())
-    for every in rounds:
-        plan = Plan((*plan.layouts, *every))
-        if plan.best:
-            break
-    return plan
-
-
-def fastest(rounds: Iterable[Iterable[Candidate]]) -> Candidate | None:
-    """Return the best layout of `search`, in a fraction of its time; None if nothing fits."""
-    for every in rounds:
-        if best := next(_ranked(tuple(every)), None):
-            return best
-    return None
+    )
+    if plan.best and not (offloaded.best and rank_key(offloaded.best) < most):
+        return plan
+    return Plan((*plan.layouts, *offloaded.layouts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +335,8 @@ def _effort(layout: Layout) -> float:
     between two layouts (`CLOSE`)."""
     splits = [layout.tensor > 1, layout.pipeline > 1, layout.context > 1]
     features = [layout.virtual_pipeline > 1, layout.expert > 1, layout.sharding != "none"]
-    return 1 + 0.04 * sum(splits) + 0.01 * sum(features) + 0.003 * (layout.recompute != "none")
+    factor = 1 + 0.04 * sum(splits) + 0.01 * sum(features) + 0.003 * (layout.recompute != "none")
+    return factor + OFFLOAD * layout.offload
 
 
 def _ladders(every: Iterable[Candidate]) -> Iterable[list[Candidate]]:

@@ -184,8 +184,8 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
     alone = {"tensor": 1, "pipeline": 1, "context": 1}
     inside = cluster.gpus_per_host
     kinds: list[tuple[str, dict[str, Any]]] = []
-    if cluster.gpus == 1 and layout.offload:
-        kinds.append(("The optimizer on the GPU", alone))
+    if layout.offload:
+        kinds.append((f"The optimizer on the GPU{'s' if cluster.gpus > 1 else ''}", {}))
     if cluster.gpus > 1:
         kinds += [
             ("Plain DDP", {**alone, "sharding": "none"}),
@@ -305,7 +305,9 @@ def remedies(answer: Answer) -> tuple[str, ...]:
     """
     question = answer.question
     fixed = question.fixed
-    if answer.fits and (not answer.best.layout.offload or "offload" in fixed):
+    if answer.fits and (
+        not answer.best.layout.offload or "offload" in fixed or question.fastest(offload=False)
+    ):
         return ()
     found = []
     without = "" if answer.fits else cost_of_constraints(answer)

@@ -12,7 +12,7 @@ from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Question
-from dtrain.parallelism.search import candidates, fastest
+from dtrain.parallelism.search import candidates, search
 from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
 from dtrain.records import dataclass
@@ -230,7 +230,7 @@ class _Job:
 
     def torch(self) -> Candidate | None:
         efficiency = of_gpu(self.cluster.gpu)
-        return fastest(
+        return search(
             candidates(
                 self.shape,
                 self.cluster,
@@ -238,7 +238,7 @@ class _Job:
                 global_batch=self.global_batch,
                 precision=self.precision,
             )
-        )
+        ).best
 
     def sentence(
         self, verdicts: Sequence[Verdict], assignment: Assignment | None, torch: Candidate | None
