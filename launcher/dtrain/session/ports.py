@@ -23,8 +23,7 @@ def draw_ports(spec: ClusterFile, last: int | None = None) -> list[int]:
     rendezvous = spec.job.rendezvous
     if rendezvous.port is not None:
         return [rendezvous.port]
-    low, high = rendezvous.ports
     # Spares that share a machine may need more ports than the hosts they replace.
-    firsts = range(low, max(low, high - ports_needed(spec) + 1) + 1)
+    firsts = rendezvous.first_ports(ports_needed(spec))
     drawn = secrets.SystemRandom().sample(firsts, min(DRAWS, len(firsts)))
     return sorted(drawn, key=lambda port: port == last)

@@ -162,6 +162,12 @@ class Rendezvous:
         """The port in a dry run."""
         return self.ports[0] if self.port is None else self.port
 
+    def first_ports(self, needed: int) -> range:
+        """The ports from ``ports`` that can be the first of ``needed`` consecutive ones. Never
+        empty."""
+        low, high = self.ports
+        return range(low, max(low, high - needed + 1) + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Restart:

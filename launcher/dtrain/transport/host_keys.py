@@ -121,11 +121,8 @@ class KnownHosts:
             if not fault:
                 return ""
             fault = f"its {key.certificate} does not prove that it is this host: {fault}"
-        known = self._known(endpoint, key)
-        if any(line.key.blob == key.blob for line in known):
+        if self._is_recorded(endpoint, key, fault):
             return ""
-        if known:
-            raise self._changed(endpoint, key, known, fault)
         if fault:
             raise endpoint.error(
                 HostKeyError,
@@ -151,8 +148,18 @@ class KnownHosts:
                 hint=f"do not connect; ask the administrator of {owner} for its new key",
             )
 
+    def _is_recorded(self, endpoint: Endpoint, key: HostKey, fault: str = "") -> bool:
+        """Whether known_hosts has this key. Raises HostKeyError if it only has other keys of the
+        host. ``fault``: why the certificate of ``key`` does not count."""
+        known = self._known(endpoint, key)
+        if any(line.key.blob == key.blob for line in known):
+            return True
+        if known:
+            raise self._changed(endpoint, key, known, fault)
+        return False
+
     def _changed(
-        self, endpoint: Endpoint, key: HostKey, known: list[_Line], fault: str = ""
+        self, endpoint: Endpoint, key: HostKey, known: list[_Line], fault: str
     ) -> HostKeyError:
         same_kind = [line for line in known if line.key.kind == key.kind]
         line = (same_kind or known)[0]
@@ -188,11 +195,8 @@ class KnownHosts:
             with os.fdopen(descriptor, "r+b") as file:
                 # Other threads and other launches may accept keys at the same time.
                 fcntl.flock(file, fcntl.LOCK_EX)
-                known = self._known(endpoint, key)
-                if any(line.key.blob == key.blob for line in known):
+                if self._is_recorded(endpoint, key):
                     return ""
-                if known:
-                    raise self._changed(endpoint, key, known)
                 existing = file.read()
                 name = endpoint.known_names[0]
                 written = _hashed(name) if endpoint.hash_known_hosts else name

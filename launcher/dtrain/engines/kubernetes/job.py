@@ -149,7 +149,7 @@ class KubernetesJob(FollowedRun):
         if known.output.lacks(lines.lines, gap=lines.gap):
             known.output.skip()
             self.recorder.notice(
-                f"{self.plan.hosts[known.pod.index].host.name}: lines are missing in the output:"
+                f"{self._host(known.pod)}: lines are missing in the output:"
                 " the kubelet has rotated the log before they were read"
             )
         try:
@@ -167,8 +167,8 @@ class KubernetesJob(FollowedRun):
     def log_problem(self, uid: str, text: str) -> None:
         """A kubelet has sent ``text`` instead of a log."""
         if (known := self.pods.get(uid)) is not None:
-            host = self.plan.hosts[known.pod.index].host.name
-            self.recorder.notice_once(f"{host}: the log of pod {known.pod.name}: {text}")
+            pod = known.pod
+            self.recorder.notice_once(f"{self._host(pod)}: the log of pod {pod.name}: {text}")
 
     def log_ended(self, uid: str, *, whole: bool) -> None:
         known = self.pods.get(uid)
@@ -178,9 +178,8 @@ class KubernetesJob(FollowedRun):
         pod = known.pod
         ran = pod.running or pod.ended is not None or known.cursor.last >= 0
         if ran and not whole and not known.output.is_whole:
-            host = self.plan.hosts[pod.index].host.name
             self.recorder.notice(
-                f"{host}: the last lines of the output may be missing: the log of pod"
+                f"{self._host(pod)}: the last lines of the output may be missing: the log of pod"
                 f" {pod.name} could not be read to its end"
             )
 

@@ -79,9 +79,8 @@ def _shift(plan: LaunchPlan) -> int:
     if rendezvous.port is not None or keys is None or not keys.host_network:
         return 0
     # Another job may use the same machine.
-    first, last = rendezvous.ports
-    spread = last - first + 2 - max(len(part.ports) for part in plan.hosts)
-    return zlib.crc32(object_name(plan.name, plan.run).encode()) % max(1, spread)
+    firsts = rendezvous.first_ports(max(len(part.ports) for part in plan.hosts))
+    return zlib.crc32(object_name(plan.name, plan.run).encode()) % len(firsts)
 
 
 def _serves(plan: LaunchPlan) -> bool:

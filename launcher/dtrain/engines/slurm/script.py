@@ -186,9 +186,8 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
         yield '  echo "dtrain: attempt $dtrain_attempt" >&2'
         yield "fi"
     if rendezvous.port is None:
-        first, last = rendezvous.ports
-        spread = last - first + 2 - max(len(part.ports) for part in plan.hosts)
-        yield f"dtrain_port=$(({first} + SLURM_JOB_ID % {max(1, spread)}))"
+        firsts = rendezvous.first_ports(max(len(part.ports) for part in plan.hosts))
+        yield f"dtrain_port=$(({firsts.start} + SLURM_JOB_ID % {len(firsts)}))"
 
 
 def _hosts(plan: LaunchPlan) -> Iterator[str]:
