@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import ConnectError, ExitCode, PrepareError
-from dtrain.engines.ssh import machine, problems
+from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import (
     LinkEvent,
@@ -22,8 +22,7 @@ from dtrain.engines.ssh.host_events import (
 from dtrain.failures.cause import Report
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
-from dtrain.spec.load import parse
-from support.attempts import TWO_HOSTS, context_of
+from support.attempts import context_of
 from support.scripted import ScriptedHosts
 
 BROKEN = ConnectError("first", "following the job", "cut off", hint="its part may still run")
@@ -192,18 +191,3 @@ def test_processes_that_survive_do_not_hide_why_a_host_failed(
         f"first: running the job: {cause}\nprocesses survive KILL: python3 (pid 9)",
     )
     assert played.attempt.uncleaned() == ["first"]
-
-
-@pytest.mark.parametrize(
-    ("key", "hint"),
-    [
-        ("on_disconnect: keep", ""),
-        (
-            "on_disconnect: stop, lease: 60s",
-            "its part of the job stops after 60 s without a launcher",
-        ),
-    ],
-)
-def test_what_becomes_of_a_host_that_is_cut_off(key: str, hint: str) -> None:
-    job = parse(f"{TWO_HOSTS[:-2]}, {key}}}\n", "cluster.yaml").job
-    assert problems.cut_off("first", 2.0, job).hint == hint

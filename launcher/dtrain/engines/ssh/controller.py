@@ -319,8 +319,13 @@ def _about_uncleaned(record: Record) -> tuple[list[str], list[str]]:
     # The report already names the hosts of the last attempt.
     earlier = [host for host, number in record.leftovers if number < record.attempt]
     text = f"{hostlist.fold(dict.fromkeys(earlier))}: an earlier attempt may still run"
-    hint = f"`dtrain stop {record.run}` ends leftover processes, if it can reach the host"
-    return [text] if earlier else [], [hint] if record.leftovers else []
+    hints = [f"`dtrain stop {record.run}` ends leftover processes, if it can reach the host"]
+    job = record.spec().job
+    if job.on_disconnect == "stop":
+        hints.append(
+            f"a host without the launcher stops its workers after {job.lease:g} s (job.lease)"
+        )
+    return [text] if earlier else [], hints if record.leftovers else []
 
 
 def with_uncleaned(report: Report, now: Record, before: Record | None = None) -> Report:

@@ -239,7 +239,7 @@ class Link:
                         break
                 at_once = False
         self._inbox.recall()
-        problem = problem or problems.cut_off(self.host, self._timeout, self._context.plan.job)
+        problem = problem or problems.cut_off(self.host, self._timeout)
         self.step(host_events.TimedOut(problem))
         return None
 

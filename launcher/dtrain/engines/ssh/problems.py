@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from dtrain.diagnostics import ConnectError, PortBusyError, PrepareError
 from dtrain.messages import agent as messages
-from dtrain.spec.model import Job
 
 
 def refused(host: str, message: messages.Refused) -> PrepareError:
@@ -41,9 +40,6 @@ def _survived(host: str, survivors: Iterable[messages.Survivor], cause: str) -> 
     )
 
 
-def cut_off(host: str, seconds: float, job: Job) -> ConnectError:
+def cut_off(host: str, seconds: float) -> ConnectError:
     """The host was unreachable for ``seconds`` and is given up."""
-    hint = ""  # `with_uncleaned` adds one, and removes it once nothing runs there
-    if job.on_disconnect != "keep":
-        hint = f"its part of the job stops after {job.lease:g} s without a launcher"
-    return ConnectError(host, "following the job", f"cut off for {seconds:g} s", hint=hint)
+    return ConnectError(host, "following the job", f"cut off for {seconds:g} s")
