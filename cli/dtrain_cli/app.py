@@ -136,7 +136,7 @@ def main_options(
     """Options before the verb. Without a verb, show where to start."""
     if ctx.invoked_subcommand is None:
         from dtrain.diagnostics import ExitCode
-        from dtrain_cli.views.welcome import welcome
+        from dtrain_cli.welcome import welcome
 
         _say(welcome())
         raise typer.Exit(ExitCode.INVALID)

@@ -482,10 +482,11 @@ def test_each_communicator_has_its_own_buffers() -> None:
     """Megatron-LM also has one for all ranks, and one for the ranks that share a model."""
     layout = Layout(backend="megatron", tensor=2, pipeline=2, data=2)
     shards = Layout(backend="torchtitan", data=8, sharding="full")
+    hybrid = replace(shards, data=16, sharding="hybrid", shard=8)
     alone = Layout(backend="megatron")
     shape = model("llama-3-8b")
-    used = [memory(shape, each, ASSUMED).communication for each in (layout, shards, alone)]
-    assert used == pytest.approx([5 * COMMUNICATOR, COMMUNICATOR, 0])
+    used = [memory(shape, one, ASSUMED).communication for one in (layout, shards, hybrid, alone)]
+    assert used == pytest.approx([5 * COMMUNICATOR, COMMUNICATOR, 2 * COMMUNICATOR, 0])
 
 
 def test_the_step_casts_gradients_of_fp16_when_activations_are_gone() -> None:

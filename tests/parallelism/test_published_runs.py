@@ -661,6 +661,9 @@ def test_files_with_other_tables(tmp_path: Path) -> None:
         path.write_bytes(text.encode("latin-1"))
         with pytest.raises(UsageError):
             rows(path)
+    path.write_text("source,gpu_type\na,b\n" + "x" * (1 << 18))
+    with pytest.raises(UsageError, match=r"x\.csv:3: field larger"):
+        rows(path)
     with pytest.raises(UsageError):
         rows(tmp_path / "missing.csv")
     with pytest.raises(UsageError):

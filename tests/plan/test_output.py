@@ -232,9 +232,12 @@ def test_a_layout_that_the_file_allows_only_with_settings(dtrain: Any, tmp_path:
     assert file.read_text() == before
 
 
-def test_the_output_names_the_launch_with_the_same_settings(dtrain: Any, tmp_path: Path) -> None:
+def test_the_output_names_the_settings_that_it_does_not_have(dtrain: Any, tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(FILE.format(hosts=2, gpus=2, gpu="h100"))
-    words = ("--model-size", "1B", "cluster.yaml", "--set", "job.args=[a b]")
-    done = dtrain("plan", *words, "--output", "new.yaml")
+    settings = ("job.env.TOKEN=hunter2", "job.layout=null", "job.args=[a]", "job.args=[b]")
+    options = [word for setting in settings for word in ("--set", setting)]
+    done = dtrain("plan", "--model-size", "1B", "cluster.yaml", *options, "--output", "new.yaml")
     assert done.returncode == 0, done.stderr
-    assert "dtrain launch new.yaml --set 'job.args=[a b]'" in " ".join(done.stdout.split())
+    text = " ".join(done.stdout.split())
+    assert "does not have the --set values of job.env.TOKEN, job.args: give them" in text
+    assert "hunter2" not in done.stdout

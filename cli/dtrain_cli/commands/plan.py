@@ -14,7 +14,6 @@ from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Answer
 from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
 from dtrain.planning.written import written
-from dtrain.quoting import words
 from dtrain.runtime.layout import BackendName, Recompute, Sharding
 from dtrain_cli import completion, prompt
 from dtrain_cli.completion import one_of
@@ -25,6 +24,9 @@ from dtrain_cli.parameters import Settings
 
 if TYPE_CHECKING:
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
+
+_WRITTEN = ("job.layout", "job.training", "job.strategy", "job.expected")
+"""The keys that `--output` sets."""
 
 
 def plan(
@@ -251,10 +253,10 @@ def _layouts(
             if base is None
             else f"{output}: job.layout, job.training, job.strategy and job.expected set"
         )
-        if settings:
-            options = (part for setting in settings for part in ("--set", setting))
-            launch = words(["dtrain", "launch", str(output), *options])
-            done.append(f"the values of --set are not in it; to launch with them: {launch}")
+        keys = dict.fromkeys(setting.partition("=")[0] for setting in settings or ())
+        if left := [key for key in keys if not key.startswith(_WRITTEN)]:
+            values = f"the --set values of {', '.join(left)}"
+            done.append(f"{output} does not have {values}: give them to `dtrain launch`, too")
     if html is not None:
         from dtrain_cli.files import write_text
         from dtrain_cli.views.layouts_html import page

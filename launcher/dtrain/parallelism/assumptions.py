@@ -90,8 +90,8 @@ class MemoryHabits:
     whole_gradients: bool = False
     """Whether sharded parameters have whole gradients on each rank until a step's last micro-batch:
     PyTorch's ``no_sync``, which Lightning Fabric's and Hugging Face's accumulation use (pytorch
-    pull request 126166 describes both ways). They have the precision of the products: FSDP1 casts
-    gradients only when it reduces them (``_post_backward_hook``)."""
+    pull request 126166 describes both ways). They have the precision of the gathered parameters:
+    FSDP1 casts gradients only when it reduces them (``_post_backward_hook``)."""
     keeps_gathered: bool = False
     """Whether the gathered parameters of a layer stay until its backward pass: with FSDP2's
     ``reshard_after_forward=False``, and without recomputation in DeepSpeed's ZeRO-3 with PyTorch's

@@ -18,7 +18,7 @@ from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.reliability import FailureCost, Reliability, cost
-from dtrain.parallelism.search import OFFLOAD, Plan, candidates, search
+from dtrain.parallelism.search import Plan, candidates, compared_time, search
 from dtrain.parallelism.trial import Trial, common
 from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES, BackendName, Layout
@@ -36,7 +36,8 @@ FINE_TUNING = 128
 
 MUCH_SLOWER = 1.5
 """Times that a step takes with the backend ``runtime`` from which a plan is for another backend, if
-the user names none: then a better layout is worth a script for other software."""
+the user names none: then a better layout is worth a script for other software. Steps with offload
+count longer, as in the ranking."""
 
 KEPT = ("reduce", "compile", "offload_activations")
 """Fields of a layout that a plan takes from the cluster file: no search chooses them."""
@@ -143,7 +144,7 @@ class Question:
         return tuple(
             sorted(
                 (plan for plan in plans if plan.considered),
-                key=lambda plan: plan.best.time.total if plan.best else math.inf,
+                key=lambda plan: compared_time(plan.best) if plan.best else math.inf,
             )
         )
 
@@ -158,11 +159,12 @@ class Question:
             return "has no layout that fits"
         if self.backend_from == "strategy":
             return ""
-        times = plan.best.time.total / other.time.total
-        more = plan.best.layout.offload - other.layout.offload
-        if times * (1 + OFFLOAD * more) <= MUCH_SLOWER:
+        if compared_time(plan.best) <= MUCH_SLOWER * compared_time(other):
             return ""
-        return f"takes {times:.1f} times as long{' with offload' if more > 0 else ''}"
+        times = plan.best.time.total / other.time.total
+        if plan.best.layout.offload and times <= MUCH_SLOWER:
+            return "needs the optimizer in the hosts' memory (offload)"
+        return f"takes {times:.1f} times as long"
 
     def _nothing_left(self) -> UsageError:
         """Return the error for constraints that no backend can meet: what the one with the fewest
@@ -203,13 +205,13 @@ class Question:
         The search does not add offload to a layout whose sizes are all fixed.
         """
         fixed = {**({"offload": False} if self.pinned else {}), **self.fixed, **fixed}
-        return search(self.candidates(fixed), offload="offload" not in fixed)
+        return search(self._candidates(fixed), offload="offload" not in fixed)
 
     def fastest(self, **fixed: Any) -> Candidate | None:
         """Return the best layout of `search`."""
         return self.search(**fixed).best
 
-    def candidates(self, fixed: Mapping[str, Any]) -> Iterator[Candidate]:
+    def _candidates(self, fixed: Mapping[str, Any]) -> Iterator[Candidate]:
         """Yield all layouts that have ``fixed``, with offload only if that is fixed."""
         return candidates(
             self.shape,

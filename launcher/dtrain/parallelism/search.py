@@ -56,8 +56,7 @@ class Plan:
     best one takes that of a few."""
 
     layouts: tuple[Candidate, ...]
-    """All layouts without offload of the optimizer, and if one with it is better or none fits, also
-    those with it."""
+    """All layouts without offload of the optimizer, and those with it that `search` adds."""
 
     @cached_property
     def best(self) -> Candidate | None:
@@ -130,12 +129,13 @@ def candidates(
 
 
 def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
-    """Return a plan with ``layouts``, and if ``offload``, those with it that may be better than the
-    best of these, unless none is."""
+    """Return a plan of ``layouts``. With ``offload``, it also has layouts that offload the
+    optimizer, if the best of these ranks before all others, or if no other fits."""
     plan = Plan(tuple(layouts))
     if not offload:
         return plan
     most = rank_key(plan.best) if plan.best else math.inf
+    # The lower limit of a step's time is that of its layers, which offload does not change.
     offloaded = Plan(
         tuple(
             replace(one, layout=replace(one.layout, offload=True))
@@ -327,6 +327,12 @@ def rank_key(candidate: Candidate) -> float:
     # Room for the estimate's error is worth a slightly slower step.
     risk = 0.0 if candidate.has_room else 0.03
     return (_effort(candidate.layout) + risk) * candidate.time.total
+
+
+def compared_time(candidate: Candidate) -> float:
+    """Return the seconds by which steps of different backends are compared, with the addition for
+    offload."""
+    return candidate.time.total * (1 + OFFLOAD * candidate.layout.offload)
 
 
 def _effort(layout: Layout) -> float:

@@ -71,7 +71,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
         recompute=recompute,
         sequence_parallel=sequence and tensor > 1,
         offload=offload is not None,
-        compile=re.search(r"\bcompile(?!d)", _said(row), re.IGNORECASE) is not None,
+        compile=re.search(r"\bcompiled?\b(?! loss)", _said(row), re.IGNORECASE) is not None,
         backend=practice.backend,
     )
     return layout, batch is not None or steps is not None

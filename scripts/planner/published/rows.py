@@ -45,16 +45,16 @@ def rows(path: Path) -> list[dict[str, str]]:
     reader = csv.DictReader(text.splitlines(keepends=True), restkey="rest", restval="")
     try:
         columns = {(name or "").strip() for name in reader.fieldnames or ()}
-        found = [
+        if not {"source", "gpu_type"} <= columns:
+            raise UsageError(
+                f"{path}: the first line has no columns source and gpu_type",
+                hint="the format is that of tests/parallelism/data/published_runs.csv",
+            )
+        return [
             {key.strip(): value.strip() for key, value in row.items()
              if isinstance(key, str) and isinstance(value, str)}
             for row in reader
         ]  # fmt: skip
     except csv.Error as error:
-        raise UsageError(f"{path}:{reader.line_num}: {error}", hint="give a CSV file") from None
-    if not {"source", "gpu_type"} <= columns:
-        raise UsageError(
-            f"{path}: the first line has no columns source and gpu_type",
-            hint="the format is that of tests/parallelism/data/published_runs.csv",
-        )
-    return found
+        line = reader.reader.line_num
+        raise UsageError(f"{path}:{line}: {error}", hint="give a CSV file") from None

@@ -28,7 +28,7 @@ job: {{framework: none, script: train.py, restart: {{max: 1}}, on_disconnect: {t
             "stop",
             [
                 "`dtrain stop run-1` ends leftover processes, if it can reach the host",
-                "a host without the launcher stops its workers after 300 s (job.lease)",
+                "a host that is cut off stops its workers after 300 s (job.lease)",
             ],
         ),
     ],

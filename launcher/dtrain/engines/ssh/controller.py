@@ -316,16 +316,16 @@ def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:
 
 def _about_uncleaned(record: Record) -> tuple[list[str], list[str]]:
     """The problems and hints about hosts that may still run processes of the run."""
+    if not record.leftovers:
+        return [], []
     # The report already names the hosts of the last attempt.
     earlier = [host for host, number in record.leftovers if number < record.attempt]
     text = f"{hostlist.fold(dict.fromkeys(earlier))}: an earlier attempt may still run"
     hints = [f"`dtrain stop {record.run}` ends leftover processes, if it can reach the host"]
-    job = record.spec().job
+    job = record.request.spec().job
     if job.on_disconnect == "stop":
-        hints.append(
-            f"a host without the launcher stops its workers after {job.lease:g} s (job.lease)"
-        )
-    return [text] if earlier else [], hints if record.leftovers else []
+        hints.append(f"a host that is cut off stops its workers after {job.lease:g} s (job.lease)")
+    return [text] if earlier else [], hints
 
 
 def with_uncleaned(report: Report, now: Record, before: Record | None = None) -> Report:

@@ -25,6 +25,7 @@ from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import ROOMY, Candidate
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
+from dtrain.parallelism.search import compared_time
 from dtrain.records import dataclass
 from dtrain.runtime.layout import BackendName, Layout
 from dtrain.wording import counted
@@ -203,7 +204,10 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
         kinds.append(("More tensor", {"tensor": layout.tensor * 2, "context": 1}))
     if layout.tensor > 1 and layout.tensor % 2 == 0:
         kinds.append(("Less tensor", {"tensor": layout.tensor // 2, "context": 1}))
-    same = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
+    same: dict[str, Any] = {
+        "tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context,
+        "offload": layout.offload,
+    }  # fmt: skip
     if layout.context > 1:
         kinds.append(("No context parallelism", {"context": 1}))
     if layout.recompute == "full":
@@ -251,7 +255,7 @@ def _two_largest(parts: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def reasons(answer: Answer) -> list[str]:
-    """Return why the layout is neither the textbook's nor the planner's own choice."""
+    """Return why the textbook's layout is not the answer, and what the constraints cost."""
     texts = [] if answer.question.pinned else [textbook(answer)]
     if answer.fits:
         texts.append(cost_of_constraints(answer))
@@ -293,7 +297,8 @@ def faster_backend(answer: Answer) -> str:
     if not answer.fits:
         return f"{what} fits: {brief(best)}, {seconds(total)} a step"
     ratio = answer.best.time.total / total
-    if ratio - 1 < WORTH:
+    longer = compared_time(best) * answer.best.slowdown >= compared_time(answer.best)
+    if ratio - 1 < WORTH or longer:
         return ""
     return f"{what} would be {faster(ratio)}: {brief(best)}, {seconds(total)} a step"
 

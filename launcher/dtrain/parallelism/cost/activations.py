@@ -187,7 +187,7 @@ def _terms(
         yield (narrow + (2 if torch else 0)) * h * shape.experts_per_token / split
     if recompute == "selective" and torch:
         # torchtitan's policy: keep attention's and every second product's output, recompute the
-        # rest. Nothing reads the last product's output again, so a compiler does not keep it.
+        # rest. Nothing reads the last output of a dense layer again: a compiler does not keep it.
         yield 0 if compiled else 2 * h / split
         yield 2 * (queries + grouped + values + width) / t
         yield from (part.kept(h, t, split) for part in shape.parts)

@@ -113,7 +113,9 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
 
 
 def _communicators(layout: Layout, assumed: Assumptions) -> int:
-    """Return the number of NCCL communicators of a rank: one for each kind of parallelism.
+    """Return the number of NCCL communicators of a rank: one for each kind of parallelism, and two
+    for hybrid sharding. Experts' replicas have another, which is not counted: with it, more runs
+    that ran would be refused.
 
     Megatron-LM has two more: of all ranks, and of the ranks that share a model, for the gradients'
     norm (``parallel_state.py``). With tensor, pipeline and data 2 on H100s, suspending all of them
@@ -121,11 +123,12 @@ def _communicators(layout: Layout, assumed: Assumptions) -> int:
     and exchanges have buffers of their own.
     """
     model = layout.tensor * layout.pipeline > 1
-    used = (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1)
-    used += (layout.expert > 1) + (layout.data * layout.context > 1)
-    if not used or layout.backend != "megatron" or assumed.habits.placed:
-        return used
-    return used + 1 + model
+    count = (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1)
+    count += (layout.expert > 1) + (layout.data * layout.context > 1)
+    count += layout.sharding == "hybrid"
+    if not count or layout.backend != "megatron" or assumed.habits.placed:
+        return count
+    return count + 1 + model
 
 
 class _StageStates(NamedTuple):

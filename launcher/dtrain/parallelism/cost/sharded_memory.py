@@ -259,7 +259,7 @@ class _Rank(StageRank):
         if self.layout.grad_accumulation == 1:
             return 0.0
         if habits.whole_gradients and self.layout.shards_parameters:
-            return (4.0 if habits.wide_sums else self.compute) * whole
+            return (4.0 if habits.wide_sums else self.stored) * whole
         return self.gradients
 
     @cached_property

@@ -57,16 +57,26 @@ def offload_activations(block: nn.Module, device: torch.device) -> None:
             stays = isinstance(tensor, DTensor | nn.Parameter)
             if stays or tensor.untyped_storage().data_ptr() in parameters:
                 return tensor
-            host = torch.empty_like(tensor, device="cpu", pin_memory=device.type == "cuda")
-            return host.copy_(tensor)
+            return to_host(tensor, device)
 
         def unpack(kept: Tensor) -> Tensor:
-            return kept if kept.device == device else kept.to(device, non_blocking=True)
+            return from_host(kept, device)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return forward(*args, **kwargs)
 
     block.forward = offloaded
+
+
+def to_host(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of ``tensor`` in the memory of the host of ``device``."""
+    host = torch.empty_like(tensor, device="cpu", pin_memory=device.type == "cuda")
+    return host.copy_(tensor)
+
+
+def from_host(kept: Tensor, device: torch.device) -> Tensor:
+    """``kept`` on ``device``."""
+    return kept if kept.device == device else kept.to(device, non_blocking=True)
 
 
 def compiled(block: nn.Module) -> None:
