@@ -84,7 +84,9 @@ def test_a_hidden_partition_is_as_good_as_others(
     assert (own.name, len(own.machines)) == (hidden, len(slurm.nodes))
 
     cluster = f"{{slurm: {{partition: {hidden}}}, nodes: 1, gpus: 0, run_dir: {slurm.shared}/own}}"
-    program = json.dumps("trap 'echo saved; exit 1' TERM; echo up; sleep 500 & wait")
+    # TERM may reach the child before the shell.
+    waits = "while :; do sleep 500 & wait; done"
+    program = json.dumps(f"trap 'echo saved; exit 1' TERM; echo up; {waits}")
     job = f"{{framework: none, command: [bash, -c, {program}]}}"
     text = f"name: own\ncluster: {cluster}\njob: {job}\n"
     script = slurm.shared / "own.sbatch"
