@@ -239,5 +239,5 @@ def test_the_output_names_the_settings_that_it_does_not_have(dtrain: Any, tmp_pa
     done = dtrain("plan", "--model-size", "1B", "cluster.yaml", *options, "--output", "new.yaml")
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert "does not have the --set values of job.env.TOKEN, job.args: give them" in text
+    assert "set; not the --set values of job.env.TOKEN, job.args: give them to" in text
     assert "hunter2" not in done.stdout

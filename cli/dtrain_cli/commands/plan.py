@@ -248,15 +248,15 @@ def _layouts(
             note = "`--output` does not write the values of --set; the file may need them"
             raise UsageError(error.message, hint=f"{error.hint}\n{note}".strip()) from None
         write_text(output, text)
-        done.append(
-            f"{output}: a new cluster file; change its placeholder hosts and script"
-            if base is None
-            else f"{output}: job.layout, job.training, job.strategy and job.expected set"
-        )
         keys = dict.fromkeys(setting.partition("=")[0] for setting in settings or ())
-        if left := [key for key in keys if not key.startswith(_WRITTEN)]:
-            values = f"the --set values of {', '.join(left)}"
-            done.append(f"{output} does not have {values}: give them to `dtrain launch`, too")
+        left = ", ".join(key for key in keys if not key.startswith(_WRITTEN))
+        more = f"; not the --set values of {left}: give them to `dtrain launch`, too"
+        what = (
+            "a new cluster file; change its placeholder hosts and script"
+            if base is None
+            else "job.layout, job.training, job.strategy and job.expected set"
+        )
+        done.append(f"{output}: {what}{more if left else ''}")
     if html is not None:
         from dtrain_cli.files import write_text
         from dtrain_cli.views.layouts_html import page
