@@ -87,14 +87,13 @@ def nothing_stays_changed() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slow files first. At the end, all workers then have short ones left to share. Files
-    that mostly wait for hosts alternate with files that mostly compute."""
+    that mostly wait for hosts, the stages first, alternate with files that mostly compute."""
     marks: dict[Path, set[str]] = {}
     for item in items:
         marks.setdefault(item.path, set()).update(mark.name for mark in item.iter_markers())
-    slowest_first = ("programs", "slurm", "kubernetes", "containers", "netns")
-    waiting = [
-        *dict.fromkeys(path for mark in slowest_first for path in marks if mark in marks[path])
-    ]
+    stages = {"programs", "slurm", "kubernetes", "containers"}
+    waiting = [path for path, names in marks.items() if names & stages]
+    waiting += [path for path, names in marks.items() if names & {"netns"} and path not in waiting]
     computing = [path for path, names in marks.items() if names & {"tensorflow", "torch", "slow"}]
     computing = [path for path in computing if path not in waiting]
     place = {
