@@ -105,6 +105,38 @@ def test_an_exception_from_long_before_is_no_cause(tmp_path: Path) -> None:
     assert explained(worker, tmp_path, since=999).message == ""
 
 
+ABORTS = (
+    """\
+{others}F1127 17:00:12.589540    1404 client.h:80] Terminating process because the JAX distributed \
+service detected fatal errors. absl::Status: INTERNAL: Shutdown barrier has failed.
+Barrier result: 'DEADLINE_EXCEEDED: Barrier timed out. Id: Shutdown::172::0.
+# of tasks that reached the barrier: 1/2.
+The first task at the barrier: 1. Some timed out task names:
+0
+RPC: /xla.coordination.CoordinationService/ShutdownTask
+*** Check failure stack trace: ***
+"""
+    + "    @     0x7f99be640634  absl::log_internal::LogMessage::SendToLog()\n" * 20
+)
+
+
+@pytest.mark.parametrize("others", [0, 13], ids=["a rank", "the coordinator"])
+def test_the_report_of_an_abort_does_not_hide_the_exception_before_it(
+    others: int, tmp_path: Path
+) -> None:
+    """JAX aborts all processes when one, after an exception, waits for the others in vain. Which of
+    them ends first is chance."""
+    (tmp_path / "node0").mkdir()
+    raised = 'Traceback (most recent call last):\n  File "a", line 1\nValueError: bad batch\n'
+    service = "E1127 17:00:12.589719    1442 coordination_service.cc:1520] Barrier timed out.\n"
+    (tmp_path / "node0" / "worker-0.err").write_text(
+        raised + ABORTS.format(others=service * others)
+    )
+    found = explained(Failure("node0", "worker", 0, 0, 2000), tmp_path, since=999)
+    assert found.message == "ValueError: bad batch"
+    assert not found.is_echo
+
+
 @pytest.mark.parametrize(
     ("end", "words"),
     [

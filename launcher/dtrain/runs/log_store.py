@@ -68,8 +68,8 @@ class LogWriter:
         second = int(self._clock())
         with storing(self.path):
             if second != self._second:
-                # Before its output, so that whoever sees the output finds the time. The output
-                # is stored even if its time cannot be.
+                # The time comes first: a reader that sees the output then finds its time. If the
+                # time cannot be stored, the output still is.
                 with contextlib.suppress(OSError):
                     arrival_times.add(self.path, second, self.size)
                     self._second = second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from dtrain.runs.log_store import changed_since, tail
 
 _STDERR_TAIL = 1 << 20
 """Bytes at the end of a process's stderr in which its last traceback is searched."""
-_AT_EXIT = 10
-"""Lines that a process may write after the exception with which it ends."""
+_AT_EXIT = 15
+"""Lines that a process may write after the exception with which it ends. JAX's coordination service
+writes 13 before it aborts the process."""
+_ABORT = re.compile(rb"^F\d{4} \d\d:\d\d:\d\d\.", re.MULTILINE)
+"""Begins the report of a C++ library (glog, Abseil) that aborts the process."""
 
 
 def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
@@ -31,7 +35,11 @@ def explained(failure: Failure, logs: Path, since: float | None = None) -> Failu
     for name in written_by:
         file = logs / failure.host / f"{name}.err"
         written = tail(file, _STDERR_TAIL)
-        stale_after = STALE_AFTER if since is None else _AT_EXIT
+        stale_after = STALE_AFTER
+        if since is not None:
+            stale_after = _AT_EXIT
+            if abort := _ABORT.search(written, max(0, written.rfind(b"Traceback (most recent"))):
+                written = written[: abort.start()]
         output = root_words(written, uncaught=failure.code == 1, stale_after=stale_after)
         if since is not None and not (is_traceback(output) and changed_since(file, since)):
             continue
