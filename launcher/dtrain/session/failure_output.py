@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dtrain.failures.cause import Failure
 from dtrain.failures.launchers import root_words
-from dtrain.failures.traceback import STALE_AFTER, headline, is_traceback
+from dtrain.failures.traceback import headline, is_traceback
 from dtrain.launchplan import names
 from dtrain.runs.log_store import changed_since, tail
 
@@ -35,14 +35,18 @@ def explained(failure: Failure, logs: Path, since: float | None = None) -> Failu
     for name in written_by:
         file = logs / failure.host / f"{name}.err"
         written = tail(file, _STDERR_TAIL)
-        stale_after = STALE_AFTER
-        if since is not None:
-            stale_after = _AT_EXIT
-            if abort := _ABORT.search(written, max(0, written.rfind(b"Traceback (most recent"))):
-                written = written[: abort.start()]
-        output = root_words(written, uncaught=failure.code == 1, stale_after=stale_after)
-        if since is not None and not (is_traceback(output) and changed_since(file, since)):
-            continue
+        if since is None:
+            output = root_words(written, uncaught=failure.code == 1)
+        else:
+            output = root_words(_before_abort(written), uncaught=False, stale_after=_AT_EXIT)
+            if not (is_traceback(output) and changed_since(file, since)):
+                continue
         if output:
             return replace(failure, traceback=output, message=failure.message or headline(output))
     return failure
+
+
+def _before_abort(stderr: bytes) -> bytes:
+    """``stderr`` without the report of an abort after the last traceback."""
+    abort = _ABORT.search(stderr, max(0, stderr.rfind(b"Traceback (most recent")))
+    return stderr[: abort.start()] if abort else stderr
