@@ -9,7 +9,7 @@ from pathlib import Path
 from dtrain import hostlist
 from dtrain.framing import clean
 from dtrain.hostlist import fold, in_order
-from dtrain.launchplan.names import fold_ranks
+from dtrain.launchplan.names import fold_numbers
 from dtrain.wording import plural
 
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue")
@@ -50,7 +50,7 @@ def brief(names: Iterable[str]) -> str:
 def labels(names: Iterable[str]) -> str:
     """Ranks and other labels, folded: ``0-63``, ``0-3,8``, ``ps[0-1]``."""
     names = list(names)
-    ranks = fold_ranks(int(name) for name in names if name.isdecimal())
+    ranks = fold_numbers(int(name) for name in names if name.isdecimal())
     others = fold(dict.fromkeys(name for name in names if not name.isdecimal()))
     return ",".join(filter(None, (ranks, others)))
 

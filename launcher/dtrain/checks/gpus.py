@@ -10,7 +10,7 @@ from dtrain.checks.evidence import Evidence, Facts, HostFacts
 from dtrain.checks.finding import HOSTS, Finding
 from dtrain.checks.sizes import GIB, in_words
 from dtrain.checks.skew import outliers
-from dtrain.launchplan.names import fold_ranks
+from dtrain.launchplan.names import fold_numbers
 from dtrain.wording import counted
 
 _SLOWDOWNS = {
@@ -98,14 +98,14 @@ def _missing(host: HostFacts, there: Collection[int], judged: _Judged) -> Iterat
     if missing := [index for index in host.part.host.gpus if index not in there]:
         yield judged(
             "gpu",
-            f"{counted(len(there), 'GPU')} found; GPU {fold_ranks(missing)} is missing",
+            f"{counted(len(there), 'GPU')} found; GPU {fold_numbers(missing)} is missing",
             _expected(host),
             f"set {_KEY}: {len(there)}, or look for lost GPUs: `dmesg | grep -i -e xid -e amdgpu`",
         )
 
 
 def _expected(host: HostFacts) -> str:
-    return f"GPUs {fold_ranks(host.part.host.gpus)}, as set in the cluster file"
+    return f"GPUs {fold_numbers(host.part.host.gpus)}, as set in the cluster file"
 
 
 def _driver_remedy(output: str) -> str:
@@ -262,7 +262,7 @@ def _narrow(host: HostFacts, used: list[Facts]) -> Iterator[Finding]:
     if narrow:
         yield host.warning(
             "gpu",
-            f"GPU {fold_ranks(narrow)} uses {widths[narrow[0]]} PCIe lanes, other GPUs {widest}",
+            f"GPU {fold_numbers(narrow)} uses {widths[narrow[0]]} PCIe lanes, other GPUs {widest}",
             "the same width for all GPUs",
             "reseat that GPU or its riser, and check the slot's settings in the firmware",
         )

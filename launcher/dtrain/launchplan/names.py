@@ -45,10 +45,10 @@ def name_processes(names: Sequence[str]) -> str:
 
 def name_ranks(ranks: Collection[int]) -> str:
     """``rank 3``, ``ranks 0-2, 5``."""
-    return f"{plural(len(ranks), 'rank')} {fold_ranks(ranks, ', ')}"
+    return f"{plural(len(ranks), 'rank')} {fold_numbers(ranks, ', ')}"
 
 
-def fold_ranks(ranks: Iterable[int], separator: str = ",") -> str:
+def fold_numbers(ranks: Iterable[int], separator: str = ",") -> str:
     """``0-2,5``."""
     ranges: list[tuple[int, int]] = []
     for rank in sorted({*ranks}):
