@@ -48,14 +48,14 @@ def name_ranks(ranks: Collection[int]) -> str:
     return f"{plural(len(ranks), 'rank')} {fold_numbers(ranks, ', ')}"
 
 
-def fold_numbers(ranks: Iterable[int], separator: str = ",") -> str:
-    """``0-2,5``."""
+def fold_numbers(numbers: Iterable[int], separator: str = ",") -> str:
+    """Ranks, or indices of GPUs: ``0-2,5``."""
     ranges: list[tuple[int, int]] = []
-    for rank in sorted({*ranks}):
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1] = ranges[-1][0], rank
+    for number in sorted({*numbers}):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], number
         else:
-            ranges.append((rank, rank))
+            ranges.append((number, number))
     return separator.join(
         f"{first}-{last}" if first < last else f"{first}" for first, last in ranges
     )
