@@ -15,15 +15,23 @@ import cProfile, pstats, sys
 from dtrain.planning.request import PlanRequest
 from dtrain.planning.question import pose
 profile = cProfile.Profile()
-profile.runcall(lambda: pose(PlanRequest(model_size="100B", gpus=int(sys.argv[1]))).answer())
+model = {sys.argv[1]: sys.argv[2], "gpu": sys.argv[3], "gpus": int(sys.argv[4])}
+profile.runcall(lambda: pose(PlanRequest(**model)).answer())
 print(pstats.Stats(profile).total_calls)
 """
 
 
-@pytest.mark.parametrize(("gpus", "calls"), [("64", 900_000), ("16384", 470_000)])
-def test_the_search_of_all_backends_is_fast(gpus: str, calls: int) -> None:
+@pytest.mark.parametrize(
+    ("question", "calls"),
+    [
+        ("model_size 100B a100-80gb 64", 900_000),
+        ("model_size 100B a100-80gb 16384", 470_000),
+        ("model llama-4-maverick h100-80gb 512", 8_000_000),
+    ],
+)
+def test_the_search_of_all_backends_is_fast(question: str, calls: int) -> None:
     """Counts calls, because times depend on the machine. A million calls take about 0.5 s."""
-    command = [sys.executable, "-c", SEARCH, gpus]
+    command = [sys.executable, "-c", SEARCH, *question.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < calls
 

@@ -272,10 +272,10 @@ class _Choices:
             # Interleaving needs whole rounds of micro-batches.
             return (1,)
         if layers % p == 0:
-            return _divisors(layers // p, MOST_PIECES)
+            return _pieces_of(layers // p)
         if backend_of(split).uneven_pieces and (layers + 2) % p == 0:
             # The embedding and the output layer each take the place of a layer.
-            return _divisors((layers + 2) // p, MOST_PIECES)
+            return _pieces_of((layers + 2) // p)
         return (1,)
 
     def _recomputes(self, split: Layout) -> Iterable[str]:
@@ -290,6 +290,16 @@ class _Choices:
 
 def _divisors(number: int, most: int) -> tuple[int, ...]:
     return tuple(size for size in divisors(number) if size <= most)
+
+
+def _pieces_of(layers: int) -> Iterator[int]:
+    """Yield numbers of equal pieces of a stage with these ``layers``, each at least twice the one
+    before: less changes a step by little."""
+    least = 1
+    for pieces in _divisors(layers, MOST_PIECES):
+        if pieces >= least:
+            yield pieces
+            least = 2 * pieces
 
 
 def _ranked(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
