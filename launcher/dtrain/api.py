@@ -474,7 +474,9 @@ def plan(
     Raises UsageError and SpecError for invalid input, and DtrainError if ``request.probe`` fails.
     """
     from dtrain import probing, trials
+    from dtrain.planning.request import check_request
 
+    check_request(request)
     trained = trials.trainable(request) if request.trials else None
     question = probing.posed(request, examine, ask)
     if question.framework == "torch":
