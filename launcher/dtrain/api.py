@@ -427,6 +427,7 @@ def examine(
         closing(HostConnections(transport)) as connections,
         closing(Preflight(plan, connections, base=request.base, stopped=stopped)) as preflight,
     ):
+        transport.prepare(file.cluster.hosts)
         evidence = preflight.look(depth or THOROUGH)
         if rendezvous:
             evidence = preflight.rehearse(evidence)
