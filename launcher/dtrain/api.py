@@ -427,6 +427,7 @@ def examine(
         closing(HostConnections(transport)) as connections,
         closing(Preflight(plan, connections, base=request.base, stopped=stopped)) as preflight,
     ):
+        transport.prepare(file.cluster.hosts)
         evidence = preflight.look(depth or THOROUGH)
         if rendezvous:
             evidence = preflight.rehearse(evidence)
@@ -474,7 +475,9 @@ def plan(
     Raises UsageError and SpecError for invalid input, and DtrainError if ``request.probe`` fails.
     """
     from dtrain import probing, trials
+    from dtrain.planning.request import check_request
 
+    check_request(request)
     trained = trials.trainable(request) if request.trials else None
     question = probing.posed(request, examine, ask)
     if question.framework == "torch":

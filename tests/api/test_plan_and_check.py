@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import dtrain
@@ -24,6 +26,25 @@ def test_plan_refuses_invalid_requests() -> None:
         dtrain.plan(dtrain.PlanRequest(model_size="7B", framework="tensorflow"))
     with pytest.raises(dtrain.UsageError, match="`sizes` has no key 'layer'"):
         dtrain.plan(dtrain.PlanRequest(sizes={"layer": 32, "hidden": 4096}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("backend", ["runtime"], "str"),
+        ("tokens", 2e12, "str"),
+        ("gpus", 8.0, "int"),
+        ("gpus", True, "int"),
+        ("network_gbps", "400", "float"),
+        ("file", "cluster.yaml", "Path"),
+        ("trials", "3", "int"),
+        ("sizes", {"layers": "32", "hidden": 4096}, "int"),
+        ("fixed", {"offload": "yes"}, "bool"),
+    ],
+)
+def test_plan_refuses_values_of_a_wrong_type(field: str, value: Any, kind: str) -> None:
+    with pytest.raises(dtrain.UsageError, match=rf"is not of type {kind}$"):
+        dtrain.plan(dtrain.PlanRequest(**{field: value}))
 
 
 def test_messages_name_the_fields_of_the_request() -> None:

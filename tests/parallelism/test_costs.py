@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
+from dtrain.parallelism.assumptions import COMMUNICATOR, Assumptions, MemoryHabits
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, gpu
 from dtrain.parallelism.cost.activations import layer_activations
@@ -17,7 +17,6 @@ from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.memory import (
-    COMMUNICATOR,
     FRAGMENTATION,
     FRAGMENTATION_BY_TORCH,
     memory,
@@ -487,6 +486,8 @@ def test_each_communicator_has_its_own_buffers() -> None:
     shape = model("llama-3-8b")
     used = [memory(shape, one, ASSUMED).communication for one in (layout, shards, hybrid, alone)]
     assert used == pytest.approx([5 * COMMUNICATOR, COMMUNICATOR, 2 * COMMUNICATOR, 0])
+    tpus = Assumptions.usual("bf16", gpu("tpu-v5p"), "megatron")
+    assert memory(shape, layout, tpus).communication == 0
 
 
 def test_the_step_casts_gradients_of_fp16_when_activations_are_gone() -> None:

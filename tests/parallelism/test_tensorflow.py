@@ -160,6 +160,7 @@ def test_on_tpus_there_is_one_strategy():
     plan = answer(shape_for_size(350e6), chips, global_batch=64)
     assert [verdict.name for verdict in plan.verdicts] == ["tpu"]
     assert plan.strategy is not None
+    assert plan.strategy.memory.communication == 0
     large = answer(shape_for_size(70e9), chips, global_batch=64)
     assert large.strategy is None
     assert large.torch is None

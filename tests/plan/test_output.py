@@ -234,7 +234,7 @@ def test_a_layout_that_the_file_allows_only_with_settings(dtrain: Any, tmp_path:
 
 def test_the_output_names_the_settings_that_it_does_not_have(dtrain: Any, tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(FILE.format(hosts=2, gpus=2, gpu="h100"))
-    settings = ("job.env.TOKEN=hunter2", "job.layout=null", "job.args=[a]", "job.args=[b]")
+    settings = ("job.env.TOKEN=hunter2", '"job".layout=null', "job.args=[a]", "job.args=[b]")
     options = [word for setting in settings for word in ("--set", setting)]
     done = dtrain("plan", "--model-size", "1B", "cluster.yaml", *options, "--output", "new.yaml")
     assert done.returncode == 0, done.stderr

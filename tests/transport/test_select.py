@@ -21,13 +21,40 @@ from dtrain.spec.model import Host
 from dtrain.transport.select import Transports
 transports = Transports(Path("."))
 here = Host("here", "127.0.0.1", transport="local")
-transports.load([here])
+transports.prepare([here])
 connection = transports.connect(here)
 print(connection.start("exit 3").wait(), "paramiko" in sys.modules)
 transports.close()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "3 False\n"
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from dtrain.diagnostics import LimitError
+from dtrain.spec.model import Host
+from dtrain.transport.select import Transports
+hard = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(40, hard), hard))
+try:
+    Transports(Path(".")).prepare([Host("here", "127.0.0.1", transport="local")] * 100)
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+except LimitError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hard", "printed"),
+    [(1000, "656"), (500, "500"), (16, "this machine lets dtrain open 16 files, but")],
+)
+def test_each_host_may_have_open_files(hard: int, printed: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(hard)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(printed)
 
 
 @pytest.mark.sshd

@@ -25,7 +25,7 @@ from dtrain_cli.parameters import Settings
 if TYPE_CHECKING:
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
 
-_WRITTEN = ("job.layout", "job.training", "job.strategy", "job.expected")
+_WRITTEN = {("job", name) for name in ("layout", "training", "strategy", "expected")}
 """The keys that `--output` sets."""
 
 
@@ -229,6 +229,7 @@ def _layouts(
     done: list[str] = []
     if output is not None:
         from dtrain.spec.edit import UnfitFileError
+        from dtrain.spec.settings import key_of
         from dtrain_cli.files import read_text, write_text
 
         if not answer.fits:
@@ -248,8 +249,8 @@ def _layouts(
             note = "`--output` does not write the values of --set; the file may need them"
             raise UsageError(error.message, hint=f"{error.hint}\n{note}".strip()) from None
         write_text(output, text)
-        keys = dict.fromkeys(setting.partition("=")[0] for setting in settings or ())
-        left = ", ".join(key for key in keys if not key.startswith(_WRITTEN))
+        keys = dict(map(key_of, settings or ()))
+        left = ", ".join(key for key, parts in keys.items() if parts[:2] not in _WRITTEN)
         more = f"; not the --set values of {left}: give them to `dtrain launch`, too"
         what = (
             "a new cluster file; change its placeholder hosts and script"

@@ -46,6 +46,7 @@ def execute(
     chosen = _chosen(targets(request, record), hosts)
     hidden = (*IDENTITY, *secret_names(request.spec()))
     with closing(Transports(request.base, ask, notice)) as transport:
+        transport.prepare([target.via for target in chosen])
         return Commands(chosen, argv, transport, hidden=hidden, limit=limit).run(receiver, control)
 
 

@@ -30,7 +30,7 @@ def engine(request: Request, caller: Caller) -> Iterator[Engine]:
 
         kind = SlurmEngine
     with closing(Transports(request.base, caller.ask, caller.observer.notice)) as transport:
-        transport.load(request.spec().cluster.hosts)
+        transport.prepare(request.spec().cluster.hosts)
         yield kind(request, caller, transport)
 
 

@@ -17,6 +17,15 @@ OLD = ("volta", "turing")
 CONTEXT = 0.7
 """GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""
 
+COMMUNICATOR = 0.65
+"""GiB of NCCL's buffers for each communicator: 0.53 for two and 0.67 for more ranks on A100s with
+NVLink (NVIDIA/nccl issue 964), 0.56 on GB200s (sglang pull request 30908)."""
+
+
+def communicator(gpu: Gpu) -> float:
+    """Return the GiB of a communicator's buffers: TPUs have none."""
+    return 0.0 if gpu.family == "tpu" else COMMUNICATOR
+
 
 def fp8_copies(gpu: Gpu) -> float:
     """Return the bytes of Transformer Engine's quantized copies for each parameter of a matrix: the
@@ -212,6 +221,8 @@ class Assumptions(KeepsHash):
     whole_experts: bool = True
     """Whether tensor ranks hold different experts (``--expert-tensor-parallel-size 1``), and not
     parts of each expert, which is Megatron-Core's default."""
+    communicator: float = COMMUNICATOR
+    """GiB of a communicator's buffers."""
     habits: MemoryHabits = MemoryHabits()
 
     @classmethod
@@ -228,6 +239,7 @@ class Assumptions(KeepsHash):
             quantized=fp8_copies(gpu) if precision == "fp8" and backend == "megatron" else 0.0,
             narrow_states=narrow_states,
             expert_kernels=BACKENDS[backend].expert_kernels,
+            communicator=communicator(gpu),
         )
 
     @property

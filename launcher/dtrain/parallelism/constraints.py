@@ -14,7 +14,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import SIZES, BackendName, Layout, Recompute, Sharding
 from dtrain.runtime.layout_rules import contradictions, uneven_rounds
-from dtrain.wording import either
+from dtrain.wording import counted, either
 
 LIMITS = {
     "layers": 2_000,
@@ -53,7 +53,7 @@ def check_sizes(shape: Shape, global_batch: int) -> None:
             )
     if global_batch > MAX_BATCH:
         raise UsageError(
-            f"a global batch of {global_batch} sequences is too large to plan for",
+            f"a global batch of {global_batch:,} sequences is too large to plan for",
             hint=f"at most {MAX_BATCH:,}",
         )
 
@@ -88,7 +88,7 @@ def check(
         text = f"`{name}={known[name]}`"
         if name == derived:
             given = ", ".join(f"`{size}={known[size]}`" for size in SIZES if size != name)
-            text = f"{given} on {cluster.gpus} GPUs make {name} {known[name]}, which"
+            text = f"{given} on {counted(cluster.gpus, 'GPU')} make {name} {known[name]}, which"
         return UsageError(f"{text} {reason}", hint=_use(name, would, derived))
 
     gpus = divisors(cluster.gpus)
@@ -117,7 +117,7 @@ def check(
     if "data" in known and global_batch % known["data"]:
         error = refuse(
             "data",
-            f"does not divide the batch of {global_batch} sequences",
+            f"does not divide the batch of {counted(global_batch, 'sequence')}",
             (d for d in gpus if global_batch % d == 0),
         )
         near = max(1, round(global_batch / known["data"])) * known["data"]
@@ -138,17 +138,17 @@ def none_left(
     """Return the error for constraints that each can be met, but not together."""
     if fixed:
         given = ", ".join(f"`{name}={value!r}`" for name, value in fixed.items())
-        together = f"no layout on {cluster.gpus} GPUs divides evenly with {given}"
-        hint = f"leave one of them out; the batch is {global_batch} sequences"
+        together = f"no layout on {counted(cluster.gpus, 'GPU')} divides evenly with {given}"
+        hint = f"leave one of them out; the batch is {counted(global_batch, 'sequence')}"
         if len(fixed) == 1:
-            together += f" and a batch of {global_batch} sequences"
+            together += f" and a batch of {counted(global_batch, 'sequence')}"
             hint = "leave it out, or give another `global_batch`"
         if fixed.get("sharding") == "hybrid":
             hint = "hybrid sharding needs data ranks both within a host and across hosts"
         return UsageError(together, hint=hint)
     return UsageError(
-        f"a batch of {global_batch} sequences and {shape.layers} layers cannot be spread over "
-        f"{cluster.gpus} GPUs",
+        f"a batch of {counted(global_batch, 'sequence')} and {counted(shape.layers, 'layer')} "
+        f"cannot be spread over {counted(cluster.gpus, 'GPU')}",
         hint=f"use fewer GPUs, or a `global_batch` that is a multiple of {cluster.gpus}",
     )
 
@@ -159,7 +159,7 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
     for name in SIZES:
         if gpus % fixed.get(name, 1):
             raise UsageError(
-                f"`{name}={fixed[name]}` does not divide {gpus} GPUs",
+                f"`{name}={fixed[name]}` does not divide {counted(gpus, 'GPU')}",
                 hint=_use(name, divisors(gpus), ""),
             )
     given = {name: fixed[name] for name in SIZES if name in fixed}
@@ -171,7 +171,7 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
     text = " x ".join(f"`{name}={size}`" for name, size in given.items())
     able = gpus // others if gpus % others == 0 else 0
     raise UsageError(
-        f"{text} = {product} does not make up {gpus} GPUs",
+        f"{text} = {product} does not make up {counted(gpus, 'GPU')}",
         hint=(
             f"use `{last}={able}`"
             if able and len(given) == len(SIZES)
@@ -219,9 +219,10 @@ def _check_expert(shape: Shape, cluster: GpuCluster, known: Mapping[str, Any]) -
 def _check_batch(global_batch: int, known: Mapping[str, Any]) -> None:
     share, micro = global_batch // known.get("data", 1), known.get("micro_batch", 1)
     if share % micro:
-        whose = f"each data rank's {share}" if known.get("data", 1) > 1 else f"the {share}"
+        sequences = counted(share, "sequence")
+        whose = f"each data rank's {sequences}" if known.get("data", 1) > 1 else f"the {sequences}"
         raise UsageError(
-            f"`micro_batch={micro}` does not divide {whose} sequences",
+            f"`micro_batch={micro}` does not divide {whose}",
             hint=_use("micro_batch", (size for size in divisors(share) if size <= 64), "")
             + ", or another `global_batch`",
         )

@@ -22,6 +22,7 @@ from dtrain.parallelism.search import Plan, candidates, compared_time, search
 from dtrain.parallelism.trial import Trial, common
 from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES, BackendName, Layout
+from dtrain.wording import counted
 
 USUAL_BATCHES = ((1e9, 0.5e6), (200e9, 4e6), (math.inf, 16e6))
 """Default tokens in one step, for models with fewer parameters than the first number. GPT-3 used
@@ -189,7 +190,8 @@ class Question:
         for reason in first:
             if all(reason in reasons for reasons in rest):
                 return reason
-        return f"a step of {self.global_batch:,} sequences on {self.cluster.gpus:,} GPUs"
+        gpus = counted(self.cluster.gpus, "GPU")
+        return f"a step of {counted(self.global_batch, 'sequence')} on {gpus}"
 
     @property
     def pinned(self) -> bool:

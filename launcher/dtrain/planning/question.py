@@ -16,7 +16,7 @@ from dtrain.parallelism.reliability import Reliability
 from dtrain.planning.cluster import cluster_of, table_of
 from dtrain.planning.files import parsed
 from dtrain.planning.model import lora_of, shape_of
-from dtrain.planning.request import LARGEST, AskQueue, PlanRequest, check
+from dtrain.planning.request import LARGEST, AskQueue, PlanRequest
 from dtrain.runtime.layout import BackendName, Training
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
 
     Raises UsageError, or SpecError if the cluster file is invalid.
     """
-    check(request)
     spec = _spec(request)
     table = table_of(request)
     found = cluster_of(request, spec, table, ask, probe)
@@ -245,7 +244,8 @@ def _of_a_training(request: PlanRequest, key: str) -> float | None:
     if value is None:
         return None
     if not 0 < value < LARGEST:
-        raise UsageError(f"`{key}={value:g}` is not possible", hint="a number above 0")
+        hint = f"a number above 0 and below {LARGEST:,}"
+        raise UsageError(f"`{key}={value:g}` is not possible", hint=hint)
     if request.tokens is None:
         raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")
     return value

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtrain.diagnostics import UsageError
 from dtrain.records import dataclass
-from dtrain.runtime.layout import SIZES
+from dtrain.runtime.layout import SIZES, Layout
 
 if TYPE_CHECKING:
     from dtrain.spec.model import ClusterFile
@@ -100,9 +100,15 @@ AskQueue = Callable[["ClusterFile"], QueueGpus]
 """Asks an engine about the GPUs of a file's job. Raises DtrainError."""
 
 
-def check(request: PlanRequest) -> None:
-    """Raise UsageError for an unknown key in ``sizes`` or ``fixed``, and for an integer that is too
-    large for floating-point numbers."""
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "Path": (Path,),
+}  # fmt: skip
+"""What a value's annotation allows. `constraints` checks the fields with a choice of words."""
+
+
+def check_request(request: PlanRequest) -> None:
+    """Raise UsageError for an unknown key in ``sizes`` or ``fixed``, a value of a wrong type, and
+    an integer that is too large for floating-point numbers."""
     for field_name, keys, known in (
         ("sizes", request.sizes, MODEL_SIZES),
         ("fixed", request.fixed, FIXABLE),
@@ -112,11 +118,15 @@ def check(request: PlanRequest) -> None:
                 raise UsageError(
                     f"`{field_name}` has no key {name!r}", hint=f"one of {', '.join(known)}"
                 )
-    names = (
-        "vocab", "seq_len", "global_batch", "lora_rank", "gpus", "gpus_per_host", "rack_hosts",
-    )  # fmt: skip
-    given = {**{name: getattr(request, name) for name in names}, **request.sizes, **request.fixed}
-    for name, value in given.items():
+    declared = {one.name: str(one.type) for one in (*fields(Layout), *fields(request))}
+    given = {one.name: getattr(request, one.name) for one in fields(request)}
+    for name, value in {**given, **request.sizes, **request.fixed}.items():
+        kind = declared.get(name, "int").removesuffix(" | None")
+        types = _TYPES.get(kind, (object,))
+        # A bool is an int.
+        allowed = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+        if value is not None and not allowed:
+            raise UsageError(f"`{name}={value!r}` is not of type {kind}")
         if isinstance(value, int) and abs(value) > LARGEST:
             raise UsageError(
                 f"`{name}`: a number of {len(str(abs(value)))} digits is too long",

@@ -32,6 +32,12 @@ def compose(text: str | bytes, file: str, settings: Sequence[str]) -> tuple[Node
     return root, problems
 
 
+def key_of(setting: str) -> tuple[str, tuple[str, ...]]:
+    """The key of a setting, as it is written and in parts; empty if the text is no setting."""
+    path, end = _path(setting, 1)
+    return setting[: end - 1] if path else "", tuple(part.text for part in path)
+
+
 def _set(root: Node, setting: str, line: int, problems: Problems) -> Node:
     path, end = _path(setting, line)
     if wrapped := BREAK.search(setting):

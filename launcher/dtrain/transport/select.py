@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dtrain.spec.model import Host
 from dtrain.transport.contract import Connection
 from dtrain.transport.local import LocalTransport
+from dtrain.transport.open_files import allow_files
 from dtrain.transport.questions import Ask
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ class Transports:
         self._lock = threading.Lock()
         self._ssh: SshTransport | None = None
 
-    def load(self, hosts: Iterable[Host]) -> None:
-        """Import what connecting to ``hosts`` needs, before threads do it beside other work."""
+    def prepare(self, hosts: Collection[Host]) -> None:
+        """Raise the limit of open files for ``hosts``, and import what connecting to them needs,
+        before threads do it beside other work. Raises LimitError."""
+        allow_files(len(hosts))
         if any(host.transport == "ssh" for host in hosts):
             self._ssh_transport()
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtrain.parallelism.assumptions import Assumptions, fp8_copies
+from dtrain.parallelism.assumptions import Assumptions, communicator, fp8_copies
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
@@ -141,6 +141,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
         expert_kernels=practice.expert_kernels,
+        communicator=communicator(gpu),
         # The hooks of ZeRO-3 also run on one GPU, where the notes name it.
         host_work=practice.host_work if zero_3(f"{row.get('sharding', '')} {text}") else 0.0,
         fuses_gradients=practice.fuses_gradients,

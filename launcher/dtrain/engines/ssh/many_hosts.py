@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,9 +10,6 @@ from collections.abc import Iterator
 SWITCH_SECONDS = 0.0002
 """For each host, how long Python's threads wait for their turn."""
 LEAST_SWITCH = 0.0005
-FILES = 4
-"""Open files for each host: its connection, and others for a moment."""
-OWN_FILES = 256
 
 
 class _SwitchInterval:
@@ -52,19 +48,9 @@ _switch_interval = _SwitchInterval()
 
 @contextlib.contextmanager
 def prepared_for(hosts: int) -> Iterator[None]:
-    """Allow a thread and an open connection for each of ``hosts``."""
-    _allow_files(hosts * FILES + OWN_FILES)
+    """Allow a thread for each of ``hosts``."""
     _switch_interval.add(hosts)
     try:
         yield
     finally:
         _switch_interval.remove(hosts)
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise the soft limit of open files, which is 1,024 on most systems."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

@@ -39,7 +39,8 @@ TIME_PARTS = {
 }
 """Titles of the fields of `StepTime`."""
 ORDER = (
-    "by time, plus 4 % for each split of layers or sequences, and 3 % for a GPU more than 93 % full"
+    "by time, plus 4 % for each split of layers or sequences, 3 % for a GPU more than 93 % full, "
+    "and 50 % for offload"
 )
 """The order of layouts, for users."""
 SHARDING = {

@@ -32,8 +32,8 @@ have the same factor: the only published runs that have any took 1.08 to 1.19 ti
 
 ROOMY = 0.93
 """Maximum share of a GPU's memory in a layout that leaves room for the estimate's error. Of
-published runs whose estimate is 85 to 93 % of the memory, 5 of 248 ran out of it; with 93 to 100 %,
-10 of 125."""
+published runs whose estimate is 85 to 93 % of the memory, 5 of 247 ran out of it; with 93 to 100 %,
+10 of 126."""
 
 MEMORY_INTERVAL = 0.87, 1.31
 """Measured peaks of memory as multiples of the estimate: 80 % of the published peaks are between

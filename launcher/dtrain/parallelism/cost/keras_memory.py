@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Literal
 
-from dtrain.parallelism.assumptions import CONTEXT
+from dtrain.parallelism.assumptions import COMMUNICATOR, CONTEXT
 from dtrain.parallelism.cluster.hardware import Precision
-from dtrain.parallelism.cost.memory import COMMUNICATOR, FRAGMENTATION
+from dtrain.parallelism.cost.memory import FRAGMENTATION
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 
@@ -93,6 +93,7 @@ def on_gpu(
     *,
     replicas: int = 1,
     variables: bool = True,
+    communicator: float = COMMUNICATOR,
 ) -> KerasMemory:
     """Return the memory of one of ``replicas`` GPUs that train ``part`` with Adam.
 
@@ -100,7 +101,7 @@ def on_gpu(
     variables on use (``keras/src/layers/layer.py``, autocast), so gradients pass back through the
     cast. Accumulation keeps one more sum (``keras/src/optimizers/base_optimizer.py``,
     ``gradient_accumulator``). Without ``variables``, the states live in a host's memory, and every
-    step reads copies of the parameters.
+    step reads copies of the parameters. ``communicator``: as in `Assumptions`.
     """
     count = part.parameters(shape)
     tokens = way.micro_batch * shape.seq_len
@@ -137,7 +138,7 @@ def on_gpu(
         activations=activations / _GIB,
         logits=logits / _GIB,
         temporary=temporary / _GIB,
-        communication=COMMUNICATOR if replicas > 1 else 0.0,
+        communication=communicator if replicas > 1 else 0.0,
         context=CONTEXT,
         fragmentation=FRAGMENTATION * used / _GIB,
     )

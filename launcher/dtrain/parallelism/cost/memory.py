@@ -22,9 +22,6 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
-COMMUNICATOR = 0.65
-"""GiB of NCCL's buffers for each communicator: 0.53 for two and 0.67 for more ranks on A100s with
-NVLink (NVIDIA/nccl issue 964), 0.56 on GB200s (sglang pull request 30908)."""
 FRAGMENTATION = 0.03
 FRAGMENTATION_BY_TORCH = 0.07
 """Memory that the allocator reserves but does not use, as a share of the used memory: 0 to 0.09 in
@@ -105,7 +102,8 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         logits=phase.logits / _GIB,
         gathered=phase.gathered / _GIB,
         temporary=phase.temporary / _GIB,
-        communication=COMMUNICATOR * _communicators(layout, assumed) + assumed.habits.buckets,
+        communication=assumed.communicator * _communicators(layout, assumed)
+        + assumed.habits.buckets,
         context=assumed.habits.context,
         fragmentation=unused / _GIB,
         cached=cached / _GIB,
@@ -113,7 +111,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
 
 
 def _communicators(layout: Layout, assumed: Assumptions) -> int:
-    """Return the number of NCCL communicators of a rank: one for each kind of parallelism, and two
+    """Return the number of communicators of a rank: one for each kind of parallelism, and two
     for hybrid sharding. Experts' replicas have another, which is not counted: with it, more runs
     that ran would be refused.
 
@@ -284,7 +282,7 @@ def _by_runtime(
         logits=phase.logits / _GIB,
         gathered=phase.gathered / _GIB,
         temporary=phase.temporary / _GIB,
-        communication=COMMUNICATOR * _communicators(layout, assumed),
+        communication=assumed.communicator * _communicators(layout, assumed),
         context=assumed.habits.context,
         fragmentation=FRAGMENTATION_BY_TORCH * used / _GIB,
     )

@@ -12,7 +12,7 @@ from dtrain.parallelism.model.shape import Shape
 
 _UNITS = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "bn": 9, "t": 12}
 
-_COUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(e\d{1,2})?\s*([a-z]*)")
+_COUNT = re.compile(r"(-?(?:\d+(?:\.\d*)?|\.\d+))(e\d{1,2})?\s*([a-z]*)")
 
 
 def parse_count(text: str, what: str = "model_size") -> int:

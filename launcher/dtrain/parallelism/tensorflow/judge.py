@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtrain.parallelism.answer.explain import brief, gib, seconds
+from dtrain.parallelism.assumptions import communicator
 from dtrain.parallelism.cluster.efficiency import of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
@@ -96,7 +97,13 @@ class _Job:
         tried = []
         for way in _ways(-(-self.global_batch // replicas)):
             memory = on_gpu(
-                self.shape, part, way, self.precision, replicas=replicas, variables=variables
+                self.shape,
+                part,
+                way,
+                self.precision,
+                replicas=replicas,
+                variables=variables,
+                communicator=communicator(self.cluster.gpu),
             )
             if memory.total <= self.limit:
                 return way, memory
