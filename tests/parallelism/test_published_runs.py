@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.cluster.efficiency import OVERLAPPED, of_family
+from dtrain.parallelism.cluster.efficiency import OVERLAPPED, of_family, of_gpu
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.model.adapters import Lora
@@ -402,6 +402,21 @@ def test_recomputation(written: str, recompute: str) -> None:
     assert run(recompute=written).layout.recompute == recompute
 
 
+def test_megatron_s_old_option_recomputes_the_core_of_attention_alone() -> None:
+    mixture = {"model_name": "Mixtral-8x7B", "global_batch": "512", "recompute": "selective"}
+    for notes, recompute in (("", "selective"), ("; --recompute-activations", "none")):
+        assert run(**mixture, notes=f"Megatron-LM{notes}").layout.recompute == recompute
+
+
+@pytest.mark.parametrize(
+    ("notes", "chunks"), [("chunks of a stage not stated", 18), ("chunks not stated", 18), ("", 1)]
+)
+def test_a_pipeline_whose_chunks_are_not_stated_has_one_for_each_layer(
+    notes: str, chunks: int
+) -> None:
+    assert run(notes=f"Megatron-LM; {notes}").layout.virtual_pipeline == chunks
+
+
 @pytest.mark.parametrize(
     ("written", "gbps"),
     [
@@ -688,6 +703,16 @@ def test_the_dispatcher_that_a_row_names() -> None:
     row = {"model_name": "Qwen3-235B-A22B", "gpu_type": "H100-80GB", "n_gpus": "256", "ep": "8"}
     for notes, copies in (("DeepEP", False), ("all-to-all dispatcher", True), ("", None)):
         assert run(**row, global_batch="2048", notes=notes).assumed.sends_copies is copies
+
+
+def test_the_host_does_not_wait_for_tokens_of_padded_experts() -> None:
+    cells = {"source": "Megatron-LM", "model_name": "Mixtral-8x7B", "ep": "8"}
+    waits = []
+    for notes in ("experts padded to capacity factor 1", ""):
+        found = run(**cells, notes=notes)
+        waits.append(found.candidate(of_gpu(found.cluster.gpu)).time.host)
+    padded, dropless = waits
+    assert padded == 0 < dropless
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,9 @@ class Assumptions(KeepsHash):
     expert_kernels: int = 0
     """Kernels of each expert in a forward pass, if a loop in Python computes one after the other.
     0: all experts of a layer share their kernels."""
+    padded_experts: bool = False
+    """Whether experts get a fixed number of tokens (Megatron-Core's
+    ``--moe-pad-expert-input-to-capacity``). Then the host need not know how many arrive."""
     blocking: bool = False
     """Whether the host waits for each kernel before it starts the next (``CUDA_LAUNCH_BLOCKING``).
     Then no communication overlaps with computation."""

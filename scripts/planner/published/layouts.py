@@ -141,6 +141,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
         expert_kernels=practice.expert_kernels,
+        padded_experts="padded to capacity" in text,
         communicator=communicator(gpu),
         # The hooks of ZeRO-3 also run on one GPU, where the notes name it.
         host_work=practice.host_work if zero_3(f"{row.get('sharding', '')} {text}") else 0.0,
@@ -438,6 +439,9 @@ def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
     """The layout with the schedule from the notes, and at most as many experts and chunks as exist.
 
     The interleaved runs of Zero Bubble (arXiv 2401.10241, section 5) have a chunk for each layer.
+    So do runs whose notes say that their chunks are not stated. Megatron-LM's
+    ``--recompute-activations`` drops the core of attention alone, and flash attention never keeps
+    it.
     """
     named = re.search(r"schedule[ :=]+([\w-]+)", row.get("notes", ""), re.IGNORECASE)
     key = re.sub(r"[^a-z0-9]", "", named[1].casefold()) if named else "1f1b"
@@ -446,11 +450,14 @@ def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
             raise UnusableError(f"the planner has no schedule {named[1] if named else key}")
         key = "1f1b"
     chunks = layout.virtual_pipeline
-    if key in ("1f1bi", "interleaved") and chunks == 1 and layout.pipeline > 1:
+    unsaid = re.search(r"chunks( of a stage)? not stated", row.get("notes", "")) is not None
+    if (unsaid or key in ("1f1bi", "interleaved")) and chunks == 1 and layout.pipeline > 1:
         chunks = -(-shape.layers // layout.pipeline)
+    core = shape.experts and "--recompute-activations" in row.get("notes", "")
     return replace(
         layout,
         schedule=_SCHEDULES[key],
+        recompute="none" if core else layout.recompute,
         virtual_pipeline=max(1, min(chunks, -(-shape.layers // layout.pipeline))),
         expert=max(1, min(layout.expert, shape.experts)),
     )

@@ -22,6 +22,7 @@ The columns:
 - ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those for every token.
 - Notes name the version of flash attention (``flash attention 2``), if it is not that of the
   source's software, and ``CUDA_LAUNCH_BLOCKING=1``.
+- Notes say that experts are ``padded to capacity``, so that the host never waits for their tokens.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
@@ -35,6 +36,7 @@ The columns:
   means none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
   if no column gives a split. Then the planner's answer to "does it fit" is yes if one of these
   layouts fits.
+- ``vpp``: blank means 1, unless the notes say ``chunks of a stage not stated``.
 - ``interconnect``: Gb/s of all NICs of one host. ``8x200Gb/s`` is 1600, ``400Gb/s per GPU`` counts
   for each GPU, a machine's name or a blank means that machine. An InfiniBand rate without a unit of
   reference is the rate of one NIC.

@@ -263,7 +263,7 @@ def _layer(kernels: Kernels) -> _Layer:
         expert=exchange,
         head=kernels.head_forward() + kernels.head_backward(),
         launches=kernels.launches(),
-        stalled=moe * kernels.launches(),
+        stalled=0.0 if assumed.padded_experts else moe * kernels.launches(),
     )
 
 
