@@ -123,7 +123,7 @@ class _Job:
         else:
             reason = (
                 f"{where} holds a whole copy: {states:,.0f} GiB of variables, Adam's slots and "
-                f"gradients alone, {memory.total:.0f} in all, on {self.limit:.1f}"
+                f"gradients alone, {gib(memory.total)} in all; a GPU has {gib(self.limit)}"
             )
         if name == "tpu":
             reason += (
@@ -185,7 +185,7 @@ class _Job:
         if not fits:
             reason += (
                 f"a copy of all of them and their gradients take {8 * self.gigabytes:,.0f} GiB of "
-                f"it, {memory.total:.0f} with the rest, on {self.limit:.1f}"
+                f"it, {gib(memory.total)} with the rest; a GPU has {gib(self.limit)}"
             )
         else:
             reason += (
