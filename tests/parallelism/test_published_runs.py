@@ -249,7 +249,7 @@ def test_flagperf_s_megatron_copies_logits_and_drops_hidden_states() -> None:
     ],
 )
 def test_what_the_host_and_4_bits_take(notes: str, work: bool, apart: bool) -> None:
-    found = run(model_name="Llama-2-7B", tp="1", pp="1", notes=notes).assumed
+    found = run(model_name="Llama-2-7B", tp="1", pp="1", n_gpus="1", notes=notes).assumed
     assert (found.host_work > 0, found.separate_expansion) == (work, apart)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import PYTORCH_HOOKS, TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.efficiency import KNOWN, OVERLAPPED, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
@@ -14,7 +15,7 @@ from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
 from dtrain.parallelism.cost.step_time import HOST_MEMORY
 from dtrain.parallelism.model.models import model
-from dtrain.runtime.layout import BackendName, Layout
+from dtrain.runtime.layout import BackendName, Layout, Sharding
 
 H100 = gpu("h100-80gb")
 
@@ -353,3 +354,26 @@ def test_a_loss_in_chunks_holds_the_logits_of_one(backend: BackendName) -> None:
     assert whole.logits > 0
     assert parts.allocated < whole.allocated
     assert parts.logits in (0.0, whole.logits / 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "sharding", "added"),
+    [
+        ("llama-3-8b", "megatron", "none", TRANSFORMER_ENGINE),
+        ("qwen3-30b-a3b", "megatron", "none", 0.0),
+        ("llama-3-8b", "torchtitan", "none", 0.0),
+        ("llama-3-8b", "torchtitan", "full", PYTORCH_HOOKS),
+        ("qwen3-30b-a3b", "torchtitan", "full", PYTORCH_HOOKS),
+    ],
+)
+def test_modules_and_hooks_take_the_host_as_long_as_launches(
+    name: str, backend: BackendName, sharding: Sharding, added: float
+) -> None:
+    layout = Layout(backend=backend, data=8, sharding=sharding)
+    usual = Assumptions.usual("bf16", H100, backend)
+    bare = replace(usual, module_work=0.0, sharding_work=0.0)
+    work, without = (
+        Kernels(of_gpu(H100), GpuCluster(H100, 8, 8, 400.0), model(name), layout, one).launches()
+        for one in (usual, bare)
+    )
+    assert work - without == pytest.approx(2.6 * added)

@@ -189,6 +189,12 @@ class Assumptions(KeepsHash):
     (AutoGPTQ). bitsandbytes has one kernel for it."""
     host_work: float = 0.0
     """Host time in each pass through a layer beside its kernels, as a number of launches."""
+    module_work: float = 0.0
+    """Host time of a layer's modules in a forward pass beside their kernels, as a number of
+    launches, in models without experts."""
+    sharding_work: float = 0.0
+    """Host time of the hooks that gather and free a layer's sharded parameters in a forward pass,
+    as a number of launches."""
     expert_kernels: int = 0
     """Kernels of each expert in a forward pass, if a loop in Python computes one after the other.
     0: all experts of a layer share their kernels."""
@@ -242,6 +248,8 @@ class Assumptions(KeepsHash):
             quantized=fp8_copies(gpu) if precision == "fp8" and backend == "megatron" else 0.0,
             narrow_states=narrow_states,
             expert_kernels=BACKENDS[backend].expert_kernels,
+            module_work=BACKENDS[backend].module_work,
+            sharding_work=BACKENDS[backend].sharding_work,
             communicator=communicator(gpu),
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dtrain.parallelism.assumptions import Assumptions, communicator, fp8_copies
+from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
@@ -123,6 +124,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     # Without compilation, float8 of torchao is slower than bf16.
     compiled = _FUSED_NORMS.search(_said(row)) is not None or precision == "fp8"
     text = _text(row)
+    hooks = BACKENDS[practice.backend].sharding_work
     longest_first = "the first batch is the longest" in text
     return Assumptions(
         precision=precision,
@@ -141,10 +143,12 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
         expert_kernels=practice.expert_kernels,
+        module_work=practice.module_work,
         padded_experts="padded to capacity" in text,
         communicator=communicator(gpu),
-        # The hooks of ZeRO-3 also run on one GPU, where the notes name it.
-        host_work=practice.host_work if zero_3(f"{row.get('sharding', '')} {text}") else 0.0,
+        sharding_work=hooks,
+        # They also run on one GPU, where the notes name the sharding.
+        host_work=hooks if count(row, "n_gpus") == 1 and zero_3(text) else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
         gathers_late=practice.gathers_late,

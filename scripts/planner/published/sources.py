@@ -8,6 +8,7 @@ from functools import cache
 from typing import Literal
 
 from dtrain.parallelism.assumptions import MemoryHabits
+from dtrain.parallelism.backends import TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.runtime.layout import BackendName, Sharding
@@ -48,9 +49,9 @@ class Practice:
     flash2: bool | None = None
     triton_attention: bool = False
     idle: float = 0.0
-    host_work: float = 0.0
-    """As in `Assumptions`, if the software shards parameters."""
     expert_kernels: int = 0
+    module_work: float = 0.0
+    """Both as in `Assumptions`."""
     reduces_to_all: bool = False
     hides_tensor: bool = False
     hides_exchange: bool = False
@@ -98,11 +99,15 @@ the last backward pass, to all ranks."""
 _MEGATRON_DEEPSPEED_ZERO = replace(_MEGATRON_DEEPSPEED_2023, fp32_gradients=False)
 """The same at ZeRO stage 1 and higher, which sums gradients in the parameters' 16 bits unless
 ``grad_accum_dtype`` is set (``get_data_types`` in ``deepspeed/runtime/engine.py``)."""
-_NEMO = Practice(fp32_gradients=False, hides_tensor=True)
+_RECENT = Practice(module_work=TRANSFORMER_ENGINE)
+"""Megatron-LM since 2023: Transformer Engine, distributed optimizer, flash attention, sequence
+parallel."""
+_NEMO = replace(_RECENT, fp32_gradients=False, hides_tensor=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
 grad_reduce_in_fp32 to False."""
-_MLPERF = replace(_NEMO, fp8_params=True)
-"""NVIDIA's submissions, which others take over, set NeMo's ``fp8_params`` if they use fp8."""
+_MLPERF = replace(_NEMO, module_work=0.0, fp8_params=True)
+"""NVIDIA's submissions, which others take over, start kernels as CUDA graphs, and set NeMo's
+``fp8_params`` if they use fp8."""
 _NEMO_ON_SQUAD = replace(_NEMO, tunes_on_squad=True, whole_experts=False)
 """Its recipes of 2024 and 2025 leave the size of the experts' tensor parallelism at its default."""
 _NEMO_ON_A100 = replace(_NEMO, flash_attention=False)
@@ -115,7 +120,7 @@ _XLA = Practice(
 as Megatron-LM's kernels do. Gradients are those of the 16-bit copies that it gathers."""
 PRACTICES = (
     # Vendors measure it, too.
-    (r"MaxText|Paxml", _XLA),
+    (r"MaxText|Paxml|JAX-Toolbox", _XLA),
     (r"SC21|2104\.04473", _EARLY),
     # The paper that introduced sequence parallelism. Its full recomputation runs do not use it.
     # Neither has an overlapped reduction.
@@ -191,7 +196,7 @@ PRACTICES = (
     (r"MLPerf", _MLPERF),
     (r"NVIDIA[-/ ]NeMo", _NEMO),
     # The benchmarks of its own repositories: Megatron-LM, and the libraries that follow it.
-    (r"^NVIDIA", Practice(hides_tensor=True)),
+    (r"^NVIDIA", replace(_RECENT, hides_tensor=True)),
     (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
     # Its library (Aleph-Alpha/scaling, released a year after the paper) consists of PyTorch's
     # modules. Gradients stay in 16 bits and are summed over all ranks after the last backward
@@ -252,8 +257,6 @@ PRACTICES = (
     # The sequence length in its configurations, which agrees with the memory of the rows.
     (r"SimuMax", Practice(counter="allocated", seq_len=4096, overlaps_reduction=False)),
 )
-_RECENT = Practice()
-"""Megatron-LM since 2023: distributed optimizer, flash attention, sequence parallel."""
 _UNKNOWN = Practice(
     separate_kernels=True, fuses_gradients=False, flash2=True, habits=MemoryHabits(unfused=True)
 )
@@ -297,12 +300,10 @@ _LITGPT = replace(
 )
 """LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""
 _ZERO = replace(
-    _FSDP, sequence_parallel=False, fp32_gradients=False, host_work=57, expert_kernels=12,
+    _FSDP, sequence_parallel=False, fp32_gradients=False, expert_kernels=12,
     habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True, host_gradients=True),
 )  # fmt: skip
-"""DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks
-before and after each module fetch and release parameters (``parameter_offload.py``). ``host_work``
-is from Qwen's fine-tuning of 1.8B on one A100 with 256 tokens."""
+"""DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits."""
 _ZERO_2 = replace(_ZERO, habits=replace(_ZERO.habits, step_copies=2, buckets=1.0))
 """Stages 1 and 2, which flatten and cast all gradients at once. Stage 3 does so group by group.
 ``buckets``: 5e8 gradients in 16 bits, DeepSpeed's default (``reduce_bucket_size``)."""

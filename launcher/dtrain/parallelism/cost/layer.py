@@ -230,11 +230,16 @@ class Kernels:
         forward += sum(part.kernels for part in self.shape.parts)
         forward += SEPARATE_KERNELS * (self.assumed.separate_kernels and self.shape.gated)
         if self.shape.experts:
-            # Routing, permutation and quantization: fitted to Qwen3-30B with micro-batches of 1.
+            # Routing, permutation, quantization and the work of modules: fitted to Qwen3-30B with
+            # micro-batches of 1.
             forward += 100
             forward += self.assumed.expert_kernels * self.shape.experts / self.layout.expert
+        else:
+            forward += self.assumed.module_work
         forward += self.shape.lora.kernels if self.shape.lora else 0.0
         forward += self.assumed.host_work
+        if self.layout.shards_parameters:
+            forward += self.assumed.sharding_work
         recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
         return forward * (1 + 1.6 + recompute)
 
