@@ -22,6 +22,7 @@ Every message states the place and the problem. Every hint contains the remedy.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -173,3 +174,11 @@ class PrepareError(NodeError):
 
 class PortBusyError(PrepareError):
     """Another process listens on a port that the job needs."""
+
+
+def reason_of(error: Exception) -> str:
+    """The reason in an exception of Python, without the error's number."""
+    # The numbers of failed look-ups of names are below 0, and their own.
+    if isinstance(error, OSError) and (error.errno or 0) > 0:
+        return os.strerror(error.errno or 0).lower()
+    return str(error.args[-1]) if error.args else str(error)

@@ -40,6 +40,9 @@ def test_plan_refuses_invalid_requests() -> None:
         ("trials", "3", "int"),
         ("sizes", {"layers": "32", "hidden": 4096}, "int"),
         ("fixed", {"offload": "yes"}, "bool"),
+        ("fixed", {"tensor": None}, "int"),
+        ("fixed", ["tensor"], r"Mapping\[str, Any\]"),
+        ("settings", "cluster.gpus=4", r"Sequence\[str\]"),
     ],
 )
 def test_plan_refuses_values_of_a_wrong_type(field: str, value: Any, kind: str) -> None:

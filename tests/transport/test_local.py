@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import threading
 
@@ -45,3 +47,13 @@ def test_a_machine_without_a_free_thread(
     assert commands[0].returncode == code
     pipes = (commands[0].stdin, commands[0].stdout, commands[0].stderr)
     assert all(pipe is not None and pipe.closed for pipe in pipes)
+
+
+def test_a_command_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    connection = LocalTransport().connect(Host("here", "127.0.0.1", transport="local"))
+    with pytest.raises(ConnectError, match=r"/bin/sh: too many open files$"):
+        connection.start("true")

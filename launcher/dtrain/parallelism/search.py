@@ -35,10 +35,10 @@ OFFLOAD = 0.5
 """Share of its own time that a step with an offloaded optimizer counts longer in the ranking: how
 fast the host updates depends on its threads and memory, which the planner does not know."""
 _SPLIT = attrgetter(
-    "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding",
+    "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding", "recompute",
     "sequence_parallel", "offload",
 )  # fmt: skip
-"""The fields of a layout that the search chooses, without its micro-batches and recomputation."""
+"""The fields of a layout that the search chooses, without its micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ def _ranked(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     ladders = [_ladder(one.layout) for one in candidates]
     leanest: dict[tuple[Any, ...], Candidate] = {}
     for ladder, one in zip(ladders, candidates, strict=True):
-        if _saving(one.layout) > _saving(leanest.setdefault(ladder, one).layout):
+        if one.layout.micro_batch < leanest.setdefault(ladder, one).layout.micro_batch:
             leanest[ladder] = one
     queue = [
         # Rounding must not lift a limit above the time.
@@ -359,25 +359,19 @@ def _ladders(every: Iterable[Candidate]) -> Iterable[list[Candidate]]:
     """Group layouts that differ only in their micro-batch, shortest first."""
     ladders: dict[tuple[Any, ...], list[Candidate]] = {}
     for candidate in every:
-        key = (candidate.layout.recompute, *_ladder(candidate.layout))
-        ladders.setdefault(key, []).append(candidate)
+        ladders.setdefault(_ladder(candidate.layout), []).append(candidate)
     for ladder in ladders.values():
         ladder.sort(key=lambda candidate: candidate.layout.micro_batch)
     return ladders.values()
 
 
 def _ladder(layout: Layout) -> tuple[Any, ...]:
-    """Return what layouts share if one of them with longer micro-batches, or with less
-    recomputation, never needs less memory."""
+    """Return what layouts share if one of them with longer micro-batches never needs less
+    memory."""
     # A stage that holds all micro-batches of a step at once holds fewer if they are longer. With up
     # to two, the runtime keeps fewer gradients, too.
     steps = layout.grad_accumulation
     return (*_SPLIT(layout), steps if steps <= max(2, layout.pipeline) else 0)
-
-
-def _saving(layout: Layout) -> tuple[bool, int]:
-    """Return a key that orders layouts of one `_ladder`; the greatest needs the least memory."""
-    return layout.recompute == "full", -layout.micro_batch
 
 
 def _grouped(rest: Iterable[list[Candidate]]) -> Iterator[Rejected]:

@@ -102,6 +102,7 @@ AskQueue = Callable[["ClusterFile"], QueueGpus]
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "Path": (Path,),
+    "Mapping": (Mapping,), "Sequence": (list, tuple),
 }  # fmt: skip
 """What a value's annotation allows. `constraints` checks the fields with a choice of words."""
 
@@ -109,26 +110,30 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def check_request(request: PlanRequest) -> None:
     """Raise UsageError for an unknown key in ``sizes`` or ``fixed``, a value of a wrong type, and
     an integer that is too large for floating-point numbers."""
-    for field_name, keys, known in (
-        ("sizes", request.sizes, MODEL_SIZES),
-        ("fixed", request.fixed, FIXABLE),
+    for one in fields(request):
+        _check_value(one.name, getattr(request, one.name), str(one.type))
+    declared = {one.name: str(one.type) for one in fields(Layout)}
+    for field_name, given, known in (
+        ("sizes", request.sizes, dict.fromkeys(MODEL_SIZES, "int | None")),
+        ("fixed", request.fixed, {name: declared[name] for name in FIXABLE}),
     ):
-        for name in keys:
+        for name, value in given.items():
             if name not in known:
                 raise UsageError(
                     f"`{field_name}` has no key {name!r}", hint=f"one of {', '.join(known)}"
                 )
-    declared = {one.name: str(one.type) for one in (*fields(Layout), *fields(request))}
-    given = {one.name: getattr(request, one.name) for one in fields(request)}
-    for name, value in {**given, **request.sizes, **request.fixed}.items():
-        kind = declared.get(name, "int").removesuffix(" | None")
-        types = _TYPES.get(kind, (object,))
-        # A bool is an int.
-        allowed = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
-        if value is not None and not allowed:
-            raise UsageError(f"`{name}={value!r}` is not of type {kind}")
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise UsageError(
-                f"`{name}`: a number of {len(str(abs(value)))} digits is too long",
-                hint=f"at most {LARGEST:,}",
-            )
+            _check_value(name, value, known[name])
+
+
+def _check_value(name: str, value: object, annotation: str) -> None:
+    kind, _, optional = annotation.partition(" | ")
+    types = _TYPES.get(kind.partition("[")[0], (object,))
+    # A bool is an int.
+    allowed = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+    if not (allowed or (optional and value is None)):
+        raise UsageError(f"`{name}={value!r}` is not of type {kind}")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise UsageError(
+            f"`{name}`: a number of {len(str(abs(value)))} digits is too long",
+            hint=f"at most {LARGEST:,}",
+        )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from dtrain.diagnostics import ConnectError
+from dtrain.diagnostics import ConnectError, reason_of
 from dtrain.spec.model import Host
 from dtrain.transport.tail import Tail
 
@@ -49,7 +49,7 @@ class LocalConnection:
                 raise ConnectError(
                     self._host,
                     "starting a command with /bin/sh",
-                    str(error),
+                    reason_of(error),
                     hint="free memory or raise the limits on processes and open files (ulimit -a)",
                 ) from error
             self._processes = {other for other in self._processes if not other.closed} | {process}
@@ -59,7 +59,9 @@ class LocalConnection:
         try:
             stream = socket.create_connection(("127.0.0.1", port), timeout)
         except OSError as error:
-            raise ConnectError(self._host, f"connecting to its port {port}", str(error)) from error
+            raise ConnectError(
+                self._host, f"connecting to its port {port}", reason_of(error)
+            ) from error
         stream.settimeout(None)
         return stream
 

@@ -7,7 +7,6 @@ not load it.
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import threading
 import time
@@ -19,7 +18,14 @@ from typing import TypeAlias
 
 import paramiko
 
-from dtrain.diagnostics import AuthError, ConnectError, HostKeyError, LimitError, NodeError
+from dtrain.diagnostics import (
+    AuthError,
+    ConnectError,
+    HostKeyError,
+    LimitError,
+    NodeError,
+    reason_of,
+)
 from dtrain.node.host_name import encoded
 from dtrain.spec.model import Host
 from dtrain.transport import control_master, retry
@@ -301,7 +307,7 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         raise endpoint.error(
             ConnectError,
-            f"cannot resolve the name {endpoint.address!r} ({_words(error)})",
+            f"cannot resolve the name {endpoint.address!r} ({reason_of(error)})",
             hint="check the name, or "
             + (
                 "set its HostName in ssh's configuration"
@@ -336,7 +342,7 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         ConnectError,
         f"no answer within {endpoint.timeout:g} s"
         if isinstance(failure, TimeoutError)
-        else _words(failure),
+        else reason_of(failure),
         hint=_dial_hint(failure, endpoint),
     ) from failure
 
@@ -347,7 +353,7 @@ def _bind(connection: socket.socket, address: str) -> None:
         found = socket.getaddrinfo(address, 0, connection.family, connection.type)
         connection.bind(found[0][4])
     except OSError as error:
-        raise OSError(f"cannot use BindAddress {address} ({_words(error)})") from error
+        raise OSError(f"cannot use BindAddress {address} ({reason_of(error)})") from error
 
 
 def _dial_hint(failure: OSError, endpoint: Endpoint) -> str:
@@ -397,9 +403,3 @@ def _through_jump(endpoint: Endpoint, via: _Jump) -> ByteStream:
         raise DroppedError(
             Transient.DROPPED, f"the connection to jump host {via.endpoint.host} was lost"
         ) from error
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno).lower()
-    return str(error.args[-1]) if error.args else str(error)
