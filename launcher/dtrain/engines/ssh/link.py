@@ -131,7 +131,7 @@ class Link:
                     case host_events.Show():
                         self._show(action)
                     case Post():
-                        self._context.post(action)
+                        self._context.posts.put(action)
                     case host_events.Disconnect():
                         self._connection.close()
         return phase
