@@ -77,7 +77,7 @@ class SlurmJob(FollowedRun):
     def keep(self, frame: protocol.Data) -> None:
         """Store and show a piece of output. Raises ProtocolError and StorageError."""
         stream, size = self.output.keep(frame)
-        self.grown(stream, size)
+        self.recorder.observer.output(stream, size)
         self.watch.heard(stream.host)
 
     def update(self, state: SlurmState | None) -> bool:
@@ -198,9 +198,9 @@ class SlurmJob(FollowedRun):
 
     # The end of the run --------------------------------------------------------------------------
 
-    def leave(self, report: Report) -> Report:
+    def leave(self) -> Report:
         self.watch.close()
-        return super().leave(report)
+        return super().leave()
 
     def finish(self, report: Report) -> Report:
         self.watch.close()
