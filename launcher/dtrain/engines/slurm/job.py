@@ -14,7 +14,7 @@ from dtrain.engines.slurm.ending import (
     lost_hosts,
     of_attempt,
 )
-from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
+from dtrain.engines.slurm.output import JobOutput, roles, torchruns
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import job_order
@@ -48,7 +48,7 @@ class SlurmJob(FollowedRun):
             "op": "follow",
             **job_order(self.record, self.plan.run_dir),
             "job": self.record.job_id,
-            "offsets": offsets(self.folder, self.plan),
+            "offsets": self.folder.offsets(self.plan),
         }
 
     def files(self) -> OutputFiles:

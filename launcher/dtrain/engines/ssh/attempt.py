@@ -102,7 +102,7 @@ class Attempt:
         self._watch.start()
         self._running_from = time.monotonic() - age
         return self._follow(
-            lambda link: link.attach(offsets[link.host], reported.get(link.host, ()))
+            lambda link: link.attach(offsets.get(link.host, {}), reported.get(link.host, ()))
         )
 
     def _follow(
