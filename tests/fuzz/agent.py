@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import tempfile
 from dataclasses import replace
 from functools import cache, partial
@@ -13,8 +12,6 @@ from typing import Any
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.ssh.attempt import Attempt
-from dtrain.engines.ssh.context import AttemptContext
-from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.failures.cause import Report
 from dtrain.launchplan.build import build
@@ -24,18 +21,19 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
-from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record, Request
-from dtrain.session.observer import Observer
-from dtrain.session.recorder import Recorder
-from dtrain.session.steps import StepWatch
 from dtrain.spec.load import parse
 from fuzz.mutation import Target, damaged, mutated
+from support.attempts import context_of
 from support.scripted import ScriptedHosts, relay_stdout
 
 FILE = """
 cluster: {hosts: [bad, good], gpus: 2}
-job: {framework: torch, script: train.py, restart: {node_timeout: 1s}}
+job:
+  framework: torch
+  script: train.py
+  env: {DTRAIN_TENSORBOARD: "1"}
+  restart: {node_timeout: 1s}
 """
 GROUPS = [
     {
@@ -198,26 +196,10 @@ def attempt(data: bytes) -> Report:
     alone = replace(plan, hosts=plan.hosts[:1]) if len(data) % 2 else plan
     # A link that nobody waits for may still write while the folder is removed.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
-        place = RunFolder(Path(folder))
-        context = AttemptContext(
-            name="run",
-            plan=alone,
-            attempt=1,
-            movable_port=False,
-            base=Path(folder),
-            secrets={},
-            transport=ScriptedHosts({"bad": data, "good": good}),
-            tree=None,
-            folder=place,
-            recorder=Recorder(place, Observer()),  # type: ignore[arg-type]
-            inspection=None,
-            tensorboard=True,
-            post=posts.put,
-            steps=StepWatch(alone.world_size),
-        )
+        hosts = ScriptedHosts({"bad": data, "good": good})
+        context = replace(context_of(hosts, Path(folder), FILE), plan=alone)
         attached = b'"attached"' in data
-        one = Attempt(context, posts, lambda: None)
+        one = Attempt(context, lambda: None)
         return one.attach({"bad": {}, "good": {}}, {}, 1.0) if attached else one.run()
 
 

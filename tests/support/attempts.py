@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 from pathlib import Path
 
 from dtrain.engines.ssh.context import AttemptContext
-from dtrain.engines.ssh.host_events import Post
 from dtrain.launchplan.build import build
 from dtrain.node.agent.wire import VERSION
 from dtrain.runs.folder import RunFolder
@@ -23,15 +21,12 @@ HELLO = {
 GONE = {"type": "refused", "what": "gone", "reason": "no run", "hint": ""}
 
 
-def context_of(
-    transport: ScriptedHosts, folder: Path, posts: queue.SimpleQueue[Post], file: str = TWO_HOSTS
-) -> AttemptContext:
+def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) -> AttemptContext:
     plan = build(parse(file, "cluster.yaml"))
     place = RunFolder(folder)
     return AttemptContext(
         name="run",
         plan=plan,
-        attempt=1,
         movable_port=False,
         base=folder,
         secrets={},
@@ -40,7 +35,5 @@ def context_of(
         folder=place,
         recorder=Recorder(place, Observer()),
         inspection=None,
-        tensorboard=False,
-        post=posts.put,
         steps=StepWatch(plan.world_size),
     )

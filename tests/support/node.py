@@ -268,6 +268,9 @@ class Node:
             "run": "run",
             "host": "node0",
             "run_dir": str(self.run_dir),
+            "trust_group": None,
+            "containers": None,
+            "interval": 0.0,
             "workdir": str(self.workdir),
             "script": None,
             "python": None,
@@ -279,6 +282,7 @@ class Node:
             "world_size": sum(process["ranks"] for process in processes),
             "processes": list(processes),
             "ports": [],
+            "job_ports": [],
             "grace": 10.0,
             "on_disconnect": "stop",
             "lease": 300.0,
@@ -307,8 +311,12 @@ class Node:
             run=run,
             host="node0",
             run_dir=str(self.run_dir),
+            trust_group=None,
+            containers=None,
+            interval=0.0,
             offsets=offsets or {},
             outputs=outputs,
+            previous=None,
         )
         return agent
 
@@ -321,7 +329,15 @@ class Node:
         return self.process([self.python, "-ISc", source], index, **body)
 
     def process(self, argv: list[str], index: int = 0, **body: Any) -> dict[str, Any]:
-        base = {"role": "worker", "index": index, "rank": index, "ranks": 1, "service": False}
+        base = {
+            "role": "worker",
+            "index": index,
+            "rank": index,
+            "ranks": 1,
+            "service": False,
+            "bound_to_gpus": [],
+            "container": [],
+        }
         whole = {**base, "argv": argv, "environment": {}, **body}
         own = process_variables(whole["role"], whole["index"], scripted=False)
         return {"node_variables": written(own), **whole}

@@ -109,8 +109,8 @@ def launch(
         return
     chosen = filters(rank, host, spec)
     secrets = secret_values(spec, os.environ)
-    detachment = Detachment() if detach else Detachment.none()
-    if detach and not detachment.in_background:
+    detachment = Detachment() if detach else None
+    if detachment is not None and not detachment.in_background:
         raise typer.Exit(_await_start(detachment, json=json))
     # A dry run needs none of a session's threads and transports, so import them only here.
     from dtrain_cli.commands.watch import Watch, exports

@@ -54,10 +54,10 @@ class Watch:
         view."""
         tune_heap()
         self._stopping = stopping
-        self._detachment = detachment or Detachment.none()
+        self._detachment = detachment
         self._over = self._enough = self._view_muted = False
         self.control = Control()
-        if self._detachment.in_background and display is not Display.QUIET:
+        if detachment is not None and display is not Display.QUIET:
             # stderr becomes a file, which redrawn dashboards would fill.
             display = Display.PLAIN
         self.view = make_view(
@@ -105,7 +105,7 @@ class Watch:
 
     def running(self, run: str) -> None:
         """Leave the terminal if this launch is detached: all workers have started."""
-        if self._detachment.in_background:
+        if self._detachment is not None:
             with self.view.pause():
                 self.view.mute()
                 self._detachment.leave_terminal(run, RunFolder.find(run).path)

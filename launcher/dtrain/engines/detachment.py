@@ -28,13 +28,6 @@ class Detachment:
         self.in_background = self._child == 0
         os.close(self._read if self.in_background else self._write)
 
-    @classmethod
-    def none(cls) -> Detachment:
-        """Return the value for a launch that stays in the foreground."""
-        detachment = cls.__new__(cls)
-        detachment.in_background = False
-        return detachment
-
     def leave_terminal(self, run: str, folder: Path) -> None:
         """Detach from the terminal: redirect output to a file in the run's folder, and send the
         run's name to the waiting foreground process."""

@@ -13,7 +13,7 @@ from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan, Process
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.log_store import Stream, tail
+from dtrain.runs.log_store import tail
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.storage import StorageError
@@ -52,10 +52,6 @@ class FollowedRun:
         self.record = replace(self.record, **fields)
         self.plan = save(self.record, self.folder)
 
-    def grown(self, stream: Stream, size: int) -> None:
-        """A stream has more output."""
-        self._caller.observer.output(stream, size)
-
     def next_attempt(
         self, report: Report, then: str, *, step: int | None = None, **fields: Any
     ) -> None:
@@ -91,11 +87,11 @@ class FollowedRun:
         stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
         return explained(root_rank(failure, stderr), logs)
 
-    def leave(self, report: Report) -> Report:
+    def leave(self) -> Report:
         """The job goes on without this process."""
         self._notifications.close()
         self._caller.observer.on_event(events.RunLeft(self.record.run))
-        return replace(report, logs=str(self.folder.path))
+        return Report(ExitCode.INTERRUPTED, "left", logs=str(self.folder.path))
 
     def finish(self, report: Report) -> Report:
         """Record the end of the run, and notify about it."""

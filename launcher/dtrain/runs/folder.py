@@ -237,6 +237,13 @@ class RunFolder:
                     found[stream] = files[stream].stat(follow_symlinks=False).st_size
         return found
 
+    def offsets(self, plan: LaunchPlan) -> dict[str, dict[str, int]]:
+        """The sizes of this attempt's streams in bytes, by host and by file name."""
+        found: dict[str, dict[str, int]] = {}
+        for stream, size in self.sizes(plan).items():
+            found.setdefault(stream.host, {})[stream.path.name] = size
+        return found
+
     def stream(self, host: str, name: str, *, ranked: bool) -> Stream:
         """The stream that ``host`` calls ``name``: ``worker-3.err``, or ``rank-3.err`` of a worker
         that torchrun starts. ``ranked``: see `Job.ranked`.

@@ -172,11 +172,11 @@ def _segments(begin: float, points: Sequence[ProgressPoint]) -> list[Segment]:
 
 def _ordered(one: AttemptEvents, end: float) -> list[ProgressPoint]:
     """The reports after the first step, on the launcher's clock, within the attempt."""
-    points = []
-    for at, step, phases in sorted(one.points, key=lambda point: point[:2]):
-        if step > 0:
-            points.append((min(max(at, one.begin), end), step, phases))
-    return points
+    return [
+        (min(max(at, one.begin), end), step, phases)
+        for at, step, phases in sorted(one.points, key=lambda point: point[:2])
+        if step > 0
+    ]
 
 
 def _lost_since(points: Sequence[ProgressPoint], resumed: float) -> float | None:

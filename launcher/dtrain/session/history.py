@@ -24,12 +24,8 @@ def reported(attempt: ObservedAttempt) -> dict[str, list[tuple[float, Happened]]
 def received(
     attempt: ObservedAttempt, folder: RunFolder, plan: LaunchPlan
 ) -> dict[str, dict[str, int]]:
-    """Offsets of every host's streams and events up to which data has arrived."""
-    offsets: dict[str, dict[str, int]] = {part.host.name: {} for part in plan.hosts}
-    for stream, size in folder.sizes(plan).items():
-        if stream.host in offsets:
-            offsets[stream.host][stream.path.name] = size
+    """Offsets of the hosts' streams and events up to which data has arrived."""
+    offsets = folder.offsets(plan)
     for _, event in attempt.reported:
-        if event.host in offsets:
-            offsets[event.host]["events"] = event.offset
+        offsets.setdefault(event.host, {})["events"] = event.offset
     return offsets

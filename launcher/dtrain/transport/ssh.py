@@ -236,10 +236,8 @@ class SshTransport:
         if mine:
             try:
                 pending.set_result(self._master(via) or self._reach(via))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - `result` raises it
                 pending.set_exception(error)
-                if not isinstance(error, NodeError):
-                    raise
         try:
             return pending.result()
         except NodeError as error:

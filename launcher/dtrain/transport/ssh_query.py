@@ -64,10 +64,8 @@ class SshQuery:
         if mine:
             try:
                 known.set_result(self._ask(host, arguments, files))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - `result` raises it
                 known.set_exception(error)
-                if not isinstance(error, SshConfigError):
-                    raise
         return known.result()[0]
 
     def _ask(

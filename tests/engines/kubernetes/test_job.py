@@ -276,7 +276,7 @@ def followed_again(job: KubernetesJob) -> KubernetesJob:
 def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJob) -> None:
     job.pod_seen(pod("a"))
     ends(job, "a", 9)
-    job.leave(job.ended(""))
+    job.leave()
     attached = followed_again(job)
     attached.pod_seen(pod("a"))
     attached.job_seen(FAILED, "")
@@ -286,7 +286,7 @@ def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJ
 def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> None:
     """A killed launcher may have stored more lines than the positions say."""
     job.pod_seen(pod("a"))
-    job.leave(job.ended(""))
+    job.leave()
     job.keep(PodLines("a", (b"[worker-0] stored\n",), 5, 1, 5))
     attached = followed_again(job)
     attached.pod_seen(pod("a"))

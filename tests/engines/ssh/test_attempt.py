@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from support.scripted import ScriptedHosts, ScriptedProcess, SilentHost, relay_s
 def test_an_interrupt_while_the_links_start_closes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts, posts = SilentHost(), queue.SimpleQueue[Post]()
+    hosts = SilentHost()
     launch = Link.launch
 
     def interrupted(link: Link) -> None:
@@ -36,15 +35,14 @@ def test_an_interrupt_while_the_links_start_closes_them(
 
     monkeypatch.setattr(Link, "launch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Attempt(context_of(hosts, tmp_path, posts), posts, lambda: None).run()
+        Attempt(context_of(hosts, tmp_path), lambda: None).run()
     assert hosts.closed.wait(HANG)
 
 
 def test_an_answer_that_has_arrived_comes_before_the_time_limit(tmp_path: Path) -> None:
-    posts = queue.SimpleQueue[Post]()
-    attempt = Attempt(context_of(SilentHost(), tmp_path, posts), posts, lambda: None)
+    attempt = Attempt(context_of(SilentHost(), tmp_path), lambda: None)
     attempt._act(machine.SetAlarm(0.0))  # as if this process was stopped (SIGSTOP) until now
-    posts.put(Post(machine.HostEnded("first")))
+    attempt._context.posts.put(Post(machine.HostEnded("first")))
     assert attempt._next().event == machine.HostEnded("first")
     assert attempt._next().event == machine.Alarm()
 
@@ -73,15 +71,14 @@ def test_the_end_of_a_relay_without_a_free_thread(
             return Relay(relay_stdout(map(encode, said)))
 
     monkeypatch.setattr(threading.Thread, "start", refuse_the_second)
-    posts = queue.SimpleQueue[Post]()
-    context = context_of(Hosts({}), tmp_path, posts)
+    context = context_of(Hosts({}), tmp_path)
     link = Link(context, context.plan.hosts[0])
     link.attach({}, ())
     assert begun.wait(HANG)
     assert link.drained(HANG)
     link.close()
     link.disconnect(0.0)
-    found = [posts.get_nowait() for _ in range(posts.qsize())]
+    found = [context.posts.get_nowait() for _ in range(context.posts.qsize())]
     failed = [one.problem for one in found if isinstance(one.event, machine.LauncherFailed)]
     assert [one.exit_code for one in failed if one] == [ExitCode.NODE_FAILED] * lost
 
@@ -102,9 +99,8 @@ def reported(index: int, *, code: int = 0, ended: bool = False) -> Reported:
 def test_what_an_earlier_launcher_knew_of_lost_hosts_counts(tmp_path: Path, *, known: bool) -> None:
     hosts = {"first": 0, "second": 1}
     said = relay_stdout(map(encode, (HELLO, GONE)))
-    posts = queue.SimpleQueue[Post]()
-    context = context_of(ScriptedHosts(dict.fromkeys(hosts, said)), tmp_path, posts)
-    attempt = Attempt(context, posts, lambda: None)
+    context = context_of(ScriptedHosts(dict.fromkeys(hosts, said)), tmp_path)
+    attempt = Attempt(context, lambda: None)
     known_events = {host: reported(index) for host, index in hosts.items()} if known else {}
     report = attempt.attach({host: {} for host in hosts}, known_events, age=1.0)
     assert report.exit_code == (ExitCode.OK if known else ExitCode.NODE_FAILED)
@@ -126,9 +122,8 @@ class Unreachable(ScriptedHosts):
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_host_whose_end_is_known_is_not_waited_for(tmp_path: Path, code: int) -> None:
     known = {"first": reported(0, ended=True), "second": reported(1, code=code, ended=True)}
-    posts = queue.SimpleQueue[Post]()
-    context = context_of(Unreachable(), tmp_path, posts)
-    attempt = Attempt(context, posts, lambda: None)
+    context = context_of(Unreachable(), tmp_path)
+    attempt = Attempt(context, lambda: None)
     report = attempt.attach({key: {} for key in known}, known, age=1.0)
     if code:
         assert report.exit_code == ExitCode.JOB_FAILED
@@ -182,8 +177,7 @@ def test_the_output_of_a_host_whose_supervisor_died_is_awaited(
         return drained(link, timeout)
 
     monkeypatch.setattr(Link, "drained", wait)
-    posts = queue.SimpleQueue[Post]()
-    context = context_of(hosts, tmp_path, posts, TWO_HOSTS.replace(", second", ""))
-    report = Attempt(context, posts, lambda: None).attach({"first": {}}, {}, age=1.0)
+    context = context_of(hosts, tmp_path, TWO_HOSTS.replace(", second", ""))
+    report = Attempt(context, lambda: None).attach({"first": {}}, {}, age=1.0)
     assert report.reason == "first failed"
     assert (tmp_path / "logs" / "first" / "worker-0.out").read_bytes() == LastWords.words

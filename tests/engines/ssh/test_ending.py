@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,9 @@ class Played:
     """An attempt on the hosts `first` and `second` without connections: tests say what happens."""
 
     def __init__(self, folder: Path) -> None:
-        self.posts = queue.SimpleQueue[Post]()
-        context = context_of(ScriptedHosts({}), folder, self.posts)
-        self.attempt = Attempt(context, self.posts, lambda: None)
+        context = context_of(ScriptedHosts({}), folder)
+        self.posts = context.posts
+        self.attempt = Attempt(context, lambda: None)
         for host in ("first", "second"):
             self.happens(host, Requested(), messages.Prepared())
 

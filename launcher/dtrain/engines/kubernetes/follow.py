@@ -84,9 +84,7 @@ class KubernetesFollower:
             ended = not_stored(error, self._launched.still_there)
         finally:
             self._readers.stop()
-        if ended is None:
-            return job.leave(Report(ExitCode.INTERRUPTED, "left"))
-        return job.finish(ended)
+        return job.leave() if ended is None else job.finish(ended)
 
     def _follow(self) -> Report | None:
         """The report, or None if the job goes on without this process."""

@@ -158,7 +158,7 @@ class KubernetesJob(FollowedRun):
             self.recorder.notice_once(f"pod {known.pod.name}: {error}")
             return
         for stream, size in grown.items():
-            self.grown(stream, size)
+            self.recorder.observer.output(stream, size)
         now = time.monotonic()
         if now >= self._save_due:
             self._save_due = now + SAVE_SECONDS
@@ -274,9 +274,9 @@ class KubernetesJob(FollowedRun):
 
     # The end of the run --------------------------------------------------------------------------
 
-    def leave(self, report: Report) -> Report:
+    def leave(self) -> Report:
         self._positions.save()
-        return super().leave(report)
+        return super().leave()
 
     def finish(self, report: Report) -> Report:
         with contextlib.suppress(StorageError):  # a full disk: nobody reads on from there

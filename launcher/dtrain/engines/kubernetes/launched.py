@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future, wait
 from typing import Any
 
 from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
@@ -153,23 +153,17 @@ class LaunchedJob:
     ) -> dict[str, Any]:
         """As `Client.request`, but another request to stop does not wait for a server that accepts
         connections and does not answer: it raises ConnectError."""
-        answers: SimpleQueue[dict[str, Any] | BaseException] = SimpleQueue()
+        answer: Future[dict[str, Any]] = Future()
 
         def request() -> None:
             try:
-                answers.put(self._client.request(method, path, body, **query))
+                answer.set_result(self._client.request(method, path, body, **query))
             except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-                answers.put(error)
+                answer.set_exception(error)
 
         before = self._asked()
         in_thread(request)
-        while True:
-            try:
-                answer = answers.get(timeout=STOP_POLL)
-            except Empty:
-                if self._asked() > before:
-                    raise ConnectError(self._client.host, method, "no answer yet") from None
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            return answer
+        while not wait([answer], STOP_POLL).done:
+            if self._asked() > before:
+                raise ConnectError(self._client.host, method, "no answer yet")
+        return answer.result()

@@ -76,15 +76,16 @@ class SlurmFollower:
             return job.finish(Report(ExitCode.INTERRUPTED, self._control.why))
         self._writer.start()
         try:
-            report = self._follow(order)
+            ended = self._follow(order)
         except StorageError as error:
-            report = not_stored(error, job.still_there())
+            ended = not_stored(error, job.still_there())
         finally:
             self._writer.finish()
             self._writer.join(PING_SECONDS)
-        return job.leave(report) if self._control.left else job.finish(report)
+        return job.leave() if ended is None else job.finish(ended)
 
-    def _follow(self, order: Submission | None) -> Report:
+    def _follow(self, order: Submission | None) -> Report | None:
+        """The report, or None if the job goes on without this process."""
         job, backoff = self._job, Backoff(FIRST_DELAY, LAST_DELAY)
         inside = job.record.request.allocation
         if order is not None and inside is not None:
@@ -112,7 +113,7 @@ class SlurmFollower:
                 goes_on = "the job may be submitted" if unknown else "the job goes on"
                 job.recorder.notice_once(f"{error.message}; {goes_on}, connecting again")
             if self._control.left:
-                return Report(ExitCode.INTERRUPTED, "left")
+                return None
             if self._gave_up:
                 return job.given_up(self._control.why, job.still_there())
             self._control.wait(backoff.next())

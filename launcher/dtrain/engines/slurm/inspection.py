@@ -7,11 +7,10 @@ on its machines, and there is no request to judge.
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import json
 import re
 import secrets
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -35,6 +34,7 @@ from dtrain.messages.facts import MAX_ANSWER, read_gathered
 from dtrain.node.boot import framed
 from dtrain.node.facts.orders import StepOrder
 from dtrain.node.programs import program
+from dtrain.node.slurm.step_output import StepInput
 from dtrain.quoting import path, sh, word
 from dtrain.runs.record import Request
 from dtrain.session.everywhere import everywhere
@@ -52,7 +52,6 @@ ATTEMPTED = "checking the machine"
 
 _T = TypeVar("_T")
 _STARTED = re.compile(r"^([0-9]{1,6}) @ (\S{1,255})$", re.MULTILINE)
-_PART = re.compile(r"^([0-9]{1,6}) ([A-Za-z0-9+/=]+|\.)$", re.MULTILINE)
 _BUSY = ("busy", "queued and waiting", "not available now", "immediate execution impossible")
 
 
@@ -273,37 +272,28 @@ def _busy(plan: LaunchPlan, login: str) -> Finding:
 
 def _evidence(plan: LaunchPlan, done: CommandAnswer) -> Evidence:
     names = {int(number): name for number, name in _STARTED.findall(done.out)}
-    parts: dict[int, list[str]] = {}
-    complete = set()
-    for text, chunk in _PART.findall(done.out):
-        if chunk == ".":
-            complete.add(int(text))
-        else:
-            parts.setdefault(int(text), []).append(chunk)
+    joined = StepInput(MAX_ANSWER)
+    answers: dict[int, bytes] = {}
+    for line in done.out.encode().splitlines(keepends=True):
+        with contextlib.suppress(ValueError):  # other output
+            if (found := joined.add(line)) is not None:
+                answers[found[0]] = found[1]
     hosts, failures, every = [], [], []
     for number, part in enumerate(plan.hosts):
         name = names.get(number, f"machine {number}")
         part = replace(part, host=replace(part.host, name=name))
         every.append(part)
         try:
-            if number not in complete:
+            if number not in answers:
                 raise _no_answer(name, done)
-            facts = _decoded("".join(parts.get(number, ())), plan)
+            answer = parse_object(answers[number])
+            facts = read_gathered(answer, ports=(), setup=plan.job.setup)["facts"]
             hosts.append(HostFacts(_with_gpus(part, facts), facts))
         except NodeError as failure:
             failures.append(failure)
-        except (ProtocolError, ValueError, zlib.error) as wrong:
+        except ProtocolError as wrong:
             failures.append(AnswerError(name, ATTEMPTED, wrong))
     return Evidence(replace(plan, hosts=tuple(every)), tuple(hosts), tuple(failures))
-
-
-def _decoded(text: str, plan: LaunchPlan) -> Mapping[str, Any]:
-    """Raises ProtocolError, ValueError and zlib.error."""
-    unpack = zlib.decompressobj()
-    data = unpack.decompress(base64.b64decode(text), MAX_ANSWER)
-    if unpack.unconsumed_tail:
-        raise ProtocolError(f"more than {MAX_ANSWER} bytes")
-    return read_gathered(parse_object(data), ports=(), setup=plan.job.setup)["facts"]
 
 
 def _with_gpus(part: HostPlan, facts: Mapping[str, Any]) -> HostPlan:

@@ -14,7 +14,7 @@ from dtrain.engines.slurm.ending import (
     lost_hosts,
     of_attempt,
 )
-from dtrain.engines.slurm.output import JobOutput, offsets, roles, torchruns
+from dtrain.engines.slurm.output import JobOutput, roles, torchruns
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import job_order
@@ -48,7 +48,7 @@ class SlurmJob(FollowedRun):
             "op": "follow",
             **job_order(self.record, self.plan.run_dir),
             "job": self.record.job_id,
-            "offsets": offsets(self.folder, self.plan),
+            "offsets": self.folder.offsets(self.plan),
         }
 
     def files(self) -> OutputFiles:
@@ -77,7 +77,7 @@ class SlurmJob(FollowedRun):
     def keep(self, frame: protocol.Data) -> None:
         """Store and show a piece of output. Raises ProtocolError and StorageError."""
         stream, size = self.output.keep(frame)
-        self.grown(stream, size)
+        self.recorder.observer.output(stream, size)
         self.watch.heard(stream.host)
 
     def update(self, state: SlurmState | None) -> bool:
@@ -198,9 +198,9 @@ class SlurmJob(FollowedRun):
 
     # The end of the run --------------------------------------------------------------------------
 
-    def leave(self, report: Report) -> Report:
+    def leave(self) -> Report:
         self.watch.close()
-        return super().leave(report)
+        return super().leave()
 
     def finish(self, report: Report) -> Report:
         self.watch.close()

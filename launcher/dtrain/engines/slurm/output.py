@@ -63,14 +63,6 @@ class JobOutput:
         return tuple(found) if all(found) else ()
 
 
-def offsets(folder: RunFolder, plan: LaunchPlan) -> dict[str, dict[str, int]]:
-    """The bytes of each stream that have arrived: host, file name, size."""
-    found: dict[str, dict[str, int]] = {}
-    for stream, size in folder.sizes(plan).items():
-        found.setdefault(stream.host, {})[stream.path.name] = size
-    return found
-
-
 def roles(plan: LaunchPlan) -> dict[str, int]:
     """The number of processes of each role."""
     return Counter(process.role for part in plan.hosts for process in part.processes)

@@ -48,7 +48,7 @@ class SlurmEngine:
         spec = self._request.spec()
         tree = files_to_send(self._request, spec, self._caller.control)
         with new_run(self._request, self._caller) as (record, folder):
-            login = self._login(record)
+            login = Login(self._transport, record)
             job = SlurmJob(record, folder, self._caller, secret_values)
             plan = job.plan
             if errors := self._check(job.recorder):
@@ -81,11 +81,13 @@ class SlurmEngine:
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         with earlier_run(record, folder, self._caller) as folder:
             job = SlurmJob(record, folder, self._caller, secrets)
-            return SlurmFollower(job, self._login(record), self._caller.control).follow(None)
+            return SlurmFollower(job, Login(self._transport, record), self._caller.control).follow(
+                None
+            )
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
         """Kill the job, and wait until Slurm has ended it: then no process of it is left."""
-        login, until = self._login(record), time.monotonic() + GONE_SECONDS
+        login, until = Login(self._transport, record), time.monotonic() + GONE_SECONDS
         while True:
             try:
                 state = login.end()
@@ -101,15 +103,12 @@ class SlurmEngine:
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
         try:
-            state = self._login(record).look()
+            state = Login(self._transport, record).look()
         except NodeError as error:
             return {host: HostStatus(ShownState.UNREACHABLE, None, error.reason) for host in known}
         if state is None:
             return {host: HostStatus("gone", None) for host in known}
         return {host: one.seen(state.word, state.detail) for host, one in known.items()}
-
-    def _login(self, record: Record) -> Login:
-        return Login(self._transport, record)
 
 
 def _synced(plan: LaunchPlan, tree: Tree, login: Login, recorder: Recorder) -> LaunchPlan:

@@ -44,16 +44,10 @@ WAITING_NOTICE_SECONDS = 30.0
 class Attempt:
     """Launches a plan and follows it, or attaches to a plan that runs already."""
 
-    def __init__(
-        self,
-        context: AttemptContext,
-        posts: queue.SimpleQueue[Post],
-        on_running: Callable[[], None],
-    ) -> None:
-        """``posts`` receives everything that ``context.post`` sends."""
+    def __init__(self, context: AttemptContext, on_running: Callable[[], None]) -> None:
         self._on_running = on_running
         self._context = context
-        self._posts = posts
+        self._posts = context.posts
         self._links = {part.host.name: Link(context, part) for part in context.plan.hosts}
         self._watch = WorkerWatch(context, self._links, LONGEST_PAUSE)
         self._ending = Ending(context, self._links, self._watch)
@@ -108,7 +102,7 @@ class Attempt:
         self._watch.start()
         self._running_from = time.monotonic() - age
         return self._follow(
-            lambda link: link.attach(offsets[link.host], reported.get(link.host, ()))
+            lambda link: link.attach(offsets.get(link.host, {}), reported.get(link.host, ()))
         )
 
     def _follow(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import queue
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 
@@ -24,8 +25,6 @@ class AttemptContext:
     name: str
     """The attempt's name on hosts."""
     plan: LaunchPlan
-    attempt: int
-    """Counted from 1."""
     movable_port: bool
     """Whether the launch tries another port if this one is busy."""
     base: Path
@@ -37,8 +36,7 @@ class AttemptContext:
     recorder: Recorder
     inspection: Inspection | None
     """The checks of all hosts before the launch; None if they are off or done."""
-    tensorboard: bool
-    """Whether to forward the job's TensorBoard to this machine."""
-    post: Callable[[Post], None]
     steps: StepWatch
     """What the ranks of this attempt report about their steps."""
+    posts: queue.SimpleQueue[Post] = field(default_factory=queue.SimpleQueue)
+    """What the attempt handles next."""

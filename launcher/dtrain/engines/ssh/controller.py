@@ -7,7 +7,6 @@ journal, and the choice of hosts for the next attempt. A `Control` requests a st
 from __future__ import annotations
 
 import contextlib
-import queue
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +16,6 @@ from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.cleanup import Cleanups
 from dtrain.engines.ssh.context import AttemptContext
-from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.failures.cause import Report
@@ -271,11 +269,9 @@ class SshEngine:
                 base=self._request.base,
                 report=lambda found: run.recorder.record(events.Findings(tuple(found))),
             )
-        posts: queue.SimpleQueue[Post] = queue.SimpleQueue()
         context = AttemptContext(
             name=run.record.on_hosts,
             plan=plan,
-            attempt=run.record.attempt,
             movable_port=movable_port,
             base=self._request.base,
             secrets={name: run.secrets.get(name, "") for name in self._spec.job.secrets},
@@ -284,11 +280,9 @@ class SshEngine:
             folder=run.folder,
             recorder=run.recorder,
             inspection=inspection,
-            tensorboard="DTRAIN_TENSORBOARD" in plan.job.env,
-            post=posts.put,
             steps=StepWatch(plan.world_size),
         )
-        attempt = Attempt(context, posts, lambda: self._report_running(run.record.run))
+        attempt = Attempt(context, lambda: self._report_running(run.record.run))
         self._attempt = attempt
         self._caller.control.hand_to(attempt)
         return attempt

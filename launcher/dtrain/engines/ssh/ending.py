@@ -151,7 +151,7 @@ class Ending:
         faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
         faulty.update(host for host, _ in self._broken_hosts())
         inspection = self.context.inspection
-        if self.context.attempt > 1 and inspection is not None:
+        if self.context.plan.attempt > 1 and inspection is not None:
             # The check rejected this spare; another spare may pass.
             faulty |= inspection.failing_newcomers
         reported = [link.reports.progress.step for link in self.links.values()]
@@ -201,7 +201,7 @@ class Ending:
         if self.watch.why:
             return self.context.plan.job.watchdog.then == "stop"
         # The user must fix what the first check finds.
-        return self.context.attempt == 1 and bool(self._findings)
+        return self.context.plan.attempt == 1 and bool(self._findings)
 
     @property
     def _findings(self) -> tuple[Finding, ...]:

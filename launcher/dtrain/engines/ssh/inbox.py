@@ -153,7 +153,7 @@ class Inbox:
 
     def _cannot_store(self, error: StorageError) -> None:
         # The job is about to be stopped, which still needs the host's events.
-        self._context.post(Post(machine.LauncherFailed(), error))
+        self._context.posts.put(Post(machine.LauncherFailed(), error))
 
     def _take_event(self, message: messages.Happened, arrived: float) -> None:
         if not self._sequence.is_new(message):
@@ -175,7 +175,7 @@ class Inbox:
                 )
                 worker = machine.WorkerId(self._host, event.role, event.index)
                 exited = machine.WorkerExited(worker, event.failed)
-                self._context.post(Post(exited, failures=self._evidence.failures(event)))
+                self._context.posts.put(Post(exited, failures=self._evidence.failures(event)))
             case messages.Ended() | messages.Stopping():
                 self._step(event)
 

@@ -48,7 +48,7 @@ class Link:
         self._context = context
         self._part = part
         self._lock = threading.Lock()
-        self._state = LinkState(self.host, movable_port=context.movable_port)
+        self.state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
         self._python = context.plan.agent_python(part)
         self._outage = Outage()
@@ -71,7 +71,7 @@ class Link:
 
     def attach(self, offsets: Mapping[str, int], reported: Reported) -> None:
         """Follow a host whose workers run already, see `Attempt.attach`."""
-        self._state = host_state.attached(self.host)
+        self.state = host_state.attached(self.host)
         self._inbox.resume(offsets, reported)
         self._show(host_events.Show(ShownState.ATTACHING))
         self._commands.start()
@@ -100,11 +100,7 @@ class Link:
     @property
     def reported_end(self) -> bool:
         """Whether it is known how the host's part ended."""
-        return self._state.reported_end
-
-    @property
-    def state(self) -> LinkState:
-        return self._state
+        return self.state.reported_end
 
     @property
     def reachable(self) -> bool:
@@ -113,7 +109,7 @@ class Link:
 
     def drained(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds. Returns whether everything from the host has arrived."""
-        if self._commands.relay is None and not self._state.started:
+        if self._commands.relay is None and not self.state.started:
             return True
         return self._all_received.wait(timeout)
 
@@ -122,8 +118,8 @@ class Link:
     def step(self, event: host_events.LinkEvent) -> HostPhase:
         """Pass ``event`` to the state machine and run its actions. Returns the new phase."""
         with self._lock:
-            self._state, actions = host_state.step(self._state, event)
-            phase = self._state.phase
+            self.state, actions = host_state.step(self.state, event)
+            phase = self.state.phase
             for action in actions:
                 match action:
                     case host_events.Send(command):
@@ -131,7 +127,7 @@ class Link:
                     case host_events.Show():
                         self._show(action)
                     case Post():
-                        self._context.post(action)
+                        self._context.posts.put(action)
                     case host_events.Disconnect():
                         self._connection.close()
         return phase
@@ -141,9 +137,9 @@ class Link:
 
     def _patience(self) -> int | None:
         """How many pings the relay may leave unanswered now; None before the start."""
-        if not self._state.started:
+        if not self.state.started:
             return None
-        return PingLimit.STOPPING if self._state.stopping else PingLimit.NORMAL
+        return PingLimit.STOPPING if self.state.stopping else PingLimit.NORMAL
 
     def _run(self, work: Callable[[], bool]) -> None:
         """Run ``work``, which returns whether more is to be received, in a thread of its own."""
@@ -217,7 +213,7 @@ class Link:
 
     def _goes_on(self) -> bool:
         """Whether the link still follows the host, or wants to."""
-        return self._state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
+        return self.state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
 
     def _reconnect(self, *, at_once: bool = False) -> RelayChannel | None:
         """Connect a new relay to the running job. None if the host is lost or the link closed."""
@@ -254,7 +250,7 @@ class Link:
 
         def take(frame: protocol.Message | protocol.Data) -> bool:
             self._outage.answered(time.monotonic())
-            self._inbox.take(frame, relay, self._state)
+            self._inbox.take(frame, relay, self.state)
             return self._goes_on()
 
         def end(problem: Exception | None) -> None:
@@ -276,8 +272,8 @@ class Link:
             self.step(host_events.Malformed(problem))
         elif problem is not None:
             raise problem
-        elif self._state.phase is HostPhase.ABORTING:
+        elif self.state.phase is HostPhase.ABORTING:
             self.step(messages.Bye())
         elif self._goes_on():
             self.step(host_events.Unreachable(relay.failure(self._python)))
-        return self._state.started and self._follow(self._reconnect())
+        return self.state.started and self._follow(self._reconnect())

@@ -39,11 +39,12 @@ class Outage:
     def answered(self, now: float) -> None:
         """The relay sent something."""
         if self._attached_at is not None and now - self._attached_at >= STABLE:
-            self._end()
+            self.progressed()
 
     def progressed(self) -> None:
         """The host sent new output or a new event."""
-        self._end()
+        self._since = None
+        self._backoff.reset()
 
     def lasts(self, now: float) -> float:
         """Seconds without progress."""
@@ -52,7 +53,3 @@ class Outage:
     def next_delay(self) -> float:
         """Seconds to wait before the next attempt to connect; longer each time."""
         return self._backoff.next()
-
-    def _end(self) -> None:
-        self._since = None
-        self._backoff.reset()

@@ -34,8 +34,8 @@ class WorkerReports:
         """As `ProgressReports.add`."""
         active = self.progress.add(self._host.name, file, fields)
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
-            wanted = self._context.tensorboard and self._tensorboard is None
-            if wanted and fields.get("event") == "tensorboard":
+            wanted = "DTRAIN_TENSORBOARD" in self._context.plan.job.env
+            if wanted and self._tensorboard is None and fields.get("event") == "tensorboard":
                 self._show_tensorboard(int(fields["port"]))
         return active
 

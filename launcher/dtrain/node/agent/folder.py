@@ -41,7 +41,7 @@ def folder_of(command: RunRequest) -> bytes:
 def trust_of(command: RunRequest) -> Trust:
     """The users that a command trusts. Raises RefusedError."""
     try:
-        return Trust(command.get("trust_group"))
+        return Trust(command["trust_group"])
     except UnsafeError as error:
         raise RefusedError("permission", error.reason, error.hint("group")) from None
 

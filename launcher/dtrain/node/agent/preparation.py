@@ -54,22 +54,22 @@ class Preparation:
             raise cannot_write(error, folder) from None
         base = {name: value for name, value in os.environb.items() if name != b"DTRAIN_SETUP"}
         self._containers: Containers | None = None
-        if containers := request.get("containers"):
+        if containers := request["containers"]:
             # The host's own variables, such as PATH, mean nothing in an image.
             self._containers, base = Containers(containers, request, base, tag.environment), {}
-        for source in (request["environment"], request.get("secrets") or {}):
+        for source in (request["environment"], request["secrets"]):
             base.update({raw(name): raw(value) for name, value in source.items()})
         self._base = base
         self._variables = NodeVariables(folder, workdir)
         environment = self._environment(request)
         self.flights = FlightRecorders(environment, workdir, request["world_size"])
         self.ras_address = address_in(environment)
-        self._python = self._find_python(request.get("python"), environment)
-        script = request.get("script")
+        self._python = self._find_python(request["python"], environment)
+        script = request["script"]
         self._check_script(script)
         # After setup, which may change the folder.
         check_workdir(trust, workdir, script)
-        for port in request.get("ports") or ():
+        for port in request["ports"]:
             self.ports += reserve_port(int(port))
         try:
             self.events = Events(self.folder_fd)
@@ -77,7 +77,7 @@ class Preparation:
             self.workers = [self._worker(body) for body in request["processes"]]
         except OSError as error:
             raise cannot_write(error, folder) from None
-        gpus = [body.get("bound_to_gpus") or () for body in request["processes"]]
+        gpus = [body["bound_to_gpus"] for body in request["processes"]]
         for worker, binding in zip(self.workers, bindings(gpus, os.sched_getaffinity(0))):
             worker.binding = binding
 
@@ -88,10 +88,10 @@ class Preparation:
     def _environment(self, body: LaunchRequest | ProcessRequest) -> dict[bytes, bytes]:
         """The complete environment of a process, or what all processes share if ``body`` is the
         request."""
-        given = {raw(name): raw(value) for name, value in body.get("environment", {}).items()}
+        given = {raw(name): raw(value) for name, value in body["environment"].items()}
         environment = {**self._base, **given}
-        shared, own = self._request.get("node_variables"), body.get("node_variables")
-        self._variables.complete(environment, {**(shared or {}), **(own or {})})
+        variables = {**self._request["node_variables"], **body["node_variables"]}
+        self._variables.complete(environment, variables)
         # The launcher cannot override the tag, which identifies the processes of the run.
         environment.update(self._tag.environment)
         return environment

@@ -83,7 +83,7 @@ class Relay:
                     "use Linux hosts: dtrain runs jobs only on Linux",
                 )
             folder = folder_of(command)
-            self._containers = command.get("containers")
+            self._containers = command["containers"]
             state = RunState(folder, trust_of(command))
             tag = Tag(command["run"], command["host"], folder)
             if command["op"] == "attach":
@@ -108,7 +108,7 @@ class Relay:
         if answer["type"] == "prepared":
             self._supervisor.pulse.answered()  # until now it was busy
             state.open_events(self._supervisor.pid)
-            follower = Follower(state.folder, self._channel, command.get("interval", 0.0))
+            follower = Follower(state.folder, self._channel, command["interval"])
             follower.open_outputs(command)
             self._follow(state, follower, tag)
 
@@ -122,9 +122,8 @@ class Relay:
                 % (command["run"], shown(state.folder)),
             ) from None
         end_previous(command)
-        follower = Follower(state.folder, self._channel, command.get("interval", 0.0))
-        offsets = dict(command.get("offsets") or {})
-        follower.continue_from(offsets, events_only=not command.get("outputs", True))
+        follower = Follower(state.folder, self._channel, command["interval"])
+        follower.continue_from(command["offsets"], events_only=not command["outputs"])
         pid = peer_of(sock)[0] if sock is not None else 0
         if not state.open_events(pid) and record is None:
             raise RefusedError(
@@ -239,7 +238,7 @@ class Relay:
 
 def end_previous(command: AttachRequest) -> None:
     """Kill the unresponsive relay that this one replaces, if the launcher names one."""
-    pid = command.get("previous")
+    pid = command["previous"]
     proc = look(pid) if pid else None
     words = (read_file("/proc/%d/cmdline" % pid) or b"").split(b"\0") if pid else []
     if proc is not None and words[-3:] == [b"dtrain-agent", raw(command["run"]), b""]:

@@ -70,8 +70,8 @@ class Supervisor:
         self._oom_kills = self._stop_signal = 0
         self._prctl = load_prctl()
         self._subreaper = adopt_orphans(self._prctl)
-        self._connections = Connections(request.get("job_ports") or ())
-        self._containers = request.get("containers")
+        self._connections = Connections(request["job_ports"])
+        self._containers = request["containers"]
         self._lease = float(request["lease"])
         self._grace = float(request["grace"])
         self._last_command = time.monotonic()

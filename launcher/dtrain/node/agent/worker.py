@@ -27,7 +27,7 @@ class Worker:
     def __init__(self, body: ProcessRequest) -> None:
         self.role: str = body["role"]
         self.index: int = body["index"]
-        self.rank: int | None = body.get("rank")
+        self.rank: int | None = body["rank"]
         self.argv: list[bytes] = []
         self.environment: dict[bytes, bytes] = {}
         self.contained = b""  # its error file, if it runs in a container

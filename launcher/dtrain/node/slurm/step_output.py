@@ -14,7 +14,6 @@ import threading
 import zlib
 
 from dtrain.node.agent.wire import MAX_PAYLOAD, encode, write_all
-from dtrain.node.agent.worker_files import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,12 +42,14 @@ class StepOutput:
 class StepInput:
     """Joins the lines of all machines."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_PAYLOAD) -> None:
+        """``limit``: bytes of a message, from which on it is cut off."""
+        self._limit = limit
         self._parts: dict[bytes, list[bytes]] = {}
 
-    def add(self, line: bytes) -> Json | None:
-        """The message that ``line`` completes. Raises ValueError for a line that no program
-        writes."""
+    def add(self, line: bytes) -> tuple[int, bytes] | None:
+        """The number of the machine whose message ``line`` completes, and the message, which is
+        empty if it is damaged. Raises ValueError for a line that no program writes."""
         found = _PART.fullmatch(line)
         if not found:
             raise ValueError("not a part of a message")
@@ -56,12 +57,12 @@ class StepInput:
         if part != b".":
             parts = self._parts.setdefault(number, [])
             parts.append(part)
-            if len(parts) > MAX_PAYLOAD // LINE:
+            if len(parts) > self._limit // LINE:
                 parts.clear()
             return None
         try:
             unpack = zlib.decompressobj()
             text = base64.b64decode(b"".join(self._parts.pop(number, [])))
-            return decode(unpack.decompress(text, MAX_PAYLOAD))
+            return int(number), unpack.decompress(text, self._limit)
         except (binascii.Error, zlib.error):
-            return None
+            return int(number), b""

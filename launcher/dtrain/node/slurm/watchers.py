@@ -9,6 +9,7 @@ import threading
 import time
 
 from dtrain.node.agent.wire import encode, shown
+from dtrain.node.agent.worker_files import decode
 from dtrain.node.boot import framed, pack
 from dtrain.node.slurm.commands import own_variables
 from dtrain.node.slurm.step_output import StepInput
@@ -105,10 +106,11 @@ class Watchers:
         with process.stdout as stream:
             for line in iter(lambda: stream.readline(MAX_LINE), b""):
                 try:
-                    message = joined.add(line)
+                    found = joined.add(line)
                 except ValueError:
                     said = line
                     continue
+                message = decode(found[1]) if found is not None else None
                 if message is not None:
                     self._channel.send(message)
         status = process.wait()
