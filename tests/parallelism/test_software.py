@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import PYTORCH_HOOKS, TRANSFORMER_ENGINE
+from dtrain.parallelism.backends import MEGATRON_FSDP, PYTORCH_HOOKS, TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.efficiency import KNOWN, OVERLAPPED, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
@@ -291,8 +291,8 @@ def test_torchtitan_gathers_parameters_in_fp8() -> None:
         ("a100-pcie-40gb", tuple(KNOWN.values())),
         ("gb300", tuple(KNOWN.values())),
         # Of the architecture of A100s and H100s, but their speeds are not measured.
-        ("rtx-3090", (0.6, 1.6)),
-        ("h20", (0.6, 1.6)),
+        ("rtx-3090", (0.6, 1.9)),
+        ("h20", (0.6, 1.9)),
     ],
 )
 def test_the_interval_is_wide_for_gpus_that_are_not_measured(
@@ -360,6 +360,7 @@ def test_a_loss_in_chunks_holds_the_logits_of_one(backend: BackendName) -> None:
     ("name", "backend", "sharding", "added"),
     [
         ("llama-3-8b", "megatron", "none", TRANSFORMER_ENGINE),
+        ("llama-3-8b", "megatron", "full", TRANSFORMER_ENGINE + MEGATRON_FSDP),
         ("qwen3-30b-a3b", "megatron", "none", 0.0),
         ("llama-3-8b", "torchtitan", "none", 0.0),
         ("llama-3-8b", "torchtitan", "full", PYTORCH_HOOKS),

@@ -15,6 +15,9 @@ TRANSFORMER_ENGINE = 25.0
 Megatron-Bridge takes 2.9 ms for a layer of Qwen3-4B, forward and backward, of which the GPU
 computes for 1.6 ms."""
 
+MEGATRON_FSDP = 25.0
+"""`Assumptions.sharding_work` of Megatron-FSDP: with full sharding, the same layer takes 1.7 ms
+more than with whole parameters."""
 PYTORCH_HOOKS = 57.0
 """`Assumptions.sharding_work` of DeepSpeed's ZeRO-3 (``parameter_offload.py``), from Qwen's
 fine-tuning of 1.8B on one A100 with 256 tokens. PyTorch's FSDP has hooks for the same work: with
@@ -120,6 +123,7 @@ BACKENDS: dict[BackendName, Backend] = {
             "Megatron-LM or NeMo",
             overlaps_sends=True,
             module_work=TRANSFORMER_ENGINE,
+            sharding_work=MEGATRON_FSDP,
             frozen_bits=(16, 8),
         ),
         Backend(

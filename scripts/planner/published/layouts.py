@@ -124,7 +124,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     # Without compilation, float8 of torchao is slower than bf16.
     compiled = _FUSED_NORMS.search(_said(row)) is not None or precision == "fp8"
     text = _text(row)
-    hooks = BACKENDS[practice.backend].sharding_work
+    # A compiler has no hooks.
+    hooks = BACKENDS[practice.backend].sharding_work if practice.transformer_engine else 0.0
     longest_first = "the first batch is the longest" in text
     return Assumptions(
         precision=precision,
