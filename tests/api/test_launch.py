@@ -152,6 +152,14 @@ def test_the_first_cause_has_one_name_if_its_echo_arrives_first(scene: Scene) ->
     assert shown == f"{report.reason}; stopping the other workers"
 
 
+def test_a_worker_that_fails_alone_stops_no_others(scene: Scene) -> None:
+    notices: list[str] = []
+    cluster = scene.cluster_file(scene.script("raise SystemExit(3)"), hosts=1, slots=1)
+    report = dtrain.launch(cluster, on_notice=notices.append)
+    assert report.reason in notices
+    assert "other workers" not in "".join(notices)
+
+
 def test_stop_from_another_thread(scene: Scene) -> None:
     watcher, control = Watcher(), dtrain.Control()
     launch = Background(

@@ -146,6 +146,20 @@ def test_a_name_that_resolves_to_loopback(
     healthy(launcher, file)
 
 
+def test_names_that_only_the_launching_machine_knows(hosts: Hosts, launcher: Launcher) -> None:
+    """As with hosts whose addresses are in ~/.ssh/config alone."""
+    cluster = hosts(2)
+    for host in cluster.hosts:
+        (host.folder / "etc" / "hosts").write_text("127.0.0.1 localhost\n")
+    findings = check(launcher, by_name(cluster, launcher, JOB)).findings
+    assert len(findings) == 2, findings
+    for found, other in zip(findings, ("node1", "node2"), strict=True):
+        assert "[Errno" not in found["seen"]
+        address = cluster[other].address
+        assert f"cluster.overrides.{other}.address: {address}" in found["remedy"]
+        assert f"`{address} {other}` to /etc/hosts" in found["remedy"]
+
+
 def test_an_unknown_name(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)
     table = cluster["node2"].folder / "etc" / "hosts"

@@ -121,6 +121,13 @@ class HostFacts:
         first: str | None = addresses[0]
         return first
 
+    @property
+    def ssh_address(self) -> str | None:
+        """The address at which SSH reached the host, as the host knows it: behind a jump host, its
+        address there."""
+        found: str | None = self.fact("network").get("ssh_address")
+        return None if found is None or is_loopback(found) else found
+
 
 @dataclass(frozen=True)
 class Evidence:

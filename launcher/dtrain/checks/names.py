@@ -56,7 +56,8 @@ def _own(evidence: Evidence, host: HostFacts) -> Iterator[Finding]:
 def _peer(evidence: Evidence, host: HostFacts, peer: HostFacts, found: Facts) -> Iterator[Finding]:
     """``found``: what the host resolves the address of ``peer`` to."""
     address = peer.part.host.address
-    theirs = peer.interface_address or "its IP address"
+    # Where no name resolves, there are no routes, and so no interface.
+    theirs = peer.interface_address or peer.ssh_address or "its IP address"
     judged = host.error if evidence.needs_address(peer) else host.warning
     override = f"set cluster.overrides.{peer.name}.address: {theirs}"
     if "error" in found:

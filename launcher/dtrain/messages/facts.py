@@ -132,6 +132,8 @@ class Interface(TypedDict):
 class Network(TypedDict):
     interfaces: Annotated[dict[InterfaceName, Interface], Length(10000)]
     routes: dict[Name, InterfaceName | None]
+    ssh_address: NotRequired[Address]
+    """The host's own address on the SSH connection."""
 
 
 class InfinibandPort(TypedDict):

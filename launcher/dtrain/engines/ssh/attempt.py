@@ -244,7 +244,8 @@ class Attempt:
         if last or time.monotonic() >= self._failed_since + patience:
             self._failed_since = None
             what = causes[0].summary if causes else "a worker was stopped"
-            self._context.recorder.notice(f"{what}; stopping the other workers")
+            alone = sum(len(part.processes) for part in self._context.plan.hosts) == 1
+            self._context.recorder.notice(what if alone else f"{what}; stopping the other workers")
 
     def _show_waiting(self) -> None:
         """Name the hosts that delay the launch, once."""

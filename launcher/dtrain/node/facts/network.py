@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 
@@ -43,7 +44,7 @@ def places_of(name: str, flags: int = 0) -> Places | Exception:
 
 def addresses(places: Places | Exception) -> Json:
     if isinstance(places, Exception):
-        return {"error": str(places)}
+        return {"error": (getattr(places, "strerror", None) or str(places)).lower()}
     return {"addresses": list(dict.fromkeys(str(place[0]) for _, place in places))}
 
 
@@ -93,7 +94,12 @@ def network(request: GatherOrder) -> Json:
     for host, address in request["addresses"].items():
         if host != request["host"]:
             routes[host] = owner.get(next(sources_towards(address), ""))
-    return {"interfaces": there, "routes": routes}
+    found: Json = {"interfaces": there, "routes": routes}
+    # "client's address, client's port, own address, own port"
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4:
+        found["ssh_address"] = connection[2]
+    return found
 
 
 def infiniband(_request: GatherOrder) -> Json:
