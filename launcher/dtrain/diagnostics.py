@@ -133,6 +133,10 @@ class NodeError(DtrainError):
 
     exit_code = ExitCode.NODE_FAILED
 
+    address = ""
+    """The address that the texts use, where ssh's configuration gives the host another one than the
+    cluster file."""
+
     def __init__(self, host: str, attempted: str, reason: str, *, hint: str = "") -> None:
         super().__init__(f"{host}: {attempted}: {reason}", hint=hint)
         self.host = host

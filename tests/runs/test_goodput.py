@@ -113,6 +113,7 @@ def test_losses_are_found_within_one_percent() -> None:
     first, second = found.attempts
     assert (first.first_step, first.ok, first.why) == (1, False, "rank 3 failed")
     assert (second.first_step, second.last_step, second.ok) == (102, 302, True)
+    assert (first.end - first.over, second.end - second.over) == pytest.approx((25, 0), abs=0.2)
 
 
 def test_a_damaged_checkpoint_loses_steps_of_two_attempts() -> None:

@@ -291,6 +291,16 @@ def test_a_folder(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "train it.py"
+    path.write_text("import torch\n")
+    with pytest.raises(SpecError) as caught:
+        read(path)
+    (problem,) = caught.value.problems
+    assert problem.message == "this is a Python program, not a cluster file"
+    assert f"init --script '{path}'" in problem.hint
+
+
 def test_a_link_that_leads_back_to_itself(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.symlink_to(path)

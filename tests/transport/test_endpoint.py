@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import ConnectError
+from dtrain.failures.alike import hints, messages
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport.endpoint import Endpoint, Resolver
 
@@ -215,3 +216,15 @@ def test_another_home_folder_has_the_configuration(
     (home / ".ssh" / "config").chmod(0o622)
     with pytest.raises(ConnectError, match=f"Bad owner or permissions on {home}/.ssh/config"):
         resolve("Port 2201\n")
+
+
+def test_hosts_whose_addresses_only_ssh_knows_share_a_problem(resolve: Resolve) -> None:
+    config = "Host gpu01\n  HostName 10.0.0.1\nHost gpu02\n  HostName 10.0.0.2"
+    problems = []
+    for name in ("gpu01", "gpu02"):
+        endpoint = resolve(config, name, name)
+        problems.append(endpoint.error(ConnectError, "refused", hint=f"try `{endpoint.command}`"))
+    attempted = f"connecting to gpu01 (10.0.0.1:22) as {ME}"
+    same = "(shown for gpu01; same on the others)"
+    assert messages(problems, []) == [f"gpu[01-02]: {attempted}: refused {same}"]
+    assert hints(problems, []) == [f"try `ssh -p 22 {ME}@10.0.0.1` {same}"]

@@ -102,3 +102,17 @@ def test_all_hosts_are_named_where_a_command_printed_or_failed() -> None:
     out, err = shown.finish(*(Outcome(host, 1) for host in hosts), code=1)
     assert out == f"[{','.join(hosts)}] same\n"
     assert err.startswith(f"error: {','.join(hosts)}: ")
+
+
+def test_hosts_that_fail_alike_share_an_error() -> None:
+    shown = Shown("a1", "a2")
+    lost = [
+        ConnectError(host, f"connecting to {host}", "refused", hint=f"try `ssh {host}`")
+        for host in ("a1", "a2")
+    ]
+    _, err = shown.finish(*(Outcome(error.host, error=error) for error in lost), code=3)
+    assert err.splitlines() == [
+        "error: a[1-2]: connecting to a1: refused (shown for a1; same on the others)",
+        "hint: try `ssh a1` (shown for a1; same on the others)",
+        "dtrain: 2 of 2 hosts failed",
+    ]

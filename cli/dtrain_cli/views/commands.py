@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.alike import common_hint, common_text, of_one_kind
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all, prefixed, split
 from dtrain.hostlist import in_order
 from dtrain.session.commands import Outcome, Receiver
@@ -129,9 +130,16 @@ class CommandLines(CommandView):
         self._flush()
         groups: dict[tuple[str, str], list[str]] = {}
         interrupted = code == ExitCode.INTERRUPTED
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        kinds = {id(error): same for same in of_one_kind(errors, []) for error in same}
         for outcome in outcomes:
-            # After Ctrl-C, name only the hosts that did not confirm the end.
-            if (said := _failure(outcome)) and not (interrupted and outcome.error is None):
+            if outcome.error is not None:
+                same = kinds[id(outcome.error)]
+                said: tuple[str, str] | None = (common_text(same), common_hint(same))
+            else:
+                # After Ctrl-C, name only the hosts that did not confirm the end.
+                said = None if interrupted else _failure(outcome)
+            if said:
                 groups.setdefault(said, []).append(outcome.host)
         for (failure, hint), hosts in groups.items():
             text = f"error: {names.hosts(hosts)}: {clean(failure)}\n"

@@ -128,7 +128,7 @@ def attempt_row(one: AttemptTime, began: float) -> tuple[str, str, str, str, str
     return (
         str(one.number),
         f"+{names.spent(one.begin - began)}",
-        names.spent(one.end - one.begin),
+        names.spent(one.over - one.begin),
         steps,
         clean(one.why) if one.why else "not over",
     )

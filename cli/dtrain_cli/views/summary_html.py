@@ -151,7 +151,7 @@ def _attempt(one: AttemptTime, began: float, length: float) -> dict[str, Any]:
         "number": number,
         "segments": segments[: 4 * BUCKETS],
         "mark": ends,
-        "end": _percent((one.end - began) / length),
+        "over": _percent((one.over - began) / length),
         "description": (
             f"attempt {number}, {begun}, lasted {lasted}, steps {steps or 'none'}: {why}"
         ),

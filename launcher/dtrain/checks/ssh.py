@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dtrain.checks.evidence import Evidence
 from dtrain.checks.finding import Finding, error
 from dtrain.diagnostics import HostKeyError, NodeError
-from dtrain.failures.alike import common_hint, of_one_kind, shown_for, with_one_hint
+from dtrain.failures.alike import common_hint, common_text, of_one_kind, with_one_hint
 
 SLOW = 1.0
 """Round trip in seconds above which launches are slow."""
@@ -52,10 +52,7 @@ def _unusable(evidence: Evidence, kinds: Sequence[Sequence[NodeError]]) -> Findi
     return error(
         subject,
         hosts,
-        "; ".join(
-            f"{same[0].attempted}: {same[0].reason}{shown_for(same[0].host, same)}"
-            for same in kinds
-        ),
+        "; ".join(map(common_text, kinds)),
         expected,
         common_hint([same[0] for same in kinds]).replace("\n", "; "),
     )

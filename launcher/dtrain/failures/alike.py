@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dtrain import hostlist
@@ -18,31 +18,32 @@ def messages(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[str
     of the first one."""
     entries = []
     for same in of_one_kind(problems, hosts):
-        first, message = same[0], same[0].message
-        if len(same) > 1 and isinstance(first, NodeError):
-            named = _hosts_of(same)
-            rest = message.removeprefix(first.host)
-            message = f"{hostlist.fold(named)}{rest}{shown_for(first.host, named)}"
-        entries.append(message)
+        failed = [problem for problem in same if isinstance(problem, NodeError)]
+        named = hostlist.fold(dict.fromkeys(problem.host for problem in failed))
+        entries.append(f"{named}: {common_text(failed)}" if failed else same[0].message)
     return entries
 
 
 def hints(problems: Sequence[DtrainError], hosts: Sequence[Host]) -> list[str]:
     """The hints of `messages`. Of hints that differ only in the host, the list has the first."""
-    entries = []
-    kinds = [same[0] for same in of_one_kind(problems, hosts)]
-    for same in with_one_hint(kinds, hosts):
-        if hint := common_hint(same):
-            entries.append(hint)
-    return entries
+    return [hint for same in with_one_hint(problems, hosts) if (hint := common_hint(same))]
+
+
+def common_text(problems: Sequence[NodeError]) -> str:
+    """What the first one says of its host, which stands for others that differ only in the host."""
+    return _first(problems, [f"{one.attempted}: {one.reason}" for one in problems])
 
 
 def common_hint(problems: Sequence[DtrainError]) -> str:
     """The first one's hint, which stands for others that differ only in the host."""
-    first, hint = problems[0], problems[0].hint
-    if isinstance(first, NodeError) and any(one.hint != hint for one in problems):
-        hint += shown_for(first.host, _hosts_of(problems))
-    return hint
+    return _first(problems, [problem.hint for problem in problems])
+
+
+def _first(problems: Sequence[DtrainError], texts: Sequence[str]) -> str:
+    first = problems[0]
+    if isinstance(first, NodeError) and any(text != texts[0] for text in texts):
+        return f"{texts[0]} (shown for {first.host}; same on the others)"
+    return texts[0]
 
 
 def of_one_kind(problems: Sequence[_Problem], hosts: Sequence[Host]) -> list[list[_Problem]]:
@@ -63,18 +64,11 @@ def _alike(
     kinds: dict[str, list[_Problem]] = {}
     for problem in sorted(problems, key=lambda p: order.get(getattr(p, "host", ""), len(order))):
         text = text_of(problem)
-        if isinstance(problem, NodeError) and problem.host in order:
-            host = hosts[order[problem.host]]
-            for own in sorted({host.name, host.address}, key=len, reverse=True):
+        if isinstance(problem, NodeError):
+            names = {problem.host, problem.address}
+            if problem.host in order:
+                names.add(hosts[order[problem.host]].address)
+            for own in sorted(names - {""}, key=len, reverse=True):
                 text = re.sub(rf"(?<![\w.-]){re.escape(own)}(?![\w-])", "\0", text)
         kinds.setdefault(text, []).append(problem)
     return list(kinds.values())
-
-
-def _hosts_of(problems: Sequence[DtrainError]) -> dict[str, None]:
-    return dict.fromkeys(one.host for one in problems if isinstance(one, NodeError))
-
-
-def shown_for(host: str, hosts: Collection[object]) -> str:
-    """An addition to the text of one host that stands for all ``hosts``."""
-    return f" (shown for {host}; same on the others)" if len(hosts) > 1 else ""

@@ -58,6 +58,8 @@ class AttemptTime:
 
     number: int
     begin: float
+    over: float
+    """When it was done or had failed, or now. Until ``end``, the run waited for the next attempt."""
     end: float
     why: str
     """Why it ended; empty if it runs."""
@@ -138,6 +140,7 @@ def _timed(one: AttemptEvents, resumed: float, reports: bool) -> AttemptTime:
     return AttemptTime(
         one.number,
         one.begin,
+        end,
         one.end,
         one.why,
         one.ok,

@@ -8,6 +8,7 @@ depth and the size after alias expansion, so a hostile file costs little.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import Any, NoReturn
@@ -21,6 +22,8 @@ from dtrain.spec.syntax import explain
 
 MAX_SIZE = 1 << 20
 """In bytes, or in characters if the text is already decoded."""
+MOST_FORBIDDEN = 9
+"""Characters that YAML does not allow. A text with more is probably none."""
 MAX_DEPTH = 32
 MAX_NODES = 50_000
 """Keys and values after alias expansion: three for each host of the largest allowed cluster. A long
@@ -145,17 +148,24 @@ def _decoded(source: str | bytes, file: str) -> str:
     if len(source) > MAX_SIZE:
         large = f"the file is larger than {MAX_SIZE >> 10} KiB"
         problems.add(large, begin, "a cluster file is a few kilobytes; is this the right file?")
+    elif file.endswith(".py"):
+        program = f"`dtrain init --script {shlex.quote(file)}` writes a cluster file that runs it"
+        problems.add("this is a Python program, not a cluster file", begin, program)
     elif source[:2] in (b"\xff\xfe", b"\xfe\xff"):
         problems.add("the file is UTF-16 text", begin, "save it as UTF-8")
     problems.raise_if_any()
     if isinstance(source, bytes):
         source = source.decode("utf-8", "surrogateescape")
     text = source.removeprefix("\ufeff")
-    if any(_forbidden(text)):
+    forbidden = sum(1 for _ in _forbidden(text))
+    if forbidden > MOST_FORBIDDEN:
+        binary = f"this is not text: YAML does not allow {forbidden} of its characters"
+        problems.add(binary, begin, "is this the right file? If it is, save it as UTF-8")
+    elif forbidden:
         lines = BREAK.split(text)
         problems = Problems(file, lines)
         _refuse_forbidden(lines, begin, problems)
-        problems.raise_if_any()
+    problems.raise_if_any()
     return text
 
 

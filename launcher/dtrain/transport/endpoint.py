@@ -135,9 +135,13 @@ class Endpoint:
         """The ``ssh`` command that opens the same connection, for the user to try."""
         return " ".join(["ssh", *self._arguments()])
 
-    def error(self, kind: type[_Error], reason: str, *, hint: str = "") -> _Error:
-        """The error of an attempt to connect."""
-        return kind(self.host, self.attempted, reason, hint=hint)
+    def error(
+        self, kind: type[_Error], reason: str, *, attempted: str = "", hint: str = ""
+    ) -> _Error:
+        """The error of an attempt to connect, or of another one."""
+        error = kind(self.host, attempted or self.attempted, reason, hint=hint)
+        error.address = self.address
+        return error
 
     def copy_id(self, key: Path | None) -> str:
         """The ``ssh-copy-id`` command that installs a key there."""

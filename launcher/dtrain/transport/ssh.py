@@ -333,7 +333,7 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
             if error.errno != errno.EAFNOSUPPORT or index == 0:
                 failure = error
     if limit := LimitError.of(failure):
-        raise ConnectError(endpoint.host, endpoint.attempted, limit.message, hint=limit.hint)
+        raise endpoint.error(ConnectError, limit.message, hint=limit.hint)
     if isinstance(failure, ConnectionResetError):
         raise DroppedError(Transient.DROPPED, "the connection was reset")
     raise endpoint.error(

@@ -289,16 +289,16 @@ class SshConnection:
             if not self.alive:
                 raise self.lost(attempted) from error
             if isinstance(error, paramiko.ChannelException):
-                raise ConnectError(
-                    self.endpoint.host,
-                    attempted,
+                raise self.endpoint.error(
+                    ConnectError,
                     f"sshd refused another session ({error.text.lower()})",
+                    attempted=attempted,
                     hint="MaxSessions in its sshd_config (default 10) limits concurrent commands",
                 ) from error
-            raise ConnectError(
-                self.endpoint.host,
-                attempted,
+            raise self.endpoint.error(
+                ConnectError,
                 f"sshd refused to run the command ({error})",
+                attempted=attempted,
                 hint=f"check whether `{self.endpoint.command} true` works",
             ) from error
         return SshProcess(channel, output, self._transport, self)
@@ -321,10 +321,10 @@ class SshConnection:
             if not self.alive:
                 raise self.lost(attempted) from error
             reason = error.text if isinstance(error, paramiko.ChannelException) else str(error)
-            raise ConnectError(
-                self.endpoint.host,
-                attempted,
+            raise self.endpoint.error(
+                ConnectError,
                 f"sshd did not connect: {reason.lower()}",
+                attempted=attempted,
                 hint="check that a program listens there, and that AllowTcpForwarding is on",
             ) from error
 
@@ -335,15 +335,17 @@ class SshConnection:
     def lost(self, attempted: str) -> ConnectError:
         """The error for an operation that the end of this connection interrupted."""
         if self.closed:
-            return ConnectError(self.endpoint.host, attempted, "dtrain closed the connection")
+            return self.endpoint.error(
+                ConnectError, "dtrain closed the connection", attempted=attempted
+            )
         if self.alive and self._transport.saved_exception is None:
             reason = "the server closed the channel before the command ended"
-            return ConnectError(self.endpoint.host, attempted, reason)
+            return self.endpoint.error(ConnectError, reason, attempted=attempted)
         reason = self._transport.explain()
-        return ConnectError(
-            self.endpoint.host,
-            attempted,
+        return self.endpoint.error(
+            ConnectError,
             f"the connection to {self.endpoint.place} was lost: {reason}",
+            attempted=attempted,
             hint=f"check whether `{self.endpoint.command}` still works",
         )
 
