@@ -135,8 +135,8 @@ class Cluster:
         self[name].firewall("drop")
 
     def reset(self, name: str) -> None:
-        """Reset every TCP connection from and to a host when it carries data, and refuse new
-        ones."""
+        """Reset every TCP connection from and to a host when it carries data. New ones get no
+        answer."""
         self[name].firewall("meta l4proto tcp reject with tcp reset")
 
     def block(self, name: str, *others: str) -> None:

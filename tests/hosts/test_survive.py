@@ -47,6 +47,11 @@ class Training:
             spares=names[count:],
         )
 
+    def lose(self, name: str) -> None:
+        """A host refuses connections, and nothing runs there any more."""
+        self.cluster[name].stop_sshd()
+        self.cluster[name].kill_all()
+
     def step(self, rank: int) -> int:
         """The last step of a rank, in any attempt."""
         files = self.folder.glob(f"step-{rank}-*")
@@ -113,10 +118,10 @@ def test_a_host_that_comes_back_after_it_was_replaced_is_cleaned(
     training = Training(cluster, launcher, 2, max=2, node_timeout="2s")
     launch = launcher.start(training.file)
     training.until_step(1, 5)
-    cluster.cut("node2")
+    cluster["node2"].stop_sshd()
     launch.until("attempt 2 on node3")
     assert cluster["node2"].processes()
-    cluster.heal()
+    cluster["node2"].start_sshd()
     until(lambda: not cluster["node2"].processes(), "the end of what node2 still ran")
     reached = training.step(1)
     training.until_step(1, reached + 5)
@@ -128,8 +133,8 @@ def test_an_unreachable_spare_is_passed_over(hosts: Hosts, launcher: Launcher) -
     training = Training(cluster, launcher, 2, max=3, node_timeout="2s")
     launch = launcher.start(training.file)
     training.until_step(1, 3)
-    cluster.power_off("node3")
-    cluster.power_off("node2")
+    training.lose("node3")
+    training.lose("node2")
     launch.until("attempt 3 on node4", timeout=HANG)
     training.end(launch)
 
@@ -141,10 +146,10 @@ def test_an_elastic_job_continues_without_a_host_even_when_it_comes_back(
     training = Training(cluster, launcher, 3, min_hosts=2, max=3, node_timeout="2s")
     run = launcher.run(training.file, "--detach").stdout.strip()
     training.until_step(2, 5)
-    cluster.cut("node2")
+    cluster["node2"].stop_sshd()
     journal = launcher.home / "runs" / run / "journal.jsonl"
     until(lambda: '"attempt": 2, "hosts": ["node1", "node3"]' in journal.read_text(), "it")
-    cluster.heal()
+    cluster["node2"].start_sshd()
     until(lambda: not cluster["node2"].processes(), "the end of what node2 still ran")
     # node3 has its rank now and continues where node2 was.
     reached = training.step(1)
@@ -167,10 +172,10 @@ def test_an_elastic_job_ends_if_too_few_hosts_are_left(hosts: Hosts, launcher: L
     training = Training(cluster, launcher, 3, min_hosts=2, max=9, node_timeout="2s")
     launch = launcher.start(training.file)
     training.until_step(2, 5)
-    cluster.power_off("node1")
+    training.lose("node1")
     launch.until("without node1: 2 of 3 hosts")
     launch.until("attempt 2 on node3")
-    cluster.power_off("node3")
+    training.lose("node3")
     launch.until("not restarted: 1 host is left, and job.elastic.min_hosts is 2")
     done = launch.wait()
     assert done.code == 3, str(done)

@@ -135,6 +135,9 @@ def test_an_infiniband_port_without_counters_harms_nothing(tmp_path, monkeypatch
     assert host.infiniband_bytes() is None
 
 
+RANKS = [{"role": "worker", "index": at, "rank": at} for at in range(3)]
+
+
 def test_a_rank_with_many_processes_hides_no_other_rank(monkeypatch):
     monkeypatch.setattr(ranks, "MAX_PROCESSES", 4)
     first, *children, second = (
@@ -142,7 +145,7 @@ def test_a_rank_with_many_processes_hides_no_other_rank(monkeypatch):
         for pid, parent in ((901, 1), (902, 901), (903, 901), (904, 901), (905, 1))
     )
     monkeypatch.setattr(ranks, "processes", lambda: {one.pid: one for one in (first, *children)})
-    running = [({"rank": 0}, first), ({"rank": 1}, second)]
+    running = [(RANKS[0], first), (RANKS[1], second)]
     counters = ranks.RankCounters(lambda: running)
     counters._search()
     assert (len(counters._trees["rank-0"]), counters._trees["rank-1"]) == (2, [905])
@@ -155,7 +158,7 @@ def test_a_search_for_sockets_looks_at_a_limited_number_of_files(monkeypatch):
     monkeypatch.setattr(ranks, "processes", lambda: {one.pid: one for one in procs})
     monkeypatch.setattr(ranks, "listed", lambda path: ["0"] * (10 if "901" in path else 500))
     monkeypatch.setattr(ranks, "inodes_of", lambda pid, names: looked.append(len(names)) or ())
-    counters = ranks.RankCounters(lambda: [({"rank": at}, one) for at, one in enumerate(procs)])
+    counters = ranks.RankCounters(lambda: [*zip(RANKS, procs, strict=True)])
     counters._search()
     assert looked == [10, 45, 45]
     assert [*counters._files.values()] == [10, 500, 500]

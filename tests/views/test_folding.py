@@ -25,14 +25,14 @@ def test_a_late_rank_gets_its_own_line():
     folder.add(0, 0, "stdout", "x\n")
     first = list(folder.take(1))
     folder.add(1, 1, "stdout", "x\n")
-    assert [line.sources for line in [*first, *folder.flush()]] == [[0], [1]]
+    assert [line.sources for line in [*first, *folder.take()]] == [[0], [1]]
 
 
 def test_lines_are_not_folded_if_it_changes_the_order_of_a_rank():
     folder = LineFolder()
     for rank, text in [(0, "a"), (0, "b"), (1, "b"), (1, "a")]:
         folder.add(0, rank, "stdout", f"{text}\n")
-    lines = [(line.text, line.sources) for line in folder.flush()]
+    lines = [(line.text, line.sources) for line in folder.take()]
     assert lines == [("a\n", [0]), ("b\n", [0, 1]), ("a\n", [1])]
 
 
@@ -40,7 +40,7 @@ def test_stdout_and_stderr_are_not_folded_together():
     folder = LineFolder()
     folder.add(0, 0, "stdout", "x\n")
     folder.add(0, 1, "stderr", "x\n")
-    assert len(list(folder.flush())) == 2
+    assert len(list(folder.take())) == 2
 
 
 def test_waiting_text_is_bounded():
@@ -49,7 +49,7 @@ def test_waiting_text_is_bounded():
         folder.add(0, 0, "stdout", f"{number:999}\n")
     (lines,) = folder.take(0)
     assert len(lines.text) == 1000 * (3000 - (512 << 10) // 1000)
-    (lines,) = folder.flush()
+    (lines,) = folder.take()
     assert lines.text.startswith(f"{3000 - (512 << 10) // 1000:999}\n")
 
 
@@ -62,14 +62,14 @@ def test_a_flood_of_equal_lines_is_folded_however_it_is_cut():
         folder.add(0, 1, "stdout", part)
     for line in text.splitlines(keepends=True):
         folder.add(0, 2, "stdout", line)
-    assert [(lines.text, lines.sources) for lines in folder.flush()] == [(text, [0, 1, 2])]
+    assert [(lines.text, lines.sources) for lines in folder.take()] == [(text, [0, 1, 2])]
 
 
 def test_lines_of_the_same_ranks_come_together():
     folder = LineFolder()
     for rank in range(2):
         folder.add(0, rank, "stdout", f"a\nb\n{rank}\n")
-    found = [(lines.text, lines.sources) for lines in folder.flush()]
+    found = [(lines.text, lines.sources) for lines in folder.take()]
     assert found == [("a\nb\n", [0, 1]), ("0\n", [0]), ("1\n", [1])]
 
 
@@ -96,7 +96,7 @@ def test_each_rank_gets_its_lines_in_its_order(steps):
         sent[rank] += [(kind, text) for text in lines]
         if take:
             shown += folder.take(now)
-    shown += folder.flush()
+    shown += folder.take()
     for group in shown:
         assert len(set(group.sources)) == len(group.sources)
         for rank in group.sources:

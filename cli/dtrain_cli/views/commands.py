@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ class CommandLines(CommandView):
         self._folder.add(self.clock(), host, stream, text)
         self._waiting += len(text)
         if self._waiting > MOST_WAITING:
-            self._flush()
+            self._take(math.inf)
         self.idle()
 
     def _heard(self, host: str) -> None:
@@ -113,10 +114,7 @@ class CommandLines(CommandView):
         now = self.clock()
         if self._fold and self._hold_until is not None and now < self._hold_until:
             return
-        for folded in self._folder.take(now):
-            self._print(folded.kind, folded.sources, folded.text)
-        if self._folder.due is None:
-            self._waiting = 0
+        self._take(now)
 
     def notice(self, text: str) -> None:
         self._outlets["stderr"].write(f"dtrain: {clean(text)}\n")
@@ -127,7 +125,7 @@ class CommandLines(CommandView):
         self._heard(outcome.host)
 
     def finished(self, outcomes: Sequence[Outcome], code: int) -> None:
-        self._flush()
+        self._take(math.inf)
         groups: dict[tuple[str, str], list[str]] = {}
         interrupted = code == ExitCode.INTERRUPTED
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -154,10 +152,12 @@ class CommandLines(CommandView):
             total = counted(len(outcomes), "host")
             self.notice(f"{failed} of {total} failed")
 
-    def _flush(self) -> None:
-        for folded in self._folder.flush():
+    def _take(self, now: float) -> None:
+        """Print the lines that have waited until ``now``."""
+        for folded in self._folder.take(now):
             self._print(folded.kind, folded.sources, folded.text)
-        self._waiting = 0
+        if self._folder.due is None:
+            self._waiting = 0
 
     def _print(self, stream: str, sources: list[str], text: str) -> None:
         head = f"[{names.hosts(in_order(sources)):<{self._width}}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable, Iterator
@@ -86,17 +87,13 @@ class LineFolder(Generic[_Source]):
             last = self._end
         self._last[source] = last
 
-    def take(self, now: float) -> list[Folded[_Source]]:
-        """The lines that have waited long enough, and the oldest if too many wait."""
+    def take(self, now: float = math.inf) -> list[Folded[_Source]]:
+        """The lines that have waited long enough, and the oldest if too many wait; by default, all
+        lines."""
         end = self._first
         while self._batches and (self._batches[0][0] <= now or self._end - end > _MAX_WAITING):
             end = self._batches.popleft()[1]
         return self._release(end)
-
-    def flush(self) -> list[Folded[_Source]]:
-        """All waiting lines."""
-        self._batches.clear()
-        return self._release(self._end)
 
     def _find(self, line: str, kind: str, after: int) -> int | None:
         """The first place of a line from ``after`` on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -190,9 +191,7 @@ class Plain(RunReceiver):
         return None if due is None else max(0.0, due - now)
 
     def suspend(self) -> None:
-        if self._folder is not None:
-            for folded in self._folder.flush():
-                self._print(folded.kind, folded.sources, folded.text)
+        self._fold(math.inf)
         self._write("", "")
 
     def finished(self, report: Report, paths: Mapping[StreamKey, str]) -> None:

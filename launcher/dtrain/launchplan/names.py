@@ -25,6 +25,11 @@ def rank_name(rank: int) -> str:
     return f"rank-{rank}"
 
 
+def reporter_name(role: str, index: int, rank: int | None) -> str:
+    """The name under which a process reports its steps: ``rank-3``, or ``ps-1`` without a rank."""
+    return process_name(role, index) if rank is None else rank_name(rank)
+
+
 def parsed(name: str) -> tuple[str, int]:
     """The role, or ``rank``, and the number in a name. Raises ValueError for other text."""
     role, _, number = name.rpartition("-")

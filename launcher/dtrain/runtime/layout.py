@@ -98,6 +98,15 @@ class Layout:
         return [key for key in keys if getattr(self, key) > 1]
 
 
+def layers_of_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """The number of layers of each pipeline stage. Extra layers go to the middle stages, then to
+    the first: the first also has the embedding, and the last has the output layer."""
+    each, left = divmod(layers, stages)
+    middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
+    favoured = middle_first[:left]
+    return tuple(each + (stage in favoured) for stage in range(stages))
+
+
 @dataclass(frozen=True)
 class Training:
     global_batch: int | None = None

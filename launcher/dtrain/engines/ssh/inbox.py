@@ -168,11 +168,8 @@ class Inbox:
         self._evidence.add(event)
         match event:
             case messages.Exited():
-                self._context.steps.end(
-                    names.process_name(event.role, event.index)
-                    if event.rank is None
-                    else names.rank_name(event.rank)
-                )
+                reporter = names.reporter_name(event.role, event.index, event.rank)
+                self._context.steps.end(reporter)
                 worker = machine.WorkerId(self._host, event.role, event.index)
                 exited = machine.WorkerExited(worker, event.failed)
                 self._context.posts.put(Post(exited, failures=self._evidence.failures(event)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from dtrain.launchplan.names import process_name, rank_name
+from dtrain.launchplan.names import reporter_name
 from dtrain.node.agent.processes import processes
 from dtrain.node.files import listed, read_file
 from dtrain.node.sockets import inodes_of
@@ -80,12 +80,7 @@ class RankCounters:
         self.sockets = set()
         running = self._running()
         for place, (identity, root) in enumerate(running):
-            rank = identity["rank"]
-            name = (
-                process_name(identity["role"], identity["index"])
-                if rank is None
-                else rank_name(rank)
-            )
+            name = reporter_name(identity["role"], identity["index"], identity["rank"])
             # So that no rank is left out because others have many processes.
             share = left // (len(running) - place)
             found: list[int] = []

@@ -10,7 +10,7 @@ from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.model.flop import attention_flop
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import Layout, layers_of_stages
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,7 @@ def _filled(weights: list[float], head: float, pieces: int, limit: float) -> tup
     return tuple(reversed(counts)) if len(counts) == pieces else None
 
 
-@lru_cache(maxsize=4096)
-def _alike(layers: int, stages: int) -> tuple[int, ...]:
-    each, left = divmod(layers, stages)
-    middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
-    favoured = set(middle_first[:left])
-    return tuple(each + (stage in favoured) for stage in range(stages))
+_alike = lru_cache(maxsize=4096)(layers_of_stages)
 
 
 @lru_cache(maxsize=4096)

@@ -25,7 +25,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import Layout, layers_of_stages
 from dtrain.runtime.torch.anatomy import Anatomy
 
 _Schedule = PipelineScheduleSingle | PipelineScheduleMulti
@@ -56,8 +56,7 @@ def owners_of_stages(layout: Layout) -> list[int]:
 
 
 def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
-    """Names of each stage's parts. Extra blocks go to the middle stages, then to the first: the
-    first also has the embedding, and the last has the output layer.
+    """Names of each stage's parts, see `layers_of_stages`.
 
     Raises ValueError if there are fewer blocks than stages.
     """
@@ -66,13 +65,9 @@ def parts_of_stages(anatomy: Anatomy, stages: int) -> list[list[str]]:
         raise ValueError(
             f"{len(blocks)} blocks cannot fill {stages} pipeline stages; use fewer stages"
         )
-    each, left = divmod(len(blocks), stages)
-    middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
-    favoured = set(middle_first[:left])
     parts: list[list[str]] = []
     taken = 0
-    for stage in range(stages):
-        count = each + (stage in favoured)
+    for count in layers_of_stages(len(blocks), stages):
         parts.append(list(blocks[taken : taken + count]))
         taken += count
     return [[*anatomy.before, *parts[0]], *parts[1:-1], [*parts[-1], *anatomy.after]]
