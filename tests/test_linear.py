@@ -199,7 +199,7 @@ def folded(text: str) -> None:
     folder: LineFolder[int] = LineFolder()
     for rank, line in enumerate(text.splitlines()):
         folder.add(0.0, rank % 8, "stdout", f"{line}\n")
-    for each in folder.flush():
+    for each in folder.take():
         names.labels(map(str, each.sources))
 
 
@@ -212,7 +212,7 @@ def partly_folded(text: str) -> None:
     folder.add(0.0, 2, "stdout", "".join(f"{n}\n" for n in range(len(lines))))
     for line in lines[:100]:
         folder.add(0.0, 3, "stderr", line)
-    folder.flush()
+    folder.take()
 
 
 def problems(text: str) -> None:
