@@ -34,7 +34,7 @@ from dtrain.messages.facts import MAX_ANSWER, read_gathered
 from dtrain.node.boot import framed
 from dtrain.node.facts.orders import StepOrder
 from dtrain.node.programs import program
-from dtrain.node.slurm.step_output import StepInput
+from dtrain.node.slurm.wire import StepInput
 from dtrain.quoting import path, sh, word
 from dtrain.runs.record import Request
 from dtrain.session.everywhere import everywhere

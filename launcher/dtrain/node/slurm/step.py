@@ -15,7 +15,7 @@ from dtrain.node.facts.probing import guarded
 from dtrain.node.facts.programs import leave
 from dtrain.node.facts.socket_loop import SocketLoop
 from dtrain.node.facts.storage import why_not_writable
-from dtrain.node.slurm.step_output import StepOutput
+from dtrain.node.slurm.wire import StepOutput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

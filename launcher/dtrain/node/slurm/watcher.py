@@ -34,7 +34,7 @@ from dtrain.node.agent.processes import Proc, environment_of, look, processes
 from dtrain.node.agent.wire import raw
 from dtrain.node.agent.worker_files import read_regular
 from dtrain.node.files import listed
-from dtrain.node.slurm.step_output import StepOutput
+from dtrain.node.slurm.wire import StepOutput
 from dtrain.node.telemetry.sampler import Sampler
 
 TYPE_CHECKING = False

@@ -12,7 +12,7 @@ from dtrain.node.agent.wire import encode, shown
 from dtrain.node.agent.worker_files import decode
 from dtrain.node.boot import framed, pack
 from dtrain.node.slurm.commands import own_variables
-from dtrain.node.slurm.step_output import StepInput
+from dtrain.node.slurm.wire import StepInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
 srun keeps short lines whole, and mixes the lines of all machines. So a message is many lines:
 ``<node number> <part of the base64 text>``, and ``<node number> .`` as the last.
+
+Shipped to nodes, and the launcher imports it too: Python 3.8, standard library only.
 """
 
 from __future__ import annotations
