@@ -80,7 +80,7 @@ def test_the_launching_machine_runs_no_other_module_of_the_nodes() -> None:
         inner = re.findall(
             rf"from dtrain\.node\.(?:{'|'.join(MESSAGES)})([\w.]*) ", path.read_text()
         )
-        assert {*inner} <= {".wire", ".commands", ".orders", ".step_output"}, place(path)
+        assert {*inner} <= {".wire", ".commands", ".orders"}, place(path)
 
 
 @pytest.mark.parametrize(
