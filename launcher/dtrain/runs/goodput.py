@@ -59,7 +59,7 @@ class AttemptTime:
     number: int
     begin: float
     over: float
-    """When it was done or had failed, or now. Until ``end``, the run waited for the next attempt."""
+    """When it was done or had failed, or now. Until ``end`` the run waits for the next one."""
     end: float
     why: str
     """Why it ended; empty if it runs."""

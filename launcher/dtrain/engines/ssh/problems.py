@@ -18,8 +18,8 @@ def supervisor_died(host: str, message: messages.Lost) -> PrepareError:
     if message.survivors:
         return _survived(host, message.survivors, message.reason)
     hint = (
-        "something on that host killed dtrain's own process there, such as an out-of-memory killer: "
-        "search `dmesg` and `journalctl` on that host; its workers were killed too"
+        "something on that host, such as an out-of-memory killer, killed dtrain's own process: "
+        "search `dmesg` and `journalctl` there; its workers were killed too"
     )
     return PrepareError(host, "running the job", message.reason, hint=message.hint or hint)
 
