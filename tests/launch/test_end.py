@@ -194,7 +194,7 @@ def test_a_second_stop_kills_workers_that_ignore_term(scene: Scene) -> None:
     assert scene.leftovers() == []
     # `dtrain attach` shows what the journal has, and there Ctrl-C only leaves.
     journal = (scene.run_folder() / "journal.jsonl").read_text()
-    assert "(`dtrain stop --force` kills them now)" in journal
+    assert "(`dtrain stop --force` kills now)" in journal
     assert "Ctrl-C again" not in journal
 
 

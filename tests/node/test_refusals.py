@@ -71,6 +71,7 @@ def test_a_setup_line_with_a_program_that_is_not_on_path(host: Node) -> None:
     assert body["reason"] == "setup line 1 (no-such-program sync) failed with status 127"
     assert "not found" in body["hint"]
     assert "whole path" in body["hint"]
+    assert "`. /etc/profile` for `module`" in body["hint"]
 
 
 @pytest.mark.parametrize("line", ["exit 0", "exec true", "kill -9 $$", "set -u; echo $nope"])

@@ -221,8 +221,9 @@ class Attempt:
                 notice(f"{why}: killing the workers")
             case AttemptPhase.RUNNING:
                 self._context.recorder.record(events.StopRequested(why))
-                end = f"{why}: stopping; workers get TERM, and KILL after {grace:g} s"
-                notice(f"{end} ({insist} kills them now)", f"{end} ({again} kills them now)")
+                # The live view cuts notices at the width of a terminal, often 80 columns.
+                end = f"{why}: stopping with TERM, then KILL after {grace:g} s"
+                notice(f"{end} ({insist} kills now)", f"{end} ({again} kills now)")
             case AttemptPhase.STOPPING:
                 end = "gives up on hosts that do not answer"
                 notice(

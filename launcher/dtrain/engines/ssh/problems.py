@@ -17,7 +17,10 @@ def refused(host: str, message: messages.Refused) -> PrepareError:
 def supervisor_died(host: str, message: messages.Lost) -> PrepareError:
     if message.survivors:
         return _survived(host, message.survivors, message.reason)
-    hint = "something on that host killed it; its workers were killed too"
+    hint = (
+        "something on that host, such as an out-of-memory killer, killed dtrain's own process: "
+        "search `dmesg` and `journalctl` there; its workers were killed too"
+    )
     return PrepareError(host, "running the job", message.reason, hint=message.hint or hint)
 
 

@@ -279,6 +279,9 @@ class Launch:
         reason = "setup line %d (%s) %s" % (line, setup[line - 1], how)
         remedy = "run the line on the host and correct it"
         if status == NOT_FOUND:
-            remedy = "give the whole path of the program: no login script has extended PATH here"
+            remedy = (
+                "give the whole path of the program, or read the file that defines the command,"
+                " such as `. /etc/profile` for `module`: no login script has run here"
+            )
         output = "the setup lines printed:\n" + log if log else "it printed nothing"
         return RefusedError("setup", reason, "%s; %s" % (remedy, output)).message

@@ -21,7 +21,7 @@ from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.processes import look, name_list, reap, send
 from dtrain.node.agent.run_state import RESTARTED, RunState
 from dtrain.node.agent.spawn import cannot_start
-from dtrain.node.agent.supervisor_connection import SupervisorConnection
+from dtrain.node.agent.supervisor_connection import UNSEEN, SupervisorConnection
 from dtrain.node.agent.sweep import Sweep, Tag
 from dtrain.node.agent.wire import PREAMBLE, VERSION, RefusedError, raw, shown
 from dtrain.node.agent.worker_files import MAX_READ
@@ -212,7 +212,8 @@ class Relay:
             time.sleep(pause)
         remove(self._containers)
         log = tail_of(os.path.join(state.folder, b"agent.log"), 5)
-        died = "the supervisor died: %s%s" % (end, "\n" + log if log else "")
+        how = "" if end == UNSEEN else ": " + end
+        died = "the supervisor died%s%s" % (how, "\n" + log if log else "")
         reason = state.why_lost(died, supervisor.end)
         hint = "" if reason == died else "a job must not change the files in $DTRAIN_RUN_DIR"
         if ended:
