@@ -272,7 +272,7 @@ _MODULES = replace(_FSDP, sharding="none")
 """PyTorch's modules without sharding."""
 _HUGGING_FACE = replace(
     _MODULES,
-    expert_kernels=12,
+    expert_kernels=54,
     habits=MemoryHabits(
         whole_gradients=True,
         gathers_logits=True,
@@ -283,8 +283,10 @@ _HUGGING_FACE = replace(
 )
 """Fine-tuning with Hugging Face's models and trainers, whose FSDP is FSDP1. Until Transformers 5,
 mixtures such as ``Qwen3MoeSparseMoeBlock`` loop over their experts: three kernels that find an
-expert's tokens, the MLP's five, and four that gather, weight and add up. Their tensor parallelism
-gathers the logits (``colwise_rep``, the output layer's entry in a model's ``_tp_plan``)."""
+expert's tokens, the MLP's five, and four that gather, weight and add up. ``nonzero``, which finds
+the tokens, waits for the GPU, and the backward pass sorts their indices: ``expert_kernels`` is from
+the eight runs of TRL with FSDP2. Their tensor parallelism gathers the logits (``colwise_rep``, the
+output layer's entry in a model's ``_tp_plan``)."""
 _TORCHTUNE = replace(_FSDP, habits=MemoryHabits(fused_adam=True))
 """The optimizer of its configurations is ``AdamW(fused=True)``."""
 _LITGPT = replace(
@@ -300,10 +302,11 @@ _LITGPT = replace(
 )
 """LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""
 _ZERO = replace(
-    _FSDP, sequence_parallel=False, fp32_gradients=False, expert_kernels=12,
+    _FSDP, sequence_parallel=False, fp32_gradients=False, expert_kernels=100,
     habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True, host_gradients=True),
 )  # fmt: skip
-"""DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits."""
+"""DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks run
+for each expert's three matrices: ``expert_kernels`` is from two runs of TRL."""
 _ZERO_2 = replace(_ZERO, habits=replace(_ZERO.habits, step_copies=2, buckets=1.0))
 """Stages 1 and 2, which flatten and cast all gradients at once. Stage 3 does so group by group.
 ``buckets``: 5e8 gradients in 16 bits, DeepSpeed's default (``reduce_bucket_size``)."""

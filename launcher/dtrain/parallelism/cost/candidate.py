@@ -23,10 +23,10 @@ of one model on the same GPUs differ by this in published sweeps on A100s (mean 
 the median)."""
 
 
-EXPERTS = 1.35
+EXPERTS = 1.3
 """Factor of the upper end of the interval with experts: the software of their exchange changes
-fast, and one release of a library took 1.5 times as long as another. 80 % of 349 published step
-times end at 1.9 times the estimate, with equal weight for each of 30 publishers. Layers with parts
+fast, and one release of a library took 1.5 times as long as another. 80 % of 360 published step
+times end at 1.8 times the estimate, with equal weight for each of 31 publishers. Layers with parts
 have the same factor: the only published runs that have any took 1.08 to 1.19 times the estimate
 (Nemotron 3 Nano)."""
 
