@@ -280,8 +280,8 @@ class Launch:
         remedy = "run the line on the host and correct it"
         if status == NOT_FOUND:
             remedy = (
-                "give the whole path of the program, or read the file that defines the command first,"
-                " such as `. /etc/profile` for `module`: no login script has run here"
+                "give the whole path of the program, or first read the file that defines the"
+                " command, such as `. /etc/profile` for `module`: no login script has run here"
             )
         output = "the setup lines printed:\n" + log if log else "it printed nothing"
         return RefusedError("setup", reason, "%s; %s" % (remedy, output)).message
