@@ -107,7 +107,7 @@ def share(run: Summary) -> str:
     """The goodput in words."""
     if run.goodput.share is None:
         return "unknown: the job reports no steps (`progress` of dtrain.runtime)"
-    return f"{run.goodput.share * 100:.1f} % of the time were steps that count"
+    return f"{run.goodput.share * 100:.1f} % of the time went into steps that count"
 
 
 def moment(seconds: float) -> str:

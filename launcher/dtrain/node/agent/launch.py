@@ -95,7 +95,7 @@ class Launch:
                 "choose a `job.workdir` that you can use on this host",
             )
         # Setup may create the script.
-        check_workdir(self._trust, workdir, command["script"], complete=False)
+        check_workdir(self._trust, workdir, command.get("script"), complete=False)
         try:
             self._start_guard(workdir)
         except OSError as error:
@@ -186,8 +186,8 @@ class Launch:
         Returns why that failed, or an empty string."""
         environment = {**os.environb, **self._tag.environment}
         # Setup lines find pip and others of the job's Python.
-        variables = request["node_variables"].items()
-        path = {name: variable for name, variable in variables if name == "PATH"}
+        shared = request.get("node_variables") or {}
+        path = {name: variable for name, variable in shared.items() if name == "PATH"}
         NodeVariables(self._folder, workdir).complete(environment, path)
         environment[b"PWD"] = workdir  # as after `cd` in a shell
         argv = [sys.executable, ISOLATED, "-c", boot_text('open(%d,"rb")' % REQUEST_FD)]
@@ -280,8 +280,8 @@ class Launch:
         remedy = "run the line on the host and correct it"
         if status == NOT_FOUND:
             remedy = (
-                "give the whole path of the program, or read the file that defines the command,"
-                " such as `. /etc/profile` for `module`: no login script has run here"
+                "give the whole path of the program, or first read the file that defines the"
+                " command, such as `. /etc/profile` for `module`: no login script has run here"
             )
         output = "the setup lines printed:\n" + log if log else "it printed nothing"
         return RefusedError("setup", reason, "%s; %s" % (remedy, output)).message
