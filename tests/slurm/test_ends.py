@@ -99,7 +99,7 @@ def test_a_node_fails(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> 
     slurm.fail_node(lost)
     done = launch.wait()
     assert done.code == 3, str(done)
-    assert f"error: {lost.name} failed" in done.stderr
+    assert f": {lost.name} failed" in done.stderr
     (run,) = (launcher.home / "runs").iterdir()
     shown = launcher.command("ps", run.name, env=slurm.environment).wait()
     assert re.search(rf"{lost.name} +lost ", shown.stdout), str(shown)
@@ -250,7 +250,10 @@ def test_a_cancellation_waits_for_the_controller(
 ) -> None:
     launch = interrupted_without_controller(slurm, launcher, write_job)
     slurm.start_controller()
-    assert launch.wait().code == 130
+    done = launch.wait()
+    assert done.code == 130, str(done)
+    assert done.stderr.count("the job goes on, trying again") == 1
+    assert "this machine: Slurm answers again" in done.stderr
 
 
 def test_a_job_that_was_given_up_can_be_stopped_later(

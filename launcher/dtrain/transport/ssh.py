@@ -306,12 +306,8 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         raise endpoint.error(
             ConnectError,
             f"cannot resolve the name {endpoint.address!r} ({reason_of(error)})",
-            hint="check the name, or "
-            + (
-                "set its HostName in ssh's configuration"
-                if endpoint.is_jump
-                else "give the host an `address` in the cluster file"
-            ),
+            hint="check the name, or set its HostName in ssh's configuration; hosts in"
+            " `cluster.hosts` may have an `address` in `cluster.overrides` instead",
         ) from error
     failure: OSError = OSError(errno.EADDRNOTAVAIL, "the name has no addresses")
     for index, (family, kind, protocol, _, where) in enumerate(found):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.checks import Severity
+from dtrain.checks import Finding, Severity
 from dtrain.diagnostics import PrepareError
 from dtrain.engines.kubernetes.client import ConflictError, ForbiddenError, NotFoundError
 from dtrain.engines.kubernetes.inspection import KubernetesInspection
@@ -40,7 +40,7 @@ class Server:
         return {"items": []}
 
 
-def inspect(server: Server, kubernetes: str = "", gpus: int = 0) -> list[tuple[Severity, str]]:
+def findings(server: Server, kubernetes: str = "", gpus: int = 0) -> list[Finding]:
     workers = f"gpus: {gpus}" if gpus else "slots: 1"
     plan = build(
         parse(
@@ -51,8 +51,11 @@ def inspect(server: Server, kubernetes: str = "", gpus: int = 0) -> list[tuple[S
     )
     assert plan.kubernetes is not None
     client: Any = server
-    found = KubernetesInspection(plan, plan.kubernetes, client, str).findings()
-    return [(one.severity, one.seen) for one in found]
+    return [*KubernetesInspection(plan, plan.kubernetes, client, str).findings()]
+
+
+def inspect(server: Server, kubernetes: str = "", gpus: int = 0) -> list[tuple[Severity, str]]:
+    return [(one.severity, one.seen) for one in findings(server, kubernetes, gpus)]
 
 
 def test_the_server_judges_the_job_and_its_pods() -> None:
@@ -83,6 +86,12 @@ def test_the_server_judges_the_job_and_its_pods() -> None:
 )
 def test_refusals(end: str, error: str, found: list[Any]) -> None:
     assert inspect(Server({end: PrepareError("s", "POST", error)})) == found
+
+
+def test_the_remedy_of_a_refusal_is_that_of_a_launch() -> None:
+    refused = PrepareError("s", "POST", 'namespaces "x" not found', hint="set the namespace")
+    (finding,) = findings(Server({"/jobsets": refused}))
+    assert finding.remedy == "set the namespace"
 
 
 def test_an_object_with_the_name_of_a_dry_run_is_no_problem() -> None:

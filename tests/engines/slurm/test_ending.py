@@ -124,7 +124,10 @@ def preempted(why: str) -> str:
     [
         (CRASH, "rank 1 on a was killed by SIGSEGV"),
         (preempted("PREEMPTION"), "job 12 was preempted by another job"),
-        (preempted("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"), "a machine of the job failed"),
+        (
+            preempted("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"),
+            "Slurm ended job 12: a machine failed",
+        ),
         (f"dtrain: {PREEMPTED}\n", "job 12 was preempted by another job"),
         (f"dtrain: {TIME_LIMIT}\n{ONE_FAILS}", "job 12 reached its time limit"),
         (f"{preempted('JOB REQUEUE')}\n{CRASH}", "job 12 was put back in the queue outside dtrain"),
@@ -152,7 +155,7 @@ def test_tasks_that_slurm_ended_did_not_fail() -> None:
         (SlurmState("CANCELLED"), 1, "job 12 was cancelled outside dtrain"),
         (SlurmState("TIMEOUT", time_limit="1-00:00:00"), 1, "its time limit of 1-00:00:00"),
         (SlurmState("OUT_OF_MEMORY"), 1, "the job ran out of memory"),
-        (SlurmState("NODE_FAIL"), 3, "a machine of the job failed"),
+        (SlurmState("NODE_FAIL"), 3, "Slurm ended job 12: a machine failed"),
         (SlurmState("PREEMPTED"), 3, "job 12 was preempted"),
         (SlurmState("FAILED", status=9), 1, "the job's script exited with status 9"),
         (SlurmState("FAILED", signal=9), 1, "the job's script was killed by signal 9"),
@@ -180,7 +183,16 @@ def test_what_the_script_said_before_it_started_a_process() -> None:
 def test_a_lost_machine_is_named_once() -> None:
     """By the step of the workers, and by that of the processes that serve them."""
     script = "srun: error: Node failure on b\n" * 2
-    assert ending(SlurmState("NODE_FAIL"), script).report().reason == "b failed"
+    report = ending(SlurmState("NODE_FAIL"), script).report()
+    assert report.reason == "Slurm ended job 12: b failed"
+    assert report.hint.startswith("`sinfo --list-reasons` shows why\n")
+
+
+def test_workers_stop_before_the_time_limit() -> None:
+    """A job with a short limit ends long before it."""
+    early = ending(SlurmState("FAILED", status=1), f"dtrain: {TIME_LIMIT}\n").report()
+    assert "workers get TERM 70 s before the limit" in early.hint
+    assert "TERM" not in ending(SlurmState("TIMEOUT")).report().hint
 
 
 def test_a_prolog_that_fails() -> None:

@@ -9,10 +9,11 @@ import yaml
 
 from dtrain.checks.finding import Finding
 from dtrain.diagnostics import UsageError
-from dtrain.engines.slurm import partitions
+from dtrain.engines.slurm import partitions, submission
 from dtrain.engines.slurm.judgement import RequestJudge, duration
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.queue_gpus import gpus_of
+from dtrain.messages.slurm import SubmitRefused
 from dtrain.parallelism.question import Question
 from dtrain.planning.question import pose
 from dtrain.planning.request import AskQueue, PlanRequest, QueueGpus
@@ -138,7 +139,6 @@ def test_hidden_partitions_are_not_proposed() -> None:
         ("sbatch: error: Invalid account or account/partition combination", "slurm.account", "sac"),
         ("sbatch: error: QOSMaxWallDurationPerJobLimit", "slurm.qos", "sacctmgr show qos"),
         ("allocation failure: Requested reservation is invalid", "slurm.reservation", "scontrol"),
-        ("slurm_load_jobs: Unable to contact slurm controller", "slurm", "the controller is down"),
     ],
 )
 def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) -> None:
@@ -149,6 +149,22 @@ def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) 
     assert finding.remedy.strip("`").startswith(remedy)
     # A key that the file does not have is at its section.
     assert finding.place == ("job.yaml:1:35" if "account" in key else "job.yaml:1:11")
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("allocation failure: Unable to contact slurm controller", "the controller is down"),
+        ("sbatch: fatal: Unable to process configuration file", "run dtrain on a login node"),
+    ],
+)
+def test_a_controller_that_does_not_answer_has_refused_nothing(said: str, remedy: str) -> None:
+    refused = CommandAnswer("sbatch", 1, "", said)
+    (finding,) = judged("slurm: {partition: gpu, options: [--exclusive]}, nodes: 1", refused)
+    assert (finding.subject, finding.seen) == ("cluster.slurm", said)
+    refusal = submission.refusal(submission.HERE, SubmitRefused("sbatch", 1, said))
+    assert refusal.hint.startswith(remedy)
+    assert "compares the file" not in refusal.hint
 
 
 def test_a_first_file_asks_for_the_most_common_machines() -> None:

@@ -50,6 +50,7 @@ def test_other_reasons_stay_as_slurm_writes_them(reason: str) -> None:
             "ReqNodeNotAvail,_UnavailableNodes:gpu1",
             "machines that it needs are down or reserved (ReqNodeNotAvail, UnavailableNodes:gpu1)",
         ),
+        ("PartitionConfig", "it asks for more than the partition allows (PartitionConfig)"),
         ("launch_failed_requeued_held", "launch failed requeued held"),
     ],
 )

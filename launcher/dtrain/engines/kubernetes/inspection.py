@@ -199,7 +199,7 @@ class KubernetesInspection:
                     "kubernetes",
                     f"the server refuses the {what}: {refused.reason}",
                     f"the server accepts the {what}",
-                    "`dtrain launch FILE --dry-run` shows what dtrain asks for",
+                    refused.hint or "`dtrain launch FILE --dry-run` shows what dtrain asks for",
                 )
                 return
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import process_failure
-from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes
+from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes, term_lead
 from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState
 from dtrain.failures.cause import Failure, Report, all_finished
 from dtrain.launchplan.plan import LaunchPlan
@@ -150,17 +150,22 @@ class SlurmEnding:
         match state.state:
             case "CANCELLED":
                 reason = f"job {self.job} was cancelled outside dtrain"
-                hint = "another `scancel`, an administrator, or a limit of the cluster ended it"
+                hint = "`scancel`, an administrator, or a limit of the cluster ended it"
                 said = self._script_words()  # Slurm cancels a job whose prolog fails
             case "TIMEOUT" | "DEADLINE":
                 reason = f"job {self.job} reached its time limit"
                 reason += f" of {state.time_limit}" if state.time_limit else ""
                 hint = "set a longer cluster.slurm.time"
+                if f"dtrain: {TIME_LIMIT}" in self.script:
+                    lead = term_lead(self.plan)
+                    hint += (
+                        f"; workers get TERM {lead} s before the limit, or up to a minute earlier"
+                    )
             case "NODE_FAIL" | "BOOT_FAIL":
                 code = ExitCode.NODE_FAILED
                 lost = lost_hosts(self.script)
-                reason = f"{', '.join(lost) or 'a machine of the job'} failed"
-                hint = self._restart_hint
+                reason = f"Slurm ended job {self.job}: {', '.join(lost) or 'a machine'} failed"
+                hint = f"`sinfo --list-reasons` shows why\n{self._restart_hint}".rstrip()
             case "PREEMPTED":
                 code = ExitCode.NODE_FAILED
                 reason = f"job {self.job} was preempted by another job"

@@ -39,6 +39,8 @@ class SlurmFollower:
         self._control = control
         self._writer = CommandWriter[LaterOrder](lambda: PingLimit.NORMAL, self._fail)
         self._force = Force.NONE
+        self._unanswered = False
+        """Whether the last command did not reach Slurm's controller."""
         self._ordered = False
         """Whether the order to submit was sent: the job may exist although its number is
         unknown."""
@@ -167,10 +169,18 @@ class SlurmFollower:
             case messages.SubmitRefused():
                 raise submission.refusal(self._login.name, message)
             case messages.JobDescribed(text):
+                if self._unanswered:
+                    self._unanswered = False
+                    job.recorder.notice(f"{self._login.name}: Slurm answers again")
                 if job.update(parse(text) if text else None):
                     self._writer.send({"op": "finish"})
             case messages.Trouble(command, text):
-                job.recorder.notice_once(f"{self._login.name}: {command}: {text}")
+                said = f"{self._login.name}: {command}: {text}"
+                if not submission.is_unanswered(text):
+                    job.recorder.notice_once(said)
+                elif not self._unanswered:
+                    self._unanswered = True
+                    job.recorder.notice(f"{said}; the job goes on, trying again")
             case messages.Cancelling():
                 job.cancelling(self._control.why, kill=self._force >= Force.KILL)
             case messages.FromMachine(host, StreamFound() as found):
@@ -181,7 +191,8 @@ class SlurmFollower:
                 job.watch.machine_said(host, other)
             case messages.Unwatched(text):
                 job.watch.unwatched = True
-                job.recorder.notice_once(f"no telemetry, and no stacks of a hang: {text}")
+                said = f"no telemetry, and no stacks of a hang: {text}"
+                job.recorder.notice_once(said, kind="unwatched")
             case messages.ScriptOutput(text):
                 job.script_said(text)
             case Bye():

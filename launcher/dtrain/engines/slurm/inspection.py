@@ -25,7 +25,7 @@ from dtrain.engines.slurm.partitions import Partition
 from dtrain.engines.slurm.script import batch_options, render, requested
 from dtrain.engines.slurm.state import parse
 from dtrain.engines.slurm.step import program_start
-from dtrain.engines.slurm.submission import SubmitError, login_host
+from dtrain.engines.slurm.submission import SubmitError, is_unanswered, login_host
 from dtrain.environ.template import Template
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
@@ -84,7 +84,9 @@ def before_launch(
 
     def look(shell: LoginShell) -> tuple[Finding, ...]:
         tested, judge = _tested(request, plan, shell)
-        return tuple(judge.impossible(shell.partitions())) if tested.status else ()
+        if not tested.status or is_unanswered(tested.words):
+            return ()
+        return tuple(judge.impossible(shell.partitions()))
 
     found = _on_login(request, transport, look, 3 * LIMIT, stopped)
     return () if isinstance(found, NodeError) else found

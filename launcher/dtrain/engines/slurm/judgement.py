@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dtrain.checks.finding import Finding, Severity, error, warning
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine, chosen
-from dtrain.engines.slurm.submission import hint_for, is_absent
+from dtrain.engines.slurm.submission import hint_for, is_unanswered
 from dtrain.records import dataclass
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.spec.problems import nearest
@@ -236,7 +236,7 @@ class RequestJudge:
     def refusal(self, tested: CommandAnswer) -> Finding:
         """What sbatch says, at the key that it is about."""
         said = tested.words
-        unasked = tested.status is None or is_absent(said)
+        unasked = is_unanswered(said)
         key = "slurm"
         if not unasked:
             key = next((key for word, key in _REFUSED.items() if word in said.lower()), "slurm")

@@ -121,7 +121,7 @@ def batch_options(plan: LaunchPlan) -> Iterator[str]:
     yield from _resources(plan)
     if slurm.time is not None:
         yield f"--time={_time(slurm.time)}"
-    yield f"--signal=B:USR1@{_lead(plan.job.grace, slurm.time)}"
+    yield f"--signal=B:USR1@{term_lead(plan)}"
     yield "--requeue" if plan.job.restart.max else "--no-requeue"
     given = {option.partition("=")[0] for option in slurm.options}
     if "--output" not in given:
@@ -156,9 +156,10 @@ def _time(seconds: float) -> str:
     return f"{days}-{hour:02}:{minute:02}:{second:02}"
 
 
-def _lead(grace: float, limit: float | None) -> int:
-    """Seconds before the time limit when workers get TERM."""
-    lead = ceil(grace) + WARNING
+def term_lead(plan: LaunchPlan) -> int:
+    """Seconds before the time limit when workers get TERM. Slurm may send it a minute earlier."""
+    limit = plan.slurm.time if plan.slurm is not None else None
+    lead = ceil(plan.job.grace) + WARNING
     return min(lead, 65535) if limit is None else max(1, min(lead, int(limit / 2), 65535))
 
 

@@ -37,8 +37,11 @@ REASONS = {
     "InvalidQOS": "the quality of service is not valid",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "it asks for more machines than the partition allows",
-    "PartitionTimeLimit": "it asks for more time than the partition allows",
+    "PartitionConfig": "it asks for more than the partition allows",
+    "PartitionNodeLimit": "it asks for more machines than the partition allows; cancel it, and set"
+    " a smaller cluster.nodes",
+    "PartitionTimeLimit": "it asks for more time than the partition allows; cancel it, and set a"
+    " shorter cluster.slurm.time",
     "ReqNodeNotAvail": "machines that it needs are down or reserved",
     "Reservation": "waiting for its reservation",
     "Licenses": "waiting for a license",

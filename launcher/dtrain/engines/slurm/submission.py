@@ -34,8 +34,10 @@ _HINTS = {
     " busy; launch again later",
     "no answer within": "the controller is slow; `squeue --user=$USER` shows if the job exists",
 }
-_NO_SLURM = ("not found", "configuration source")
+_NO_SLURM = ("not found", "configuration source", "unable to process configuration")
 """In what a command says on a machine without Slurm's commands, or without its configuration."""
+_NO_ANSWER = ("unable to contact", "no answer within")
+"""In what a command says if the controller does not answer."""
 HERE = "this machine"
 
 
@@ -49,6 +51,11 @@ def login_host(slurm: Slurm) -> Host:
 def is_absent(said: str) -> bool:
     """Whether a command says that the machine has no Slurm, or does not know its cluster."""
     return any(words in said.lower() for words in _NO_SLURM)
+
+
+def is_unanswered(said: str) -> bool:
+    """Whether a command says nothing about the job, because it has not reached a controller."""
+    return is_absent(said) or any(words in said.lower() for words in _NO_ANSWER)
 
 
 def hint_for(said: str, host: str) -> str:
@@ -70,7 +77,7 @@ def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
     where = "Slurm's answer" if said.status != 127 else "the command"
     reason = f"{said.command} ended with status {said.status}\n{where}: {said.text}"
     hint = hint_for(said.text, host)
-    if not is_absent(said.text):
+    if not is_unanswered(said.text):
         hint = f"{hint}\n`dtrain check FILE` compares the file with the partition".lstrip()
     return SubmitError(host, "submitting the job", reason, hint=hint)
 
