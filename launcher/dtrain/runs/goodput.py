@@ -59,7 +59,7 @@ class AttemptTime:
     number: int
     begin: float
     over: float
-    """When it was done or had failed, or now. Until ``end`` the run waits for the next one."""
+    """When it was done or had failed, or now. Until ``end``, the run waited for the next one."""
     end: float
     why: str
     """Why it ended; empty if it runs."""
@@ -175,11 +175,11 @@ def _segments(begin: float, points: Sequence[ProgressPoint]) -> list[Segment]:
 
 def _ordered(one: AttemptEvents, end: float) -> list[ProgressPoint]:
     """The reports after the first step, on the launcher's clock, within the attempt."""
-    points = []
-    for at, step, phases in sorted(one.points, key=lambda point: point[:2]):
-        if step > 0:
-            points.append((min(max(at, one.begin), end), step, phases))
-    return points
+    return [
+        (min(max(at, one.begin), end), step, phases)
+        for at, step, phases in sorted(one.points, key=lambda point: point[:2])
+        if step > 0
+    ]
 
 
 def _lost_since(points: Sequence[ProgressPoint], resumed: float) -> float | None:

@@ -95,7 +95,7 @@ class Launch:
                 "choose a `job.workdir` that you can use on this host",
             )
         # Setup may create the script.
-        check_workdir(self._trust, workdir, command.get("script"), complete=False)
+        check_workdir(self._trust, workdir, command["script"], complete=False)
         try:
             self._start_guard(workdir)
         except OSError as error:
@@ -186,8 +186,8 @@ class Launch:
         Returns why that failed, or an empty string."""
         environment = {**os.environb, **self._tag.environment}
         # Setup lines find pip and others of the job's Python.
-        shared = request.get("node_variables") or {}
-        path = {name: variable for name, variable in shared.items() if name == "PATH"}
+        variables = request["node_variables"].items()
+        path = {name: variable for name, variable in variables if name == "PATH"}
         NodeVariables(self._folder, workdir).complete(environment, path)
         environment[b"PWD"] = workdir  # as after `cd` in a shell
         argv = [sys.executable, ISOLATED, "-c", boot_text('open(%d,"rb")' % REQUEST_FD)]
