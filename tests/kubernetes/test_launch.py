@@ -345,6 +345,16 @@ def test_a_token_that_expires(desk: Desk) -> None:
     assert all(desk.has_each_line_once(rank) for rank in range(4))
 
 
+def test_a_user_who_may_not_list_pods_can_stop_a_job(desk: Desk) -> None:
+    desk.kubernetes.deny("list", "pods")
+    launch = desk.launch(WAIT)
+    launch.until("`dtrain check FILE` lists the permissions that are missing")
+    launch.send(signal.SIGINT)
+    done = launch.wait()
+    assert done.code == 130, str(done)
+    assert desk.is_empty()
+
+
 def test_a_missing_permission_is_named(desk: Desk) -> None:
     desk.kubernetes.deny("create", "jobsets")
     done = desk.launch(WAIT).wait()

@@ -10,7 +10,7 @@ from typing import Any
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.engines.followed_run import not_begun, not_stored
-from dtrain.engines.kubernetes.client import Client
+from dtrain.engines.kubernetes.client import Client, ForbiddenError
 from dtrain.engines.kubernetes.job import FollowedPod, KubernetesJob
 from dtrain.engines.kubernetes.launched import GONE_SECONDS, LaunchedJob
 from dtrain.engines.kubernetes.manifest import EXIT_SECONDS
@@ -154,6 +154,8 @@ class KubernetesFollower:
                 # The watch may be late.
                 for new in job.listed(self._launched.pods()):
                     self._read(new)
+            except ForbiddenError:
+                pass  # Without that permission, no output can be read.
             except NodeError:
                 return False
             self._over_since = time.monotonic()

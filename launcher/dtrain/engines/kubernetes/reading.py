@@ -176,7 +176,8 @@ class Readers:
             self._troubled.add(source)
         if report:
             why = error.message if isinstance(error, NodeError) else str(error)
-            self._send(ServerNotice(f"{why}; the job goes on, trying again"))
+            hint = f"; {error.hint}" if isinstance(error, ForbiddenError) and error.hint else ""
+            self._send(ServerNotice(f"{why}; the job goes on, trying again{hint}"))
 
     def _recovered(self, source: str) -> None:
         with self._lock:
