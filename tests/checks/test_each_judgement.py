@@ -455,3 +455,8 @@ def test_setup_lines_may_find_the_container_engine() -> None:
     job = "framework: none, script: a.py, setup: module load apptainer,"
     job += " container: {engine: apptainer, image: /a.sif}"
     assert judge(evidence({"container": {"engine": False}}, of=plan(job))) == ()
+
+
+def test_a_python_without_torch() -> None:
+    lacks = {"interpreter": {"status": 0, "python": "3.11.2", "framework": {"missing": True}}}
+    assert "set cluster.python" in only(evidence(torch(), lacks), "error", "torch", "gpu3").remedy

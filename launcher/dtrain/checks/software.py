@@ -121,9 +121,12 @@ def _does_not_import(evidence: Evidence, host: HostFacts, found: Facts) -> Findi
         if (other := peer.fact("interpreter").get("framework")) and other.get("version")
     ]
     seen = f"{name} is not installed for {python}"
+    remedy = f"run there: {_install(host, name, versions[0] if versions else '')}"
     if "error" in found:
         seen = f"{python} cannot import {name}: {found['error']}"
-    remedy = f"run there: {_install(host, name, versions[0] if versions else '')}"
+    else:
+        keys = "cluster.python (for one host, cluster.overrides.HOST.python)"
+        remedy += f"; if another Python there has {name}, set {keys} to it"
     libc = host.fact("machine").get("libc", "")
     numbers = tuple(map(int, re.findall(r"\d+", libc)))
     if libc.startswith("glibc") and numbers < _OLD_GLIBC:

@@ -83,8 +83,7 @@ def files_to_send(request: Request, spec: ClusterFile, control: Control) -> Tree
     source = local_folder(sync.source, request.base)
     tree = scan(source, sync.exclude, lambda: control.interrupted)
     script = os.path.normpath(spec.job.script or "/")
-    inside = not script.startswith(("/", "~", ".."))
-    if request.check and inside and not tree.has(script):
+    if request.check and not script.startswith(("/", "~")) and not tree.has(script):
         raise UsageError(
             f"job.sync.source: {tree.source} has no {spec.job.script} that would be sent",
             hint="job.script is a path in that folder, and job.sync.exclude must not match it"
