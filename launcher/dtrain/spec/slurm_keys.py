@@ -46,7 +46,7 @@ def _option(text: str) -> str:
     if name in OWN_OPTIONS:
         key = OWN_OPTIONS[name]
         if key:
-            return f"cannot hold --{name}, which {key} sets"
+            return f"cannot hold --{name}: set {key} instead"
         why = "dtrain submits a script of its own, and follows the job"
         if name == "array":
             why = "a launch is one job; `launch --dry-run` writes a script for your own sbatch"
