@@ -35,13 +35,19 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.value.hint == "pip install 'dtrain[kubernetes]'"
 
 
-@pytest.mark.parametrize("text", [None, "", "clusters: 3", "a: [", "apiVersion: v1\nkind: Config"])
-def test_without_a_kubeconfig(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+def test_without_a_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(UsageError, match=f"there is no kubeconfig: {file} does not exist"):
+        Client(Kubernetes(image="i", context="prod"))
+
+
+@pytest.mark.parametrize("text", ["", "clusters: 3", "a: [", "apiVersion: v1\nkind: Config"])
+def test_a_file_that_is_no_kubeconfig(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     file = tmp_path / "config"
-    if text is not None:
-        file.write_text(text)
+    file.write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(file))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(UsageError, match="the kubeconfig cannot be used") as raised:

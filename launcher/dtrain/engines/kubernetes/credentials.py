@@ -133,6 +133,14 @@ def _load_kubeconfig(context: str | None, configuration: Any) -> tuple[str, str 
 
     # The package reads the variable only when it is imported.
     file = os.environ.get("KUBECONFIG")
+    location = file or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    files = [Path(one).expanduser() for one in location.split(os.pathsep) if one]
+    if not any(one.exists() for one in files):
+        raise UsageError(
+            f"there is no kubeconfig: {excerpt(location)} does not exist",
+            hint="save the kubeconfig of your cluster as ~/.kube/config, or set KUBECONFIG to its"
+            " path",
+        )
     contexts, active = config.list_kube_config_contexts(file)
     named = {one["name"]: one for one in contexts}
     if context is not None and context not in named:
@@ -142,9 +150,7 @@ def _load_kubeconfig(context: str | None, configuration: Any) -> tuple[str, str 
         )
     config.load_kube_config(file, context=context, client_configuration=configuration)
     chosen = named.get(context, active)
-    merged = config.kube_config.KubeConfigMerger(
-        file or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
-    ).config
+    merged = config.kube_config.KubeConfigMerger(location).config
     name = chosen["context"].get("user")
     if user := merged.value.get("users") and merged["users"].get_with_name(name, safe=True):
         _refuse_impersonation(name, user.value.get("user") or {})
