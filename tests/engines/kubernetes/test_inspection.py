@@ -8,7 +8,12 @@ import pytest
 
 from dtrain.checks import Finding, Severity
 from dtrain.diagnostics import PrepareError
-from dtrain.engines.kubernetes.client import ConflictError, ForbiddenError, NotFoundError
+from dtrain.engines.kubernetes.client import (
+    AbsentError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+)
 from dtrain.engines.kubernetes.inspection import KubernetesInspection
 from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
@@ -89,8 +94,9 @@ def test_refusals(end: str, error: str, found: list[Any]) -> None:
 
 
 def test_the_remedy_of_a_refusal_is_that_of_a_launch() -> None:
-    refused = PrepareError("s", "POST", 'namespaces "x" not found', hint="set the namespace")
+    refused = AbsentError("s", "POST", 'namespaces "x" not found', hint="set the namespace")
     (finding,) = findings(Server({"/jobsets": refused}))
+    assert finding.subject == "cluster.kubernetes.namespace"
     assert finding.remedy == "set the namespace"
 
 

@@ -11,7 +11,7 @@ from dtrain.checks import Evidence, Finding, Severity
 from dtrain.checks.finding import error, warning
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.engines.kubernetes import kueue, manifest, permissions, training_runtime
-from dtrain.engines.kubernetes.client import Client, ConflictError, NotFoundError
+from dtrain.engines.kubernetes.client import AbsentError, Client, ConflictError, NotFoundError
 from dtrain.engines.kubernetes.image_check import ImageCheck
 from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT
 from dtrain.engines.kubernetes.objects import Word, at, object_list
@@ -195,8 +195,10 @@ class KubernetesInspection:
             except PrepareError as refused:
                 if "exceeded quota" in refused.reason:
                     continue  # `_quota` compares.
+                # An object can be created only in a namespace that exists.
+                absent = isinstance(refused, AbsentError)
                 yield self._error(
-                    "kubernetes",
+                    "kubernetes.namespace" if absent else "kubernetes",
                     f"the server refuses the {what}: {refused.reason}",
                     f"the server accepts the {what}",
                     refused.hint or "`dtrain launch FILE --dry-run` shows what dtrain asks for",
