@@ -137,7 +137,7 @@ def _load_kubeconfig(context: str | None, configuration: Any) -> tuple[str, str 
     files = [Path(one).expanduser() for one in location.split(os.pathsep) if one]
     if not any(one.exists() for one in files):
         raise UsageError(
-            f"there is no kubeconfig: {excerpt(location)} does not exist",
+            f"there is no kubeconfig: {location} does not exist",
             hint="save the kubeconfig of your cluster as ~/.kube/config, or set KUBECONFIG to its"
             " path",
         )
