@@ -93,7 +93,7 @@ def test_words() -> None:
     assert failure(3, 0.0).how == "exited with status 1"
     assert failure(3, 0.0, code=None, signal="SIGSEGV").how == "was killed by SIGSEGV"
     ps = Failure("n0", "ps", 1, None, 0.0, signal="SIGKILL", out_of_memory=True)
-    assert f"{ps.who} {ps.how}" == "ps1 on n0 was killed: the host ran out of memory"
+    assert f"{ps.who} {ps.how}" == "ps1 on n0 was killed: out of memory"
 
 
 OFF_THE_BUS = KernelMessage(

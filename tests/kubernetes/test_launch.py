@@ -211,7 +211,7 @@ def test_a_pod_that_ran_out_of_memory(desk: Desk) -> None:
     desk.kubernetes.run_out_of_memory(desk.pod(1))
     done = launch.wait()
     assert done.code == 1, str(done)
-    assert "on node1 was killed: the host ran out of memory" in done.stderr, done.stderr
+    assert "on node1 was killed: out of memory" in done.stderr, done.stderr
     assert "cluster.kubernetes.resources" in done.stderr
 
 

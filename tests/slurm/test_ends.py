@@ -110,7 +110,7 @@ def test_the_job_runs_out_of_memory(slurm: Slurm, launcher: Launcher, write_job:
     file = write_job(program + "time.sleep(500)", slurm={"options": ["--mem=300"]})
     done = launcher.run(file, env=slurm.environment)
     assert done.code == 1, str(done)
-    assert f"on {slurm.nodes[0].name} was killed: the host ran out of memory" in done.stderr
+    assert f"on {slurm.nodes[0].name} was killed: out of memory" in done.stderr
     assert "cluster.slurm.options: ['--mem=0']" in done.stderr
 
 

@@ -69,7 +69,7 @@ class Failure:
         if self.kernel is not None and self.kernel.out_of_memory:
             return "was killed by the kernel's out-of-memory killer"
         if self.ended_by == "SIGKILL" and self.out_of_memory:
-            return "was killed: the host ran out of memory"
+            return "was killed: out of memory"
         if self.signal is not None:
             return f"was killed by {self.signal}"
         if self.code is not None:

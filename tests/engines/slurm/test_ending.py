@@ -79,9 +79,9 @@ def ending(state: SlurmState | None, script: str = "", stopped_by: str = "") -> 
         ),
         (STEP_CANCELLED, "rank 0 on a was killed by SIGTERM"),
         (CRASH + ONE_FAILS, "rank 1 on a was killed by SIGSEGV"),
-        (FULL, "rank 2 on b was killed: the host ran out of memory"),
-        (OOM_KILL, "rank 3 on b was killed: the host ran out of memory"),
-        (OOM_IN_CGROUP, "rank 3 on b was killed: the host ran out of memory"),
+        (FULL, "rank 2 on b was killed: out of memory"),
+        (OOM_KILL, "rank 3 on b was killed: out of memory"),
+        (OOM_IN_CGROUP, "rank 3 on b was killed: out of memory"),
     ],
 )
 def test_the_first_cause(script: str, first: str) -> None:
