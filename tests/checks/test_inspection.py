@@ -130,7 +130,10 @@ def test_the_process_of_a_check_becomes_the_relay(tmp_path: Path) -> None:
     assert inspection.check_host("here", connection)
     inspection.drop("here")  # a failure after the check waits for nothing
     process = inspection.relays["here"]
-    look = {"op": "look", "protocol": VERSION, "run": "run", "host": "here"}
+    look = {
+        "op": "look", "protocol": VERSION, "run": "run", "host": "here", "trust_group": None,
+        "containers": None, "interval": 0.1,
+    }  # fmt: skip
     process.write(protocol.encode_command({**look, "run_dir": str(tmp_path)}))
     frames = list(RelayChannel("here", connection, process).frames())
     assert [one.body["type"] for one in frames if isinstance(one, protocol.Message)] == [

@@ -50,6 +50,7 @@ HANDSHAKES_PER_SERVER = 8
 """Limit on handshakes in progress with one server. From 10 unauthenticated connections on, sshd
 drops connections at random (MaxStartups 10:30:100), and it may have other clients."""
 
+_OR_ADDRESS = "; hosts in `cluster.hosts` may have an `address` in `cluster.overrides` instead"
 SSH_FAILED = 255
 """Exit status of ``ssh`` without a connection. As a ProxyCommand (``ssh -W``) it may have
 exceeded MaxStartups on the jump host."""
@@ -306,8 +307,8 @@ def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
         raise endpoint.error(
             ConnectError,
             f"cannot resolve the name {endpoint.address!r} ({reason_of(error)})",
-            hint="check the name, or set its HostName in ssh's configuration; hosts in"
-            " `cluster.hosts` may have an `address` in `cluster.overrides` instead",
+            hint="check the name, or set its HostName in ssh's configuration"
+            + ("" if endpoint.is_jump else _OR_ADDRESS),
         ) from error
     failure: OSError = OSError(errno.EADDRNOTAVAIL, "the name has no addresses")
     for index, (family, kind, protocol, _, where) in enumerate(found):
