@@ -156,6 +156,9 @@ class Slurm:
         self.wait(job, "PENDING")
         last = f"spool-*/*_{job}.*"
         self._wait_for(f"end of job {job}", lambda: not any(self.folder.glob(last)))
+        # A node refuses credentials of the second in which it revoked the job's last one.
+        ended = int(time.time())
+        self._wait_for("the next second", lambda: int(time.time()) > ended)
         self.run("scontrol", "update", f"jobid={job}", "starttime=now", *changes)
 
     def seconds(self, job: str) -> int:
