@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dtrain.loading import load
     from dtrain.parallelism.question import Answer
     from dtrain.planning.request import PlanRequest
-    from dtrain.runs.record import Request
+    from dtrain.runs.request import Request
     from dtrain.session.callbacks import Line
     from dtrain.session.commands import Outcome
     from dtrain.session.control import Control
@@ -37,7 +37,7 @@ _MODULES = {
     "dtrain.loading": ("load",),
     "dtrain.parallelism.question": ("Answer",),
     "dtrain.planning.request": ("PlanRequest",),
-    "dtrain.runs.record": ("Request",),
+    "dtrain.runs.request": ("Request",),
     "dtrain.session.callbacks": ("Line",),
     "dtrain.session.commands": ("Outcome",),
     "dtrain.session.control": ("Control",),

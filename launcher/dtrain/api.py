@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
     from dtrain.planning.request import PlanRequest
     from dtrain.runs.progress import Progress
-    from dtrain.runs.record import Request
+    from dtrain.runs.request import Request
     from dtrain.session.callbacks import OnLine, OnState
     from dtrain.session.caller import Caller
     from dtrain.session.commands import Outcome, Receiver
@@ -378,7 +378,7 @@ def check(spec: Spec, *, rendezvous: bool = False, bandwidth: bool = False) -> l
     of links. Raises UsageError and SpecError for invalid input; a host that cannot be reached is a
     finding.
     """
-    from dtrain.checks import judge
+    from dtrain.checks.judgement import judge
 
     return list(judge(examine(spec, rendezvous=rendezvous, bandwidth=bandwidth)))
 

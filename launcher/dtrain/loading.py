@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dtrain.diagnostics import UsageError
 
 if TYPE_CHECKING:
-    from dtrain.runs.record import Request
+    from dtrain.runs.request import Request
 
 SPEC_NAME = "spec.json"
 """The name in messages of a spec that was built in Python."""
@@ -37,7 +37,7 @@ def load(
     ``job.args``, and ``env`` overrides ``job.env``. Raises SpecError with all problems if the
     content is invalid, and UsageError if it cannot be read or ``args`` or ``env`` are invalid.
     """
-    from dtrain.runs.record import Request
+    from dtrain.runs.request import Request
     from dtrain.spec.additions import check_additions
 
     if isinstance(settings, str):

@@ -17,7 +17,7 @@ from dtrain.planning.request import PlanRequest, QueueGpus
 
 if TYPE_CHECKING:
     from dtrain.checks import Evidence
-    from dtrain.runs.record import Request
+    from dtrain.runs.request import Request
     from dtrain.spec.model import ClusterFile
     from dtrain.transport.questions import Ask
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.checks import Evidence, HostFacts, Severity, judge
+from dtrain.checks import Evidence, HostFacts, Severity
+from dtrain.checks.judgement import judge
 from dtrain.launchplan.build import build
 from dtrain.spec.load import parse
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.checks import Evidence, Finding, HostFacts, before_launch, judge
+from dtrain.checks import Evidence, Finding, HostFacts
+from dtrain.checks.judgement import before_launch, judge
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan

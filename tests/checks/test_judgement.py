@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from dtrain.checks import Evidence, Finding, HostFacts, judge
+from dtrain.checks import Evidence, Finding, HostFacts
 from dtrain.checks.finding import HOSTS, error, fold, warning
+from dtrain.checks.judgement import judge
 from dtrain.checks.reach import groups
 from dtrain.checks.skew import outliers
 from dtrain.diagnostics import ConnectError, HostKeyError

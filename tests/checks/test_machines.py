@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.checks import judge
+from dtrain.checks.judgement import judge
 from dtrain_cli.views.findings import as_text
 from dtrain_cli.views.paper import Paper
 from support.machines import KINDS, MACHINES, recorded_evidence

@@ -9,7 +9,8 @@ import pytest
 
 from dtrain.diagnostics import UsageError
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.spec.load import parse
 from dtrain_cli.commands.select import filters, filters_of_run, hosts
 from dtrain_cli.views import Filters

@@ -18,7 +18,8 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.progress import Progress
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runs.telemetry import TelemetryWriter
 from dtrain_cli.views.board import Board
 from dtrain_cli.views.overview import draw

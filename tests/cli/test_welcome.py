@@ -14,7 +14,8 @@ from dtrain.failures.cause import Report
 from dtrain.runs.events import Finished
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from support.launching import completed
 
 

@@ -21,7 +21,8 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.spec.load import parse
 from fuzz.mutation import Target, damaged, mutated
 from support.attempts import context_of

@@ -8,8 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dtrain.checks import Evidence, HostFacts, judge
+from dtrain.checks import Evidence, HostFacts
 from dtrain.checks.bandwidth import calibration, fabric
+from dtrain.checks.judgement import judge
 from dtrain.diagnostics import NodeError
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import HostPlan, LaunchPlan

@@ -25,7 +25,7 @@ from dtrain.parallelism.trial import (
     unsupported,
 )
 from dtrain.planning.question import pose
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.runtime.layout import Layout
 from dtrain_cli.output import stdout_paper
 from dtrain_cli.views import layouts

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runs.restart import Retry
 from dtrain.runtime.layout_rules import MisfitError
 

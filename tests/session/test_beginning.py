@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import StoppedError, UsageError
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.session.beginning import files_to_send
 from dtrain.session.control import Control
 

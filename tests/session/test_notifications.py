@@ -10,7 +10,7 @@ import pytest
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.session import notifications
 from dtrain.session.notifications import Notifications, NotifyError, run
 from dtrain.session.observer import Observer

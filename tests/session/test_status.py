@@ -14,7 +14,8 @@ from dtrain.runs.events import HostState, NextAttempt, Progressed, StallChanged
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.progress import Progress
-from dtrain.runs.record import Record, Request, run_name
+from dtrain.runs.record import Record, run_name
+from dtrain.runs.request import Request
 from dtrain.session.status import find_run, status
 from support.stored import END
 

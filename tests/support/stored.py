@@ -16,7 +16,8 @@ from dtrain.failures.stragglers import Straggler
 from dtrain.runs import events, journal, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 
 FILE = """
 cluster: {hosts: "n[1-3]", spares: [s1], gpus: 2, transport: local}

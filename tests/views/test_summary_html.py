@@ -17,7 +17,8 @@ from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.runs import events, journal, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runs.summary import Summary, TimelineEntry, summary
 from dtrain_cli.views.paper import Paper
 from dtrain_cli.views.summary import as_text, comparison

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from dtrain import api
-from dtrain.checks import Evidence, Severity, judge
+from dtrain.checks import Evidence, Severity
 from dtrain.checks import bandwidth as fabric
+from dtrain.checks.judgement import judge
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.loading import load
 from dtrain.session.signals import on_signals

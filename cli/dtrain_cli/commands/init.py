@@ -19,7 +19,7 @@ from dtrain.diagnostics import NodeError, SpecError, UsageError
 from dtrain.engines.slurm import login_shell
 from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.session.gather_order import Depth
 from dtrain.spec.load import contents, parse
 from dtrain.spec.model import Slurm

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from dtrain import hostlist
 from dtrain.diagnostics import UsageError
-from dtrain.launchplan.build import build
-from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import excerpt
-from dtrain.runs.folder import RunFolder
-from dtrain.runs.record import Record
-from dtrain.spec.model import ClusterFile
 from dtrain.spec.scalars import seconds
 from dtrain_cli.views import Filters
+
+if TYPE_CHECKING:
+    from dtrain.launchplan.plan import LaunchPlan
+    from dtrain.runs.folder import RunFolder
+    from dtrain.spec.model import ClusterFile
 
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -23,6 +24,8 @@ def filters_of_run(rank: str | None, host: str | None, folder: RunFolder) -> Fil
     """The workers of a run that ``--rank`` and ``--host`` select together."""
     if rank is None and host is None:
         return Filters()
+    from dtrain.runs.record import Record
+
     record = Record.load(folder.path)
     # Before Slurm has given an attempt its machines, their names are unknown.
     machines = (*record.allocated, *folder.machines()) if record.allocated else ()
@@ -40,7 +43,7 @@ def filters(
     moves = spec.cluster.spares or job.elastic is not None or job.rendezvous.backend == "c10d"
     if found.ranks is None or found.hosts is None or moves:
         return found
-    plan = build(spec)
+    plan = _plan(spec)
     places = _hosts_of_ranks(plan)
     having = dict.fromkeys(places[one] for one in sorted(found.ranks))
     if plan.hosts_known and found.hosts.isdisjoint(having):
@@ -50,6 +53,13 @@ def filters(
             f"{hostlist.brief(having)}",
         )
     return found
+
+
+def _plan(spec: ClusterFile) -> LaunchPlan:
+    # Most launches show all workers and start to connect before they need a plan.
+    from dtrain.launchplan.build import build
+
+    return build(spec)
 
 
 def _hosts_of_ranks(plan: LaunchPlan) -> list[str]:
@@ -70,7 +80,7 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
         raise UsageError(
             "--rank does not apply: TensorFlow tasks have no ranks", hint="choose hosts with --host"
         )
-    last_rank = build(spec).world_size - 1
+    last_rank = _plan(spec).world_size - 1
     chosen: set[int] = set()
     for part in text.split(","):
         written = _RANKS.fullmatch(part.strip())
@@ -94,7 +104,7 @@ def hosts(
     if text is None:
         return None
     wanted = unfolded("--host", text)
-    plan = build(spec)
+    plan = _plan(spec)
     named = plan.host_names if plan.hosts_known else machines
     known = dict.fromkeys((*named, *(host.name for host in spec.cluster.spares)))
     unknown = [name for name in wanted if name not in known]

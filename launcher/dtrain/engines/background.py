@@ -15,7 +15,7 @@ from dtrain.engines.select import engine
 from dtrain.messages.decode import decode
 from dtrain.runs.events import RunEvent, RunLaunched
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
 from dtrain.session.control import Control
 from dtrain.session.observer import Observer

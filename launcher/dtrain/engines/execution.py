@@ -8,7 +8,8 @@ from contextlib import closing
 from dtrain import hostlist
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.select import targets
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.session.commands import Commands, Outcome, Receiver, Target
 from dtrain.session.control import Control
 from dtrain.session.secrets import secret_names

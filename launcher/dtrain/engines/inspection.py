@@ -13,7 +13,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm import allocation, inspection, login_shell
 from dtrain.engines.slurm import queue_gpus as partition_gpus
 from dtrain.planning.request import QueueGpus
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.transport.questions import Ask
 from dtrain.transport.select import Transports

@@ -9,7 +9,8 @@ from dtrain.diagnostics import UsageError
 from dtrain.engines.contract import Engine
 from dtrain.engines.ssh.controller import SshEngine
 from dtrain.engines.ssh.targets import targets as ssh_targets
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
 from dtrain.session.commands import Target
 from dtrain.transport.select import Transports

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -19,63 +18,16 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 from dtrain.records import dataclass
+from dtrain.runs.request import Request
 from dtrain.runs.restart import Retry
 from dtrain.runs.stored_file import RUN_NAME, read_object, write_object
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
-from dtrain.spec.load import contents, parse_once, position
 from dtrain.spec.model import ClusterFile
-from dtrain.spec.source import MAX_SIZE
 
 SCHEMA = 1
 FILE = "run.json"
 MAX_BYTES = 1 << 25
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked to launch."""
-
-    file: str
-    """The cluster file's path as the user gave it."""
-    folder: str
-    """Absolute path of the file's folder. Relative paths in the file start here."""
-    text: Annotated[str, Length(MAX_SIZE)]
-    """The file's content at the time of the request."""
-    args: tuple[str, ...] = ()
-    """Added to ``job.args``."""
-    env: Mapping[str, str] | None = None
-    """Overrides ``job.env``."""
-    check: bool = True
-    """Whether dtrain checks the hosts before it prepares them."""
-    allocation: Annotated[str, re.compile(r"[0-9]{1,10}")] | None = None
-    """The number of the Slurm job whose allocation the run uses; None to submit a job."""
-    settings: tuple[str, ...] = ()
-    """Change the file: see `dtrain.spec.settings.compose`."""
-
-    @classmethod
-    def of(cls, file: Path) -> Request:
-        """A request for the cluster file ``file``. Raises UsageError if it cannot be read."""
-        text = contents(file).decode(errors="surrogateescape")
-        return cls(str(file), str(file.absolute().parent), text)
-
-    @property
-    def base(self) -> Path:
-        return Path(self.folder)
-
-    def spec(self) -> ClusterFile:
-        """The file with the settings, and the added arguments and variables. Raises SpecError if it
-        is invalid."""
-        spec = parse_once(self.text, self.file, self.settings)
-        job = replace(
-            spec.job, args=(*spec.job.args, *self.args), env={**spec.job.env, **(self.env or {})}
-        )
-        return replace(spec, job=job)
-
-    def place(self, key: str) -> str:
-        """The place of a key such as ``cluster.nodes``: ``cluster.yaml:3:12``."""
-        source = self.text.encode(errors="surrogateescape")
-        return position(source, self.file, self.settings, key)
 
 
 @dataclass(frozen=True, slots=True)

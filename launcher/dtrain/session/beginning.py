@@ -15,7 +15,8 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.observed import ObservedAttempt, ObservedRun
-from dtrain.runs.record import Record, Request, run_name
+from dtrain.runs.record import Record, run_name
+from dtrain.runs.request import Request
 from dtrain.runs.storage import storing
 from dtrain.session.caller import Caller
 from dtrain.session.control import Control

@@ -22,7 +22,7 @@ from dtrain.failures.cause import Report, signal_name
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.observed import ObservedRun
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.session.recorder import Recorder
 from dtrain.spec.model import NotifyEvent
 

@@ -24,7 +24,8 @@ from dtrain.launchplan.build import build
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller

@@ -15,7 +15,8 @@ from dtrain.engines.kubernetes.client import AbsentError
 from dtrain.engines.kubernetes.objects import INDEX_LABEL, RESTART_LABEL
 from dtrain.engines.kubernetes.session import KubernetesEngine
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
 from dtrain.session.status import HostStatus
 from dtrain.spec.model import Kubernetes

@@ -12,7 +12,8 @@ from dtrain.engines.slurm.session import SlurmEngine
 from dtrain.engines.slurm.submission import HERE
 from dtrain.node.agent.wire import encode
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
 from support.scripted import ScriptedHosts, relay_stdout
 

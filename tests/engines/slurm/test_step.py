@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from dtrain.checks import judge
+from dtrain.checks.judgement import judge
 from dtrain.engines.slurm.inspection import _evidence
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.launchplan.build import build

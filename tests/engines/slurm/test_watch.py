@@ -14,7 +14,8 @@ from dtrain.messages.agent import ProgressReport
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.caller import Caller
 from dtrain.session.observer import Observer

@@ -8,7 +8,8 @@ import pytest
 
 from dtrain.engines.ssh.cleanup import Cleanups
 from dtrain.node.agent.wire import VERSION, encode
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.spec.model import Host
 from support.limits import HANG
 from support.scripted import ScriptedHosts, relay_stdout

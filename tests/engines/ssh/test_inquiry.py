@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dtrain.engines.ssh import inquiry
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from support.limits import HANG
 from support.scripted import SilentHost

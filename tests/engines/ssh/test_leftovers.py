@@ -12,7 +12,8 @@ from dtrain.engines.ssh.controller import with_uncleaned
 from dtrain.failures.cause import Report
 from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 
 FILE = """
 cluster: {{hosts: [a, b], transport: local, slots: 1, run_dir: {folder}/nodes}}

@@ -16,7 +16,8 @@ from dtrain.runs import events, journal
 from dtrain.runs.calibration import learned
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.progress import Progress
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runtime.layout import Layout
 from runtime.torch.ranks import run
 from support.recipes import RECIPES

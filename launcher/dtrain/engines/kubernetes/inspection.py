@@ -19,7 +19,7 @@ from dtrain.engines.kubernetes.quantities import amount, written
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.session.everywhere import everywhere
 from dtrain.spec.kubernetes_keys import CLAIM
 from dtrain.spec.model import Kubernetes

@@ -36,7 +36,7 @@ from dtrain.node.facts.orders import StepOrder
 from dtrain.node.programs import program
 from dtrain.node.slurm.wire import StepInput
 from dtrain.quoting import path, sh, word
-from dtrain.runs.record import Request
+from dtrain.runs.request import Request
 from dtrain.session.everywhere import everywhere
 from dtrain.session.gather_order import THOROUGH, gather_order
 from dtrain.spec.model import Slurm

@@ -22,7 +22,8 @@ from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.caller import Caller

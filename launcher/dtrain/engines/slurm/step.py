@@ -7,7 +7,8 @@ from dtrain.engines.slurm.submission import login_host
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.quoting import path, word
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.session.commands import Target
 from dtrain.spec.model import Slurm
 

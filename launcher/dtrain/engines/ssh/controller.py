@@ -24,7 +24,8 @@ from dtrain.records import dataclass
 from dtrain.runs import events, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.observed import ObservedRun
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.runs.storage import StorageError
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history

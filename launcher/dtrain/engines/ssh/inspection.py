@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dtrain.checks import Finding, Severity, before_launch
+from dtrain.checks import Finding, Severity
+from dtrain.checks.judgement import before_launch
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.session.gather_order import QUICK

@@ -6,7 +6,8 @@ import sys
 from dataclasses import replace
 
 from dtrain.launchplan.build import build
-from dtrain.runs.record import Record, Request
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
 from dtrain.session.commands import Target
 
 
