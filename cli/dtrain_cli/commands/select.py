@@ -56,7 +56,7 @@ def filters(
 
 
 def _plan(spec: ClusterFile) -> LaunchPlan:
-    # Most launches show all workers and start to connect before they need a plan.
+    # Most commands show all workers, and a dry run builds its own plan.
     from dtrain.launchplan.build import build
 
     return build(spec)
