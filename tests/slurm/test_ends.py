@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from support.cluster import Launcher
-from support.launching import Launch, until
+from support.launching import Launch
+from support.limits import until
 from support.slurm import Slurm, WriteJob, config_for_login
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]

@@ -15,7 +15,7 @@ from dtrain.node.slurm import commands, watchers
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import BatchJob, CommandResult
 from dtrain.node.slurm.main import StateWatch
-from support.node import wait_until
+from support.limits import until
 
 
 @pytest.fixture
@@ -135,13 +135,13 @@ def test_a_script_in_an_allocation_is_started_once_and_leaves_nothing(tmp_path: 
         assert job.submit(order(tmp_path, script)).status == 0
         assert job.number == "5"
     shell = int(first.saved(b"process").split(" ")[1])
-    wait_until((tmp_path / "fifo").exists)
+    until((tmp_path / "fifo").exists)
     assert (tmp_path / "fifo").read_text() == "up\n"
     assert first.cancel(kill=False).status == 0
     os.waitpid(shell, 0)
     assert first.saved(b"status") == "143"
     assert (tmp_path / "calls").read_text() == "begun\n"
-    wait_until(lambda: not [one for one in processes().values() if one.pgrp == shell and one.alive])
+    until(lambda: not [one for one in processes().values() if one.pgrp == shell and one.alive])
 
 
 def test_a_script_in_an_allocation_that_cannot_be_started(tmp_path: Path) -> None:
@@ -186,5 +186,5 @@ def test_watchers_that_cannot_start_leave_no_threads(
     one.on_end = lambda: ended.append(None)
     for count in (1, 2, 3):
         one.poll("5")
-        wait_until(lambda count=count: len(ended) == count)
-    wait_until(lambda: set(threading.enumerate()) <= before)
+        until(lambda count=count: len(ended) == count)
+    until(lambda: set(threading.enumerate()) <= before)
