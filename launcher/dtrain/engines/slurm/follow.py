@@ -92,7 +92,8 @@ class SlurmFollower:
         inside = job.record.request.allocation
         if order is not None and inside is not None:
             try:
-                allocation.check(inside, self._login.look(), len(job.plan.hosts))
+                with job.recorder.awaited(self._login.answer):
+                    allocation.check(inside, self._login.look(), len(job.plan.hosts))
             except NodeError as error:
                 return job.failed(error)
         while True:
@@ -124,7 +125,11 @@ class SlurmFollower:
         """Handle what one program sends. Whether the job is over. Raises NodeError."""
         job = self._job
         job.output.begin_connection()
-        with self._login.opened(order) as channel, self._writing_to(channel):
+        with (
+            job.recorder.awaited(self._login.answer) as answered,
+            self._login.opened(order) as channel,
+            self._writing_to(channel),
+        ):
             self._ordered = True
             # Requests that came before the writer had this connection are lost.
             if self._control.left or self._gave_up:
@@ -136,6 +141,8 @@ class SlurmFollower:
                         job.keep(frame)
                     elif self._handle(messages.read_message(frame.body)):
                         return True
+                    if job.record.job_id is not None:
+                        answered()
                     self._watch()
             except ProtocolError as error:
                 raise AnswerError(self._login.name, "following the job", error) from None
