@@ -263,7 +263,7 @@ def test_the_last_line_of_a_failed_worker_precedes_the_report(workers):
     stream = workers.stream("node0", 0, "stderr")
     shown.view.output(stream, workers.write(stream, b"last words"))
     failure = Failure("node0", "worker", 0, 0, 0.0, signal="SIGKILL")
-    _, err = shown.finish(Report(ExitCode.JOB_FAILED, "x", (failure,)))
+    _, err = shown.finish(Report(ExitCode.JOB_FAILED, failure.summary, (failure,)))
     assert err.index("last words") < err.index("error: rank 0 on node0 was killed by SIGKILL")
 
 

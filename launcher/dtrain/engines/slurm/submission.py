@@ -74,8 +74,7 @@ def hint_for(said: str, host: str) -> str:
 
 def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
     """The error for a submission that Slurm refused, with its own words."""
-    where = "Slurm's answer" if said.status != 127 else "the command"
-    reason = f"{said.command} ended with status {said.status}\n{where}: {said.text}"
+    reason = f"{said.text}\nthe command, which ended with status {said.status}: {said.command}"
     hint = hint_for(said.text, host)
     if not is_unanswered(said.text):
         hint = f"{hint}\n`dtrain check FILE` compares the file with the partition".lstrip()
