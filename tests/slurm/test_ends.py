@@ -57,10 +57,15 @@ def test_a_job_that_can_never_start_is_not_submitted(
 def test_a_controller_that_does_not_answer_is_waited_for_aloud(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:
+    file = write_job("print('trained')")
     with slurm.silent_controller():
-        launch = launcher.start(write_job(""), env=slurm.environment)
+        launch = launcher.command("launch", str(file), "--no-check", env=slurm.environment)
         launch.until("waiting for Slurm on this machine to answer")
-    assert launch.wait().code == 0
+        # The controller reads the request later.
+        launch.until("Socket timed out on send/recv operation; the job may be submitted")
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    assert done.stdout.count("] trained") == 4
 
 
 def test_a_job_for_a_partition_that_is_down_waits_until_it_is_up(

@@ -11,7 +11,7 @@ import pytest
 
 from dtrain.engines.slurm.submission import hint_for
 from dtrain.node.agent.processes import processes
-from dtrain.node.slurm import commands, watchers
+from dtrain.node.slurm import commands, main, watchers
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import BatchJob, CommandResult
 from dtrain.node.slurm.main import StateWatch
@@ -103,6 +103,23 @@ def test_a_cluster_that_takes_no_more_jobs(
     refused = BatchJob("run", os.fsencode(tmp_path / "run")).submit(order(tmp_path))
     assert refused.text == f"no answer within 1 s: {said}"
     assert "MaxJobCount" in hint_for(refused.text, "login01")
+
+
+def test_a_job_that_sbatch_has_submitted_although_it_failed(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the controller does not answer for some seconds, and reads the request later."""
+    program("sbatch", "echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1")
+    job = BatchJob("run", os.fsencode(tmp_path / "run"))
+    assert job.submit(order(tmp_path)).uncertain
+    calls = f"echo x >>{tmp_path}/calls; case $(wc -l <{tmp_path}/calls) in"
+    program("squeue", f"{calls} 1) echo down >&2; exit 1 ;; 2) ;; *) echo 7 ;; esac")
+    monkeypatch.setattr(main, "LAST_LOOK", 0.0)
+    troubles: list[CommandResult] = []
+    main.find_late(job, troubles.append)
+    assert (job.number, [one.text for one in troubles]) == ("7", ["down"])
+    program("sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
+    assert not BatchJob("other", os.fsencode(tmp_path / "other")).submit(order(tmp_path)).uncertain
 
 
 def test_variables_that_give_options_do_not_reach_the_commands(

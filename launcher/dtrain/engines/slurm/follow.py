@@ -68,6 +68,11 @@ class SlurmFollower:
         """Whether dtrain no longer waits for Slurm."""
         return self._force is Force.GIVE_UP
 
+    @property
+    def _goes_on(self) -> str:
+        unknown = self._job.record.job_id is None
+        return "the job may be submitted" if unknown else "the job goes on"
+
     # The connection ----------------------------------------------------------------------------
 
     def follow(self, order: Submission | None) -> Report:
@@ -110,11 +115,9 @@ class SlurmFollower:
             except (AnswerError, submission.SubmitError) as error:
                 return job.failed(error)
             except NodeError as error:
-                unknown = job.record.job_id is None
                 if submits and not (self._ordered and isinstance(error, ConnectError)):
                     return job.failed(error)
-                goes_on = "the job may be submitted" if unknown else "the job goes on"
-                job.recorder.notice_once(f"{error.message}; {goes_on}, connecting again")
+                job.recorder.notice_once(f"{error.message}; {self._goes_on}, connecting again")
             if self._control.left:
                 return None
             if self._gave_up:
@@ -187,7 +190,7 @@ class SlurmFollower:
                     job.recorder.notice_once(said)
                 elif not self._unanswered:
                     self._unanswered = True
-                    job.recorder.notice(f"{said}; the job goes on, trying again")
+                    job.recorder.notice(f"{said}; {self._goes_on}, trying again")
             case messages.Cancelling():
                 job.cancelling(self._control.why, kill=self._force >= Force.KILL)
             case messages.FromMachine(host, StreamFound() as found):
