@@ -17,8 +17,8 @@ import yaml
 
 import dtrain
 from dtrain.spec import load as spec_load
-from support.launching import Scene, until
-from support.limits import HANG
+from support.launching import Scene
+from support.limits import HANG, until
 
 TALK = "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:])\n"
 WAIT = "import os, time\nprint('up', os.environ['RANK'], flush=True)\ntime.sleep(3600)\n"

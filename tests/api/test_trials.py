@@ -14,7 +14,8 @@ from dtrain import trials
 from dtrain.parallelism.answer.document import document
 from dtrain_cli.output import stdout_paper
 from dtrain_cli.views import layouts
-from support.launching import Scene, until
+from support.launching import Scene
+from support.limits import until
 
 CPU = {
     "name": "cpu", "memory": 16, "bandwidth": 10, "flops": {"fp32": 0.05}, "link": 2,

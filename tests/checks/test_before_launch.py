@@ -13,7 +13,7 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Done, Launcher, job
-from support.launching import until
+from support.limits import until
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]

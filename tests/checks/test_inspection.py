@@ -27,8 +27,7 @@ from dtrain.spec.load import parse
 from dtrain.transport import node_program
 from dtrain.transport.incoming import Incoming
 from dtrain.transport.local import LocalConnection, LocalProcess, LocalTransport
-from support.limits import HANG
-from support.node import wait_until
+from support.limits import HANG, until
 from support.scripted import ScriptedHosts, ScriptedProcess
 
 FAKE = Path(__file__).parent / "fakes" / "torch-2.13.0"
@@ -178,7 +177,7 @@ def test_the_end_of_a_check_does_not_wait_for_a_host_that_reads_nothing(tmp_path
     order = {"op": "clock", "more": "than a pipe takes" * (1 << 16)}
     with ThreadPoolExecutor() as pool:
         asking = pool.submit(conversation.ask, order, dict)
-        wait_until(process._write_lock.locked)
+        until(process._write_lock.locked)
         closing = pool.submit(conversation.close, 0.0)
         try:
             closing.result(HANG)

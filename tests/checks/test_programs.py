@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.limits import HANG
-from support.node import wait_until
+from support.limits import HANG, until
 
 # Exits at the worst moment: a program has started and is not recorded yet.
 LEAVES = """
@@ -39,4 +38,4 @@ def test_a_program_that_has_just_started_is_killed() -> None:
         except OSError:
             return True
 
-    wait_until(ended)
+    until(ended)

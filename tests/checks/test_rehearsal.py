@@ -51,7 +51,8 @@ def documents(
 def test_a_pair_that_cannot_connect_is_reported(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)
     cluster.block("node2", "node3")
-    found = documents(launcher, cluster, TORCH, "--rendezvous")
+    job_ = {**TORCH, "env": {"DTRAIN_START_TIMEOUT": "3"}}
+    found = documents(launcher, cluster, job_, "--rendezvous")
     assert [(each["subject"], each["hosts"]) for each in found["findings"]] == [
         ("network", ["node2", "node3"]),
         ("rendezvous", ["node2", "node3"]),

@@ -15,8 +15,7 @@ from dtrain.session.preflight import Preflight
 from dtrain.spec.load import read
 from dtrain.transport.select import Transports
 from support.cluster import Launcher, job
-from support.launching import until
-from support.limits import HANG
+from support.limits import HANG, until
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]

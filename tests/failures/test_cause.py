@@ -83,6 +83,11 @@ def test_a_hint_says_what_happened_and_what_to_do() -> None:
     assert failure(0, 0.0, message="ValueError: bad batch").hint == ""
 
 
+def test_a_process_that_ends_in_silence_has_a_hint() -> None:
+    assert failure(0, 0.0).hint.startswith("it wrote nothing to stderr")
+    assert not failure(0, 0.0, code=None, signal="SIGUSR1").hint.startswith("it wrote nothing")
+
+
 def test_memory_that_ran_out_elsewhere_did_not_kill_who_exited() -> None:
     """The kernel's counter is the host's: the flag says only that something was killed there."""
     assert failure(0, 0.0, out_of_memory=True).how == "exited with status 1"

@@ -11,8 +11,8 @@ import pytest
 
 from cluster import Cluster
 from support.cluster import Launcher, job
-from support.launching import Launch, until
-from support.limits import HANG
+from support.launching import Launch
+from support.limits import HANG, until
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]

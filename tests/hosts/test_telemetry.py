@@ -13,7 +13,7 @@ from cluster import Cluster
 from dtrain.runs import telemetry
 from namespace_host import Host
 from support.cluster import Launcher, job
-from support.launching import until
+from support.limits import until
 from support.runs import averages
 
 pytestmark = pytest.mark.netns

@@ -227,6 +227,17 @@ def test_a_trainjob_whose_runtime_starts_containers_again(desk: Desk) -> None:
     assert desk.is_empty()
 
 
+def test_a_pod_that_somebody_deletes(desk: Desk) -> None:
+    launch = desk.launch(WAIT)
+    launch.until("the worker waits", count=4)
+    pod = desk.pod(1)
+    desk.kubernetes.kubectl("delete", "pod", pod, "--wait=false")
+    done = launch.wait()
+    assert done.code == 1, str(done)
+    assert f"error: node1: pod {pod} was deleted outside dtrain\n" in done.stderr
+    assert desk.is_empty()
+
+
 def test_an_evicted_pod(desk: Desk) -> None:
     launch = desk.launch(WAIT)
     launch.until("the worker waits", count=4)
@@ -352,6 +363,17 @@ def test_a_user_who_may_not_list_pods_can_stop_a_job(desk: Desk) -> None:
     launch.send(signal.SIGINT)
     done = launch.wait()
     assert done.code == 130, str(done)
+    assert desk.is_empty()
+
+
+def test_a_user_who_may_not_read_logs_waits_for_none(desk: Desk) -> None:
+    desk.kubernetes.deny("get", "pods/log")
+    launch = desk.launch(WAIT)
+    launch.until("pods/log")
+    launch.send(signal.SIGINT)
+    done = launch.wait()
+    assert done.code == 130, str(done)
+    assert "the API server answers again" not in done.stderr
     assert desk.is_empty()
 
 

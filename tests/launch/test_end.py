@@ -16,8 +16,8 @@ import pytest
 
 from dtrain.failures.cause import Failure
 from dtrain.session.failure_output import explained
-from support.launching import JOBS, Scene, marked, until
-from support.limits import HANG
+from support.launching import JOBS, Scene, marked
+from support.limits import HANG, until
 from support.ports import free_pair
 
 TALK = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"

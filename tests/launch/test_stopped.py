@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.launching import Launch, Scene, marked, until
+from support.launching import Launch, Scene, marked
+from support.limits import until
 
 WAIT = """
 import os, pathlib, time

@@ -21,8 +21,8 @@ from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record
 from dtrain.session.follow import RunFollower
 from dtrain.session.observer import Observer
-from support.launching import Launch, Scene, marked, until
-from support.limits import HANG
+from support.launching import Launch, Scene, marked
+from support.limits import HANG, until
 
 COUNT = """
 import os, sys, time

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.node import Node, node, oldest_python, wait_until
+from support.limits import until
+from support.node import Node, node, oldest_python
 
 
 @pytest.fixture(scope="session")
@@ -31,5 +32,5 @@ def tasks() -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no cgroup: {error}")
     yield group
-    wait_until(lambda: not (group / "cgroup.procs").read_text())
+    until(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()

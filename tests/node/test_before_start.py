@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from support.node import Agent, Node, wait_until
+from support.limits import until
+from support.node import Agent, Node
 
 CALLED_OFF: dict[str, Callable[[Agent], object]] = {
     "abort": lambda agent: (agent.command("abort"), agent.expect("bye"), agent.wait()),
@@ -30,7 +31,7 @@ def test_an_aborted_prepared_launch_leaves_nothing(host: Node, how: str) -> None
     CALLED_OFF[how](agent)
     assert "lost" not in [message["type"] for message in agent.messages]
     host.until_nothing_runs()
-    wait_until(lambda: not host.run_dir.exists())
+    until(lambda: not host.run_dir.exists())
     assert (host.workdir / "setup-done").exists()
     assert not (host.workdir / "started").exists()
 
@@ -39,11 +40,11 @@ def test_an_aborted_prepared_launch_leaves_nothing(host: Node, how: str) -> None
 def test_an_aborted_launch_with_a_hanging_setup_leaves_nothing(host: Node, how: str) -> None:
     hang = "echo > hanging; setsid sleep 600 & trap '' TERM HUP; sleep 600; sleep 600"
     agent = host.launch(host.shell("touch started"), setup=["true", hang])
-    wait_until((host.workdir / "hanging").exists)
+    until((host.workdir / "hanging").exists)
     agent.command("ping")
     CALLED_OFF[how](agent)
     host.until_nothing_runs()
-    wait_until(lambda: not host.run_dir.exists())
+    until(lambda: not host.run_dir.exists())
     assert not (host.workdir / "started").exists()
 
 
@@ -53,11 +54,11 @@ def test_an_abort_that_arrives_with_the_prepared_launch(host: Node) -> None:
     for number in range(8):
         run = f"run{number}"
         agent = host.launch(host.shell("touch started"), run=run, setup=[wait])
-        wait_until((host.workdir / "waits").exists)
+        until((host.workdir / "waits").exists)
         os.kill(agent.pid, signal.SIGSTOP)
         (host.workdir / "go").touch()
         record = host.folder(run) / "supervisor"
-        wait_until(lambda record=record: record.exists() and record.read_bytes())
+        until(lambda record=record: record.exists() and record.read_bytes())
         agent.command("abort")
         os.kill(agent.pid, signal.SIGCONT)
         agent.expect("bye")
@@ -75,7 +76,7 @@ def test_a_relay_killed_at_any_moment_leaves_nothing(host: Node) -> None:
         threading.Event().wait(moment / 1000)
         agent.kill()
     host.until_nothing_runs()
-    wait_until(lambda: not [path for path in host.run_dir.rglob("*") if path.name != "nodes"])
+    until(lambda: not [path for path in host.run_dir.rglob("*") if path.name != "nodes"])
 
 
 def test_folders_that_setup_makes_in_the_run_folder_go_too(host: Node) -> None:
@@ -106,7 +107,7 @@ def test_sigterm_ends_a_prepared_supervisor(host: Node) -> None:
     os.kill(pid, signal.SIGTERM)
     assert agent.expect("refused")["reason"] == "stopped by SIGTERM"
     host.until_nothing_runs()
-    wait_until(lambda: not host.run_dir.exists())
+    until(lambda: not host.run_dir.exists())
 
 
 def test_existing_folders_stay(host: Node) -> None:

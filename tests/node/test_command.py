@@ -12,7 +12,7 @@ import pytest
 from dtrain.node import protocol
 from dtrain.node.boot import framed
 from dtrain.node.programs import boot_command, program
-from support.node import wait_until
+from support.limits import until
 
 
 def test_a_slow_launcher_gets_all_output(python: str, tmp_path: Path) -> None:
@@ -27,9 +27,9 @@ def test_a_slow_launcher_gets_all_output(python: str, tmp_path: Path) -> None:
         assert process.stdin and process.stdout
         process.stdin.write(framed(source) + protocol.encode_command(request))
         process.stdin.flush()
-        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         pid = (tmp_path / "pid").read_text().strip()
-        wait_until(lambda: not Path("/proc", pid).exists())
+        until(lambda: not Path("/proc", pid).exists())
         threading.Event().wait(0.5)
         received, messages = 0, []
         decoder = protocol.FrameDecoder()

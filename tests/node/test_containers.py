@@ -11,8 +11,8 @@ import pytest
 
 from dtrain.node.agent.containers import Containers
 from dtrain.node.agent.wire import RefusedError
-from support.limits import HANG
-from support.node import Node, wait_until
+from support.limits import HANG, until
+from support.node import Node
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_slow_engine_does_not_silence_the_supervisor(host: Node) -> None:
     agent = host.start(host.shell("true", container=[["env"]]), containers=engine)
     agent.event("started")
     record = json.loads((host.folder() / "supervisor").read_text())
-    wait_until((host.workdir / "removing").exists)
+    until((host.workdir / "removing").exists)
     with socket.socket(socket.AF_UNIX) as relay:
         relay.settimeout(HANG)
         relay.connect(record["socket"])

@@ -16,8 +16,7 @@ from dtrain.node.agent import diagnosis, nccl_ras, stacks
 from dtrain.node.agent.processes import look
 from dtrain.node.agent.sweep import ABORT_LIMIT
 from dtrain.session.worker_watch import STACKS_SECONDS
-from support.launching import until
-from support.limits import HANG
+from support.limits import HANG, until
 
 
 def test_a_host_answers_before_the_launcher_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

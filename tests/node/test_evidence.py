@@ -12,7 +12,8 @@ from dtrain.node.agent import sweep
 from dtrain.node.agent.events import EventReader, Events
 from dtrain.node.agent.evidence import error_report
 from dtrain.node.programs import program
-from support.node import Node, wait_until
+from support.limits import until
+from support.node import Node
 
 # Answers once the file `go` exists.
 JOURNAL = """#!/bin/sh
@@ -37,7 +38,7 @@ def test_only_the_end_waits_for_evidence(host: Node, tmp_path: Path) -> None:
     agent.command("start")
     failed = agent.event("exited", index=0)
     assert (failed["code"], failed["stopping"]) == (3, False)
-    wait_until(asked.exists)
+    until(asked.exists)
     agent.command("stop", grace=10.0, reason="a worker failed")
     assert agent.event("exited", index=1)["stopping"]
     assert not any(event["event"] == "kernel" for event in agent.events)

@@ -21,7 +21,8 @@ from dtrain.node.agent.progress import MAX_REPORT, ProgressFiles, report_in
 from dtrain.node.agent.wire import RefusedError
 from dtrain.node.agent.worker_files import MAX_DEPTH, decode, open_regular
 from dtrain.node.programs import program
-from support.node import Node, wait_until
+from support.limits import until
+from support.node import Node
 
 GOOD: dict[str, Any] = {
     "event": "progress", "time": 1.5, "step": 1, "total": 9, "loss": 0.5, "tokens": None,
@@ -194,7 +195,7 @@ def test_a_stop_continues_a_stopped_supervisor(host: Node) -> None:
     agent.command("start")
     # The state follows the name, which is in parentheses.
     stat = Path(f"/proc/{supervisor}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
     agent.command("stop", grace=0.0)
     assert "continued it" in agent.expect("notice")["text"]
     agent.event("ended", survivors=[])

@@ -12,8 +12,8 @@ import pytest
 from dtrain.node.boot import framed
 from dtrain.node.programs import boot_command, program
 from dtrain.node.protocol import encode_command
-from support.limits import HANG
-from support.node import Node, wait_until
+from support.limits import HANG, until
+from support.node import Node
 
 # Each creates `ready` once it has escaped.
 READY = "import os,signal,sys,time\ndef ready(name='ready'): open(name,'w').close()\n"
@@ -112,7 +112,7 @@ def test_no_process_escapes(host: Node, escape: str, way: str) -> None:
     source = READY + ESCAPES[escape].replace("MARK", repr(host.mark))
     # Another worker keeps the run alive if the first one exits.
     agent = host.start(host.code(source, 0), host.shell("exec sleep 600", 1))
-    wait_until((host.workdir / "ready").exists)
+    until((host.workdir / "ready").exists)
     agent.command(way, grace=0.2)
     ended = agent.event("ended")
     assert ended["survivors"] == []
@@ -239,8 +239,8 @@ while relay.stdout.read1(4096): pass
     hopper = READY + ESCAPES["runs from process to process"]
     outer = host.start(host.code(launcher), host.code(hopper, 1), run="outer")
     for name in ("inner-ready", "ready"):
-        wait_until((host.workdir / name).exists)
-    running = wait_until(
+        until((host.workdir / name).exists)
+    running = until(
         lambda: {pid for pid, words in host.processes().items() if "sleep(601)" in words}
     )
     outer.command("kill")
@@ -273,7 +273,7 @@ def test_the_job_ends_with_a_killed_supervisor(host: Node) -> None:
         host.code(READY + ESCAPES["runs from process to process"], 1),
     )
     agent.until(lambda: agent.text("worker-0.out"))
-    wait_until((host.workdir / "ready").exists)
+    until((host.workdir / "ready").exists)
     os.kill(supervisor_pid(host), signal.SIGKILL)
     lost = agent.expect("lost")
     assert lost["reason"] == "the supervisor died: killed by SIGKILL"

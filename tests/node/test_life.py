@@ -15,8 +15,8 @@ import pytest
 from dtrain.launchplan.environment import host_variables
 from dtrain.node.agent.worker_files import MAX_READ
 from dtrain.spec.model import Job
-from support.limits import HANG
-from support.node import Node, patient, wait_until, written
+from support.limits import HANG, until
+from support.node import Node, patient, written
 
 HOSTILE = [
     "a b",
@@ -291,7 +291,7 @@ def test_the_end_comes_after_more_events_than_one_read_returns(host: Node, relay
     if relay == "slow":
         agent.pause_reading()
     agent.command("start")
-    wait_until(lambda: not host.processes("dtrain-supervisor"))
+    until(lambda: not host.processes("dtrain-supervisor"))
     agent.resume_reading()
     if relay == "new":
         agent.wait()
@@ -335,7 +335,7 @@ def test_on_disconnect_keep_keeps_the_job(host: Node) -> None:
     agent.wait()
     second = host.attach()
     second.expect("attached")
-    wait_until(lambda: host.processes("until test"))
+    until(lambda: host.processes("until test"))
     (host.workdir / "go").touch()
     second.event("exited")
     second.wait()
@@ -372,7 +372,7 @@ def test_an_idle_supervisor_and_relay_use_no_cpu(host: Node) -> None:
         return int(fields[11]) + int(fields[12])
 
     before = ticks(supervisor) + ticks(agent.pid)
-    wait_until(lambda: os.times().elapsed > start + 1.5) if (start := os.times().elapsed) else None
+    until(lambda: os.times().elapsed > start + 1.5) if (start := os.times().elapsed) else None
     assert ticks(supervisor) + ticks(agent.pid) - before <= 10  # hundredths of a second
     agent.command("kill")
     agent.wait()
@@ -389,7 +389,7 @@ def looks_of(host: Node, **body: Any) -> dict[str, Any]:
         return dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
 
     # The C library blocks all signals for a moment, while it starts a thread or a process.
-    wait_until(lambda: not int(status()["SigBlk"], 16))
+    until(lambda: not int(status()["SigBlk"], 16))
     environment = dict.fromkeys((proc / "environ").read_bytes().split(b"\0"))
     session = (proc / "stat").read_text().rpartition(")")[2].split()[3]
     looks = {

@@ -23,7 +23,7 @@ from dtrain.node.telemetry.host import Devices
 from dtrain.node.telemetry.tool import Tool
 from dtrain.node.telemetry.tool import number as number_in
 from dtrain.runs import telemetry
-from support.launching import until
+from support.limits import until
 from support.machines import MACHINES
 from support.runs import averages
 

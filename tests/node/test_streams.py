@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dtrain.node.programs import program
-from support.limits import HANG
-from support.node import Agent, Node, wait_until
+from support.limits import HANG, until
+from support.node import Agent, Node
 
 FLOOD = """
 import os, sys
@@ -50,7 +50,7 @@ def test_a_slow_reader_delays_only_its_relay(host: Node) -> None:
     )
     agent.event("started")
     agent.pause_reading()
-    wait_until((host.workdir / "wrote").exists)
+    until((host.workdir / "wrote").exists)
     agent.command("stop", grace=HANG)
     host.until_nothing_runs()
     agent.resume_reading()

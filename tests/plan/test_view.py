@@ -180,3 +180,12 @@ def test_counts_of_layers_and_gpus_are_readable(shown: Shown) -> None:
     assert " 0 % " not in text
     small = shown("--model-size", "1B", "--gpus", "2048", "--global-batch", "4096")
     assert "opy the model to 2,048 GPUs" in small
+
+
+def test_texts_are_about_the_accelerators_and_layouts_at_hand(shown: Shown) -> None:
+    tpus = shown("--model-size", "7B", "--gpus", "8", "--gpu", "tpu-v5p")
+    assert "device context" in tpus
+    assert "CUDA" not in tpus
+    assert "for offload" not in tpus
+    alone = shown("--model-size", "7B", "--gpus", "1", "--gpu", "a100-80gb")
+    assert "and 50 % for offload" in " ".join(alone.split())

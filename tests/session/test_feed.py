@@ -12,8 +12,7 @@ import pytest
 from dtrain.runs import events
 from dtrain.runs.log_store import Stream
 from dtrain.session.feed import MAX_CALLS, Feed, RunReceiver
-from support.launching import until
-from support.limits import HANG
+from support.limits import HANG, until
 
 
 class StoppedTerminal(RunReceiver):

@@ -17,8 +17,7 @@ from dtrain.session.observer import Observer
 from dtrain.session.recorder import Recorder
 from dtrain.session.secrets import url_fault
 from dtrain.session.webhook import post
-from support.launching import until
-from support.limits import HANG
+from support.limits import HANG, until
 from support.ports import free_port
 from support.threads import no_free_thread
 from support.webhook import SECRET, webhook

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from support.cluster import Launcher
-from support.launching import until
+from support.limits import until
 from support.slurm import GPUS, Slurm, WriteJob, config_for_login
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]

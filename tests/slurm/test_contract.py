@@ -17,7 +17,8 @@ from dtrain import hostlist
 from dtrain.messages.telemetry import Sample
 from dtrain.runs import telemetry
 from support.cluster import Launcher
-from support.launching import Launch, until
+from support.launching import Launch
+from support.limits import until
 from support.runs import averages
 from support.slurm import GPUS, Slurm, WriteJob
 

@@ -6,11 +6,13 @@ import json
 import re
 import signal
 import sys
+from typing import Any
 
 import pytest
 
 from support.cluster import Launcher
-from support.launching import Launch, until
+from support.launching import Launch
+from support.limits import until
 from support.slurm import Slurm, WriteJob, config_for_login
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]
@@ -29,18 +31,41 @@ def test_what_fails_before_the_program_starts_is_shown(
     assert done.code == 1, str(done)
     report = done.stderr.partition("\nerror: rank ")[2]
     assert "cd: /no/such/folder: No such file or directory" in report
+    assert f"[{slurm.nodes[0].name} 0] environment: " in done.stderr, "it is output of the process"
+    assert "hint: it cannot enter the folder /no/such/folder on that host" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("keys", "nodes", "problem"),
+    [
+        ({}, 9, "partition gpu has 4 machines, and the job asks for 9"),
+        ({"time": "61m"}, 1, "1h1m is more than the limit of partition gpu"),
+    ],
+)
 def test_a_job_that_can_never_start_is_not_submitted(
-    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob, keys: Any, nodes: int, problem: str
 ) -> None:
     """Slurm would accept it, and let it wait."""
-    file = write_job("", cluster={"slurm": {}, "nodes": 9, "gpus": 0, "python": sys.executable})
-    done = launcher.run(file, env=slurm.environment)
+    cluster = {"slurm": keys, "nodes": nodes, "gpus": 0, "python": sys.executable}
+    done = launcher.run(write_job("", cluster=cluster), env=slurm.environment)
     assert done.code == 3, str(done)
-    assert "partition gpu has 4 machines, and the job asks for 9" in done.stderr
+    assert problem in done.stderr
     assert "error: not started: the check found 1 error" in done.stderr
     assert "is submitted" not in done.stderr
+
+
+def test_a_controller_that_does_not_answer_is_waited_for_aloud(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    file = write_job("print('trained')")
+    with slurm.silent_controller():
+        launch = launcher.command("launch", str(file), "--no-check", env=slurm.environment)
+        launch.until("waiting for Slurm on this machine to answer")
+        # The controller reads the request later.
+        launch.until("Socket timed out on send/recv operation; the job may be submitted")
+    done = launch.wait()
+    assert done.code == 0, str(done)
+    assert done.stdout.count("] trained") == 4
 
 
 def test_a_job_for_a_partition_that_is_down_waits_until_it_is_up(
@@ -62,8 +87,9 @@ def test_a_refused_job_is_reported_with_the_words_of_sbatch(
     file = write_job("", slurm={"partition": "nope"})
     done = launcher.command("launch", str(file), "--no-check", env=slurm.environment).wait()
     assert done.code == 3, str(done)
-    assert "this machine: submitting the job: sbatch --parsable" in done.stderr
-    assert "sbatch: error: invalid partition specified: nope" in done.stderr
+    words = "sbatch: error: invalid partition specified: nope"
+    assert f"this machine: submitting the job: {words}" in done.stderr
+    assert ": sbatch --parsable" in done.stderr
     assert "hint: `sinfo` lists the partitions" in done.stderr
 
 
@@ -110,7 +136,8 @@ def test_the_job_runs_out_of_memory(slurm: Slurm, launcher: Launcher, write_job:
     file = write_job(program + "time.sleep(500)", slurm={"options": ["--mem=300"]})
     done = launcher.run(file, env=slurm.environment)
     assert done.code == 1, str(done)
-    assert f"on {slurm.nodes[0].name} was killed: out of memory" in done.stderr
+    # Slurm does not say that it was rank 1.
+    assert f"error: the job ran out of memory on {slurm.nodes[0].name}\n" in done.stderr
     assert "cluster.slurm.options: ['--mem=0']" in done.stderr
 
 
@@ -283,7 +310,7 @@ def test_a_hostile_folder_and_setup(slurm: Slurm, launcher: Launcher, write_job:
     file = write_job(
         "import os\nprint(f'umask {os.umask(0):o}')",
         cluster={**cluster, "run_dir": str(run_dir)},
-        setup=["head -c 100000 /dev/urandom"],
+        setup=['head -c 100000 /dev/urandom >>"$DTRAIN_RUN_DIR"/../job.out'],
     )
     done = launcher.run(file, env=slurm.environment)
     assert done.code == 0, str(done)

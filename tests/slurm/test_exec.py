@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from support.cluster import Launcher
-from support.launching import until
+from support.limits import until
 from support.slurm import Slurm, WriteJob
 
 pytestmark = [pytest.mark.slurm, pytest.mark.netns]

@@ -14,7 +14,7 @@ from dtrain.launchplan.build import build
 from dtrain.node.slurm.commands import BatchJob
 from dtrain.spec.load import parse
 from support.cluster import Launcher
-from support.launching import until
+from support.limits import until
 from support.other_users import MALLORY, acting_as
 from support.slurm import Slurm, WriteJob
 

@@ -85,6 +85,7 @@ def test_all_problems_of_the_file_and_of_settings_are_reported_together(
             "cluster.hosts=gpu[01-02]",
             "cluster.overrides.gpu05.gpus=4",
             "job.sync=null",
+            "job.sync=",
             file=FILE.replace("train.py", ""),
         )
     golden(render_problems(caught.value), Path(__file__).with_suffix(".txt"))

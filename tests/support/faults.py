@@ -13,8 +13,8 @@ from dtrain.runs.folder import RunFolder
 from jobs.numbered import SIZE, step
 from namespace_host import Host
 from support.cluster import Launcher, job
-from support.launching import Done, Launch, until
-from support.limits import HANG
+from support.launching import Done, Launch
+from support.limits import HANG, until
 
 BYSTANDER = "bystander"
 WAIT = "import time\nprint('here', flush=True)\ntime.sleep(3600)\n"

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,6 @@ from support.warm import Process, dtrain
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 FAKES = JOBS.with_name("checks") / "fakes"
 PATIENCE = HANG
-
-
-def until(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
-    """Poll for a condition without an event. Fails the test on a timeout."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {patience:g} s in vain for {what}"
-        threading.Event().wait(0.02)
 
 
 def torch_of(request: pytest.FixtureRequest) -> dict[str, str]:

@@ -26,7 +26,7 @@ from dtrain.node.agent.wire import VERSION
 from dtrain.node.boot import framed
 from dtrain.node.programs import boot_command, program
 from dtrain.spec.model import Job
-from support.limits import HANG
+from support.limits import HANG, until
 
 PATIENCE = HANG
 
@@ -365,7 +365,7 @@ class Node:
         return found
 
     def until_nothing_runs(self) -> None:
-        wait_until(lambda: not self.processes(), lambda: f"still running: {self.processes()}")
+        until(lambda: not self.processes(), "the end of all processes")
 
     def close(self) -> None:
         for agent in self._agents:
@@ -375,15 +375,6 @@ class Node:
             for pid in left:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition: Callable[[], Any], said: Callable[[], str] = str) -> Any:
-    """The first true value of ``condition``, for changes in /proc or in files."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, said() or "waited in vain"
-        time.sleep(0.01)
-    return value
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ accounting, as on many clusters, so ``sacct`` answers with an error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -194,6 +195,16 @@ class Slurm:
         pid = (self.folder / "slurmctld.pid").read_text().strip()
         self.login.run("kill", pid)
         self._wait_for("end of the controller", lambda: not self._runs(pid))
+
+    @contextlib.contextmanager
+    def silent_controller(self) -> Iterator[None]:
+        """The controller answers nothing inside the block."""
+        pid = (self.folder / "slurmctld.pid").read_text().strip()
+        self.login.run("kill", "-STOP", pid)
+        try:
+            yield
+        finally:
+            self.login.run("kill", "-CONT", pid)
 
     def _runs(self, pid: str) -> bool:
         return "slurmctld" in self.login.run("sh", "-c", f"ps -o comm= -p {pid}; true")

@@ -25,8 +25,7 @@ from dtrain.spec.model import Host, Ssh
 from dtrain.transport import retry
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_connection import MAX_GREETING, BoundedPacketizer
-from support.launching import until
-from support.limits import HANG
+from support.limits import HANG, until
 from support.ports import free_port
 from support.ssh_server import Login, SshServer
 from support.sshd import Sshd, generate_key, host_on, running_sshd

@@ -18,7 +18,7 @@ from dtrain.spec.model import Host, Ssh
 from dtrain.transport.endpoint import Endpoint, Resolver
 from dtrain.transport.ssh_options import SshConfigError
 from dtrain.transport.ssh_query import SshQuery
-from support.launching import until
+from support.limits import until
 
 SSH = shutil.which("ssh") or ""
 

@@ -17,8 +17,7 @@ from dtrain_cli.views import Filters, make_view
 from dtrain_cli.views import plain as plain_view
 from dtrain_cli.views.bars import Bars
 from dtrain_cli.views.folding import LineFolder
-from support.limits import HANG
-from support.node import wait_until
+from support.limits import HANG, until
 from support.runs import Capture, plan
 
 DONE = Report(ExitCode.OK, "all 4 workers finished", seconds=41, logs="/runs/demo-1")
@@ -264,7 +263,7 @@ def test_the_last_line_of_a_failed_worker_precedes_the_report(workers):
     stream = workers.stream("node0", 0, "stderr")
     shown.view.output(stream, workers.write(stream, b"last words"))
     failure = Failure("node0", "worker", 0, 0, 0.0, signal="SIGKILL")
-    _, err = shown.finish(Report(ExitCode.JOB_FAILED, "x", (failure,)))
+    _, err = shown.finish(Report(ExitCode.JOB_FAILED, failure.summary, (failure,)))
     assert err.index("last words") < err.index("error: rank 0 on node0 was killed by SIGKILL")
 
 
@@ -318,7 +317,7 @@ def test_the_state_of_a_progress_bar_appears_in_a_pipe(workers, monkeypatch):
     shown.view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
     stream = workers.stream("node0", 0)
     shown.view.output(stream, workers.write(stream, b"\r 10%|#   |\r 50%|##  |"))
-    wait_until(lambda: "[node0 0]  50%|##  |\n" in shown.out.so_far())
+    until(lambda: "[node0 0]  50%|##  |\n" in shown.out.so_far())
     shown.view.output(stream, workers.write(stream, b"\r100%|####|\n"))
     out, _ = shown.finish()
     assert out.endswith("[node0 0] 100%|####|\n")
@@ -329,10 +328,10 @@ def test_a_bar_that_stands_still_is_shown_once_with_its_time(workers, monkeypatc
     shown = Shown(timestamps=True)
     still, other = workers.stream("node0", 0), workers.stream("node0", 1)
     shown.view.output(still, workers.write(still, b"\rwaiting", lambda: 0))
-    wait_until(lambda: "waiting\n" in shown.out.so_far())
+    until(lambda: "waiting\n" in shown.out.so_far())
     shown.view.output(still, workers.write(still, b"\rwaiting", lambda: 86400))
     shown.view.output(other, workers.write(other, b"\rbusy", lambda: 86400))
-    wait_until(lambda: "busy\n" in shown.out.so_far())  # due after the first one
+    until(lambda: "busy\n" in shown.out.so_far())  # due after the first one
     shown.view.output(still, workers.write(still, b"\rdone\n", lambda: 86400))
     out, _ = shown.finish()
     assert [line for line in out.splitlines() if "waiting" in line] == [

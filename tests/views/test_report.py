@@ -19,7 +19,7 @@ FIRST = Failure(
 
 
 def failed(*failures: Failure, **fields) -> str:
-    report = Report(ExitCode.JOB_FAILED, "reason", failures, seconds=75, **fields)
+    report = Report(ExitCode.JOB_FAILED, failures[0].summary, failures, seconds=75, **fields)
     return render(report, {}, color=False)
 
 
@@ -67,10 +67,19 @@ def test_without_a_traceback_the_message_is_in_the_headline():
     assert "error: rank 3 on gpu01 was killed by SIGKILL: Killed\n" in text
 
 
+def test_a_reason_that_is_no_failure_comes_before_all_failures():
+    ranks = [Failure("gpu01", "worker", rank, rank, 1.0, signal="SIGKILL") for rank in range(2)]
+    report = Report(ExitCode.JOB_FAILED, "gpu01 was full", tuple(ranks))
+    assert render(report, {}, color=False).splitlines()[1:3] == [
+        "error: gpu01 was full",
+        "then also failed: gpu01 ranks 0-1 (killed by SIGKILL)",
+    ]
+
+
 def test_a_long_traceback_keeps_both_ends_and_names_the_file():
     long = "\n".join(f"line {number} {'x' * 1000}" for number in range(500))
     paths = {("gpu01", "worker", 3, "stderr"): "/runs/x/logs/gpu01/worker-3.err"}
-    report = Report(ExitCode.JOB_FAILED, "reason", (replace(FIRST, traceback=long),))
+    report = Report(ExitCode.JOB_FAILED, FIRST.summary, (replace(FIRST, traceback=long),))
     text = render(report, paths, color=False)
     assert "470 lines left out (full text in /runs/x/logs/gpu01/worker-3.err)" in text
     assert "line 0 " in text
@@ -97,7 +106,7 @@ def test_hosts_fold_in_the_order_of_their_numbers():
 def test_control_characters_of_workers_are_escaped():
     mean = replace(FIRST, host="g\x1b[2J", traceback="\x1b]0;t\x07a\nb\x9b2J", message="\x1b[2J")
     report = Report(
-        ExitCode.JOB_FAILED, "r", (mean, mean), ("p\x1b[2J",), "h\x1b[2J", 1.0, "/x\x1b[2J"
+        ExitCode.JOB_FAILED, mean.summary, (mean, mean), ("p\x1b[2J",), "h\x1b[2J", 1.0, "/x\x1b[2J"
     )
     assert "\x1b" not in render(report, {}, color=False)
     assert "\x1b[2J" not in render(report, {}, color=True)

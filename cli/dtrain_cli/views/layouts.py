@@ -149,7 +149,7 @@ def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[Renderable
         if paper.fits(table):
             break
     yield table
-    yield paper.paragraph(_legend(titles, columns), "dim", head="  ")
+    yield paper.paragraph(_legend(titles, columns, candidates), "dim", head="  ")
 
 
 def _trials(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
@@ -176,12 +176,14 @@ def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
     return columns
 
 
-def _legend(titles: Mapping[str, str], columns: Mapping[str, list[str]]) -> str:
+def _legend(
+    titles: Mapping[str, str], columns: Mapping[str, list[str]], candidates: Sequence[Candidate]
+) -> str:
     notes = [f"{short} {title}" for title, short in titles.items() if short != title]
     notes.append("batch: sequences in a micro-batch × micro-batches a step")
     if any("×" in value for value in columns["pipeline"]):
         notes.append("pipeline: stages × virtual stages")
-    notes.append(f"order: {explain.ORDER}")
+    notes.append(f"order: {explain.order(candidates)}")
     notes.append("MFU: with non-causal attention, then with causal")
     notes.append(f"steps within {explain.percent(CLOSE)} of each other are too close to call")
     return "; ".join(notes) + "."

@@ -46,7 +46,7 @@ def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
         memory=_memory_chart(shown or (best,), best.limit),
         time=_time_chart(shown or (best,)),
         compared=_compared(shown),
-        order=explain.ORDER,
+        order=explain.order(shown),
         trials={
             "head": trials.TITLES,
             "rows": trials.rows(answer),

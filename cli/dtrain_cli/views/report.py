@@ -38,7 +38,7 @@ def render(
     if failed:
         lines.append("")
         first = report.failures[0] if report.failures else None
-        if first is not None and report.exit_code == ExitCode.JOB_FAILED:
+        if first is not None and report.reason == first.summary:
             lines += _marked("error", "red", _headline(first), color, columns)
             lines += _traceback(first, paths)
             lines += _consequences(report.failures[1:])

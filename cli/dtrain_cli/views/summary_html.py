@@ -100,7 +100,7 @@ def _cause(run: Summary) -> dict[str, Any] | None:
     traceback = shorten(first.traceback.strip("\n")).split("\n")[-TRACEBACK:] if first else []
     return {
         "title": "First cause" if run.ended is not None else "First cause of the last failure",
-        "headline": f"{first.who} {first.how}" if first else report.reason,
+        "headline": report.reason,
         "message": first.message if first else "",
         "traceback": traceback if any(traceback) else [],
         "problems": list(report.problems[:20]),

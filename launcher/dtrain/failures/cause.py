@@ -25,6 +25,12 @@ SIGNALLED = 128
 _ASKED_TO_END = {"SIGTERM", "SIGINT", "SIGHUP"}
 
 
+_SILENT = (
+    "it wrote nothing to stderr about its end\n"
+    "`dtrain logs` shows its other output; let the program print an error before it exits"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One process that failed."""
@@ -122,7 +128,9 @@ class Failure:
     def hint(self) -> str:
         """What happened and what to do about it, one line each; empty if unknown."""
         known = self.explanation
-        return f"{known.what}\n{known.remedy}" if known is not None else ""
+        if known is not None:
+            return f"{known.what}\n{known.remedy}"
+        return _SILENT if self.code and not (self.words or self.ended_by) else ""
 
     def as_json(self) -> dict[str, Any]:
         known = self.explanation

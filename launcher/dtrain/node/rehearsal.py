@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 STORE = 60.0
 """Seconds that the ranks' starts may differ: importing torch from a cold disk is slow."""
-GROUP = 20.0
-"""Seconds for the group of all ranks."""
+GROUP = float(os.environ.get("DTRAIN_START_TIMEOUT") or 0) or 20.0
+"""Seconds for the group of all ranks. TensorFlow's workers read the same variable."""
 PAIR = 6.0
 """Seconds for a group of two."""
 

@@ -243,8 +243,8 @@ def _of_a_training(request: PlanRequest, key: str) -> float | None:
     value: float | None = getattr(request, key)
     if value is None:
         return None
-    if not 0 < value < LARGEST:
-        hint = f"a number above 0 and below {LARGEST:,}"
+    if not 1 / LARGEST <= value <= LARGEST:
+        hint = f"a number from {1 / LARGEST:g} to {LARGEST:g}"
         raise UsageError(f"`{key}={value:g}` is not possible", hint=hint)
     if request.tokens is None:
         raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
@@ -15,6 +16,9 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.session.observer import Observer
 from dtrain.spec.model import Job
+
+SLOW = 5.0
+"""Seconds after which the user learns what is waited for."""
 
 
 class Recorder:
@@ -52,6 +56,18 @@ class Recorder:
         if (kind or text) not in self._noticed:
             self._noticed.add(kind or text)
             self.notice(text, here)
+
+    @contextlib.contextmanager
+    def awaited(self, what: str) -> Iterator[Callable[[], None]]:
+        """Say that ``what`` is waited for, unless the block ends within a few seconds. Provides a
+        function to call if the wait is over before the block."""
+        timer = threading.Timer(SLOW, self.notice_once, (f"waiting for {what}",))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield timer.cancel
+        finally:
+            timer.cancel()
 
     def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
         self.record(events.NextAttempt(number, plan.host_names, tuple(dropped)))

@@ -113,10 +113,7 @@ def _check_devices(cluster: Section, problems: Problems) -> None:
             if len(undecided) == len(cluster.get("hosts"))
             else f"these hosts have no gpus or slots: {_some(undecided)}",
             cluster.head,
-            "cluster.gpu is the GPU's name; the number of GPUs is 'gpus: 8'"
-            if str(cluster.get("gpu", "")).isdigit()
-            else "set the number of GPUs of each host, e.g. 'gpus: 8'; with 'gpus: 0', workers use"
-            " CPUs",
+            "set the number of GPUs of each host, e.g. 'gpus: 8'; with 'gpus: 0', workers use CPUs",
         )
     if "slots" in cluster and not cpu_hosts:
         problems.add(

@@ -88,7 +88,7 @@ OVERRIDE = SectionType(
             example="[0, 1, 2, 3]",
         ),
         "gpu": Field(
-            Text(),
+            rules.GPU,
             "Name of this host's GPU in the planner's hardware table.",
             otherwise="cluster.gpu",
             example="h100",
@@ -163,7 +163,7 @@ CLUSTER = SectionType(
             example="4",
         ),
         "gpu": Field(
-            Text(),
+            rules.GPU,
             "Name of the GPU in the planner's hardware table, for `dtrain plan`.",
             otherwise="set it with `dtrain plan --gpu`",
             example="h100",

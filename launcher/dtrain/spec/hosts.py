@@ -17,6 +17,8 @@ _LOGIN = re.compile(r"\A(?:[^@]*@)?([^:@]+)(?::[0-9]+)?\Z")
 """A host as `ssh` takes it, perhaps with a user and a port. No IPv6 address matches."""
 _WRONG_CHARACTER = re.compile(r"[^A-Za-z0-9._:-]")
 
+_EMPTY = "name the machines, such as gpu[01-08]; this machine is localhost, with 'transport: local'"
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -37,13 +39,13 @@ class HostList(Type[tuple[Named, ...]]):
     def read(self, node: Node, problems: Problems, name: str) -> tuple[Named, ...] | None:
         if isinstance(node, source.Sequence):
             if self.needed and not node.items:
-                problems.add(f"{name} cannot be empty", node.place)
+                problems.add(f"{name} cannot be empty", node.place, _EMPTY)
                 return None
             return _names(node.items, problems, name)
         if isinstance(node, Scalar) and node.empty and not self.needed:
             return ()
         if not isinstance(node, Scalar) or node.empty:
-            return self.refuse(node, problems, name)
+            return self.refuse(node, problems, name, _EMPTY if self.needed else "")
         return _names([node], problems, name)
 
     def json_schema(self) -> JsonSchema:

@@ -56,8 +56,17 @@ def _set(root: Node, setting: str, line: int, problems: Problems) -> Node:
         return root
     problems.settings.add(".".join(part.text for part in path))
     value = source.compose_value(setting[end:], TextSpan(line, end + 1), problems)
-    if isinstance(value, Scalar) and value.plain and value.text in _NULL:
-        return _without(root, path) if _known(path, problems) else root
+    if isinstance(value, Scalar) and value.plain:
+        if value.text in _NULL:
+            return _without(root, path) if _known(path, problems) else root
+        if not value.text:
+            # In a file, a section without a value has its defaults.
+            key = setting[: end - 1]
+            hint = (
+                f'{key}=null removes the key; {{}}, [] and "" are an empty section, list and text'
+            )
+            problems.add(f"{key} has no value", value.place, hint)
+            return root
     return _with(root, path, value)
 
 

@@ -98,6 +98,9 @@ TOPOLOGY = pattern_text(
     r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}",
     "must be the chips of a slice along two or three axes, such as 4x4 or 2x2x4",
 )
+GPU = pattern_text(
+    r"(?![0-9]{1,3}$).+", "must be a GPU's name, such as h100; the number of GPUs is 'gpus: 8'"
+)
 VARIABLE = Text(variable, f"^{_VARIABLE}$")
 PORT = Integer(1, MAX_PORT)
 GPUS = OneOf(

@@ -269,6 +269,40 @@ def test_processes_that_a_deletion_has_ended_are_no_cause(
     assert job.ended("").reason == reason
 
 
+def test_a_pod_that_somebody_deletes_is_the_cause_and_not_the_signal(job: KubernetesJob) -> None:
+    job.job_seen(RUNS, "")
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+    job.pod_seen(replace(pod("b", 1), deleted="10:10"))
+    # The Job controller deletes the other pod because of it, and that one is faster.
+    job.pod_seen(replace(pod("a"), deleted="10:11"))
+    ends(job, "a", 143)
+    ends(job, "b", 143, "worker-1")
+    job.job_seen(FAILED, "")
+    assert job.ended("").reason == "node1: pod pod-b was deleted outside dtrain"
+
+
+def test_pods_that_a_failure_has_deleted_are_not_the_cause(job: KubernetesJob) -> None:
+    job.job_seen(RUNS, "")
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+    deleted, failed = replace(pod("a"), deleted="10:10"), Terminated(9)
+    # A list has no order of time.
+    job.listed((deleted, replace(pod("b", 1), ended=failed, state=ShownState.ENDED)))
+    ends(job, "b", 9, "worker-1")
+    job.job_seen(FAILED, "")
+    assert job.ended("").reason == "rank 1 on node1 exited with status 9"
+
+
+def test_a_pod_that_is_gone_at_once_was_deleted(job: KubernetesJob) -> None:
+    """With `kubectl delete --force`."""
+    job.job_seen(RUNS, "")
+    job.pod_seen(pod("a"))
+    job.pod_seen(pod("a"), removed=True)
+    job.job_seen(FAILED, "")
+    assert job.ended("").reason == "node0: pod pod-a was deleted outside dtrain"
+
+
 def followed_again(job: KubernetesJob) -> KubernetesJob:
     """The job as another process follows it."""
     return KubernetesJob(job.record, job.folder, Caller(), {})

@@ -166,6 +166,21 @@ def test_a_missing_permission_to_read_logs_is_reported() -> None:
     assert trouble == failed("server: GET log: pods/log is forbidden")
 
 
+def test_a_log_that_may_not_be_read_ends_with_its_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the pause before the next attempt is: a stop would last as long."""
+    for name in ("FIRST_DELAY", "LAST_DELAY"):
+        monkeypatch.setattr(reading, name, 2 * HANG)
+    forbidden = raises(ForbiddenError("server", "GET log", "pods/log is forbidden"))
+    followed, over = readers(Server(forbidden, forbidden)), threading.Event()
+    pod: Any = SimpleNamespace(name="pod", uid="uid")
+    followed.read_log(pod, Cursor(), over)
+    assert isinstance(followed.events.get(timeout=HANG), ServerNotice)
+    over.set()
+    assert followed.events.get(timeout=HANG) == LogEnded("uid", False)
+
+
 def test_a_worker_that_writes_nothing_is_no_trouble() -> None:
     quiet = raises(QuietError("server", "GET log", "timed out"))
     assert events_of_log(Server(quiet, gone)) == [LogEnded("uid", False)]

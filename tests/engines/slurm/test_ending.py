@@ -79,7 +79,13 @@ def ending(state: SlurmState | None, script: str = "", stopped_by: str = "") -> 
         ),
         (STEP_CANCELLED, "rank 0 on a was killed by SIGTERM"),
         (CRASH + ONE_FAILS, "rank 1 on a was killed by SIGSEGV"),
-        (FULL, "rank 2 on b was killed: out of memory"),
+        # Slurm does not say which process was too large.
+        (FULL, "the job ran out of memory on b"),
+        (FULL.replace("slurmstepd-b:", "slurmstepd:"), "the job ran out of memory"),
+        (
+            "srun: error: b: task 2: Killed\n" + OOM_IN_CGROUP,
+            "rank 3 on b was killed: out of memory",
+        ),
         (OOM_KILL, "rank 3 on b was killed: out of memory"),
         (OOM_IN_CGROUP, "rank 3 on b was killed: out of memory"),
     ],

@@ -11,11 +11,11 @@ import pytest
 
 from dtrain.engines.slurm.submission import hint_for
 from dtrain.node.agent.processes import processes
-from dtrain.node.slurm import commands, watchers
+from dtrain.node.slurm import commands, main, watchers
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import BatchJob, CommandResult
 from dtrain.node.slurm.main import StateWatch
-from support.node import wait_until
+from support.limits import until
 
 
 @pytest.fixture
@@ -105,6 +105,23 @@ def test_a_cluster_that_takes_no_more_jobs(
     assert "MaxJobCount" in hint_for(refused.text, "login01")
 
 
+def test_a_job_that_sbatch_has_submitted_although_it_failed(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the controller does not answer for some seconds, and reads the request later."""
+    program("sbatch", "echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1")
+    job = BatchJob("run", os.fsencode(tmp_path / "run"))
+    assert job.submit(order(tmp_path)).uncertain
+    calls = f"echo x >>{tmp_path}/calls; case $(wc -l <{tmp_path}/calls) in"
+    program("squeue", f"{calls} 1) echo down >&2; exit 1 ;; 2) ;; *) echo 7 ;; esac")
+    monkeypatch.setattr(main, "LAST_LOOK", 0.0)
+    troubles: list[CommandResult] = []
+    main.find_late(job, troubles.append)
+    assert (job.number, [one.text for one in troubles]) == ("7", ["down"])
+    program("sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
+    assert not BatchJob("other", os.fsencode(tmp_path / "other")).submit(order(tmp_path)).uncertain
+
+
 def test_variables_that_give_options_do_not_reach_the_commands(
     tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,13 +152,13 @@ def test_a_script_in_an_allocation_is_started_once_and_leaves_nothing(tmp_path: 
         assert job.submit(order(tmp_path, script)).status == 0
         assert job.number == "5"
     shell = int(first.saved(b"process").split(" ")[1])
-    wait_until((tmp_path / "fifo").exists)
+    until((tmp_path / "fifo").exists)
     assert (tmp_path / "fifo").read_text() == "up\n"
     assert first.cancel(kill=False).status == 0
     os.waitpid(shell, 0)
     assert first.saved(b"status") == "143"
     assert (tmp_path / "calls").read_text() == "begun\n"
-    wait_until(lambda: not [one for one in processes().values() if one.pgrp == shell and one.alive])
+    until(lambda: not [one for one in processes().values() if one.pgrp == shell and one.alive])
 
 
 def test_a_script_in_an_allocation_that_cannot_be_started(tmp_path: Path) -> None:
@@ -186,5 +203,5 @@ def test_watchers_that_cannot_start_leave_no_threads(
     one.on_end = lambda: ended.append(None)
     for count in (1, 2, 3):
         one.poll("5")
-        wait_until(lambda count=count: len(ended) == count)
-    wait_until(lambda: set(threading.enumerate()) <= before)
+        until(lambda count=count: len(ended) == count)
+    until(lambda: set(threading.enumerate()) <= before)

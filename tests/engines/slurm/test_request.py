@@ -38,12 +38,15 @@ own|o1|idle|128|(null)|gpu:9
 ACCEPTED = CommandAnswer("sbatch", 0, "", "sbatch: Job 7 to start at 2026-11-22T14:06:46")
 
 
-def judged(keys: str, tested: CommandAnswer = ACCEPTED) -> list[Finding]:
+def judge_of(keys: str) -> RequestJudge:
     keys += "" if "gpus:" in keys else ", gpus: 0"
     text = f"cluster: {{{keys}}}\njob: {{framework: none, script: t.py}}\n"
     spec = parse(text, "job.yaml")
-    judge = RequestJudge(spec, "login01", lambda key: position(text, "job.yaml", (), key))
-    return judge.judge(partitions.read(SCONTROL, SINFO), tested)
+    return RequestJudge(spec, "login01", lambda key: position(text, "job.yaml", (), key))
+
+
+def judged(keys: str, tested: CommandAnswer = ACCEPTED) -> list[Finding]:
+    return judge_of(keys).judge(partitions.read(SCONTROL, SINFO), tested)
 
 
 def test_partitions_are_read() -> None:
@@ -113,6 +116,25 @@ def test_a_request_is_compared_with_the_partition(keys: str, subject: str, seen:
     assert seen in "".join(finding.seen for finding in found)
 
 
+@pytest.mark.parametrize(
+    ("keys", "subjects"),
+    [
+        # sbatch accepts it, and the job would wait for ever.
+        ("slurm: {partition: gpu, time: 61h}, nodes: 1", ["slurm.time"]),
+        ("slurm: {partition: gpu, time: 60h}, nodes: 1", []),
+        ("slurm: {partition: 'cpu,gpu', time: 61h}, nodes: 1", []),
+        # The flags of a QOS may lift the limits of the partition.
+        ("slurm: {partition: gpu, time: 61h, qos: long}, nodes: 4", []),
+        ("slurm: {partition: gpu}, nodes: 4", ["nodes"]),
+        # What sbatch accepts needs no machines now: those of a cloud may be powered down.
+        ("slurm: {partition: cpu}, nodes: 2", []),
+    ],
+)
+def test_a_launch_refuses_what_slurm_lets_wait_for_ever(keys: str, subjects: list[str]) -> None:
+    found = judge_of(keys).impossible(partitions.read(SCONTROL, SINFO), ACCEPTED)
+    assert [finding.subject for finding in found] == [f"cluster.{each}" for each in subjects]
+
+
 def test_the_site_may_choose_the_partition() -> None:
     """A plugin of the site, or a variable such as SBATCH_PARTITION."""
     said = (
@@ -162,7 +184,9 @@ def test_a_controller_that_does_not_answer_has_refused_nothing(said: str, remedy
     refused = CommandAnswer("sbatch", 1, "", said)
     (finding,) = judged("slurm: {partition: gpu, options: [--exclusive]}, nodes: 1", refused)
     assert (finding.subject, finding.seen) == ("cluster.slurm", said)
-    refusal = submission.refusal(submission.HERE, SubmitRefused("sbatch", 1, said))
+    refusal = submission.refusal(submission.HERE, SubmitRefused("sbatch --a=b", 1, said))
+    assert refusal.reason.startswith(said), "the options come last: there may be hundreds"
+    assert refusal.reason.endswith("sbatch --a=b")
     assert refusal.hint.startswith(remedy)
     assert "compares the file" not in refusal.hint
 

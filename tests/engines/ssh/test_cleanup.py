@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import pytest
@@ -29,6 +30,10 @@ BYE = {"type": "bye"}
 RECORD = Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0)
 
 
+def unexpected(error: Exception) -> None:
+    raise AssertionError(error)
+
+
 @pytest.mark.parametrize(
     ("said", "clean"),
     [([GONE], True),
@@ -52,7 +57,7 @@ def test_a_host_that_has_answered_is_left_at_once(said: list[object], *, clean: 
 
     output = relay_stdout(map(encode, (HELLO, *said)))
     cleanups = Cleanups(Connection({"gpu01": output}, "gpu01"))
-    cleanups.start(RECORD, [("gpu01", 1)])
+    cleanups.start(RECORD, [("gpu01", 1)], unexpected)
     assert closed.wait(HANG)
     assert cleanups.clean == ({("gpu01", 1)} if clean else set())
     assert cleanups.pending == []
@@ -69,6 +74,21 @@ def test_a_cleanup_without_a_free_thread_fails(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     cleanups = Cleanups(ScriptedHosts({}))
-    cleanups.start(RECORD, [("gpu01", 1)])
+    reported: list[Exception] = []
+    cleanups.start(RECORD, [("gpu01", 1)], reported.append)
+    assert (cleanups.clean, cleanups.pending) == (set(), [])
+    assert str(*reported) == "can't start new thread"
+    cleanups.close()
+
+
+def test_a_bug_is_not_hidden() -> None:
+    class Faulty(ScriptedHosts):
+        def connect(self, host: Host) -> Faulty:
+            raise ZeroDivisionError
+
+    cleanups = Cleanups(Faulty({}))
+    reported: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    cleanups.start(RECORD, [("gpu01", 1)], reported.put)
+    assert isinstance(reported.get(timeout=HANG), ZeroDivisionError)
     assert (cleanups.clean, cleanups.pending) == (set(), [])
     cleanups.close()

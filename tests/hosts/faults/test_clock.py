@@ -11,7 +11,7 @@ import yaml
 from dtrain.runs.events import RelayHello
 from dtrain.runs.journal import JournalReader
 from support.faults import Field
-from support.launching import until
+from support.limits import until
 
 pytestmark = pytest.mark.netns
 Make = Callable[..., Field]

@@ -12,7 +12,7 @@ import pytest
 
 from support.cluster import job
 from support.faults import Field
-from support.launching import until
+from support.limits import until
 
 pytestmark = pytest.mark.netns
 Make = Callable[..., Field]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from support.faults import Field
-from support.launching import until
+from support.limits import until
 
 pytestmark = pytest.mark.netns
 Make = Callable[..., Field]

@@ -80,7 +80,13 @@ FOUR = {
         "kind": "mixture",
     },
     "experts, sharded": {
-        "layout": {"data": 4, "expert": 2, "sharding": "full", "recompute": "full"},
+        "layout": {
+            "data": 4,
+            "expert": 2,
+            "sharding": "full",
+            "recompute": "full",
+            "micro_batch": 1,
+        },
         "kind": "mixture",
         "stop": 1,
     },

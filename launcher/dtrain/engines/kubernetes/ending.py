@@ -40,6 +40,8 @@ class KubernetesEnding:
     pods: Sequence[PodEnding]
     failures: tuple[Failure, ...]
     """The first cause first."""
+    deleted: Pod | None = None
+    """The first pod that was deleted, if none had failed before."""
     stopped_by: str = ""
     """Source of the request to stop, such as ``Ctrl-C``."""
     finished: bool = False
@@ -52,11 +54,7 @@ class KubernetesEnding:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         again = any(ending.pod.again for ending in self.pods)
         if self.state is None and not again and all(one.cut_off for one in self.failures):
-            return Report(
-                ExitCode.JOB_FAILED,
-                f"{self.name} was deleted outside dtrain",
-                hint="another `kubectl delete`, an administrator, or a limit of the cluster",
-            )
+            return self._was_deleted(self.name)
         return self.failed()
 
     def failed(self) -> Report:
@@ -71,6 +69,8 @@ class KubernetesEnding:
                 problems=tuple(dict.fromkeys(pod.disrupted for pod in disrupted)),
                 hint=self._restart_hint,
             )
+        if self.deleted is not None:
+            return self._was_deleted(f"{self._host(self.deleted)}: pod {self.deleted.name}")
         words = [line for ending in self.pods for line in ending.words]
         if self.failures:
             first = self.failures[0]
@@ -94,6 +94,13 @@ class KubernetesEnding:
             ExitCode.JOB_FAILED,
             f"{self.name} failed" + (f": {reason}" if reason else ""),
             problems=tuple(dict.fromkeys(problems)),
+        )
+
+    def _was_deleted(self, what: str) -> Report:
+        return Report(
+            ExitCode.JOB_FAILED,
+            f"{what} was deleted outside dtrain",
+            hint="another `kubectl delete`, an administrator, or a limit of the cluster",
         )
 
     @property

@@ -69,7 +69,8 @@ class KubernetesFollower:
             if self._asked:
                 return job.finish(Report(ExitCode.INTERRUPTED, self._control.why))
             try:
-                self._launched.create(submit)
+                with job.recorder.awaited(self._launched.answer):
+                    self._launched.create(submit)
             except NodeError as error:
                 report = not_begun("created", error)
                 if problem := self._launched.problem:

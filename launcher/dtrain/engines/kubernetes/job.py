@@ -62,6 +62,8 @@ class KubernetesJob(FollowedRun):
         self._waiting: dict[str, Pod] = {}
         """Pods of a later attempt."""
         self.hosts = HostStates(self.plan, self.name, self.recorder)
+        self._deleted: list[Pod] = []
+        """Pods that were deleted before any other had failed, in the order of the deletions."""
         self._stopping = False
         self._save_due = 0.0
         self._kept_open_until = math.inf
@@ -112,6 +114,8 @@ class KubernetesJob(FollowedRun):
             # container that has started again ends again.
             pod = replace(pod, ended=known.pod.ended)
         self.hosts.pod(pod, removed=removed)
+        if (pod.deleted or removed) and not self._failed:
+            self._deleted.append(pod)
         if known is None:
             if not pod.started or removed:
                 return None
@@ -139,7 +143,8 @@ class KubernetesJob(FollowedRun):
         for uid, known in self.pods.items():
             if uid not in uids:
                 known.over.set()
-        return [new for pod in pods if (new := self.pod_seen(pod)) is not None]
+        by_deletion = sorted(pods, key=lambda pod: pod.deleted)
+        return [new for pod in by_deletion if (new := self.pod_seen(pod)) is not None]
 
     def keep(self, lines: PodLines) -> None:
         """Store and show a piece of output. Raises StorageError and AnswerError."""
@@ -217,8 +222,7 @@ class KubernetesJob(FollowedRun):
                     f"{self._host(pod)}: Kubernetes has started the failed container again, as the"
                     " runtime of the TrainJob asks; the other pods cannot go on with it"
                 )
-        failed = [pod for pod in counted if pod.ended is not None and pod.ended.exitCode]
-        over = failed or (counted if done(self.plan, counted) else [])
+        over = self._failed or (counted if done(self.plan, counted) else [])
         kept = next((pod for pod in over if pod.sidecar and pod.phase == "Running"), None)
         if kept is None:
             self._kept_open_until = math.inf
@@ -241,6 +245,16 @@ class KubernetesJob(FollowedRun):
     def _counted(self) -> list[Pod]:
         return [one.pod for one in self.pods.values() if self.hosts.counts(one.pod)]
 
+    @property
+    def _failed(self) -> list[Pod]:
+        """Pods with a process that failed."""
+        return [
+            pod
+            for pod in self._counted
+            if (pod.ended is not None and pod.ended.exitCode)
+            or any(end.status for end in self.pods[pod.uid].output.position.ends)
+        ]
+
     def _host(self, pod: Pod) -> str:
         return self.plan.hosts[pod.index].host.name
 
@@ -248,6 +262,7 @@ class KubernetesJob(FollowedRun):
         """Returns the pods whose log can be read from now on."""
         self.next_attempt(self._ending("").failed(), "all pods start again")
         self.pods.clear()
+        self._deleted.clear()
         self.hosts.begin_attempt()
         waiting, self._waiting = self._waiting, {}
         return [new for pod in waiting.values() if (new := self.pod_seen(pod)) is not None]
@@ -268,6 +283,7 @@ class KubernetesJob(FollowedRun):
             plan=self.plan,
             pods=pods,
             failures=in_order_of_blame(map(self.explained, failed)),
+            deleted=next(filter(self.hosts.counts, self._deleted), None),
             stopped_by=stopped_by,
             finished=self._finished,
         )

@@ -48,6 +48,11 @@ class LaunchedJob:
         """Why objects of a job that could not be created may still be there."""
 
     @property
+    def answer(self) -> str:
+        """What is waited for while a request is under way."""
+        return f"the API server {self._client.host} to answer"
+
+    @property
     def still_there(self) -> str:
         client, kinds = self._client, [self._kind.name, *self._file_kinds]
         objects = [f"{kind.lower()}/{self.name}" for kind in kinds]

@@ -114,6 +114,8 @@ class Pod:
     """Why Kubernetes ended the pod: evicted, preempted, a lost machine. Empty otherwise."""
     created: str = ""
     """Time in the form of RFC 3339, which sorts as text."""
+    deleted: str = ""
+    """Time at which a deletion must be done; empty if nobody has asked for one."""
     running: bool = False
     """Whether its container runs, also while the pod terminates."""
     again: bool = False
@@ -196,6 +198,7 @@ def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
         ended=container.terminated,
         disrupted=_disruption(status, container),
         created=found.metadata.creationTimestamp,
+        deleted=found.metadata.deletionTimestamp or "",
         running=whole.state.running is not None,
         again=again,
         sidecar=next(running, "") if container.terminated is not None and not again else "",

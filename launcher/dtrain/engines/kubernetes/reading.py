@@ -304,10 +304,16 @@ class Readers:
             except NotFoundError:
                 whole = False  # its stream may have ended before its container
                 break
-            except (ConnectError, AuthError, ForbiddenError) as error:
+            except ForbiddenError as error:
+                self._trouble(pod.uid, error)
+                if complete:
+                    self._send(LogEnded(pod.uid, whole=False))
+                    return
+                over.wait(backoff.next())
+            except (ConnectError, AuthError) as error:
                 whole = False
                 # Load balancers cut quiet streams, which can be opened again.
-                if failed or isinstance(error, ForbiddenError):
+                if failed:
                     self._trouble(pod.uid, error)
                 failed = True
                 self._stopped.wait(backoff.next())

@@ -15,7 +15,7 @@ from dtrain.failures.cause import Failure, Report, all_finished
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 
-_TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]{1,1000}): (.{1,200})")
+_TASKS = re.compile(r"srun: error: (\S{1,1000}): tasks? ([\d,-]{1,1000}): (.{1,200})")
 _LOST_NODE = re.compile(r"srun: error: Node failure on (\S{1,1000})")
 _STATUS = re.compile(r"Exited with exit code (\d{1,3})")
 _STEPD = r"slurmstepd(?:-(?P<host>\S{1,1000}))?: error: "
@@ -113,9 +113,14 @@ class SlurmEnding:
 
     def _failed(self, state: SlurmState) -> Report:
         hints = [failure.hint for failure in self.failures[:1] if failure.hint]
+        memory = (
+            state.state == "OUT_OF_MEMORY"
+            or _OUT_OF_MEMORY.search(self.script) is not None
+            or any(one.out_of_memory for one in self.failures)
+        )
         if self.failures:
-            reason = self.failures[0].summary
-        elif state.state == "OUT_OF_MEMORY":
+            reason = self._first_cause(memory=memory)
+        elif memory:
             reason = "the job ran out of memory"
         elif state.signal == NO_OUTPUT:
             reason = "Slurm could not open the output file of the job's script"
@@ -124,11 +129,7 @@ class SlurmEnding:
             reason = f"the job's script was killed by signal {state.signal}"
         else:
             reason = f"the job's script exited with status {state.status}"
-        if (
-            state.state == "OUT_OF_MEMORY"
-            or _OUT_OF_MEMORY.search(self.script)
-            or any(one.out_of_memory for one in self.failures)
-        ):
+        if memory:
             # Slurm enforces the job's own limit; what the kernel says comes after that.
             hints.insert(
                 0,
@@ -144,6 +145,17 @@ class SlurmEnding:
             problems=(words,) if words else (),
             hint="\n".join(dict.fromkeys(hints)),
         )
+
+    def _first_cause(self, *, memory: bool) -> str:
+        """``memory``: whether the job ran out of memory."""
+        first, *others = self.failures
+        if memory and first.ended_by == "SIGKILL":
+            known = first.out_of_memory  # otherwise the host is not known either
+            alike = [one.how == first.how for one in others if one.host == first.host or not known]
+            if any(alike):
+                # Slurm kills all processes on the host, and does not say which one was too large.
+                return "the job ran out of memory" + (f" on {first.host}" if known else "")
+        return first.summary
 
     def _ended_by_slurm(self, state: SlurmState) -> Report:
         code, hint, said = ExitCode.JOB_FAILED, "", ""
@@ -217,22 +229,28 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
     """The tasks that ``srun`` names as failed in one attempt, in its order, without those that
     Slurm ended after the first failure. ``time``: when the attempt ended, in seconds since the
     epoch."""
-    processes = step_processes(plan)
+    processes, lines = step_processes(plan), script.splitlines()
     full = {found["host"] for found in _OUT_OF_MEMORY.finditer(script)}
     if None in full and len(plan.hosts) == 1:
         full.add(plan.hosts[0].host.name)
+    # In a cgroup, the kernel kills one process, and srun names it.
+    full -= {
+        said[1]
+        for said in map(_TASKS.match, lines)
+        if said and said[3].startswith(_KILLED_BY_KERNEL)
+    }
     found: dict[int, Failure] = {}
     ended: dict[int, Failure] = {}
     stopping = False
-    for line in script.splitlines():
+    for line in lines:
         stopping |= _STOPS.match(line) is not None
         if not (said := _TASKS.match(line)):
             continue
-        status = _STATUS.match(said[2])
-        name = _SIGNALS.get(said[2].removesuffix(" (core dumped)").strip())
-        if killed := said[2].startswith(_KILLED_BY_KERNEL):
+        status = _STATUS.match(said[3])
+        name = _SIGNALS.get(said[3].removesuffix(" (core dumped)").strip())
+        if killed := said[3].startswith(_KILLED_BY_KERNEL):
             name = "SIGKILL"
-        for task in _numbers(said[1], len(processes)):
+        for task in _numbers(said[2], len(processes)):
             part, process = processes[task]
             failure = process_failure(
                 part,

@@ -68,6 +68,11 @@ class SlurmFollower:
         """Whether dtrain no longer waits for Slurm."""
         return self._force is Force.GIVE_UP
 
+    @property
+    def _goes_on(self) -> str:
+        unknown = self._job.record.job_id is None
+        return "the job may be submitted" if unknown else "the job goes on"
+
     # The connection ----------------------------------------------------------------------------
 
     def follow(self, order: Submission | None) -> Report:
@@ -92,7 +97,8 @@ class SlurmFollower:
         inside = job.record.request.allocation
         if order is not None and inside is not None:
             try:
-                allocation.check(inside, self._login.look(), len(job.plan.hosts))
+                with job.recorder.awaited(self._login.answer):
+                    allocation.check(inside, self._login.look(), len(job.plan.hosts))
             except NodeError as error:
                 return job.failed(error)
         while True:
@@ -109,11 +115,9 @@ class SlurmFollower:
             except (AnswerError, submission.SubmitError) as error:
                 return job.failed(error)
             except NodeError as error:
-                unknown = job.record.job_id is None
                 if submits and not (self._ordered and isinstance(error, ConnectError)):
                     return job.failed(error)
-                goes_on = "the job may be submitted" if unknown else "the job goes on"
-                job.recorder.notice_once(f"{error.message}; {goes_on}, connecting again")
+                job.recorder.notice_once(f"{error.message}; {self._goes_on}, connecting again")
             if self._control.left:
                 return None
             if self._gave_up:
@@ -124,7 +128,11 @@ class SlurmFollower:
         """Handle what one program sends. Whether the job is over. Raises NodeError."""
         job = self._job
         job.output.begin_connection()
-        with self._login.opened(order) as channel, self._writing_to(channel):
+        with (
+            job.recorder.awaited(self._login.answer) as answered,
+            self._login.opened(order) as channel,
+            self._writing_to(channel),
+        ):
             self._ordered = True
             # Requests that came before the writer had this connection are lost.
             if self._control.left or self._gave_up:
@@ -136,6 +144,8 @@ class SlurmFollower:
                         job.keep(frame)
                     elif self._handle(messages.read_message(frame.body)):
                         return True
+                    if job.record.job_id is not None:
+                        answered()
                     self._watch()
             except ProtocolError as error:
                 raise AnswerError(self._login.name, "following the job", error) from None
@@ -180,7 +190,7 @@ class SlurmFollower:
                     job.recorder.notice_once(said)
                 elif not self._unanswered:
                     self._unanswered = True
-                    job.recorder.notice(f"{said}; the job goes on, trying again")
+                    job.recorder.notice(f"{said}; {self._goes_on}, trying again")
             case messages.Cancelling():
                 job.cancelling(self._control.why, kill=self._force >= Force.KILL)
             case messages.FromMachine(host, StreamFound() as found):

@@ -77,16 +77,15 @@ def examine(
 def before_launch(
     request: Request, transport: Transport, stopped: Callable[[], bool]
 ) -> tuple[Finding, ...]:
-    """What the cluster's machines can never give of the request, which takes less than a second.
-    Nothing if Slurm would start the job, or does not answer: the submission tells. For ``stopped``
-    see `everywhere`."""
+    """Why the job could never start, which takes less than a second to find. Nothing if Slurm does
+    not answer: the submission tells. For ``stopped`` see `everywhere`."""
     plan = build(request.spec())
 
     def look(shell: LoginShell) -> tuple[Finding, ...]:
         tested, judge = _tested(request, plan, shell)
-        if not tested.status or is_unanswered(tested.words):
+        if tested.status != 0 and is_unanswered(tested.words):
             return ()
-        return tuple(judge.impossible(shell.partitions()))
+        return tuple(judge.impossible(shell.partitions(), tested))
 
     found = _on_login(request, transport, look, 3 * LIMIT, stopped)
     return () if isinstance(found, NodeError) else found

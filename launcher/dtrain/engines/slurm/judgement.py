@@ -53,13 +53,15 @@ class RequestJudge:
             found.append(self.refusal(tested))
         return found
 
-    def impossible(self, partitions: Sequence[Partition]) -> list[Finding]:
-        """What the machines can give neither now nor later. Nothing if a partition shows no
-        machines: those of a cloud may be powered down."""
-        possible = chosen(partitions, self._slurm.partition)
-        if not all(one.machines for one in possible):
-            return []
-        return _fewest_errors(list(self._machines(one)) for one in possible)
+    def impossible(self, partitions: Sequence[Partition], tested: CommandAnswer) -> list[Finding]:
+        """Limits that sbatch may ignore, and of a refused job what the machines can give neither
+        now nor later. Nothing about machines if a partition shows none: those of a cloud may be
+        powered down."""
+        possible = chosen(partitions, self._partition_names(tested))
+        machines = tested.status != 0 and all(one.machines for one in possible)
+        return _fewest_errors(
+            [*self._limits(one), *(self._machines(one) if machines else ())] for one in possible
+        )
 
     def free(self, partitions: Sequence[Partition], tested: CommandAnswer) -> bool:
         """Whether enough machines may be free now."""
@@ -123,7 +125,8 @@ class RequestJudge:
 
     def _limits(self, partition: Partition) -> Iterator[Finding]:
         slurm, name = self._slurm, partition.name
-        if slurm.time and partition.max_time and slurm.time > partition.max_time:
+        bound = slurm.qos is None  # a QOS may lift the limits of its partition
+        if bound and slurm.time and partition.max_time and slurm.time > partition.max_time:
             limit = duration(partition.max_time)
             yield self._error(
                 "slurm.time",
@@ -142,7 +145,7 @@ class RequestJudge:
                 hint_for("account", self.login),
             )
         nodes = len(self.spec.cluster.hosts)
-        if partition.max_nodes is not None and nodes > partition.max_nodes:
+        if bound and partition.max_nodes is not None and nodes > partition.max_nodes:
             yield self._error(
                 "nodes",
                 f"{nodes} machines are more than a job in partition {name} may have",

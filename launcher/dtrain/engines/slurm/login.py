@@ -43,6 +43,11 @@ class Login:
         return self._host.name
 
     @property
+    def answer(self) -> str:
+        """What is waited for while nothing arrives."""
+        return f"Slurm on {self.name} to answer"
+
+    @property
     def is_here(self) -> bool:
         return self._host.transport == "local"
 

@@ -50,6 +50,9 @@ _IDENTITY = (
     "  dtrain_rank=$SLURM_PROCID dtrain_local_rank=$SLURM_LOCALID dtrain_node_rank=$SLURM_NODEID",
 )
 
+_OUTPUT = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
+"""Begins the names of the files of one process."""
+
 _OF_A_JOB = re.compile(
     "--(output|error|input|open-mode|mail-.*|dependency|begin|hold|deadline|time-min|parsable|wait"
     "|quiet|verbose|get-user-env|ignore-pbs|kill-on-invalid-dep|comment)"
@@ -239,6 +242,7 @@ def _function(name: str, plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[st
         archive = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/runtime.zip")
         yield f'  ln -s {archive} "$DTRAIN_RUN_DIR" 2>/dev/null'
     yield "  export DTRAIN_RUN_DIR"
+    yield f"  exec >>{_OUTPUT}.out 2>>{_OUTPUT}.err"
     lines = [*prepared(plan, part), *common]
     for variable, value in part.node_variables.items():
         if value.kind == "interface":
@@ -267,20 +271,19 @@ def _gpus(count: int) -> Iterator[str]:
 def _exec(plan: LaunchPlan, process: Process) -> Iterator[str]:
     """Lines that replace the shell with the program. Under pyxis, the shell is in the container
     already."""
-    output = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
     if _by_pyxis(plan):
         yield '  if [ -n "$dtrain_pyxis" ]; then'
         if "HOME" not in plan.job.env:
             yield '    HOME="$DTRAIN_RUN_DIR"'
         if plan.run:
-            yield f"    echo $$ >{output}.pid"
+            yield f"    echo $$ >{_OUTPUT}.pid"
         direct = command(replace(process, container=()))
-        yield f"    exec {direct} >>{output}.out 2>>{output}.err"
+        yield f"    exec {direct}"
         yield "  fi"
     if plan.run:
         yield "  # For dtrain's watcher on this machine."
-        yield f"  echo $$ >{output}.pid"
-    yield f"  exec {command(process)} >>{output}.out 2>>{output}.err"
+        yield f"  echo $$ >{_OUTPUT}.pid"
+    yield f"  exec {command(process)}"
 
 
 def _srun(

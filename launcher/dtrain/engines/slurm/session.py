@@ -52,7 +52,9 @@ class SlurmEngine:
             login = Login(self._transport, record)
             job = SlurmJob(record, folder, self._caller, secret_values)
             plan = job.plan
-            if errors := self._check(job.recorder):
+            with job.recorder.awaited(login.answer):
+                errors = self._check(job.recorder)
+            if errors:
                 reason, hint = refusal(errors)
                 return job.finish(Report(ExitCode.NODE_FAILED, reason, hint=hint))
             try:

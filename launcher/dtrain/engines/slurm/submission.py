@@ -32,11 +32,14 @@ _HINTS = {
     "unable to contact": "the controller is down or cannot be reached; `scontrol ping` shows it",
     "temporarily unable": "Slurm has as many jobs as its configuration allows (MaxJobCount), or is"
     " busy; launch again later",
-    "no answer within": "the controller is slow; `squeue --user=$USER` shows if the job exists",
+    **dict.fromkeys(
+        ("no answer within", "timed out"),
+        "the controller is slow; `squeue --user=$USER` shows if the job exists",
+    ),
 }
 _NO_SLURM = ("not found", "configuration source", "unable to process configuration")
 """In what a command says on a machine without Slurm's commands, or without its configuration."""
-_NO_ANSWER = ("unable to contact", "no answer within")
+_NO_ANSWER = ("unable to contact", "no answer within", "timed out")
 """In what a command says if the controller does not answer."""
 HERE = "this machine"
 
@@ -74,8 +77,7 @@ def hint_for(said: str, host: str) -> str:
 
 def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
     """The error for a submission that Slurm refused, with its own words."""
-    where = "Slurm's answer" if said.status != 127 else "the command"
-    reason = f"{said.command} ended with status {said.status}\n{where}: {said.text}"
+    reason = f"{said.text}\nthe command, which ended with status {said.status}: {said.command}"
     hint = hint_for(said.text, host)
     if not is_unanswered(said.text):
         hint = f"{hint}\n`dtrain check FILE` compares the file with the partition".lstrip()

@@ -7,7 +7,7 @@ cleanup reports nothing: no observer, no journal, no output.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -43,12 +43,21 @@ class CleanupLink:
     """Tries to reach a host until `close`, only to kill its processes of one attempt."""
 
     def __init__(
-        self, transport: Transport, plan: LaunchPlan, part: HostPlan, *, run: str, attempt: int
+        self,
+        transport: Transport,
+        plan: LaunchPlan,
+        part: HostPlan,
+        report: Callable[[Exception], None],
+        *,
+        run: str,
+        attempt: int,
     ) -> None:
-        """``run`` is the attempt's name on hosts."""
+        """``run`` is the attempt's name on hosts. ``report`` gets what only a bug, or a limit of
+        this machine, raises."""
         self.host = part.host.name
         self.attempt = attempt
         self.state = Cleanup.PENDING
+        self._report = report
         self._sequence = MessageSequence(part, plan.world_size)
         self._closed = threading.Event()
         self._commands = CommandWriter[Command](lambda: PingLimit.STOPPING, self._fail)
@@ -87,6 +96,7 @@ class CleanupLink:
 
     def _fail(self, bug: Exception) -> None:
         self.state = Cleanup.FAILED
+        self._report(bug)
 
     def _follow(self, relay: RelayChannel) -> None:
         self._sequence.begin_relay()
@@ -124,15 +134,21 @@ class Cleanups:
         self._transport = transport
         self._links: list[CleanupLink] = []
 
-    def start(self, record: Record, uncleaned: Iterable[tuple[str, int]]) -> None:
-        """End leftover processes. ``uncleaned`` has pairs of a host and an attempt's number."""
+    def start(
+        self,
+        record: Record,
+        uncleaned: Iterable[tuple[str, int]],
+        report: Callable[[Exception], None],
+    ) -> None:
+        """End leftover processes. ``uncleaned`` has pairs of a host and an attempt's number. For
+        ``report`` see `CleanupLink`."""
         cluster = record.request.spec().cluster
         hosts = {host.name: host for host in cluster.hosts + cluster.spares}
         for name, number in uncleaned:
             then = replace(record, attempt=number)
             part = HostPlan(hosts[name], 0, {}, (), "~")
             link = CleanupLink(
-                self._transport, then.plan(), part, run=then.on_hosts, attempt=number
+                self._transport, then.plan(), part, report, run=then.on_hosts, attempt=number
             )
             link.start()
             self._links.append(link)

@@ -16,6 +16,7 @@ from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.cleanup import Cleanups
 from dtrain.engines.ssh.context import AttemptContext
+from dtrain.engines.ssh.guarded import fault
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.failures.cause import Report
@@ -56,6 +57,9 @@ class _Run:
     secrets: Mapping[str, str]
     """Those that this process knows. Without all of ``job.secrets``, the job cannot restart."""
 
+    def report_fault(self, error: Exception) -> None:
+        self.recorder.notice_once(fault(error, self.folder.path).message)
+
 
 class SshEngine:
     """A launch, or an earlier run that this process takes over. `run` and `attach` block until the
@@ -94,7 +98,7 @@ class SshEngine:
             run = _Run(record, folder, Recorder(folder, self._caller.observer), None, secrets)
             plan = record.plan()
             self._known = set(plan.host_names)
-            self._cleanups.start(run.record, run.record.leftovers)
+            self._cleanups.start(run.record, run.record.leftovers, run.report_fault)
             return self._run_attempts(run, lambda: self._reattach(run, plan))
 
     # Attempts ----------------------------------------------------------------------------------
@@ -119,7 +123,7 @@ class SshEngine:
                     if decision.why:
                         run.recorder.notice(f"not restarted: {decision.why}")
                     break
-                self._cleanups.start(run.record, uncleaned)
+                self._cleanups.start(run.record, uncleaned, run.report_fault)
                 failed = events.AttemptFailed(run.record.attempt, results[-1], report)
                 run.recorder.record(failed)
                 so_far = completed(report, run.record, run.folder)
@@ -180,7 +184,7 @@ class SshEngine:
         Hosts must be reachable within ``job.restart.node_timeout``. Returns whether all are clean.
         """
         run = _Run(record, folder, Recorder(folder, self._caller.observer), None, {})
-        self._cleanups.start(run.record, run.record.leftovers)
+        self._cleanups.start(run.record, run.record.leftovers, run.report_fault)
         begun = time.monotonic()
         until = begun + self._spec.job.restart.node_timeout
         notified = False

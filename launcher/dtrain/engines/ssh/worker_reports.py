@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -24,11 +25,16 @@ class WorkerReports:
         self._host = part.host
         self._connection = connection
         self._tensorboard: Forward | None = None
+        self._lock = threading.Lock()
+        self._closed = False
 
     def close(self) -> None:
+        """Reports may still arrive in the thread that reads them."""
         self.progress.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        with self._lock:
+            self._closed = True
+            if self._tensorboard is not None:
+                self._tensorboard.close()
 
     def add(self, file: str, fields: Any) -> bool:
         """As `ProgressReports.add`."""
@@ -36,7 +42,9 @@ class WorkerReports:
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
             wanted = "DTRAIN_TENSORBOARD" in self._context.plan.job.env
             if wanted and self._tensorboard is None and fields.get("event") == "tensorboard":
-                self._show_tensorboard(int(fields["port"]))
+                with self._lock:
+                    if not self._closed:
+                        self._show_tensorboard(int(fields["port"]))
         return active
 
     def _show_tensorboard(self, port: int) -> None:

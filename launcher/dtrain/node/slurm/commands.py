@@ -30,6 +30,8 @@ LIMIT = 60.0
 """Seconds for one command. A busy controller may take as long as that."""
 HAS_ENDED = ("Invalid job id", "already completing or completed")
 """What scancel says about a job that is over."""
+_UNCERTAIN = ("timed out", "no answer within", "zero bytes were transmitted", "reset by peer")
+"""In what sbatch says if the controller may have its request nevertheless."""
 FAILED, NOT_FOUND, TIMED_OUT = 1, 127, 124
 MAX_TEXT = 16 << 10
 
@@ -51,6 +53,11 @@ class CommandResult:
         self.command = command
         self.status = status
         self.text = text
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether Slurm may do what the command asks, although it failed."""
+        return self.status != 0 and any(words in self.text.lower() for words in _UNCERTAIN)
 
 
 class BatchJob:
@@ -79,10 +86,6 @@ class BatchJob:
                 # It holds the lock too: it goes on if this program is killed.
                 variables = environment(order, own_variables())
                 answer = _run(command, expand(order["workdir"]), variables, (lock,))
-                if answer.status == TIMED_OUT:
-                    queued = self._queued()
-                    if queued.text and not queued.status:
-                        answer = queued
                 if answer.status:
                     return answer
                 # A site's plugins may print more.

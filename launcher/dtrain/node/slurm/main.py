@@ -31,7 +31,7 @@ from dtrain.node.slurm.watchers import Watchers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO, TypeVar
+    from typing import BinaryIO, Callable, TypeVar
 
     from dtrain.node.importer import Importer
     from dtrain.node.slurm.orders import FirstOrder, LaterOrder
@@ -102,18 +102,16 @@ class JobRelay:
         job = AllocationScript(run, folder, allocation) if allocation else BatchJob(run, folder)
         if order["op"] != "submit":
             job.number = order["job"] or job.number
-        while not job.number:
-            found = job.find()
-            if not found.status:
-                break
-            self._report(found)
-            if order["op"] in ("look", "end"):
-                return
-            time.sleep(LAST_LOOK)
+        patient = order["op"] not in ("look", "end")
+        if not find(job, self._report, patient=patient):
+            return
         if order["op"] == "submit" and not job.number:
             with self._submitting:
                 answer = job.submit(order)
-            if answer.status:
+            if answer.uncertain:
+                self._channel.report("trouble", command="sbatch", text=answer.text)
+                find_late(job, self._report)
+            if answer.status and not job.number:
                 self._channel.report(
                     "refused", command=answer.command, status=answer.status, text=answer.text
                 )
@@ -209,6 +207,29 @@ class JobRelay:
         # The launcher leaves, or its connection broke; the job goes on.
         self._submitting.acquire()
         os._exit(0)
+
+
+def find(job: BatchJob, report: Callable[[CommandResult], None], *, patient: bool) -> bool:
+    """Set the number of a job that was submitted. ``patient``: ask until Slurm answers. Whether it
+    has answered."""
+    while not job.number:
+        found = job.find()
+        if not found.status:
+            break
+        report(found)
+        if not patient:
+            return False
+        time.sleep(LAST_LOOK)
+    return True
+
+
+def find_late(job: BatchJob, report: Callable[[CommandResult], None]) -> None:
+    """Look for a job that the controller may have accepted although sbatch failed. The first answer
+    of a controller that wakes up may come before the job."""
+    for _ in range(2):
+        if not job.number:
+            time.sleep(LAST_LOOK)
+            find(job, report, patient=True)
 
 
 def taken(waiting: queue.SimpleQueue[_Item]) -> Iterator[_Item]:

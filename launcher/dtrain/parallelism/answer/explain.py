@@ -20,7 +20,7 @@ MEMORY_PARTS = {
     "gathered": "gathered layers",
     "temporary": "temporary buffers",
     "communication": "communication buffers",
-    "context": "CUDA context",
+    "context": "device context",
     "fragmentation": "fragmentation",
 }
 """Titles of the fields of `Memory` that are in its total."""
@@ -38,11 +38,6 @@ TIME_PARTS = {
     "other": "data loading, logging",
 }
 """Titles of the fields of `StepTime`."""
-ORDER = (
-    "by time, plus 4 % for each split of layers or sequences, 3 % for a GPU more than 93 % full, "
-    "and 50 % for offload"
-)
-"""The order of layouts, for users."""
 SHARDING = {
     "none": "none",
     "optimizer": "ZeRO-1",
@@ -231,6 +226,14 @@ def columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
         for title, values in every.items()
         if title not in optional or {*values} - {1, "none", "no"}
     }
+
+
+def order(candidates: Sequence[Candidate]) -> str:
+    """Return how the layouts of a table are ordered."""
+    extra = ["4 % for each split of layers or sequences", "3 % for a GPU more than 93 % full"]
+    if any(one.layout.offload for one in candidates):
+        extra.append("50 % for offload")
+    return f"by time, plus {either(extra, 'and')}"
 
 
 # Numbers with their units.
