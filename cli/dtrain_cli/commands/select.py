@@ -53,7 +53,6 @@ def filters(
 
 
 def _hosts_of_ranks(plan: LaunchPlan) -> list[str]:
-    """The host of each rank."""
     return [
         part.host.name
         for part in plan.hosts

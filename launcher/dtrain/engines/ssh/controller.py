@@ -269,7 +269,6 @@ class SshEngine:
 
 
 def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:
-    """Describes the next attempt and its hosts."""
     then = record.after(decision)
     listed = len(record.request.spec().cluster.hosts)
     return restart.next_attempt(decision, then.attempt, record.spec(), then.spec(), listed)
