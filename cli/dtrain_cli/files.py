@@ -46,17 +46,18 @@ def writable(path: Path, begins: str | tuple[str, ...] = "") -> bool:
     return content is not None
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, public: bool = False) -> None:
     """Replace the file's content with ``text`` atomically.
 
     An existing file keeps its mode, and its owner and group if permissions allow; links to it stay
-    valid. Raises UsageError, naming the file, if it is not a plain file or cannot be written.
+    valid. With ``public``, all users may read a new file, whatever the umask. Raises UsageError,
+    naming the file, if it is not a plain file or cannot be written.
     """
     target = _target(path)
     draft = target.with_name(f".dtrain-{token_hex(8)}")
     try:
         try:
-            _create(draft, target, text.encode("utf-8", "surrogateescape"))
+            _create(draft, target, text.encode("utf-8", "surrogateescape"), public=public)
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)
@@ -108,7 +109,7 @@ def _reason(error: Exception) -> str:
     return (reason or str(error)).lower()
 
 
-def _create(draft: Path, target: Path, data: bytes) -> None:
+def _create(draft: Path, target: Path, data: bytes, *, public: bool) -> None:
     """Write and sync a new file that will replace ``target``."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     now = target.stat() if target.exists() else None
@@ -120,4 +121,6 @@ def _create(draft: Path, target: Path, data: bytes) -> None:
             with suppress(PermissionError):
                 os.fchown(file.fileno(), now.st_uid, now.st_gid)
             os.fchmod(file.fileno(), stat.S_IMODE(now.st_mode))
+        elif public:
+            os.fchmod(file.fileno(), 0o644)
         os.fsync(file.fileno())

@@ -30,14 +30,15 @@ def test_bytes_are_read_back_unchanged(path: Path, data: bytes) -> None:
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_a_new_file_has_the_default_mode(path: Path) -> None:
+@pytest.mark.parametrize(("public", "mode"), [(False, 0o640), (True, 0o644)])
+def test_a_new_file_has_the_default_mode(path: Path, public: bool, mode: int) -> None:
     assert read_text(path) is None
     mask = os.umask(0o027)
     try:
-        write_text(path, "a: 1\n")
+        write_text(path, "a: 1\n", public=public)
     finally:
         os.umask(mask)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert stat.S_IMODE(path.stat().st_mode) == mode
     assert read_text(path) == "a: 1\n"
 
 

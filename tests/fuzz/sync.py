@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -35,12 +34,9 @@ def receiver_output(random: Random) -> bytes:
         replies[random.randrange(2)] = refused
     if random.random() < 0.1:
         replies.reverse()
-    texts = [mutated(random, one) for one in replies]
-    lengths = [random.choice((len(text),) * 20 + (0, 3, 1 << 20, (1 << 32) - 1)) for text in texts]
-    frames = b"".join(
-        struct.pack(">I", length) + text for length, text in zip(lengths, texts, strict=True)
-    )
-    return damaged(random, random.choice((b"", b"Welcome\n")) + PREAMBLE + frames)
+    ends = (b"\n",) * 20 + (b"", b" " * (2 << 20))
+    lines = b"".join(mutated(random, one) + random.choice(ends) for one in replies)
+    return damaged(random, random.choice((b"", b"Welcome\n")) + PREAMBLE + lines)
 
 
 def deliver(data: bytes) -> None:

@@ -109,7 +109,7 @@ def test_endless_noise_ends() -> None:
     with pytest.raises(ProtocolError, match="without an end"):
         Incoming(ScriptedProcess(b"x" * 5000)).until(b"\n", 4000)
     with pytest.raises(EOFError):
-        Incoming(ScriptedProcess(b"abc")).exactly(4)
+        Incoming(ScriptedProcess(b"abc")).until(b"\n", 4000)
 
 
 @pytest.mark.parametrize(

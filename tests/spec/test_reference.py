@@ -5,9 +5,9 @@ from importlib.resources import files
 import pytest
 
 from dtrain.spec.clusterfile import CLUSTER_FILE
-from dtrain.spec.reference import keys, reference
 from dtrain.spec.schema import SectionType
 from dtrain.spec.source import compose
+from generated_pages import keys, reference
 
 FIELDS = {
     path: field for path, field in keys(CLUSTER_FILE) if not isinstance(field.type, SectionType)

@@ -63,7 +63,6 @@ def _plan(spec: ClusterFile) -> LaunchPlan:
 
 
 def _hosts_of_ranks(plan: LaunchPlan) -> list[str]:
-    """The host of each rank."""
     return [
         part.host.name
         for part in plan.hosts

@@ -7,11 +7,9 @@ the goodput and writes the files. A failure to export never ends the run.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
 from dtrain.diagnostics import DtrainError, UsageError
@@ -23,7 +21,7 @@ from dtrain.runs.progress import Pace, Progress, speaker
 from dtrain.session.observer import Observer
 from dtrain_cli.export.metrics_server import serve
 from dtrain_cli.export.scalars import Scalars, check_scalars
-from dtrain_cli.files import METRICS, writable
+from dtrain_cli.files import METRICS, writable, write_text
 from dtrain_cli.views import open_metrics
 from dtrain_cli.views.open_metrics import Metrics
 
@@ -56,9 +54,7 @@ class Exports(Observer):
             check_scalars(scalars)
         if file is not None:
             writable(file, METRICS)
-            # Of a link, the file that it names is replaced.
-            self._file = file.resolve()
-            _write(self._file, "# EOF\n")
+            write_text(file, "# EOF\n", public=True)
         self._server = serve(port, self._text) if port is not None else None
         self._threads = [threading.Thread(target=self._tick, daemon=True)]
         if self._server is not None:
@@ -144,7 +140,7 @@ class Exports(Observer):
                 due = begin + (time.monotonic() - begin) / BUSY
             if self._file is not None:
                 with contextlib.suppress(UsageError):  # the next write may succeed
-                    _write(self._file, self._text())
+                    write_text(self._file, self._text(), public=True)
             if self._scalars is not None:
                 self._scalars.write()
 
@@ -156,23 +152,3 @@ class Exports(Observer):
             found = goodput(self._records, time.time())
             with self._lock:
                 self._metrics.goodput = found
-
-
-def _write(path: Path, content: str) -> None:
-    """Replace a file, so that a reader never sees half of it. Raises UsageError."""
-    draft = None
-    try:
-        # A name that nobody can guess: other users may write to the folder.
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            draft = Path(file.name)
-            file.write(content.encode())
-            os.fchmod(file.fileno(), 0o644)  # of the file, not of a link that has replaced it
-        draft.replace(path)
-    except OSError as error:
-        if draft is not None:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-        raise UsageError(
-            f"--metrics-file {path}: cannot write: {error.strerror}",
-            hint="name a file in a folder that you can write to",
-        ) from None

@@ -10,7 +10,6 @@ from dtrain.messages.telemetry import GpuSample, Sample
 from dtrain.records import dataclass
 from dtrain.runs import events
 from dtrain.runs.observed import ObservedAttempt, ObservedRun
-from dtrain.runs.progress import Progress
 from dtrain.runs.shown_state import BAD, ShownState
 from dtrain.wording import counted
 from dtrain_cli.views import names
@@ -52,7 +51,6 @@ class Board:
     known: ObservedRun = field(default_factory=ObservedRun)
     hosts: dict[str, HostRow] = field(default_factory=dict)
     progress: ProgressLine = field(default_factory=ProgressLine)
-    last: Progress | None = None
     trend: list[float] = field(default_factory=list)
     """The mean use of the GPUs in percent, every `TREND_STEP` seconds, the last one last."""
     trend_due: float = 0.0
@@ -71,9 +69,8 @@ class Board:
             case events.HostState(host, state) if host in self.hosts:
                 self.hosts[host].state = state
                 return True
-            case events.ProgressReported(_, report) if self.progress.add(report):
-                self.last = report
-                return True
+            case events.ProgressReported(_, report):
+                return self.progress.add(report)
             case events.Sampled(host, sample):
                 self._sampled(host, sample, now)
         return False
@@ -81,7 +78,7 @@ class Board:
     def _expect(self, plan: LaunchPlan) -> None:
         """The hosts and workers of a new attempt."""
         self.workers = plan.world_size
-        self.progress, self.last = ProgressLine(), None
+        self.progress = ProgressLine()
         self.progress.expect(plan)
         self.hosts = {
             part.host.name: HostRow(part.host.name, part.host.gpus) for part in plan.hosts

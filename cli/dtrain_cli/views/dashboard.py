@@ -112,7 +112,7 @@ def _head(board: Board, columns: int, now: float) -> list[Text]:
 
 def _progress(board: Board, text: str, columns: int) -> Text:
     line = Text(f" {clean(text)}")
-    last = board.last
+    last = board.progress.last
     room = columns - line.cell_len - 2
     if last is not None and last.total and room >= 12:
         part = min(1.0, last.step / last.total)

@@ -18,7 +18,8 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self._pace = Pace()
-        self._last: Progress | None = None
+        self.last: Progress | None = None
+        """The last report of that process."""
         self._expected: Expected | None = None
         self._gpus = 0
 
@@ -28,12 +29,12 @@ class ProgressLine:
 
     def add(self, report: Progress) -> bool:
         """Return whether ``report`` represents the job."""
-        if self._last is None or report.order < self._last.order:
+        if self.last is None or report.order < self.last.order:
             self._pace = Pace()
-        elif report.order > self._last.order:
+        elif report.order > self.last.order:
             return False
         self._pace.add(report)
-        self._last = report
+        self.last = report
         return True
 
     @property
@@ -51,7 +52,7 @@ class ProgressLine:
 
     def _parts(self) -> list[tuple[int, str]]:
         """Each with its rank: parts of rank 0 are the most important."""
-        report, pace = self._last, self._pace
+        report, pace = self.last, self._pace
         if report is None:
             return []
         of = f" of {report.total:,}" if report.total is not None else ""

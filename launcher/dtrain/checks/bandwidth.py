@@ -36,8 +36,6 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFabric:
-    """All measurements."""
-
     backend: str
     collectives: tuple[Collective, ...]
     links: Mapping[tuple[str, str], float]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,46 +10,23 @@ from dtrain.failures.cause import Failure, Report
 from dtrain.failures.launchers import root_rank
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan, Process
-from dtrain.runs import events
-from dtrain.runs.folder import RunFolder
 from dtrain.runs.log_store import tail
-from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.storage import StorageError
-from dtrain.session.beginning import save
-from dtrain.session.caller import Caller
 from dtrain.session.failure_output import explained
-from dtrain.session.finishing import completed, finish
-from dtrain.session.notifications import Notifications
-from dtrain.session.recorder import Recorder
+from dtrain.session.run import Run
 
 _SUMMARY = 64 << 10
 """Bytes at the end of a torchrun's stderr, which has its summary."""
 
 
-class FollowedRun:
-    """Its record, journal and notifications, and the plan and the folder of its current attempt.
-    Only the thread that follows the run calls it."""
-
-    def __init__(
-        self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
-    ) -> None:
-        """``secrets`` are for notifications."""
-        self.record, self.folder = record, folder
-        self.plan = record.plan()
-        self.recorder = Recorder(folder, caller.observer)
-        self._caller = caller
-        self._notifications = Notifications(record.request, folder, self.recorder, secrets)
+class FollowedRun(Run):
+    """What Slurm and Kubernetes have in common."""
 
     def begun(self, how: str) -> None:
         """The other system has the job."""
         self.recorder.notice(how)
         self._caller.on_running(self.record.run)
-
-    def change(self, **fields: Any) -> None:
-        """Save the record with new values. Raises StorageError."""
-        self.record = replace(self.record, **fields)
-        self.plan = save(self.record, self.folder)
 
     def next_attempt(
         self, report: Report, then: str, *, step: int | None = None, **fields: Any
@@ -58,15 +34,10 @@ class FollowedRun:
         """Another attempt follows the one that ended with ``report``. ``then``: what happens now;
         ``step``: the last one that a worker reported; ``fields``: changes of the record."""
         number = self.record.attempt
-        report = completed(report, self.record, self.folder)
         culprit = report.failures[0].host if report.failures else None
-        result = AttemptResult(ran=True, step=step, culprit=culprit)
-        self.recorder.record(events.AttemptFailed(number, result, report))
-        self._notifications.send("restarted", number, report)
+        self.attempt_failed(report, AttemptResult(ran=True, step=step, culprit=culprit))
         self.recorder.notice(f"{report.reason}; {then} (restart {number})")
-        self.change(attempt=number + 1, **fields)
-        self.folder = replace(self.folder, attempt=number + 1)
-        self.recorder.next_attempt(number + 1, self.plan)
+        self.begin_attempt(replace(self.record, attempt=number + 1, **fields))
 
     def left_over(self) -> None:
         """The attempt may not have ended: `dtrain stop` tries again."""
@@ -88,16 +59,7 @@ class FollowedRun:
         return explained(root_rank(failure, stderr), logs)
 
     def leave(self) -> Report:
-        """The job goes on without this process."""
-        self._notifications.close()
-        self._caller.observer.on_event(events.RunLeft(self.record.run))
-        return Report(ExitCode.INTERRUPTED, "left", logs=str(self.folder.path))
-
-    def finish(self, report: Report) -> Report:
-        """Record the end of the run, and notify about it."""
-        report = completed(report, self.record, self.folder)
-        finish(report, self.record, self.recorder, self._notifications)
-        return report
+        return self.left(Report(ExitCode.INTERRUPTED, "left"))
 
 
 def process_failure(

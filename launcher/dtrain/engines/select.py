@@ -18,7 +18,6 @@ from dtrain.transport.select import Transports
 
 @contextmanager
 def engine(request: Request, caller: Caller) -> Iterator[Engine]:
-    """The engine of a launch."""
     if request.spec().cluster.kubernetes is not None:
         from dtrain.engines.kubernetes.session import KubernetesEngine
 

@@ -67,5 +67,4 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
 
 
 def rank_environment(world: World, node_rank: int, local_rank: int) -> dict[str, str]:
-    """Variables of one rank."""
     return {"RANK": world.rank(node_rank, local_rank), "LOCAL_RANK": world.local_rank(local_rank)}

@@ -37,7 +37,6 @@ def node_environment(world: World, node_rank: int) -> dict[str, str]:
 
 
 def rank_environment(world: World, node_rank: int, local_rank: int) -> dict[str, str]:
-    """Variables of one rank."""
     own = ranks.rank_environment(world, node_rank, local_rank)
     return {**own, "ROLE_RANK": own["RANK"]}
 

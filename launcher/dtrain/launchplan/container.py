@@ -59,8 +59,6 @@ class Enclosure:
 
 @dataclass(frozen=True, slots=True)
 class ContainerProcess:
-    """One process to run in a container."""
-
     name: str
     """Of the container: unique on the host."""
     environment: Mapping[str, str]

@@ -43,8 +43,6 @@ DialTarget = tuple[str, str, str, int, str | None]
 
 
 class ProbeFailed(TypedDict):
-    """A probe that failed."""
-
     error: _Text
 
 
@@ -366,8 +364,6 @@ class ComputeMeasured(TypedDict):
 
 
 class RankMeasured(TypedDict):
-    """The measurements of one rank."""
-
     failed: Literal[""]
     backend: Name
     all: tuple[tuple[_Bytes, _Duration], ...]

@@ -7,9 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from dtrain.diagnostics import ConnectError, NodeError
+from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.session.liveness import PingLimit, RelayLiveness
 from dtrain.transport import node_program
@@ -50,6 +51,13 @@ class RelayChannel:
         """
         while data := self._read():
             yield from self._decoder.feed(data)
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """As `frames`, of a relay that no output was requested from."""
+        for frame in self.frames():
+            if isinstance(frame, protocol.Data):
+                raise ProtocolError("unrequested output of a worker")
+            yield frame.body
 
     def follow(
         self,

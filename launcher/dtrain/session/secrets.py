@@ -39,7 +39,6 @@ def known_secrets(spec: ClusterFile, known: Mapping[str, str]) -> dict[str, str]
 
 
 def secret_names(spec: ClusterFile) -> tuple[str, ...]:
-    """The names of all secrets of a cluster file."""
     webhook = spec.notify.webhook if spec.notify is not None else None
     return (*spec.job.secrets, *((webhook,) if webhook is not None else ()))
 

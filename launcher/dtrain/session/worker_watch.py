@@ -47,8 +47,6 @@ class Silence(Enum):
 
 
 class WatchedHost(Protocol):
-    """One host of the job."""
-
     evidence: HostEvidence
 
     @property

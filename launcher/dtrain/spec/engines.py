@@ -147,16 +147,6 @@ FEATURES = (
 """In the order of the table in `dtrain help slurm`."""
 
 
-def table() -> str:
-    """The features as a Markdown table."""
-    rows: list[tuple[str, ...]] = [("feature", "keys", "SSH", "Slurm", "Kubernetes"), ("---",) * 5]
-    for one in FEATURES:
-        keys = ", ".join(f"`{key}`" for key in one.keys)
-        has = ("yes" if engine in one.engines else "no" for engine in ("ssh", *NAMES))
-        rows.append((one.name, keys, *has))
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
 def with_nodes(document: Section) -> Section:
     """The file with names in place of the hosts that its engine has yet to choose."""
     cluster = document.section("cluster")

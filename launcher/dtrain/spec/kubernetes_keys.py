@@ -18,8 +18,8 @@ _QUANTITY = r"[0-9]{1,12}(\.[0-9]{1,3})?(m|k|[MGTP]|[KMGTP]i)?"
 _TAINT = rf"(?P<key>{_QUALIFIED})?(=(?P<value>{_VALUE}))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"  # noqa: E501
 TAINT = re.compile(_TAINT)
 _PATH = r"/[^\s:,\"']*"
-CLAIM = re.compile(rf"(?P<name>{_SUBDOMAIN}):(?P<target>{_PATH})(?P<read_only>:ro)?")
-HOST_PATH = re.compile(rf"(?P<name>{_PATH}):(?P<target>{_PATH})(?P<read_only>:ro)?")
+_CLAIM = re.compile(rf"{_SUBDOMAIN}:(?P<target>{_PATH})(:ro)?")
+_HOST_PATH = re.compile(rf"{_PATH}:(?P<target>{_PATH})(:ro)?")
 
 OWN_FOLDERS = ("/dtrain", "/etc/dtrain", "/dev/shm")  # noqa: S108 (inside the container)
 """Folders of the container that dtrain mounts itself."""
@@ -132,7 +132,7 @@ KUBERNETES = SectionType(
         ),
         "claims": Field(
             _names(
-                _volume(CLAIM, "must be CLAIM:FOLDER or CLAIM:FOLDER:ro, such as data:/data:ro"),
+                _volume(_CLAIM, "must be CLAIM:FOLDER or CLAIM:FOLDER:ro, such as data:/data:ro"),
                 'write each claim as its own item: ["data:/data:ro"]',
             ),
             "Persistent volume claims, each with its folder in the container.",
@@ -141,7 +141,7 @@ KUBERNETES = SectionType(
         ),
         "host_paths": Field(
             _names(
-                _volume(HOST_PATH, "must be FOLDER:FOLDER or FOLDER:FOLDER:ro, both absolute"),
+                _volume(_HOST_PATH, "must be FOLDER:FOLDER or FOLDER:FOLDER:ro, both absolute"),
                 'write each folder as its own item: ["/mnt/nvme:/scratch"]',
             ),
             "Folders of the machines, each with its folder in the container.",
@@ -248,7 +248,7 @@ def _check_api(section: Section, job: Section, problems: Problems) -> None:
 
 def _check_volumes(section: Section, problems: Problems) -> None:
     targets: set[str] = set()
-    for key, pattern in (("claims", CLAIM), ("host_paths", HOST_PATH)):
+    for key, pattern in (("claims", _CLAIM), ("host_paths", _HOST_PATH)):
         for text in section.get(key, ()):
             found = pattern.fullmatch(text)
             target = found["target"].rstrip("/") if found else ""

@@ -107,7 +107,7 @@ class Kubernetes:
     shm: str | None = None
     host_network: bool = False
     claims: tuple[str, ...] = ()
-    """``CLAIM:FOLDER[:ro]``."""
+    """``CLAIM:FOLDER[:ro]``; neither name has a colon."""
     host_paths: tuple[str, ...] = ()
     """``FOLDER:FOLDER[:ro]``."""
     service_account: str | None = None

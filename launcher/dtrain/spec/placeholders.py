@@ -27,7 +27,6 @@ _PLAIN = {name.replace("_", ""): name for name in NAMES}
 
 
 def names_in(text: str) -> set[str]:
-    """The placeholders in ``text``."""
     return set(_PLACEHOLDER.findall(text))
 
 
@@ -41,7 +40,6 @@ def fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def fill_all(texts: Iterable[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """`fill` for each text."""
     return tuple(fill(text, values) for text in texts)
 
 

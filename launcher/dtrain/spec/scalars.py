@@ -30,8 +30,6 @@ Check = Callable[[str], str]
 
 
 class Type(ABC, Generic[T]):
-    """The type of a value."""
-
     @property
     @abstractmethod
     def expects(self) -> str:

@@ -105,7 +105,7 @@ class Field:
 
     type: Type[Any]
     description: str
-    """What the key does, in one or two sentences. Editors show it and `reference` prints it."""
+    """What the key does, in one or two sentences. Editors and `dtrain help KEY` show it."""
     required: bool = False
     unless: tuple[str, ...] = ()
     """Other keys of the record, beside which this key is not required."""

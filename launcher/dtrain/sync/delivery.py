@@ -12,7 +12,7 @@ from typing import TypeVar
 from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sync import Done, SyncRefused, Want, max_answer, read_answer
-from dtrain.node.sync.wire import ABANDONED, LENGTH, PREAMBLE, REQUEST
+from dtrain.node.sync.wire import ABANDONED, PREAMBLE, REQUEST
 from dtrain.records import dataclass
 from dtrain.spec.model import Host
 from dtrain.sync.contents import SourceChangedError, frame
@@ -158,7 +158,11 @@ class _Receiver:
         """The next answer. Raises NodeError if it is missing or of another type."""
         host, files = self.host, self.tree.files
         try:
-            found = read_answer(self._payload(), len(files))
+            if not self._greeted:
+                self._incoming.preamble(PREAMBLE)
+                self._greeted = True
+            line = self._incoming.until(b"\n", max_answer(len(files)))
+            found = read_answer(line, len(files))
         except EOFError:
             raise node_program.failure(
                 host.name, ATTEMPTED, self._python, self.process, self._incoming.rest
@@ -172,15 +176,6 @@ class _Receiver:
         if found.changed is not None:
             raise _changed(host, self.tree, files[found.changed].path)
         raise PrepareError(host.name, ATTEMPTED, found.reason, hint=found.hint)
-
-    def _payload(self) -> bytes:
-        if not self._greeted:
-            self._incoming.preamble(PREAMBLE)
-            self._greeted = True
-        (length,) = LENGTH.unpack(self._incoming.exactly(LENGTH.size))
-        if length > max_answer(len(self.tree.files)):
-            raise ProtocolError(f"an answer of {length} bytes")
-        return self._incoming.exactly(length)
 
 
 def _changed(host: Host, tree: Tree, path: str) -> PrepareError:

@@ -54,14 +54,6 @@ class Incoming:
         del self._unread[: at + len(mark)]
         return found
 
-    def exactly(self, size: int) -> bytes:
-        """The next ``size`` bytes. Raises EOFError and ConnectError as `until` does."""
-        while len(self._unread) < size:
-            self._more()
-        found = bytes(self._unread[:size])
-        del self._unread[:size]
-        return found
-
     def _more(self) -> None:
         data = self._process.read()
         if not data:

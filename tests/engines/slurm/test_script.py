@@ -19,9 +19,9 @@ from dtrain.engines.slurm import script
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.tasks import exported_lines, tasks_of, uniform
-from dtrain.spec.engines import table
 from dtrain.spec.load import parse, read
 from dtrain_cli.commands.launch import rendered
+from generated_pages import features
 
 FOLDER = Path(__file__).parent / "cases"
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -87,7 +87,7 @@ def test_a_shipped_file_moves_to_slurm_with_its_cluster_alone(path: Path) -> Non
 
 def test_the_help_page_has_the_table_of_features() -> None:
     page = Path(dtrain_cli.__file__).parent / "help" / "slurm.md"
-    assert page.read_text("utf-8").endswith(f"\n\n{table()}"), "run scripts/reference"
+    assert page.read_text("utf-8").endswith(f"\n\n{features()}"), "run scripts/reference"
 
 
 def test_json_names_no_host_and_holds_the_script() -> None:

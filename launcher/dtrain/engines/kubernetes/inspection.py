@@ -21,7 +21,6 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.request import Request
 from dtrain.session.everywhere import everywhere
-from dtrain.spec.kubernetes_keys import CLAIM
 from dtrain.spec.model import Kubernetes
 from dtrain.transport.questions import never
 
@@ -157,7 +156,10 @@ class KubernetesInspection:
                     "remove cluster.kubernetes.queue, or ask the administrator to install Kueue",
                 )
         named = [
-            *(("claims", f"{CORE}/persistentvolumeclaims", _claim(one)) for one in keys.claims),
+            *(
+                ("claims", f"{CORE}/persistentvolumeclaims", one.partition(":")[0])
+                for one in keys.claims
+            ),
             *(("pull_secrets", f"{CORE}/secrets", one) for one in keys.pull_secrets),
             ("service_account", f"{CORE}/serviceaccounts", keys.service_account),
             ("priority", "/apis/scheduling.k8s.io/v1/priorityclasses", keys.priority),
@@ -293,8 +295,3 @@ class KubernetesInspection:
 
 def _texts(value: Any, path: str) -> dict[str, str]:
     return at(value, path, dict[str, Word]) or {}
-
-
-def _claim(text: str) -> str | None:
-    found = CLAIM.fullmatch(text)
-    return found["name"] if found else None

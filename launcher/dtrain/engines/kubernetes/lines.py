@@ -24,8 +24,6 @@ _ENDED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ProcessLine:
-    """A line that a process wrote."""
-
     process: str
     stderr: bool
     text: bytes

@@ -20,7 +20,7 @@ from dtrain.engines.kubernetes.objects import RESTART_LABEL
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import REPLICATED_JOB, object_name
 from dtrain.launchplan.shell import comment
-from dtrain.spec.kubernetes_keys import CLAIM, HOST_PATH, TAINT
+from dtrain.spec.kubernetes_keys import TAINT
 from dtrain.spec.model import Kubernetes
 
 NAME = "job.yaml"
@@ -252,23 +252,15 @@ def _volumes(plan: LaunchPlan) -> Iterator[tuple[Object, Object]]:
         {"name": "dtrain-shm", "emptyDir": {"medium": "Memory", **limit}},
         {"name": "dtrain-shm", "mountPath": "/dev/shm"},  # noqa: S108 (inside the container)
     )
-    for number, text in enumerate(keys.claims):
-        if found := CLAIM.fullmatch(text):
-            only = {"readOnly": True} if found["read_only"] else {}
-            yield (
-                {
-                    "name": f"claim-{number}",
-                    "persistentVolumeClaim": {"claimName": found["name"], **only},
-                },
-                {"name": f"claim-{number}", "mountPath": found["target"], **only},
-            )
-    for number, text in enumerate(keys.host_paths):
-        if found := HOST_PATH.fullmatch(text):
-            only = {"readOnly": True} if found["read_only"] else {}
-            yield (
-                {"name": f"host-{number}", "hostPath": {"path": found["name"]}},
-                {"name": f"host-{number}", "mountPath": found["target"], **only},
-            )
+    for kind, texts in (("claim", keys.claims), ("host", keys.host_paths)):
+        for number, text in enumerate(texts):
+            source, folder, *read_only = text.split(":")
+            only = {"readOnly": True} if read_only else {}
+            volume: Object = {"hostPath": {"path": source}}
+            if kind == "claim":
+                volume = {"persistentVolumeClaim": {"claimName": source, **only}}
+            name = {"name": f"{kind}-{number}"}
+            yield {**name, **volume}, {**name, "mountPath": folder, **only}
 
 
 def _toleration(text: str) -> Object:

@@ -95,8 +95,6 @@ class _PodObject:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod of the job."""
-
     name: str
     uid: str
     index: int

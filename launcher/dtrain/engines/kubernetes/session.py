@@ -19,7 +19,6 @@ from dtrain.engines.kubernetes.launched import LaunchedJob
 from dtrain.engines.kubernetes.script import render
 from dtrain.failures.cause import Report
 from dtrain.launchplan.build import build
-from dtrain.launchplan.pods import object_name
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
@@ -49,23 +48,16 @@ class KubernetesEngine:
         # Refused before the run has a folder.
         files = config_files(tree, render(build(spec)))
         with new_run(self._request, self._caller) as (record, folder):
-            plan = record.plan()
+            job = KubernetesJob(record, folder, self._caller, secret_values)
             # Saved first: a process that takes over finds what was created.
-            record = replace(
-                record,
-                job_id=object_name(plan.name, record.run),
-                context=client.context,
-                namespace=client.namespace,
-            )
-            save(record, folder)
+            job.change(job_id=job.name, context=client.context, namespace=client.namespace)
             submit = {
-                "ConfigMap": manifest.config_map(plan, files),
-                "job": manifest.job(plan),
+                "ConfigMap": manifest.config_map(job.plan, files),
+                "job": manifest.job(job.plan),
             }
             if spec.job.secrets:
                 values = {name: secret_values[name] for name in spec.job.secrets}
-                submit["Secret"] = manifest.secret(plan, values)
-            job = KubernetesJob(record, folder, self._caller, secret_values)
+                submit["Secret"] = manifest.secret(job.plan, values)
             for notice in tree.notices if tree is not None else ():
                 job.recorder.notice(notice)
             return KubernetesFollower(job, client, self._caller.control).follow(submit)

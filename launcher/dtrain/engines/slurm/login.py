@@ -86,10 +86,8 @@ class Login:
         state: SlurmState | None = None
         with self.opened(order) as channel:
             try:
-                for frame in channel.frames():
-                    if isinstance(frame, protocol.Data):
-                        raise ProtocolError("unrequested output of a worker")
-                    match messages.read_message(frame.body):
+                for body in channel.messages():
+                    match messages.read_message(body):
                         case messages.JobDescribed(text) if text:
                             state = parse(text)
                         case messages.Trouble(command, text):

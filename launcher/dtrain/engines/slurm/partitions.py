@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dtrain.engines.slurm.state import FIELD
@@ -63,11 +64,10 @@ class Partition:
     @property
     def gpu_types(self) -> tuple[str, ...]:
         """Types of its GPUs, most common first; empty for GPUs without a type."""
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         for machine in self.machines:
-            for kind, count in machine.gpus.items():
-                counts[kind] = counts.get(kind, 0) + count
-        return tuple(sorted(counts, key=lambda kind: -counts[kind]))
+            counts.update(machine.gpus)
+        return tuple(kind for kind, _ in counts.most_common())
 
 
 def chosen(partitions: Iterable[Partition], names: str | None) -> tuple[Partition, ...]:

@@ -113,7 +113,6 @@ def step_processes(plan: LaunchPlan) -> list[tuple[HostPlan, Process]]:
 
 
 def batch_options(plan: LaunchPlan) -> Iterator[str]:
-    """The options of sbatch."""
     slurm = plan.slurm or Slurm()
     processes = [sum(process.ranks for process in part.processes) for part in plan.hosts]
     yield f"--job-name={plan.name}"

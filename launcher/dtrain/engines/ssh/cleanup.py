@@ -19,7 +19,6 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
-from dtrain.node import protocol
 from dtrain.node.agent.commands import Command
 from dtrain.runs.record import Record
 from dtrain.session.backoff import Backoff
@@ -100,10 +99,8 @@ class CleanupLink:
 
     def _follow(self, relay: RelayChannel) -> None:
         self._sequence.begin_relay()
-        for frame in relay.frames():
-            if isinstance(frame, protocol.Data):
-                raise ProtocolError("unrequested output of a worker")
-            self._take(relay, messages.read_message(frame.body))
+        for body in relay.messages():
+            self._take(relay, messages.read_message(body))
             if self.state is not Cleanup.PENDING:
                 return
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dtrain import hostlist
@@ -20,8 +20,6 @@ from dtrain.engines.ssh.guarded import fault
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.failures.cause import Report
-from dtrain.launchplan.plan import LaunchPlan
-from dtrain.records import dataclass
 from dtrain.runs import events, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.observed import ObservedRun
@@ -30,12 +28,10 @@ from dtrain.runs.request import Request
 from dtrain.runs.storage import StorageError
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history
-from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
+from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.caller import Caller
-from dtrain.session.finishing import completed, finish
-from dtrain.session.notifications import Notifications
 from dtrain.session.ports import draw_ports
-from dtrain.session.recorder import Recorder
+from dtrain.session.run import Run
 from dtrain.session.status import HostStatus
 from dtrain.session.steps import StepWatch
 from dtrain.sync import Tree
@@ -44,21 +40,6 @@ from dtrain.transport.contract import Transport
 CLEAN_POLL = 0.2
 CLEAN_NOTICE_SECONDS = 3.0
 """Seconds after which a notice names the hosts that cannot be reached yet."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """What all attempts of a run share."""
-
-    record: Record
-    folder: RunFolder
-    recorder: Recorder
-    tree: Tree | None
-    secrets: Mapping[str, str]
-    """Those that this process knows. Without all of ``job.secrets``, the job cannot restart."""
-
-    def report_fault(self, error: Exception) -> None:
-        self.recorder.notice_once(fault(error, self.folder.path).message)
 
 
 class SshEngine:
@@ -75,6 +56,8 @@ class SshEngine:
         self._known: set[str] = set()
         """Hosts that were checked, or that an earlier attempt used."""
         self._has_run = False
+        self._tree: Tree | None = None
+        """The files of ``job.sync``, once a start has needed them."""
 
     def run(self, secret_values: Mapping[str, str]) -> Report:
         """Launch, follow, clean up. The observer has received the report when this returns.
@@ -82,10 +65,10 @@ class SshEngine:
         Raises StorageError if this machine cannot store the run's files, and DtrainError if the
         folder to sync cannot be read. In both cases nothing has been started.
         """
-        tree = files_to_send(self._request, self._spec, self._caller.control)
+        self._tree = files_to_send(self._request, self._spec, self._caller.control)
         with new_run(self._request, self._caller) as (record, folder):
-            run = _Run(record, folder, Recorder(folder, self._caller.observer), tree, secret_values)
-            for notice in tree.notices if tree is not None else ():
+            run = Run(record, folder, self._caller, secret_values)
+            for notice in self._tree.notices if self._tree is not None else ():
                 run.recorder.notice(notice)
             return self._run_attempts(run, lambda: self._start(run))
 
@@ -95,21 +78,19 @@ class SshEngine:
         ``secrets`` are needed only for restarts.
         """
         with earlier_run(record, folder, self._caller) as folder:
-            run = _Run(record, folder, Recorder(folder, self._caller.observer), None, secrets)
-            plan = record.plan()
-            self._known = set(plan.host_names)
-            self._cleanups.start(run.record, run.record.leftovers, run.report_fault)
-            return self._run_attempts(run, lambda: self._reattach(run, plan))
+            run = Run(record, folder, self._caller, secrets)
+            self._known = set(run.plan.host_names)
+            self._clean_up(run, run.record.leftovers)
+            return self._run_attempts(run, lambda: self._reattach(run))
 
     # Attempts ----------------------------------------------------------------------------------
 
-    def _run_attempts(self, run: _Run, first: Callable[[], tuple[Report, Attempt]]) -> Report:
+    def _run_attempts(self, run: Run, first: Callable[[], tuple[Report, Attempt]]) -> Report:
         """Run attempts until the job ends and no restart follows. Returns the last report."""
         # A previous launcher may already have journaled the end of this attempt.
         earlier = ObservedRun.read(run.folder).results
         results = [earlier[number] for number in sorted(earlier) if number < run.record.attempt]
         report = Report(ExitCode.NODE_FAILED, "this machine cannot store the run's files")
-        notifications = Notifications(self._request, run.folder, run.recorder, run.secrets)
         try:
             report, attempt = first()
             while not self._caller.control.left:
@@ -123,11 +104,8 @@ class SshEngine:
                     if decision.why:
                         run.recorder.notice(f"not restarted: {decision.why}")
                     break
-                self._cleanups.start(run.record, uncleaned, run.report_fault)
-                failed = events.AttemptFailed(run.record.attempt, results[-1], report)
-                run.recorder.record(failed)
-                so_far = completed(report, run.record, run.folder)
-                notifications.send("restarted", run.record.attempt, so_far)
+                self._clean_up(run, uncleaned)
+                run.attempt_failed(report, results[-1])
                 for problem in report.problems:
                     run.recorder.notice(problem)
                 then = _describe_next_attempt(run.record, decision)
@@ -136,16 +114,17 @@ class SshEngine:
                     why = self._caller.control.why
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
                     break
-                self._begin_next_attempt(run, decision)
+                self._save_uncleaned(run)
+                run.begin_attempt(run.record.after(decision), decision.dropped)
                 report, attempt = self._start(run)
         except StorageError as error:
             report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
         finally:
             self._cleanups.close()
-        return self._finish(run, report, notifications)
+        return self._finish(run, report)
 
     def _decide(
-        self, run: _Run, results: list[restart.AttemptResult]
+        self, run: Run, results: list[restart.AttemptResult]
     ) -> restart.Retry | restart.GiveUp:
         cluster, job = self._spec.cluster, self._spec.job
         workers = {host.name: host.workers for host in cluster.hosts + cluster.spares}
@@ -167,13 +146,13 @@ class SshEngine:
         except MisfitError as misfit:
             return restart.GiveUp(misfit.message)
 
-    def _missing_for_start(self, run: _Run) -> str:
+    def _missing_for_start(self, run: Run) -> str:
         """Why this process cannot start the job; empty if it can."""
         if not run.secrets.keys() >= {*self._spec.job.secrets}:
             return "this environment does not have all of job.secrets"
-        if run.tree is None and self._spec.job.sync is not None:
+        if self._tree is None and self._spec.job.sync is not None:
             try:
-                run.tree = files_to_send(self._request, self._spec, self._caller.control)
+                self._tree = files_to_send(self._request, self._spec, self._caller.control)
             except DtrainError as error:
                 return error.message
         return ""
@@ -183,8 +162,8 @@ class SshEngine:
 
         Hosts must be reachable within ``job.restart.node_timeout``. Returns whether all are clean.
         """
-        run = _Run(record, folder, Recorder(folder, self._caller.observer), None, {})
-        self._cleanups.start(run.record, run.record.leftovers, run.report_fault)
+        run = Run(record, folder, self._caller, {})
+        self._clean_up(run, run.record.leftovers)
         begun = time.monotonic()
         until = begun + self._spec.job.restart.node_timeout
         notified = False
@@ -208,7 +187,15 @@ class SshEngine:
         """The state of each host, from the host itself."""
         return ask(record, known, self._transport)
 
-    def _save_uncleaned(self, run: _Run) -> None:
+    def _clean_up(self, run: Run, leftovers: Sequence[tuple[str, int]]) -> None:
+        """Begin to end what attempts may have left, each given as its host and number."""
+
+        def report(bug: Exception) -> None:
+            run.recorder.notice_once(fault(bug, run.folder.path).message)
+
+        self._cleanups.start(run.record, leftovers, report)
+
+    def _save_uncleaned(self, run: Run) -> None:
         """Save which hosts may still run processes of an attempt."""
         clean = self._cleanups.clean
         leftovers = tuple(each for each in run.record.leftovers if each not in clean)
@@ -221,36 +208,26 @@ class SshEngine:
             self._has_run = True
             self._caller.on_running(run)
 
-    def _begin_next_attempt(self, run: _Run, decision: restart.Retry) -> None:
-        """Prepare the next attempt."""
-        self._save_uncleaned(run)
-        run.record = run.record.after(decision)
-        number = run.record.attempt
-        run.folder = replace(run.folder, attempt=number)
-        run.recorder.next_attempt(number, save(run.record, run.folder), decision.dropped)
-
-    def _start(self, run: _Run) -> tuple[Report, Attempt]:
+    def _start(self, run: Run) -> tuple[Report, Attempt]:
         """Run one attempt. If its port is busy, try other ports."""
         last = run.record.port if run.record.attempt > 1 else None
         ports = iter(draw_ports(run.record.spec(), last))
-        run.record = replace(run.record, port=next(ports))
+        run.change(port=next(ports))
         while True:
             port = next(ports, None)
-            attempt = self._prepare(
-                run, save(run.record, run.folder), movable_port=port is not None
-            )
+            attempt = self._prepare(run, movable_port=port is not None)
             report = attempt.run()
             if port is None or self._caller.control.interrupted or not attempt.only_ports_are_busy:
                 return report, attempt
-            run.record = replace(run.record, port=port)
+            run.change(port=port)
             run.recorder.notice(f"{attempt.problems[0].message}; trying port {port}")
 
-    def _reattach(self, run: _Run, plan: LaunchPlan) -> tuple[Report, Attempt]:
+    def _reattach(self, run: Run) -> tuple[Report, Attempt]:
         """Continue the current attempt. If the previous launcher had started nothing, start it from
         the beginning."""
-        attempt = self._prepare(run, plan, movable_port=False)
+        attempt = self._prepare(run, movable_port=False)
         known = ObservedRun.read(run.folder).attempt
-        received = history.received(known, run.folder, plan)
+        received = history.received(known, run.folder, run.plan)
         age = time.time() - (known.began or time.time())
         report = attempt.attach(received, history.reported(known), age)
         if not attempt.is_unknown or any(received.values()) or self._caller.control.interrupted:
@@ -262,7 +239,8 @@ class SshEngine:
         self._known = set()  # the previous launcher may not have reported its findings
         return self._start(run)
 
-    def _prepare(self, run: _Run, plan: LaunchPlan, *, movable_port: bool) -> Attempt:
+    def _prepare(self, run: Run, *, movable_port: bool) -> Attempt:
+        plan = run.plan
         newcomers = set(plan.host_names) - self._known
         self._known |= newcomers
         inspection = None
@@ -281,7 +259,7 @@ class SshEngine:
             base=self._request.base,
             secrets={name: run.secrets.get(name, "") for name in self._spec.job.secrets},
             transport=self._transport,
-            tree=run.tree,
+            tree=self._tree,
             folder=run.folder,
             recorder=run.recorder,
             inspection=inspection,
@@ -292,22 +270,15 @@ class SshEngine:
         self._caller.control.hand_to(attempt)
         return attempt
 
-    def _finish(self, run: _Run, report: Report, notifications: Notifications) -> Report:
-        if not self._caller.control.left:
-            self._save_uncleaned(run)
-            report = with_uncleaned(report, run.record)
-        report = completed(report, run.record, run.folder)
+    def _finish(self, run: Run, report: Report) -> Report:
         if self._caller.control.left:
-            notifications.close()
-            still_running = self._attempt is not None and self._attempt.still_running
-            self._caller.observer.on_event(events.RunLeft(run.record.run, still_running))
-        else:
-            finish(report, run.record, run.recorder, notifications)
-        return report
+            running = self._attempt is not None and self._attempt.still_running
+            return run.left(report, still_running=running)
+        self._save_uncleaned(run)
+        return run.finish(with_uncleaned(report, run.record))
 
 
 def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:
-    """Describes the next attempt and its hosts."""
     then = record.after(decision)
     listed = len(record.request.spec().cluster.hosts)
     return restart.next_attempt(decision, then.attempt, record.spec(), then.spec(), listed)

@@ -14,7 +14,6 @@ from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
-from dtrain.node import protocol
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
 from dtrain.session.everywhere import everywhere
@@ -60,10 +59,8 @@ def _answer(part: HostPlan, python: str, relay: RelayChannel) -> HostStatus:
     host = part.host.name
     behind = 0.0
     try:
-        for frame in relay.frames():
-            if isinstance(frame, protocol.Data):
-                raise ProtocolError("unrequested output of a worker")
-            match messages.read_message(frame.body):
+        for body in relay.messages():
+            match messages.read_message(body):
                 case messages.Hello(time=theirs):
                     behind = time.time() - theirs
                 case messages.RunSeen() as seen:

@@ -85,7 +85,6 @@ class RunState:
         return isinstance(self._events_file, int)
 
     def events(self) -> EventReader:
-        """A reader of all events."""
         return EventReader(self._events_file)
 
     def has_ended(self) -> bool:

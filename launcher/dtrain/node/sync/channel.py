@@ -7,7 +7,7 @@ import signal
 import zlib
 
 from dtrain.node.sync.errors import LauncherGoneError
-from dtrain.node.sync.wire import CHUNK, DEFLATED, FRAME, LENGTH, PREAMBLE, RAW, REQUEST
+from dtrain.node.sync.wire import CHUNK, DEFLATED, FRAME, PREAMBLE, RAW, REQUEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ IDLE = 300
 
 
 class Channel:
-    """The launcher's frames on stdin, answers as length and JSON on stdout."""
+    """The launcher's frames on stdin, answers as lines of JSON on stdout."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source = source
@@ -31,8 +31,7 @@ class Channel:
         self._sink.flush()
 
     def answer(self, body: dict[str, Any]) -> None:
-        text = json.dumps(body).encode()
-        self._sink.write(LENGTH.pack(len(text)) + text)
+        self._sink.write(json.dumps(body).encode() + b"\n")
         self._sink.flush()
 
     def request(self) -> dict[str, Any]:

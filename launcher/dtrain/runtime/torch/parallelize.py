@@ -63,7 +63,6 @@ class Place:
 
     @property
     def by_fsdp(self) -> bool:
-        """See `by_fsdp`."""
         return by_fsdp(self.layout, self.precision)
 
 

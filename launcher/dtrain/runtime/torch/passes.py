@@ -72,12 +72,10 @@ class PreparedPasses:
     prepared: Callable[[Tensor, Tensor], AbstractContextManager[tuple[Tensor, Tensor]]]
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes`."""
         with self.prepared(inputs, targets) as given:
             return self.passes.gradients(*given)
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes`."""
         with self.prepared(inputs, targets) as given:
             return self.passes.loss(*given)
 
@@ -92,7 +90,6 @@ class MicroBatches:
         self._scale = scale
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Passes`."""
         count = self._layout.grad_accumulation
         losses = []
         for index, (part, target) in enumerate(
@@ -106,7 +103,6 @@ class MicroBatches:
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Passes`."""
         count = self._layout.grad_accumulation
         parts = zip(inputs.chunk(count), targets.chunk(count), strict=True)
         return torch.stack([self._loss(self._module(x), target) for x, target in parts]).mean()
@@ -141,7 +137,6 @@ class Pipelined:
         )
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """See `Passes`."""
         losses: list[Tensor] = []
         given = (inputs,) if 0 in self._stages else ()
         last = len(self._owners) - 1 in self._stages

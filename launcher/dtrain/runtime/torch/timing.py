@@ -125,7 +125,6 @@ class StepTimer:
                 steps.end_wait(self._last_gradient)
 
     def end_step(self) -> None:
-        """The step is done."""
         step = steps.end_step()
         blocks = self._blocks
         if step.whole is None:

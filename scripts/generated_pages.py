@@ -1,10 +1,11 @@
-"""The reference of every cluster-file key, as Markdown."""
+"""The parts of the manual that are generated from the code, as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from dtrain.spec.clusterfile import CLUSTER_FILE
+from dtrain.spec.engines import FEATURES, NAMES
 from dtrain.spec.hosts import Overrides
 from dtrain.spec.scalars import Duration
 from dtrain.spec.schema import Field, SectionType
@@ -55,3 +56,13 @@ def _value(field: Field) -> str:
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
     return f"`{field.default}{'s' if isinstance(field.type, Duration) else ''}`"
+
+
+def features() -> str:
+    """The table of features by engine."""
+    rows: list[tuple[str, ...]] = [("feature", "keys", "SSH", "Slurm", "Kubernetes"), ("---",) * 5]
+    for one in FEATURES:
+        keys = ", ".join(f"`{key}`" for key in one.keys)
+        has = ("yes" if engine in one.engines else "no" for engine in ("ssh", *NAMES))
+        rows.append((one.name, keys, *has))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,0 +1,72 @@
+"""A run that this process is in charge of: its attempts and its end. All engines use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dtrain.diagnostics import ExitCode
+from dtrain.failures.cause import Report
+from dtrain.runs import events
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.record import Record
+from dtrain.runs.restart import AttemptResult
+from dtrain.session.beginning import save
+from dtrain.session.caller import Caller
+from dtrain.session.notifications import Notifications
+from dtrain.session.recorder import Recorder
+
+
+class Run:
+    """Its record, journal and notifications, and the plan and the folder of its current attempt.
+    Only the thread that follows the run calls it."""
+
+    def __init__(
+        self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
+    ) -> None:
+        """``secrets``: those that this process knows."""
+        self.record, self.folder, self.secrets = record, folder, secrets
+        self.plan = record.plan()
+        self.recorder = Recorder(folder, caller.observer)
+        self._caller = caller
+        self._notifications = Notifications(record.request, folder, self.recorder, secrets)
+
+    def change(self, **fields: Any) -> None:
+        """Save the record with new values. Raises StorageError."""
+        self.record = replace(self.record, **fields)
+        self.plan = save(self.record, self.folder)
+
+    def attempt_failed(self, report: Report, result: AttemptResult) -> None:
+        """Another attempt follows the one that ended with ``report``."""
+        number = self.record.attempt
+        report = self._completed(report)
+        self.recorder.record(events.AttemptFailed(number, result, report))
+        self._notifications.send("restarted", number, report)
+
+    def begin_attempt(self, record: Record, dropped: Sequence[str] = ()) -> None:
+        """``record``: that of the next attempt. Raises StorageError."""
+        self.record, self.folder = record, replace(self.folder, attempt=record.attempt)
+        self.plan = save(self.record, self.folder)
+        self.recorder.next_attempt(record.attempt, self.plan, dropped)
+
+    def left(self, report: Report, *, still_running: bool = True) -> Report:
+        """The run goes on without this process."""
+        self._notifications.close()
+        self._caller.observer.on_event(events.RunLeft(self.record.run, still_running))
+        return self._completed(report)
+
+    def finish(self, report: Report) -> Report:
+        """Notify about the end of the run, and record it."""
+        report = self._completed(report)
+        if report.exit_code is not ExitCode.INTERRUPTED:
+            self._notifications.send("done" if report.ok else "failed", self.record.attempt, report)
+        self._notifications.close()
+        self.recorder.finished(report, self.record.request.spec().job)
+        return report
+
+    def _completed(self, report: Report) -> Report:
+        """The report with what only the run knows: its duration and its folder."""
+        seconds = max(0.0, time.time() - self.record.started)
+        return replace(report, seconds=seconds, logs=str(self.folder.path))
