@@ -11,7 +11,7 @@ runs whose layout and batch are given: ``planner.published.layouts.is_given`` sa
 ``planner.published.runs`` describes how a row is read. Without --runs, uses the runs in this
 repository that the constants are fitted to: all but published_runs_unseen.csv and
 published_runs_unseen_2.csv to _10.csv. With --all, uses those too: this prints today's figures of
-``dtrain help plan``, without those of held-out publishers (``planner/fit.py --held-out``).
+``dtrain help accuracy``, without those of held-out publishers (``planner/fit.py --held-out``).
 
 A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
 "Fits" is the planner's decision, so it includes the headroom that the planner leaves.
