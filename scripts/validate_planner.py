@@ -10,7 +10,7 @@ peak memory in percent, and how well the planner predicted which runs fit. A fur
 runs whose layout and batch are given: ``planner.published.layouts.is_given`` says what that means.
 ``planner.published.runs`` describes how a row is read. Without --runs, uses the runs in this
 repository that the constants are fitted to: all but published_runs_unseen.csv and
-published_runs_unseen_2.csv to _10.csv. With --all, uses those too: this prints today's figures of
+published_runs_unseen_2.csv to _11.csv. With --all, uses those too: this prints today's figures of
 ``dtrain help plan``, without those of held-out publishers (``planner/fit.py --held-out``).
 
 A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
@@ -61,9 +61,11 @@ UNSEEN_9 = DATA / "published_runs_unseen_9.csv"
 """Runs of a ninth blind test, of publishers that the others do not have."""
 UNSEEN_10 = DATA / "published_runs_unseen_10.csv"
 """Runs of a tenth blind test, of tables that the others do not have."""
+UNSEEN_11 = DATA / "published_runs_unseen_11.csv"
+"""Runs of an eleventh blind test, of publishers and tables that the others do not have."""
 BLIND = (
     UNSEEN, UNSEEN_2, UNSEEN_3, UNSEEN_4, UNSEEN_5, UNSEEN_6, UNSEEN_7, UNSEEN_8, UNSEEN_9,
-    UNSEEN_10,
+    UNSEEN_10, UNSEEN_11,
 )  # fmt: skip
 
 
