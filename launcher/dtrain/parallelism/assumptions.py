@@ -19,8 +19,8 @@ CONTEXT = 0.7
 """GiB of CUDA's context and loaded kernels (0.5 to 0.9; PyTorch 2, CUDA 12)."""
 
 UNTRAINED = 1.25
-"""`Assumptions.uneven` of the first steps of new routers, which most published runs are: with it,
-97 runs of six publishers have errors of 14 % instead of 26 %."""
+"""`Assumptions.uneven` of new routers and of random tokens, which most published runs have: with
+it, 97 runs of six publishers have errors of 14 % instead of 26 %."""
 COMPILED_LOSS = 4.0
 """`Assumptions.loss_bytes` if ``torch.compile`` makes one kernel of the loss, which keeps logits
 and their gradient of 16 bits."""
