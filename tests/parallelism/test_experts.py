@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.assumptions import UNTRAINED, Assumptions, MemoryHabits
 from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.step_time import StepTime
@@ -123,3 +124,31 @@ def test_tpus_pad_heads_and_do_not_wait_for_the_host() -> None:
         for size in (128, 64)
     ]
     assert alike[0] == alike[1]  # heads of 128
+
+
+def test_ranks_wait_for_the_one_whose_experts_get_the_most_tokens() -> None:
+    shape = model("qwen3-30b-a3b")
+    few, many = split(1, 2), split(1, 8)
+    real = Assumptions(uneven=UNTRAINED)
+    assert WHOLE.busiest(shape, many) == real.busiest(shape, split(1, 1)) == 1
+    assert 1 < real.busiest(shape, few) < real.busiest(shape, many) < 8
+    # All tokens of Mixtral choose two of eight experts, so one gets four times its share at most.
+    assert 2 < real.busiest(model("mixtral-8x7b"), many) < 4
+    even, uneven = (time_of("qwen3-30b-a3b", many, one) for one in (WHOLE, real))
+    assert uneven.expert == pytest.approx(even.expert * real.busiest(shape, many), rel=0.05)
+    assert even.compute < uneven.compute < even.compute * real.busiest(shape, many)
+
+
+def test_selective_recompute_of_torchtitan_repeats_grouped_products() -> None:
+    """It keeps the tokens that ranks exchange, unless it exchanges them again."""
+    shape, h = model("qwen3-30b-a3b"), model("qwen3-30b-a3b").hidden
+    layout = Layout(backend="torchtitan", sharding="full", recompute="selective", expert=8, data=8)
+    again = Assumptions(habits=MemoryHabits(repeats_exchange=True))
+    kept, repeated = (layer_activations(shape, layout, one) for one in (Assumptions(), again))
+    assert kept - repeated == 4 * h * shape.experts_per_token
+    # Attention's output, queries, values, the layer's input and the last product's output.
+    attention = 2 * (2 * shape.heads + shape.kv_heads) * shape.head_size
+    assert repeated == layer_activations(shape, replace(layout, expert=1), again)
+    assert repeated == 4 * h + attention
+    times = [time_of("qwen3-30b-a3b", layout, one).expert for one in (Assumptions(), again)]
+    assert times[1] == pytest.approx(1.5 * times[0])

@@ -259,7 +259,7 @@ def test_what_the_host_and_4_bits_take(notes: str, work: bool, apart: bool) -> N
         ({"precision": "bf16-true"}, "torchtitan"),
         ({"precision": "bf16-true", "notes": "Megatron-LM"}, "megatron"),
         ({"source": "modelscope/ms-swift docs/a.md"}, "torchtitan"),
-        ({}, "megatron"),
+        ({}, "torchtitan"),
     ],
 )
 def test_states_of_16_bits_are_those_of_modules(cells: dict[str, str], backend: str) -> None:
@@ -290,7 +290,13 @@ def test_a_run_without_a_split_has_the_one_that_it_needs_to_fit() -> None:
 def test_a_run_whose_recomputation_is_not_given_fits_if_one_kind_does() -> None:
     """Megatron-LM can recompute some layers only, so an estimate of 10 % too much is no refusal."""
     efficiency = of_family("ampere")
-    large = {"micro_batch": "4", "tp": "1", "pp": "1", "global_batch": "256"}
+    large = {
+        "micro_batch": "4",
+        "tp": "1",
+        "pp": "1",
+        "global_batch": "256",
+        "notes": "Megatron-LM",
+    }
     found = run(**large)
     assert found.layout.recompute == "none"
     assert not found.candidate(efficiency).fits
@@ -581,6 +587,30 @@ def test_models_by_name() -> None:
     latent = run(model_name="DeepSeek-V3", layers="4", hidden="7168", heads="128").shape
     assert latent.kv_rank == 512
     assert latent.dense_layers < 4
+
+
+def test_hugging_face_has_zero_from_deepspeed() -> None:
+    zero, fsdp = (run(notes="ms-swift", sharding=one).assumed for one in ("ZeRO-3", "fsdp"))
+    assert (zero.fp32_gradients, fsdp.fp32_gradients) == (False, True)
+    assert zero.habits.fused_adam
+
+
+@pytest.mark.parametrize(
+    ("cells", "balanced"),
+    [
+        ({"notes": "Megatron-LM"}, False),
+        ({"notes": "Megatron-LM; forced load balancing"}, True),
+        ({"notes": "Megatron of Primus; even routing"}, True),
+        ({"source": "NVIDIA-NeMo/Megatron-Bridge docs/a.md"}, True),
+    ],
+)
+def test_benchmarks_force_the_balance_of_experts(cells: dict[str, str], balanced: bool) -> None:
+    assert (run(**cells).assumed.uneven == 0) is balanced
+
+
+def test_gpt_has_dropout_unless_its_row_says_otherwise() -> None:
+    assert run(model_name="GPT-2").shape.dropout
+    assert not run(model_name="GPT-2", notes="no dropout").shape.dropout
 
 
 def test_tokens_are_exchanged_beside_computation_in_dualpipe() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
 from dtrain.parallelism.backends import MEGATRON_FSDP, PYTORCH_HOOKS, TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.efficiency import KNOWN, OVERLAPPED, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
@@ -317,12 +317,13 @@ def test_the_interval_is_wider_with_experts() -> None:
 
 def test_a_fused_loss_reads_fewer_bytes_unless_metrics_repeat_it() -> None:
     assumed = Assumptions()
-    plain, fused, repeated = (
+    plain, fused, repeated, compiled = (
         candidate("gpt2", Layout(backend="megatron"), one)
         for one in (
             assumed,
             replace(assumed, fused_loss=True),
             replace(assumed, fused_loss=True, repeats_loss=True),
+            replace(assumed, loss_bytes=COMPILED_LOSS),
         )
     )
     logits = plain.shape.vocab * plain.shape.seq_len
@@ -330,6 +331,7 @@ def test_a_fused_loss_reads_fewer_bytes_unless_metrics_repeat_it() -> None:
     saved = plain.time.compute - fused.time.compute
     assert saved == pytest.approx(30 * logits / bandwidth)
     assert fused.time.compute < repeated.time.compute < plain.time.compute
+    assert compiled.time.compute == fused.time.compute
     # The gradient takes the place of the logits.
     assert plain.memory.logits - fused.memory.logits == pytest.approx(4 * logits / 2**30)
 

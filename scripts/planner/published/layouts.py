@@ -6,7 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtrain.parallelism.assumptions import Assumptions, communicator, fp8_copies
+from dtrain.parallelism.assumptions import (
+    COMPILED_LOSS,
+    UNTRAINED,
+    Assumptions,
+    communicator,
+    fp8_copies,
+)
 from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.parallelism.model.adapters import Lora
@@ -106,6 +112,14 @@ _FUSED_NORMS = re.compile(
 )
 
 
+_BALANCED = re.compile(
+    r"forced? (load )?balanc|force-balanced|balanced router|even routing|\bPrimus\b|MoE-ModelZoo",
+    re.IGNORECASE,
+)
+"""Says that experts get equally many tokens, as in the configurations of Primus and of
+Megatron-MoE-ModelZoo."""
+
+
 def _text(row: Row) -> str:
     return f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
 
@@ -137,6 +151,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         document=_document(row, practice),
         triton_attention=practice.triton_attention or "flash attention in Triton" in text,
         fused_loss=practice.fused_loss
+        or re.search(r"\bLiger\b", row.get("notes", "")) is not None
         or re.search(r"(chunked|fused)\b[^;]*\bcross[- ]entropy", text, re.IGNORECASE) is not None,
         loss_bytes=_loss_bytes(text, practice),
         varied_lengths=re.search(r"lengths of the examples differ", text) is not None,
@@ -145,6 +160,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
         expert_kernels=practice.expert_kernels,
         module_work=practice.module_work,
+        uneven=0.0 if practice.balanced or _BALANCED.search(text) else UNTRAINED,
         padded_experts="padded to capacity" in text,
         communicator=communicator(gpu),
         sharding_work=hooks,
@@ -168,6 +184,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             wide_rest=re.search(r"for k-?bit training|gathered in fp32", text, re.IGNORECASE)
             is not None,
             holds_outputs="holds the outputs" in text,
+            repeats_exchange="exchanges tokens again" in text,
             keeps_gathered="reshard_after_forward=False" in text
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
             frozen_inputs=min(practice.habits.frozen_inputs, 1 if longest_first else 2),
@@ -213,7 +230,7 @@ def _master_bytes(text: str) -> float:
 def _loss_bytes(text: str, practice: Practice) -> float | None:
     """As in `Assumptions`."""
     if re.search(r"compiled loss", text, re.IGNORECASE):
-        return 4
+        return COMPILED_LOSS
     triton = re.search(r"Triton kernels? for (the )?loss", text, re.IGNORECASE)
     if "santacoder" in text:
         # GPTBigCode keeps logits of 16 bits, and copies them. Autocast also casts them to 32.

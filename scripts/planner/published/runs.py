@@ -22,14 +22,17 @@ The columns:
 - ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those for every token.
 - Notes name the version of flash attention (``flash attention 2``), if it is not that of the
   source's software, and ``CUDA_LAUNCH_BLOCKING=1``.
-- Notes say that experts are ``padded to capacity``, so that the host never waits for their tokens.
+- Notes say that experts are ``padded to capacity``, so that the host never waits for their tokens,
+  or that they get equally many (``forced load balancing``, ``even routing``). Otherwise the routers
+  are those of first steps. With torchtitan's selective recomputation, they may say that it
+  ``exchanges tokens again``.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
 - Notes also say what differs in memory: ``Triton kernels for loss and norms and SwiGLU``,
   ``reshard_after_forward=False``, ``mem_efficient_linear=False``, ``gathered in fp32``, ``the loop
-  holds the outputs``, ``hidden dropout``, ``Adam's moments in bf16``, ``16 bits of master
-  weights``, ``no master weights``, ``Adafactor``.
+  holds the outputs``, ``hidden dropout``, ``no dropout``, ``Adam's moments in bf16``, ``16 bits of
+  master weights``, ``no master weights``, ``Adafactor``.
 - ``recompute``: full, uniform, block or just yes mean full. If selective recomputation includes
   ``moe``, or is ``checkpointing of some blocks`` or ``recomputes ffn``, the run fits if full
   recomputation does. Blank

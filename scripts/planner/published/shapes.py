@@ -110,9 +110,10 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
         # Early in training, that one gets nearly all tokens, so each expert computes as many.
         topk = experts
     length = count(row, "seq_len") or seq_len or (base.seq_len if base is not None else 2048)
+    notes = row.get("notes", "")
     block = r"\bparallel (?:transformer )?(?:block|layer|residual)"
-    parallel = re.search(block, row.get("notes", ""), re.IGNORECASE) is not None
-    shared = re.search(r"\b(\d+) shared experts?", row.get("notes", ""))
+    parallel = re.search(block, notes, re.IGNORECASE) is not None
+    shared = re.search(r"\b(\d+) shared experts?", notes)
     ffn = chosen("ffn_hidden")
     if base is not None and ffn == base.dense_ffn_hidden:
         ffn = base.ffn_hidden  # the width of the few dense layers, not of the experts
@@ -133,7 +134,7 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
             ffn_hidden=ffn or usual,
             vocab=vocab,
             seq_len=length,
-            dropout=plain.dropout or "hidden dropout" in row.get("notes", ""),
+            dropout=(plain.dropout or "hidden dropout" in notes) and "no dropout" not in notes,
             gated=gated,
             tied=tied,
             experts=experts,

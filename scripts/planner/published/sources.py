@@ -12,7 +12,7 @@ from dtrain.parallelism.backends import TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.runtime.layout import BackendName, Sharding
-from planner.published.rows import Row
+from planner.published.rows import Row, count
 
 Counter = Literal["allocated", "reserved", "total"]
 """Source of a memory peak: PyTorch's allocated or reserved bytes, or the driver's total."""
@@ -56,6 +56,8 @@ class Practice:
     hides_tensor: bool = False
     hides_exchange: bool = False
     whole_experts: bool = True
+    balanced: bool = False
+    """Whether its benchmarks force the balance of experts."""
     accumulates: bool = True
     """Whether the sequences of a step are split into micro-batches, if nothing says how many."""
     fp8_params: bool = False
@@ -102,9 +104,9 @@ _MEGATRON_DEEPSPEED_ZERO = replace(_MEGATRON_DEEPSPEED_2023, fp32_gradients=Fals
 _RECENT = Practice(module_work=TRANSFORMER_ENGINE)
 """Megatron-LM since 2023: Transformer Engine, distributed optimizer, flash attention, sequence
 parallel."""
-_NEMO = replace(_RECENT, fp32_gradients=False, hides_tensor=True)
+_NEMO = replace(_RECENT, fp32_gradients=False, hides_tensor=True, balanced=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
-grad_reduce_in_fp32 to False."""
+grad_reduce_in_fp32 to False. Both force the balance of experts, as AutoModel's benchmarks do."""
 _MLPERF = replace(_NEMO, module_work=0.0, fp8_params=True)
 """NVIDIA's submissions, which others take over, start kernels as CUDA graphs, and set NeMo's
 ``fp8_params`` if they use fp8."""
@@ -196,7 +198,7 @@ PRACTICES = (
     (r"MLPerf", _MLPERF),
     (r"NVIDIA[-/ ]NeMo", _NEMO),
     # The benchmarks of its own repositories: Megatron-LM, and the libraries that follow it.
-    (r"^NVIDIA", replace(_RECENT, hides_tensor=True)),
+    (r"^NVIDIA", replace(_RECENT, hides_tensor=True, balanced=True)),
     (r"nanotron", Practice(flash2=True, habits=MemoryHabits(unfused=True, fullest="first"))),
     # Its library (Aleph-Alpha/scaling, released a year after the paper) consists of PyTorch's
     # modules. Gradients stay in 16 bits and are summed over all ranks after the last backward
@@ -337,7 +339,7 @@ def practice_of(row: Row) -> Practice:
 
     Its source decides, or else the first text that names software, or else its age: sharded
     parameters are FSDP's; fp16 without flash attention is from before 2023; states that all have
-    16 bits are those of PyTorch's modules.
+    16 bits are those of PyTorch's modules, as is what is not split.
     """
     source = row.get("source", "")
     texts = (source, f"{row.get('id', '')} {row.get('notes', '')}", row.get("gpu_type", ""))
@@ -345,7 +347,9 @@ def practice_of(row: Row) -> Practice:
         for text in searched:
             for pattern, how in table:
                 if re.search(pattern, text, re.IGNORECASE):
-                    if how is _DEEPSPEED and _new(row):
+                    # Hugging Face's trainers have ZeRO from DeepSpeed only.
+                    zero = re.fullmatch(r"zero-?[123]", row.get("sharding", ""), re.IGNORECASE)
+                    if (zero and how is _HUGGING_FACE) or (how is _DEEPSPEED and _new(row)):
                         return _ZERO if zero_3(row.get("sharding", "")) else _ZERO_2
                     if how is _MEGATRON_DEEPSPEED and _flash(row):
                         zero = re.search(r"zero-?[123]", row.get("sharding", ""), re.IGNORECASE)
@@ -359,7 +363,9 @@ def practice_of(row: Row) -> Practice:
         r"fp16|float16|half", row.get("precision", ""), re.IGNORECASE
     ):
         return _DEEPSPEED if re.match("zero", sharding, re.IGNORECASE) else _EARLY
-    return _MODULES if re.search(r"16-true", row.get("precision", "")) else _UNKNOWN
+    if re.search(r"16-true", row.get("precision", "")):
+        return _MODULES
+    return _UNKNOWN if any((count(row, one) or 1) > 1 for one in ("tp", "pp")) else _MODULES
 
 
 def zero_3(text: str) -> bool:

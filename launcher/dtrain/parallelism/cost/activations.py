@@ -37,6 +37,7 @@ def layer_activations(
     terms = _saved(
         shape, layout.tensor, split, recompute, assumed.flash_attention, torch, drops,
         not torch if fused is None else fused, narrow, layout.compile,
+        layout.expert > 1 and not assumed.habits.repeats_exchange,
     )  # fmt: skip
     if assumed.separate_kernels and torch and shape.gated and recompute == "none":
         normed = shape.sums * shape.hidden / split
@@ -86,7 +87,7 @@ def mean_activations(shape: Shape, layout: Layout, assumed: Assumptions, stage: 
     return _mean_of_pattern(
         shape, assumed, stage, layout.backend, layout.tensor, layout.pipeline,
         layout.virtual_pipeline, layout.recompute, layout.sequence_parallel,
-        layout.shards_parameters, layout.compile,
+        layout.shards_parameters, layout.compile, layout.expert,
     )  # fmt: skip
 
 
@@ -103,6 +104,7 @@ def _mean_of_pattern(
     sequence_parallel: bool,
     shards_parameters: bool,
     compiled: bool,
+    expert: int,
 ) -> float:
     layout = Layout(
         backend=backend,
@@ -113,6 +115,7 @@ def _mean_of_pattern(
         sequence_parallel=sequence_parallel,
         sharding="full" if shards_parameters else "none",
         compile=compiled,
+        expert=expert,
     )
     kinds = kinds_of_stages(shape, layout)[stage]
     every = sum(
@@ -147,12 +150,14 @@ def _saved(
     fused_gate: bool,
     narrow: float,
     compiled: bool,
+    exchanges: bool,
 ) -> float:
     return sum(
         _terms(
-            shape, t, split, recompute, flash_attention, torch, drops, fused_gate, narrow, compiled
+            shape, t, split, recompute, flash_attention, torch, drops, fused_gate, narrow, compiled,
+            exchanges,
         )
-    )
+    )  # fmt: skip
 
 
 def _terms(
@@ -166,10 +171,12 @@ def _terms(
     fused_gate: bool,
     narrow: float,
     compiled: bool,
+    exchanges: bool,
 ) -> Iterator[float]:
     """The terms, in bytes for 16-bit activations, with ``t`` tensor ranks, over ``split`` of which
     the sequence is split. ``drops``: see `Assumptions.recomputes_modules`. ``narrow``: bytes of an
-    element of a product's input."""
+    element of a product's input. ``exchanges``: whether torchtitan's selective recompute keeps the
+    tokens that ranks with experts exchange."""
     h, s = shape.hidden, shape.seq_len
     yield 2 * h / split
     if recompute == "full":
@@ -180,12 +187,15 @@ def _terms(
     keys = max(shape.kv_heads, min(t, shape.heads)) * shape.head_size
     grouped = keys if shape.value_head_size == 0 else values
     width = shape.ffn_hidden
+    partial = recompute == "selective" and torch
     if shape.experts:
-        width *= shape.experts_per_token + shape.shared_experts
+        # torchtitan's policy does not keep the outputs of grouped products.
+        width *= shape.shared_experts + (0 if partial else shape.experts_per_token)
+    if shape.experts and (exchanges or not partial):
         # The tokens sent to experts. Megatron-Core multiplies the router's weights with the inner
         # activations (``weighted_bias_swiglu_impl``), others with the outputs, and so keep them.
         yield (narrow + (2 if torch else 0)) * h * shape.experts_per_token / split
-    if recompute == "selective" and torch:
+    if partial:
         # torchtitan's policy: keep attention's and every second product's output, recompute the
         # rest. Nothing reads the last output of a dense layer again: a compiler does not keep it.
         yield 0 if compiled else 2 * h / split

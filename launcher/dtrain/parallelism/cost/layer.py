@@ -6,10 +6,16 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 
-from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
-from dtrain.parallelism.cost.products import Product, products, tokens, up_projections
+from dtrain.parallelism.cost.products import (
+    Product,
+    grouped,
+    products,
+    tokens,
+    up_projections,
+)
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
@@ -118,8 +124,19 @@ class Kernels:
         return product.count * max(busy, moved / (gpu.bandwidth * 1e9 * efficiency.stream))
 
     def _products(self, *, moe: bool) -> Iterator[Product]:
+        yield from products(self.shape, self.layout, moe=moe)
+        if moe and self.shape.ffn_hidden:
+            yield from self.grouped()
+
+    def grouped(self) -> Iterator[Product]:
+        """The products of the rank whose routed experts have the most tokens."""
         whole = self.assumed.spreads_experts(self.shape, self.layout)
-        return products(self.shape, self.layout, moe=moe, whole=whole)
+        return grouped(self.shape, self.layout, copies=self._copies, whole=whole)
+
+    @cached_property
+    def _copies(self) -> float:
+        """Experts for each token, on the rank that has the most."""
+        return self.shape.experts_per_token * self.assumed.busiest(self.shape, self.layout)
 
     def weights_forward(self, *, moe: bool) -> float:
         return self._moe_weights if moe else self._dense_weights
@@ -201,10 +218,10 @@ class Kernels:
             whole += 4.0 if shape.parallel else 2.0 * shape.sums
         if shape.experts:
             # Copies of tokens are written in the order of experts, and later added to each other.
-            whole += 2.0 * (1 + shape.experts_per_token)
+            whole += 2.0 * (1 + self._copies)
         if layout.sequence_parallel:
             whole /= layout.tensor
-        f = shape.ffn_hidden * (max(1, shape.experts_per_token) if shape.experts else 1)
+        f = shape.ffn_hidden * (max(1, self._copies) if shape.experts else 1)
         split = (6.0 * shape.heads * shape.head_size + (5.0 if shape.gated else 4.0) * f) / (
             layout.tensor
         )
@@ -310,7 +327,7 @@ class Kernels:
         if not self.assumed.recomputes_modules(shape, layout):
             return 0.0
         norms = 4.0 * shape.hidden / (layout.tensor if layout.sequence_parallel else 1)
-        inner = (3.0 if shape.gated else 2.0) * shape.ffn_hidden * shape.experts_per_token * moe
+        inner = (3.0 if shape.gated else 2.0) * shape.ffn_hidden * self._copies * moe
         seconds = self._stream(norms + inner / layout.tensor)
         if shape.kv_rank:
             again = up_projections(shape, layout)
@@ -343,7 +360,7 @@ class Kernels:
         """Seconds of the loss in both passes, bound by memory bandwidth."""
         assumed = self.assumed
         among = 1 if assumed.habits.gathers_logits else self.layout.tensor
-        passes = FUSED_LOSS if assumed.fused_loss else LOSS
+        passes = FUSED_LOSS if assumed.fused_loss or assumed.loss_bytes == COMPILED_LOSS else LOSS
         if assumed.repeats_loss:
             passes += REPEATED_LOSS
         return self._memory(passes * self._predicted * self.shape.vocab / among)
@@ -351,10 +368,14 @@ class Kernels:
 
 def _recompute_half(kernels: Kernels, *, moe: bool) -> float:
     """Seconds of torchtitan's policy, which keeps the outputs of attention and of every second
-    product: keys, attention's output and the MLP's second input are computed again."""
+    product: keys, attention's output and the MLP's second input are computed again, and all of the
+    routed experts' products."""
     shape, t, n, h = kernels.shape, kernels.layout.tensor, kernels.tokens, kernels.shape.hidden
     if moe or shape.kv_rank or not (shape.heads and shape.ffn_hidden):
         weights = 0.5 * kernels.weights_forward(moe=moe)
+        if moe and shape.ffn_hidden:
+            routed = kernels.grouped()
+            weights += 0.5 * sum(kernels.product_seconds(product) for product in routed)
     else:
         keys = max(shape.kv_heads / t, 1) * shape.head_size
         values = shape.heads * (shape.value_head_size or shape.head_size)

@@ -32,11 +32,8 @@ def tokens(shape: Shape, layout: Layout) -> float:
     return shape.seq_len * layout.micro_batch / layout.context
 
 
-def products(shape: Shape, layout: Layout, *, moe: bool, whole: bool = False) -> Iterator[Product]:
-    """Yield the products with weights of one layer's forward pass.
-
-    ``whole``: the tensor ranks hold different experts, and not parts of each.
-    """
+def products(shape: Shape, layout: Layout, *, moe: bool) -> Iterator[Product]:
+    """Yield the products with weights of one layer's forward pass, without those of `grouped`."""
     t, n, h = layout.tensor, tokens(shape, layout), shape.hidden
     if shape.heads:
         yield from _projections(shape, layout)
@@ -50,16 +47,24 @@ def products(shape: Shape, layout: Layout, *, moe: bool, whole: bool = False) ->
         yield Product(n, h, widths * dense / t)
         yield Product(n, dense / t, h)
         return
-    experts = shape.experts // layout.expert
-    routed = n * shape.experts_per_token * layout.expert / shape.experts
     f = shape.ffn_hidden / t
-    count, width = (experts // t, shape.ffn_hidden) if whole else (experts, f)
-    yield Product(routed, h, widths * width, count)
-    yield Product(routed, width, h, count)
     yield Product(n, h, shape.experts)
     if shape.shared_experts:
         yield Product(n, h, widths * f * shape.shared_experts)
         yield Product(n, f * shape.shared_experts, h)
+
+
+def grouped(shape: Shape, layout: Layout, *, copies: float, whole: bool) -> Iterator[Product]:
+    """Yield the products of one rank's routed experts, with ``copies`` experts for each token.
+
+    ``whole``: the tensor ranks hold different experts, and not parts of each.
+    """
+    t, h = layout.tensor, shape.hidden
+    experts = shape.experts // layout.expert
+    routed = tokens(shape, layout) * copies * layout.expert / shape.experts
+    count, width = (experts // t, shape.ffn_hidden) if whole else (experts, shape.ffn_hidden / t)
+    yield Product(routed, h, (2 if shape.gated else 1) * width, count)
+    yield Product(routed, width, h, count)
 
 
 def _projections(shape: Shape, layout: Layout) -> Iterator[Product]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
 from dtrain.parallelism.backends import backend_of, keeps_stage
 from dtrain.parallelism.cost.activations import largest_layer, mean_activations
 from dtrain.parallelism.cost.layer import BYTES
@@ -352,7 +352,8 @@ def _layer_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
     left = 2 * recomputed if frozen and rank.assumed.habits.keeps_inputs else 0.0
     for done in {0, min(1, layers - 1), max(0, layers - 2), layers - 1}:
         units = resident - done * released + compute * rank.head * rank.trained_root + gathered
-        if done < layers - 1:
+        # XLA gathers in the loop over the layers, and not ahead.
+        if done < layers - 1 and not rank.assumed.habits.placed:
             units += gathered
         if done:
             units += rank.reduced * rank.layer.largest * rank.graded
@@ -415,7 +416,9 @@ def _loss(layout: Layout, assumed: Assumptions) -> float:
         return float(BYTES[assumed.precision])
     split = layout.tensor > 1 and not assumed.habits.gathers_logits
     own = SPLIT_LOSS if split and backend_of(layout).torch_kernels else LOSS
-    return (assumed.loss_bytes or own) + (4 if assumed.habits.holds_outputs else 0)
+    # A compiled loss does not copy the logits to 32 bits.
+    held = BYTES[assumed.precision] if assumed.loss_bytes == COMPILED_LOSS else 4
+    return (assumed.loss_bytes or own) + (held if assumed.habits.holds_outputs else 0)
 
 
 @lru_cache(maxsize=4096)

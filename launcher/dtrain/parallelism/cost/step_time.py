@@ -344,6 +344,7 @@ def _expert(kernels: Kernels) -> float:
     shape, layout = kernels.shape, kernels.layout
     group = Group(kernels.cluster, kernels.efficiency, layout.expert, layout.tensor)
     size, copies = _activation(kernels), shape.experts_per_token
+    size *= kernels.assumed.busiest(shape, layout)
     whole = kernels.assumed.spreads_experts(shape, layout)
     if whole:
         ranks = layout.expert * layout.tensor
@@ -353,7 +354,8 @@ def _expert(kernels: Kernels) -> float:
     apart = kernels.assumed.sends_copies
     if not backend_of(layout).sends_tokens_once if apart is None else apart:
         size, copies = size * copies, 1
-    passes = 6 if layout.recompute == "full" else 4
+    again = layout.recompute == "selective" and kernels.assumed.habits.repeats_exchange
+    passes = 6 if again or layout.recompute == "full" else 4
     return passes * group.exchange(size, copies)
 
 
