@@ -226,7 +226,7 @@ def test_devices_without_a_backend_have_a_note() -> None:
 
 
 def test_a_b200_is_suggested_before_a_b100() -> None:
-    answer = pose(PlanRequest(model_size="7B", gpus=1, gpu="rtx-4090")).answer()
+    answer = pose(PlanRequest(model_size="9B", gpus=1, gpu="rtx-4090")).answer()
     assert any(text.startswith("1 x b200") for text in remedies(answer))
 
 
