@@ -293,6 +293,14 @@ def test_copies_of_sharded_states_are_a_phase_of_the_step() -> None:
     assert used.allocated * 2**30 / shape.parameters == pytest.approx(30 / 2, rel=1e-3)
 
 
+def test_torchtitans_adam_needs_no_copies() -> None:
+    """Its ``optimizer.implementation`` is ``fused``: 8 bytes a parameter, and nothing else."""
+    shape = replace(model("llama-3-8b"), seq_len=8)
+    assumed = Assumptions.usual("bf16", gpu("h100"), "torchtitan", narrow_states=True)
+    used = memory(shape, Layout(backend="torchtitan"), assumed)
+    assert used.allocated * 2**30 / shape.parameters == pytest.approx(8, rel=1e-2)
+
+
 def test_adam_without_foreach_has_temporaries_of_one_layer() -> None:
     shape = replace(model("llama-3-8b"), seq_len=8, vocab=1024)
     layout = Layout(backend="torchtitan", data=2, sharding="full", recompute="full")

@@ -346,6 +346,10 @@ def test_the_language_model_of_a_nested_file_may_inherit() -> None:
         ("[]", ["config.json", "object"]),
         ("{}", ["config.json: num_hidden_layers (or n_layer", "is missing"]),
         ({"text_config": {}}, ["num_hidden_layers", "is missing"]),
+        (
+            {"model_type": "resnet", "hidden_sizes": [256, 512], "depths": [3, 4]},
+            ["resnet is a model without layers of attention"],
+        ),
         ({**LLAMA, "vocab_size": None}, ["vocab_size is missing"]),
         ({**LLAMA, "hidden_size": "4096"}, ["hidden_size must be a whole number, not '4096'"]),
         ({**LLAMA, "num_hidden_layers": True}, ["num_hidden_layers must be"]),

@@ -8,7 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from dtrain.parallelism.answer.alternatives import remedies, reserve, rivals
+from dtrain.parallelism.answer.alternatives import (
+    faster_backend,
+    remedies,
+    reserve,
+    rivals,
+    textbook,
+)
+from dtrain.parallelism.answer.explain import headline
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import Plan, _ladders, rank_key
@@ -37,7 +44,7 @@ def plan(question: Question) -> Plan:
 def test_lower_limits_are_below_the_costs(plan: Plan) -> None:
     for one in (*plan.fitting, *(group.example for group in plan.rejected)):
         assert one.least_time <= one.time.total * (1 + 1e-12)
-        assert one.least_memory <= one.memory.total
+        assert one.least_activations <= one.least_memory <= one.memory.total
 
 
 def test_the_stage_for_which_others_wait_is_not_always_the_one_with_the_most_work() -> None:
@@ -226,7 +233,7 @@ def test_devices_without_a_backend_have_a_note() -> None:
 
 
 def test_a_b200_is_suggested_before_a_b100() -> None:
-    answer = pose(PlanRequest(model_size="7B", gpus=1, gpu="rtx-4090")).answer()
+    answer = pose(PlanRequest(model_size="9B", gpus=1, gpu="rtx-4090")).answer()
     assert any(text.startswith("1 x b200") for text in remedies(answer))
 
 
@@ -263,10 +270,44 @@ def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
             ),
             "1 x gh200, with 94 GiB, would suffice",
         ),
+        # dtrain.runtime needs a B200, but a plan for an H200 would be for Megatron-LM.
+        (PlanRequest(model_size="7B", gpus=1, gpu="rtx-4090"), "1 x h200, with 140 GiB"),
+        (
+            PlanRequest(model_size="7B", gpus=1, gpu="rtx-4090", backend="runtime"),
+            "1 x b200, with 178 GiB",
+        ),
     ],
 )  # fmt: skip
 def test_what_would_fit(asked: PlanRequest, remedy: str) -> None:
     assert any(text.startswith(remedy) for text in remedies(pose(asked).answer()))
+
+
+@pytest.mark.parametrize(
+    ("backend", "what", "each"),
+    [
+        # PyTorch's CPUOffloadPolicy moves parameters and gradients, too.
+        ("runtime", "parameters, gradients and optimizer states", 16),
+        ("megatron", "the optimizer's states", 12),
+    ],
+)
+def test_what_offload_keeps_on_the_host(backend: str, what: str, each: int) -> None:
+    asked = PlanRequest(
+        model="llama-2-7b", gpus=1, gpu="a100-80gb", backend=backend, fixed={"offload": True}
+    )
+    answer = pose(asked).answer()
+    size = each * answer.question.shape.parameters / 2**30
+    assert f"Keep {what} in the host's memory (offload): {size:.0f} GiB." in headline(answer.best)
+
+
+def test_what_does_not_fit_of_the_textbook_layout_is_named() -> None:
+    asked = PlanRequest(model="llama-3-8b", gpus=64, gpu="h100", seq_len=2**20, global_batch=16)
+    text = textbook(pose(asked).answer())
+    assert re.search(r"on each GPU, with [\d.]+ GiB logits and [\d.]+ GiB activations, and a", text)
+
+
+def test_a_faster_backend_is_named_once() -> None:
+    line = faster_backend(pose(PlanRequest(model="llama-3.2-3b", gpus=4, gpu="rtx-4090")).answer())
+    assert line.startswith("`backend='torchtitan'` would be ")
 
 
 @pytest.mark.parametrize(("gbps", "alone"), [(1.0, True), (100.0, False)])

@@ -127,6 +127,9 @@ def test_variables_on_the_host_need_its_memory():
     assert needed == pytest.approx((12 + 8 * 4) * shape.parameters / GIB)
     assert f"if each host has {needed:.0f} GiB" in unknown.sentence
     assert "torch keeps it on the GPUs" in unknown.sentence
+    assert "idle" not in unknown.sentence
+    two = answer(shape, cluster(16), global_batch=64)
+    assert "is slow; the other 8 GPUs are idle." in two.sentence
 
 
 def test_a_model_that_fits_on_one_host_is_split_by_hand():

@@ -15,7 +15,8 @@ import cProfile, pstats, sys
 from dtrain.planning.request import PlanRequest
 from dtrain.planning.question import pose
 profile = cProfile.Profile()
-model = {sys.argv[1]: sys.argv[2], "gpu": sys.argv[3], "gpus": int(sys.argv[4])}
+gpus, seq_len = map(int, sys.argv[4:])
+model = {sys.argv[1]: sys.argv[2], "gpu": sys.argv[3], "gpus": gpus, "seq_len": seq_len}
 profile.runcall(lambda: pose(PlanRequest(**model)).answer())
 print(pstats.Stats(profile).total_calls)
 """
@@ -24,9 +25,10 @@ print(pstats.Stats(profile).total_calls)
 @pytest.mark.parametrize(
     ("question", "calls"),
     [
-        ("model_size 100B a100-80gb 64", 900_000),
-        ("model_size 100B a100-80gb 16384", 470_000),
-        ("model llama-4-maverick h100-80gb 512", 8_000_000),
+        ("model_size 100B a100-80gb 64 4096", 800_000),
+        ("model_size 100B a100-80gb 16384 4096", 450_000),
+        ("model llama-4-maverick h100-80gb 512 8192", 8_000_000),
+        ("model qwen3-235b-a22b h100-80gb 256 131072", 8_000_000),
     ],
 )
 def test_the_search_of_all_backends_is_fast(question: str, calls: int) -> None:

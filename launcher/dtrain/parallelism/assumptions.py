@@ -264,6 +264,7 @@ class Assumptions(KeepsHash):
             module_work=BACKENDS[backend].module_work,
             sharding_work=BACKENDS[backend].sharding_work,
             communicator=communicator(gpu),
+            habits=MemoryHabits(fused_adam=BACKENDS[backend].fused_adam),
         )
 
     @property

@@ -44,6 +44,8 @@ class Backend:
     overlaps_sends: bool = False
     """Whether an interleaved pipeline sends activations while it computes: Megatron-LM since 2023,
     unless ``--no-overlap-p2p-communication``. It does not without interleaving."""
+    fused_adam: bool = False
+    """As in `MemoryHabits`: torchtitan's ``optimizer.implementation`` is ``fused``."""
     gathers_fp8: bool = False
     """Whether fp8's parameters are also gathered in fp8 (``enable_fsdp_float8_all_gather``)."""
     sends_tokens_once: bool = True
@@ -132,6 +134,7 @@ BACKENDS: dict[BackendName, Backend] = {
             torch_kernels=True,
             sharding_work=PYTORCH_HOOKS,
             flash2=True,
+            fused_adam=True,
             gathers_fp8=True,
             sends_tokens_once=False,
             # ``training.mixed_precision_param`` is bfloat16 or float32.

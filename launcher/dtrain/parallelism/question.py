@@ -383,8 +383,8 @@ def remarks(cluster: GpuCluster, batch: int, seq_len: int) -> Iterator[str]:
     each, least = batch * seq_len / cluster.gpus, USUAL_SHARES[0]
     if each < least and cluster.gpus > 1:
         yield (
-            f"a step has only {each:,.0f} tokens for each of {cluster.gpus:,} GPUs, which mostly "
-            f"wait for each other: fewer GPUs, or {-(-least * cluster.gpus // seq_len):,} "
+            f"a step has only {each:,.0f} tokens for each of {cluster.gpus:,} GPUs, which wait for "
+            f"each other much of the time: fewer GPUs, or {-(-least * cluster.gpus // seq_len):,} "
             "sequences or more, use them better"
         )
 

@@ -23,6 +23,7 @@ from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backen
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import ROOMY, Candidate
+from dtrain.parallelism.cost.memory import Memory
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
 from dtrain.parallelism.search import compared_time
@@ -79,17 +80,19 @@ def textbook(answer: Answer) -> str:
     least = min(candidates, key=lambda one: one.memory.total, default=None)
     if least is None or least.fits:
         return ""
-    need = least.memory
+    need, limit = least.memory, cluster.gpu.memory
     kept = need.parameters + need.gradients + need.optimizer
     split = least.layout.product(least.layout.split_by(("tensor", "pipeline")))
     states = "parameters, gradients and Adam's states"
     if shape.lora is not None:
         states = "the frozen model and the adapters' states"
     hosts = "both" if cluster.hosts == 2 else f"all {cluster.hosts:,}"
+    why = f": {states} alone are {both(kept)}, the same on every host"
+    if kept < limit:
+        why = f", with {_most(need)}"
     text = (
         f"Splitting the model only inside each host ({split}) and copying it to {hosts} hosts, the "
-        f"textbook answer, needs {both(need.total)} on each GPU: {states} alone are {both(kept)}, "
-        f"the same on every host, and a GPU has {gib(cluster.gpu.memory)}."
+        f"textbook answer, needs {both(need.total)} on each GPU{why}, and a GPU has {gib(limit)}."
     )
     if answer.fits:
         text += f" What fits instead: {brief(answer.best)}, {gib(answer.best.memory.total)}."
@@ -222,8 +225,7 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _verdict(rival: Candidate, best: Candidate) -> str:
     if not rival.fits:
         total, limit = rival.memory.total, rival.limit
-        parts = _two_largest({name: getattr(rival.memory, name) for name in MEMORY_PARTS})
-        spent = " and ".join(f"{gib(value)} {MEMORY_PARTS[name]}" for name, value in parts)
+        spent = _most(rival.memory)
         return f"does not fit: it needs at least {gib(total)} of {gib(limit)}, with {spent}."
     if not best.fits:
         return f"fits, with {gib(rival.memory.total)}."
@@ -247,6 +249,12 @@ def _verdict(rival: Candidate, best: Candidate) -> str:
         f"{slower(ratio)}, {seconds(rival.time.total)} a step"
         f"{f' ({spent})' if spent else ''}, with {gib(rival.memory.total)}."
     )
+
+
+def _most(memory: Memory) -> str:
+    """Return what takes most of the memory: ``20 GiB logits and 8.1 GiB activations``."""
+    parts = _two_largest({name: getattr(memory, name) for name in MEMORY_PARTS})
+    return " and ".join(f"{gib(value)} {MEMORY_PARTS[name]}" for name, value in parts)
 
 
 def _two_largest(parts: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -293,7 +301,8 @@ def faster_backend(answer: Answer) -> str:
     name = best.layout.backend
     # What a trial has corrected may be true of all software.
     total = best.time.total * answer.best.slowdown
-    what = f"`backend={name!r}` ({BACKENDS[name].title})"
+    title = BACKENDS[name].title
+    what = f"`backend={name!r}`" + (f" ({title})" if title != name else "")
     if not answer.fits:
         return f"{what} fits: {brief(best)}, {seconds(total)} a step"
     ratio = answer.best.time.total / total
@@ -354,7 +363,7 @@ def _shorter_sequences(question: Question) -> str:
         if length < SHORTEST:
             break
         shorter = shape.with_lengths(length, shape.vocab)
-        one = replace(question, shape=shorter, global_batch=batch).fastest()
+        one = _first(replace(question, shape=shorter, global_batch=batch))
         if one is not None:
             return _fits(f"With `seq_len={length}` and `global_batch={batch}`", one)
         parts *= 2
@@ -446,7 +455,18 @@ def _leanest(question: Question, cluster: GpuCluster) -> Candidate | None:
     floor = each * shape.parameters / 2**30 / cluster.gpus
     if floor > cluster.gpu.memory:
         return None
-    return free.fastest(offload=False, micro_batch=1, recompute="full")
+    return _first(free, offload=False, micro_batch=1, recompute="full")
+
+
+def _first(question: Question, **fixed: Any) -> Candidate | None:
+    """Find a layout that fits, for the question's backend if there is one. A plan may be for
+    another backend if none does, unless the question names one."""
+    others = () if question.backend_required else BACKENDS
+    for name in dict.fromkeys((question.backend, *others)):
+        one = replace(question, backend=name).fastest(**fixed)
+        if one is not None:
+            return one
+    return None
 
 
 def _other_gpu(question: Question) -> str:

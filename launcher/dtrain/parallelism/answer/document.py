@@ -188,6 +188,7 @@ def split(candidate: Candidate) -> dict[str, Any]:
         "sequence_parallel", "offload",
     )  # fmt: skip
     return {name: getattr(layout, name) for name in names} | {
+        "backend": layout.backend,
         "precision": candidate.assumed.precision,
         "state_bits": 16 if candidate.assumed.narrow_states else 32,
     }

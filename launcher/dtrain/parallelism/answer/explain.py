@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
@@ -17,7 +17,7 @@ MEMORY_PARTS = {
     "optimizer": "optimizer states",
     "activations": "activations",
     "logits": "logits",
-    "gathered": "gathered layers",
+    "gathered": "weight copies",
     "temporary": "temporary buffers",
     "communication": "communication buffers",
     "context": "device context",
@@ -151,12 +151,12 @@ def _savings(candidate: Candidate) -> Iterator[str]:
         "full": "Recompute every layer in the backward pass (full recompute).",
     }[layout.recompute]
     if layout.offload:
-        kept = replace(candidate, layout=replace(layout, offload=False)).memory.optimizer
-        host = kept * min(candidate.cluster.gpus_per_host, candidate.cluster.gpus)
-        yield (
-            "Keep the optimizer's states in the hosts' memory (offload): "
-            f"{host:,.0f} GiB on each host."
-        )
+        cluster = candidate.cluster
+        host = candidate.offloaded * cluster.gpus_per_host
+        every = "parameters, gradients and optimizer states"
+        what = every if backend_of(layout).runtime_memory else "the optimizer's states"
+        where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
+        yield f"Keep {what} in the {where} memory (offload): {host:,.0f} GiB{each}."
 
 
 def figures(candidate: Candidate) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -150,7 +150,7 @@ class GpuCluster(KeepsHash):
     def hosts(self) -> int:
         return -(-self.gpus // self.gpus_per_host)
 
-    @property
+    @cached_property
     def joined(self) -> int:
         """Number of GPUs that the link joins: those of a host, or what a job uses of a rack.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
-from dtrain.parallelism.cost.memory import Memory, memory, stage_memory
+from dtrain.parallelism.cost.memory import Memory, least_activations, memory, stage_memory
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.cost.step_time import StepTime, least_time, step_time
 from dtrain.parallelism.model.shape import Shape
@@ -64,6 +66,20 @@ class Candidate:
         return stage_memory(self.shape, self.layout, self.assumed, 0).total
 
     @cached_property
+    def least_activations(self) -> float:
+        """A lower limit of `least_memory`, and much cheaper to compute."""
+        return least_activations(self.shape, self.layout, self.assumed)
+
+    @property
+    def offloaded(self) -> float:
+        """GiB of the fullest GPU's states that are in its host's memory."""
+        kept = memory(self.shape, replace(self.layout, offload=False), self.assumed)
+        if backend_of(self.layout).runtime_memory:
+            # PyTorch's CPUOffloadPolicy moves all: 32-bit parameters, and gradients as large.
+            return 2 * kept.parameters + kept.optimizer
+        return kept.optimizer
+
+    @cached_property
     def time(self) -> StepTime:
         found = step_time(self.shape, self.layout, self.cluster, self.efficiency, self.assumed)
         return found if self.slowdown == 1 else found.times(self.slowdown)
@@ -104,7 +120,8 @@ class Candidate:
     @property
     def may_fit(self) -> bool:
         """Whether `least_memory` is within the limit: faster than `fits`."""
-        return self.least_memory <= self.limit
+        # Of most layouts for long sequences, the activations alone do not fit.
+        return self.least_activations <= self.limit and self.least_memory <= self.limit
 
     @property
     def fits(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
+from operator import attrgetter
 
 from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
@@ -64,15 +65,37 @@ UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
 
-@dataclass(frozen=True)
+_OF_A_LAYER = attrgetter(
+    "backend", "tensor", "context", "expert", "micro_batch", "recompute", "sequence_parallel",
+    "shards_parameters",
+)  # fmt: skip
+"""The fields of a layout that the time of a layer depends on."""
+
+
+@dataclass(frozen=True, eq=False)
 class Kernels:
-    """Computes seconds of one layer and micro-batch on one GPU, by pass and part."""
+    """Computes seconds of one layer and micro-batch on one GPU, by pass and part.
+
+    Two are equal if a layer takes equally long: a search computes costs once for all layouts that
+    differ in stages and data ranks only.
+    """
 
     efficiency: Efficiency
     cluster: GpuCluster
     shape: Shape
     layout: Layout
     assumed: Assumptions
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Kernels) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        own = self.efficiency, self.cluster, self.shape, self.assumed
+        return (*own, *_OF_A_LAYER(self.layout))
 
     @property
     def tokens(self) -> float:

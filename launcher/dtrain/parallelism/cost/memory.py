@@ -110,6 +110,16 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     )
 
 
+def least_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Return the GiB that the first stage keeps for its backward passes, a lower limit of its
+    memory; 0 for the runtime, whose formulas have other terms."""
+    if backend_of(layout).runtime_memory:
+        return 0.0
+    kept = _layers(shape, layout, assumed, 0) * mean_activations(shape, layout, assumed, 0)
+    # Rounding must not lift the limit above the memory.
+    return kept * _tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / _GIB
+
+
 def _communicators(layout: Layout, assumed: Assumptions) -> int:
     """Return the number of communicators of a rank: one for each kind of parallelism, and two
     for hybrid sharding. Experts' replicas have another, which is not counted: with it, more runs

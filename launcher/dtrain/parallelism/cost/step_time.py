@@ -117,7 +117,7 @@ def step_time(
 ) -> StepTime:
     """Return the time of one step of ``layout.global_batch`` sequences."""
     kernels = Kernels(efficiency, cluster, shape, layout, assumed)
-    head = _layer_of(kernels).head
+    head = _layer(kernels).head
     m, p = layout.grad_accumulation, layout.pipeline
 
     counts = stage_layers(shape, layout)
@@ -159,11 +159,10 @@ def least_time(
     kernels = Kernels(efficiency, cluster, shape, layout, assumed)
     counts = stage_layers(shape, layout)
     if shape.pattern:
-        same = _of_a_layer(layout, layout.pipeline, layout.virtual_pipeline)
-        every, most_busy = _busy(_with(kernels, shape, same))
+        every, most_busy = _busy(kernels, layout.pipeline, layout.virtual_pipeline)
         others = BUBBLE.get(layout.schedule, 1.0) * (every - most_busy)
         return layout.grad_accumulation * most_busy + others / layout.virtual_pipeline
-    layer = _layer_of(kernels)
+    layer = _layer(kernels)
     most = max(counts)
     idle = BUBBLE.get(layout.schedule, 1.0) * (shape.layers - most) / layout.virtual_pipeline
     stage = most * layer.total
@@ -192,7 +191,7 @@ def _work_of_stages(kernels: Kernels, counts: tuple[int, ...]) -> list[tuple[int
     ``counts`` are the layers of the stages.
     """
     if not kernels.shape.pattern:
-        layer = _layer_of(kernels)
+        layer = _layer(kernels)
         return [(count, layer) for count in counts]
     stages = kinds_of_stages(kernels.shape, kernels.layout)
     each = _layer_of_kinds(kernels)
@@ -200,8 +199,9 @@ def _work_of_stages(kernels: Kernels, counts: tuple[int, ...]) -> list[tuple[int
 
 
 @lru_cache(maxsize=1 << 14)
-def _busy(kernels: Kernels) -> tuple[float, float]:
-    """Seconds of a micro-batch in the layers of all stages of a pattern, and of the slowest one."""
+def _busy(kernels: Kernels, pipeline: int, virtual_pipeline: int) -> tuple[float, float]:
+    """Seconds of a micro-batch in the layers of all stages of a pattern, and of the slowest one.
+    The numbers of stages and pieces are those of the layout, in which equal kernels may differ."""
     each = {kind: layer.total for kind, layer in _layer_of_kinds(kernels).items()}
     stages = [
         sum([each[kind] * count for kind, count in one.items()])
@@ -211,35 +211,12 @@ def _busy(kernels: Kernels) -> tuple[float, float]:
 
 
 def _layer_of_kinds(kernels: Kernels) -> dict[Shape, _Layer]:
-    own = _of_a_layer(kernels.layout)
-    return {kind: _layer(_with(kernels, kind, own)) for kind, _ in kernels.shape.kinds}
-
-
-def _with(kernels: Kernels, shape: Shape, layout: Layout) -> Kernels:
-    # `replace` takes three times as long.
-    return Kernels(kernels.efficiency, kernels.cluster, shape, layout, kernels.assumed)
-
-
-def _of_a_layer(layout: Layout, pipeline: int = 1, virtual_pipeline: int = 1) -> Layout:
-    """Return a layout with the fields that the time of a layer depends on. A search computes costs
-    once for all layouts that have these in common."""
-    return Layout(
-        backend=layout.backend,
-        tensor=layout.tensor,
-        pipeline=pipeline,
-        virtual_pipeline=virtual_pipeline,
-        context=layout.context,
-        expert=layout.expert,
-        micro_batch=layout.micro_batch,
-        recompute=layout.recompute,
-        sequence_parallel=layout.sequence_parallel,
-        sharding="full" if layout.shards_parameters else "none",
-    )
-
-
-def _layer_of(kernels: Kernels) -> _Layer:
-    """Return the time of a layer, which layouts share that differ in stages and data ranks only."""
-    return _layer(_with(kernels, kernels.shape, _of_a_layer(kernels.layout)))
+    one = kernels
+    return {
+        # `replace` takes three times as long.
+        kind: _layer(Kernels(one.efficiency, one.cluster, kind, one.layout, one.assumed))
+        for kind, _ in one.shape.kinds
+    }
 
 
 @lru_cache(maxsize=1 << 14)

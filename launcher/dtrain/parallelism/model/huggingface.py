@@ -157,7 +157,8 @@ def _language_model(values: dict[str, Any]) -> dict[str, Any]:
         inner = values.get(name)
         if isinstance(inner, dict) and not any(key in values for key in _HIDDEN):
             outer = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
-            kind = inner.get("model_type") or f"{values.get('model_type', '')}_text"
+            whole = values.get("model_type")
+            kind = inner.get("model_type") or (f"{whole}_text" if whole else "")
             return {**outer, "model_type": kind, **inner}
     return values
 
@@ -235,6 +236,8 @@ class _Config(ConfigFile):
         thing = _OTHER_THINGS.get(self.model_type)
         if thing is None and self.values.get("is_encoder_decoder"):
             thing = "an encoder with a decoder"
+        if thing is None and self.model_type and self.get(*_LAYERS, *_HIDDEN, *_HEADS) is None:
+            thing = "a model without layers of attention"
         listed = self.get("layer_types")
         if thing is None and isinstance(listed, list):
             odd = [kind for kind in map(str, listed) if kind not in ATTENTIONS | MIXERS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dtrain.parallelism.answer.explain import brief, gib, seconds
+from dtrain.parallelism.answer.explain import brief, gib, large, seconds
 from dtrain.parallelism.assumptions import communicator
 from dtrain.parallelism.cluster.efficiency import of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
@@ -115,11 +115,9 @@ class _Job:
         way, memory = self._way(replicas)
         fits = memory.total <= self.limit
         states = 16 * self.gigabytes
-        idle = self.cluster.gpus - replicas
         if fits:
             reason = f"{where} holds a whole copy in {memory.total:,.1f} of {self.limit:,.1f} GiB"
-            if idle:
-                reason += f"; the other {idle} GPUs are idle"
+            reason += self._idle(replicas)
         else:
             reason = (
                 f"{where} holds a whole copy: {states:,.0f} GiB of variables, Adam's slots and "
@@ -190,9 +188,15 @@ class _Job:
         else:
             reason += (
                 f"fits in {memory.total:,.1f} of {self.limit:,.1f} GiB if each host has "
-                f"{host:,.0f} GiB, but is slow"
+                f"{host:,.0f} GiB, but is slow{self._idle(replicas)}"
             )
         return Verdict(name, fits, where, way, memory, host, reason)
+
+    def _idle(self, replicas: int) -> str:
+        others = self.cluster.gpus - replicas
+        return f"; the other {counted(others, 'GPU')} {'are' if others > 1 else 'is'} idle" * (
+            others > 0
+        )
 
     def assignment(self) -> Assignment | None:
         """Assign consecutive layers to the GPUs of one host, balanced by memory."""
@@ -252,9 +256,9 @@ class _Job:
     ) -> str:
         """Return the recommendation."""
         best = verdicts[0]
-        size = f"{self.shape.parameters / 1e9:.3g}B parameters"
+        size = f"{large(self.shape.parameters)} parameters"
         if best.fits:
-            sentence = f"Use {best.name} for {size}: {best.reason}{_how(best.way)}."
+            sentence = f"Use {best.name} for {size}{_how(best.way)}: {best.reason}."
             return sentence + (_torch(torch, "keeps it on the GPUs") if torch else "")
         if self.tpu:
             return f"TPUStrategy cannot hold {size}: {best.reason}."
@@ -336,5 +340,5 @@ def _ways(sequences: int) -> Iterator[Way]:
 def _how(way: Way) -> str:
     sentence = f", {counted(way.micro_batch, 'sequence')} at a time"
     if way.grad_accumulation > 1:
-        sentence += f" {way.grad_accumulation} times a step"
-    return sentence + (" with keras.RematScope" if way.recompute == "full" else "")
+        sentence += f", {way.grad_accumulation} times a step"
+    return sentence + (", with keras.RematScope" if way.recompute == "full" else "")

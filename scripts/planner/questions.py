@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Asks the planner 100 questions, and compares its answers with what an expert expects of them.
+
+    scripts/planner/questions.py [--text] [OPTIONS ...]
+
+Asks those of `tests/plan/questions.yaml` whose options contain each of OPTIONS. Prints for each
+question the verdict, the answer and the CPU seconds of a process; with --text, all that a user
+sees. Ends with 1 if an answer is not as expected, or a process takes over 3 s of CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FILE = Path(__file__).resolve().parents[2] / "tests" / "plan" / "questions.yaml"
+MOST_CPU = 3.0
+UNITS = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+Ended = tuple[int, str, str]
+"""The exit code, stdout and stderr of `dtrain plan`."""
+Run = Callable[[Sequence[str]], Ended]
+
+
+def questions() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def asked(question: Mapping[str, Any], run: Run) -> Iterator[str]:
+    """Ask for JSON and for text, in a folder with the question's files. Yield what is not as
+    expected; the last value is the answer in short."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in question.get("files", {}).items():
+            # JSON is YAML, too.
+            (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
+        argv = ["plan", *(folder + "/" + one if one in question.get("files", {}) else one for one in shlex.split(question["plan"]))]
+        code, text, errors = run(argv)
+        json_code, document, _ = run([*argv, "--json"])
+    expected = dict(question["expect"])
+    wanted = {"error": errors, "hint": errors.partition("hint:")[2], "says": text}
+    for name, said in wanted.items():
+        for part in _listed(expected.pop(name, ())):
+            if part not in " ".join(said.split()):
+                yield f"{name} lacks {part!r}"
+    if code != json_code:
+        yield f"ends with {code}, with --json {json_code}"
+    if code != (2 if "error" in question["expect"] else 0):
+        yield f"ends with {code}"
+    if code:
+        yield errors
+        return
+    values = _values(json.loads(document))
+    for name, bound in expected.items():
+        if not meets(bound, values.get(name)):
+            yield f"{name} is {values.get(name)}, not {bound}"
+    yield _short(values)
+
+
+def _listed(value: Any) -> Sequence[str]:
+    return [str(value)] if not isinstance(value, (list, tuple)) else value
+
+
+def _values(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of an answer that may have a bound."""
+    values = {"fits": False, "parameters": found["model"]["parameters"]}
+    if "strategies" in found:
+        best = next((one for one in found["strategies"] if one["name"] == found["strategy"]), {})
+        values |= {"strategy": found["strategy"]}
+    else:
+        best = next(iter(found["layouts"]), {})
+        values |= {name: found.get("training", {}).get(name) for name in ("days", "price")}
+    values |= best
+    if best:
+        values["gib"] = best["memory_gib"]["total"]
+    if "time_s" in best:
+        values |= {"step": best["time_s"]["total"], "tokens": best["tokens_per_s_per_gpu"]}
+    return values
+
+
+def meets(bound: Any, value: Any) -> bool:
+    """Whether a value is in a bound, which is as at the top of the file of questions."""
+    if isinstance(value, bool):
+        return value is bound
+    return any(_in(choice, value) for choice in str(bound).split(" or "))
+
+
+def _in(choice: str, value: Any) -> bool:
+    if not isinstance(value, (int, float)):
+        return choice == str(value)
+    least, to, most = choice.partition(" to ")
+    if not to:
+        least = choice.removeprefix("at least ") if "at most" not in choice else "0"
+        most = choice.removeprefix("at most ") if "at least" not in choice else "inf"
+    return _number(least) <= value <= _number(most)
+
+
+def _number(text: str) -> float:
+    return float(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else float(text)
+
+
+def _short(values: Mapping[str, Any]) -> str:
+    if "tensor" not in values:
+        return str(values.get("strategy") or "nothing fits")
+    sizes = [f"{name} {values[name]}" for name in ("tensor", "pipeline", "context", "expert", "data") if values[name] > 1]
+    return (
+        f"{' x '.join(sizes) or 'one GPU'}, sharding {values['sharding']}, recompute "
+        f"{values['recompute']}{', offload' * values['offload']}: {values['gib']:.1f} GiB, "
+        f"{values['step']:.3g} s, {values['tokens']:,.0f} tokens/s, MFU {values['mfu']:.2f}"
+    )
+
+
+def main() -> int:
+    words = [one for one in sys.argv[1:] if one != "--text"]
+    failed, slowest, texts = 0, 0.0, len(words) + 1 < len(sys.argv)
+
+    def run(argv: Sequence[str]) -> Ended:
+        nonlocal slowest
+        before = _cpu()
+        command = [sys.executable, "-m", "dtrain_cli", *argv]
+        # As on a terminal of 80 columns.
+        environment = os.environ | {"COLUMNS": "80"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        slowest = max(slowest, _cpu() - before)
+        if texts and "--json" not in argv:
+            print(done.stdout)
+        return done.returncode, done.stdout, done.stderr
+
+    found = [one for one in questions() if all(word in one["plan"] for word in words)]
+    for number, question in enumerate(found, 1):
+        print(f"{number}. {question['plan']}", flush=True)
+        slowest = 0.0
+        *wrong, answer = asked(question, run)
+        if slowest > MOST_CPU:
+            wrong.append(f"takes {slowest:.1f} s of CPU")
+        failed += bool(wrong)
+        print(f"   {'; '.join(wrong) or 'as expected'}: {answer.strip()} ({slowest:.2f} s)")
+        if wrong:
+            print(f"   {question['because']}")
+    print(f"{failed} of {len(found)} answers are not as expected")
+    return int(failed > 0)
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())
