@@ -32,9 +32,10 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRefused:
-    """A command of Slurm failed, and no job was submitted."""
+    """No job was submitted."""
 
     command: _Text
+    """The command of Slurm that failed; empty if it was not begun."""
     status: Status
     text: _Text
 

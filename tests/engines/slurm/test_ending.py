@@ -95,6 +95,13 @@ def test_the_first_cause(script: str, first: str) -> None:
     assert (report.exit_code, report.reason) == (1, first)
 
 
+def test_the_words_of_the_script_explain_a_process_that_has_none() -> None:
+    full = "/var/spool/job1/slurm_script: line 9: echo: write error: No space left on device\n"
+    report = ending(SlurmState("FAILED", status=1), ONE_FAILS + full).report()
+    assert report.problems == (full.strip(),)
+    assert report.hint.startswith("a disk was full on that host\n")
+
+
 def unnamed(script: str) -> str:
     """As slurmstepd writes it on most clusters. Debian's Slurm allows several daemons on one
     machine, so they name their host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_a_submitted_job_whose_number_cannot_be_saved(tmp_path: Path, program: A
     job = BatchJob("run", os.fsencode(tmp_path / "run"))
     assert job.submit(order(tmp_path)).status == 0
     assert job.number == "7"
+
+
+def test_a_full_disk_is_named_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(commands, "write_all", full)
+    for kind in (BatchJob, lambda run, folder: AllocationScript(run, folder, "5")):
+        answer = kind("run", os.fsencode(tmp_path / "run")).submit(order(tmp_path))
+        assert (answer.command, answer.text) == ("", f"{tmp_path}/run: No space left on device")
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,14 @@ def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) 
     assert finding.place == ("job.yaml:1:35" if "account" in key else "job.yaml:1:11")
 
 
+def test_a_submission_that_did_not_reach_sbatch_blames_no_command() -> None:
+    full = SubmitRefused("", 1, "/shared/run: No space left on device")
+    refusal = submission.refusal("login01", full)
+    assert refusal.reason == full.text
+    assert refusal.hint.startswith("free some space there")
+    assert "partition" not in refusal.hint
+
+
 @pytest.mark.parametrize(
     ("said", "remedy"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.diagnostics import ConnectError, ExitCode
+from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import Post
@@ -15,6 +15,8 @@ from dtrain.engines.ssh.link import Link
 from dtrain.messages import agent as messages
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
+from dtrain.runs import events
+from dtrain.runs.journal import JournalReader
 from dtrain.spec.model import Host
 from support.attempts import GONE, HELLO, TWO_HOSTS, context_of
 from support.limits import HANG
@@ -134,6 +136,28 @@ def test_a_host_whose_end_is_known_is_not_waited_for(tmp_path: Path, code: int) 
     (problem,) = report.problems
     assert problem.startswith("first,second: receiving the end of the output: connection refused")
     assert attempt.uncleaned() == []
+
+
+def test_another_host_key_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
+    """It would be one more host that cannot be reached, and may be an attack."""
+    refused = threading.Semaphore(0)
+
+    class Impostor(ScriptedHosts):
+        def connect(self, host: Host) -> Impostor:
+            refused.release()
+            raise HostKeyError(host.name, "connecting", "its host key has changed")
+
+    context = context_of(Impostor({}), tmp_path)
+    link = Link(context, context.plan.hosts[0])
+    link.attach({}, ())
+    for _ in range(2):
+        assert refused.acquire(timeout=HANG)
+    link.close()
+    link.disconnect(0.0)
+    assert link.drained(HANG)
+    shown = [event for _, event in JournalReader(context.folder.journal).read()]
+    notices = [event.text for event in shown if isinstance(event, events.NoticeShown)]
+    assert notices == ["first: connecting: its host key has changed; trying again"]
 
 
 class LastWords(ScriptedHosts, ScriptedProcess):

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from dtrain.diagnostics import ConnectError
 from dtrain.engines.ssh.cleanup import Cleanups
 from dtrain.node.agent.wire import VERSION, encode
 from dtrain.runs.record import Record
@@ -78,6 +79,22 @@ def test_a_cleanup_without_a_free_thread_fails(monkeypatch: pytest.MonkeyPatch) 
     cleanups.start(RECORD, [("gpu01", 1)], reported.append)
     assert (cleanups.clean, cleanups.pending) == (set(), [])
     assert str(*reported) == "can't start new thread"
+    cleanups.close()
+
+
+def test_why_a_host_cannot_be_reached_is_known() -> None:
+    tried = threading.Semaphore(0)
+
+    class Away(ScriptedHosts):
+        def connect(self, host: Host) -> Away:
+            tried.release()
+            raise ConnectError(host.name, "connecting", "timed out")
+
+    cleanups = Cleanups(Away({}))
+    cleanups.start(RECORD, [("gpu01", 1)], unexpected)
+    for _ in range(2):
+        assert tried.acquire(timeout=HANG)
+    assert [problem.reason for problem in cleanups.problems] == ["timed out"]
     cleanups.close()
 
 

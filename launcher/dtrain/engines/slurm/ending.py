@@ -112,7 +112,12 @@ class SlurmEnding:
         return _CAUSES.get(requeued["why"], "") if requeued is not None else ""
 
     def _failed(self, state: SlurmState) -> Report:
-        hints = [failure.hint for failure in self.failures[:1] if failure.hint]
+        first = next(iter(self.failures), None)
+        words = "" if first is not None and first.words else self._script_words()
+        hints = []
+        if first is not None:
+            # A process without words of its own may have ended as its script says.
+            hints.append(replace(first, traceback=first.traceback or words).hint)
         memory = (
             state.state == "OUT_OF_MEMORY"
             or _OUT_OF_MEMORY.search(self.script) is not None
@@ -136,14 +141,12 @@ class SlurmEnding:
                 "the job may use only the memory that it asks Slurm for; cluster.slurm.options:"
                 " ['--mem=0'] asks for all memory of each machine",
             )
-        said = self.failures and self.failures[0].words
-        words = "" if said else self._script_words()
         return Report(
             ExitCode.JOB_FAILED,
             reason,
             failures=self.failures,
             problems=(words,) if words else (),
-            hint="\n".join(dict.fromkeys(hints)),
+            hint="\n".join(dict.fromkeys(filter(None, hints))),
         )
 
     def _first_cause(self, *, memory: bool) -> str:

@@ -29,6 +29,7 @@ _HINTS = {
     "invalid feature": "`sinfo -o '%P %f'` lists the features; set cluster.slurm.constraint",
     "reservation": "`scontrol show reservation` lists them; set cluster.slurm.reservation",
     "unrecognized option": "`sbatch --help` lists the options; correct cluster.slurm.options",
+    "no space left": "free some space there, or set cluster.run_dir to another shared folder",
     "unable to contact": "the controller is down or cannot be reached; `scontrol ping` shows it",
     "temporarily unable": "Slurm has as many jobs as its configuration allows (MaxJobCount), or is"
     " busy; launch again later",
@@ -77,9 +78,11 @@ def hint_for(said: str, host: str) -> str:
 
 def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
     """The error for a submission that Slurm refused, with its own words."""
-    reason = f"{said.text}\nthe command, which ended with status {said.status}: {said.command}"
+    reason = said.text
     hint = hint_for(said.text, host)
-    if not is_unanswered(said.text):
+    if said.command:
+        reason += f"\nthe command, which ended with status {said.status}: {said.command}"
+    if said.command and not is_unanswered(said.text):
         hint = f"{hint}\n`dtrain check FILE` compares the file with the partition".lstrip()
     return SubmitError(host, "submitting the job", reason, hint=hint)
 

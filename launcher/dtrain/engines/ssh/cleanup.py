@@ -56,6 +56,8 @@ class CleanupLink:
         self.host = part.host.name
         self.attempt = attempt
         self.state = Cleanup.PENDING
+        self.problem: NodeError | None = None
+        """Why the host could not be reached the last time."""
         self._report = report
         self._sequence = MessageSequence(part, plan.world_size)
         self._closed = threading.Event()
@@ -83,8 +85,8 @@ class CleanupLink:
                 if relay is None:
                     return
                 self._follow(relay)
-            except NodeError:
-                pass  # retry until the host answers
+            except NodeError as error:
+                self.problem = error  # retry until the host answers
             except ProtocolError:
                 self._commands.send({"op": "kill"})
                 self.state = Cleanup.FAILED
@@ -154,6 +156,12 @@ class Cleanups:
     def pending(self) -> list[str]:
         """Hosts that have not answered yet."""
         return [link.host for link in self._links if link.state is Cleanup.PENDING]
+
+    @property
+    def problems(self) -> list[NodeError]:
+        """Why those hosts cannot be reached, as far as it is known."""
+        pending = (link for link in self._links if link.state is Cleanup.PENDING)
+        return [link.problem for link in pending if link.problem is not None]
 
     @property
     def clean(self) -> set[tuple[str, int]]:

@@ -19,6 +19,7 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.guarded import fault
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.engines.ssh.inspection import Inspection
+from dtrain.failures import alike
 from dtrain.failures.cause import Report
 from dtrain.runs import events, restart
 from dtrain.runs.folder import RunFolder
@@ -174,6 +175,8 @@ class SshEngine:
                 notified = True
                 waiting = hostlist.fold(self._cleanups.pending)
                 run.recorder.notice(f"{waiting} cannot be reached yet; retrying")
+                for why in alike.messages(self._cleanups.problems, self._spec.cluster.hosts):
+                    run.recorder.notice(why)
         self._cleanups.close()
         self._save_uncleaned(run)
         left = tuple(host for host, _ in run.record.leftovers)

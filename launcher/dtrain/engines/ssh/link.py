@@ -229,6 +229,9 @@ class Link:
                 )
             except NodeError as error:
                 problem = error
+                if not isinstance(error, ConnectError):  # such as another host key
+                    text = f"{error.message}; trying again"
+                    self._context.recorder.notice_once(text, kind=error.reason)
                 if at_once:
                     self.step(host_events.Unreachable(error))
                     if self._inbox.end_is_known:

@@ -110,7 +110,7 @@ class AllocationScript(BatchJob):
                 with process.stdout as stdout:
                     said = stdout.read()
         except OSError as error:
-            return CommandResult("bash", FAILED, words(error))
+            return CommandResult("", FAILED, words(error, self.folder))
         if not self._find():
             process.wait()
             return CommandResult("bash", FAILED, shown(said).strip()[:MAX_TEXT])

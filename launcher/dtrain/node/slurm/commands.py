@@ -96,7 +96,7 @@ class BatchJob:
                 with contextlib.suppress(OSError):  # as on a full disk: the job has its name, too
                     self.save(JOB_FILE, jobs[-1].encode())
         except OSError as error:
-            return CommandResult(" ".join(command), FAILED, words(error))
+            return CommandResult("", FAILED, words(error, self.folder))
         return answer
 
     def find(self) -> CommandResult:
@@ -271,6 +271,7 @@ def _run(
     return CommandResult(text, done.returncode, said.strip()[:MAX_TEXT])
 
 
-def words(error: OSError) -> str:
-    name = error.filename if isinstance(error.filename, str) else shown(error.filename or b"")
-    return "%s: %s" % (name, error.strerror)
+def words(error: OSError, place: bytes = b"") -> str:
+    """``place``: of an error that names no file, such as a full disk."""
+    name = error.filename or place
+    return "%s: %s" % (name if isinstance(name, str) else shown(name), error.strerror)
