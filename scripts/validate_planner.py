@@ -41,30 +41,11 @@ from planner.published.runs import PublishedRun, Skipped, read
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"
 RUNS = (DATA / "published_runs.csv", DATA / "published_runs_single_node.csv")
-UNSEEN = DATA / "published_runs_unseen.csv"
-"""Runs collected after the constants were fitted. They are not in RUNS: no fit uses them."""
-UNSEEN_2 = DATA / "published_runs_unseen_2.csv"
-"""Runs of a second blind test, of publishers and tables that UNSEEN does not have."""
-UNSEEN_3 = DATA / "published_runs_unseen_3.csv"
-"""Runs of a third blind test, of publishers and tables that the others do not have."""
-UNSEEN_4 = DATA / "published_runs_unseen_4.csv"
-"""Runs of a fourth blind test, of the memory of fine-tuning."""
-UNSEEN_5 = DATA / "published_runs_unseen_5.csv"
-"""Runs of a fifth blind test, of step times."""
-UNSEEN_6 = DATA / "published_runs_unseen_6.csv"
-"""Runs of a sixth blind test, of the memory of pretraining."""
-UNSEEN_7 = DATA / "published_runs_unseen_7.csv"
-"""Runs of a seventh blind test, of publishers that the others do not have."""
-UNSEEN_8 = DATA / "published_runs_unseen_8.csv"
-"""Runs of an eighth blind test, of step times in pretraining and LoRA."""
-UNSEEN_9 = DATA / "published_runs_unseen_9.csv"
-"""Runs of a ninth blind test, of publishers that the others do not have."""
-UNSEEN_10 = DATA / "published_runs_unseen_10.csv"
-"""Runs of a tenth blind test, of tables that the others do not have."""
-BLIND = (
-    UNSEEN, UNSEEN_2, UNSEEN_3, UNSEEN_4, UNSEEN_5, UNSEEN_6, UNSEEN_7, UNSEEN_8, UNSEEN_9,
-    UNSEEN_10,
-)  # fmt: skip
+UNSEEN = {
+    test: DATA / f"published_runs_unseen{f'_{test}' if test > 1 else ''}.csv"
+    for test in range(1, 12)
+}
+"""The runs of each blind test, which the data of the earlier ones and the fit did not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        paths = options.runs or (*RUNS, *(BLIND if options.all else ()))
+        paths = options.runs or (*RUNS, *(UNSEEN.values() if options.all else ()))
         report = validate((path.stem, read(path)) for path in paths)
         if options.rows:
             write_rows(report, options.rows)

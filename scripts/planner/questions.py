@@ -44,7 +44,9 @@ def asked(question: Mapping[str, Any], run: Run) -> Iterator[str]:
         for name, content in question.get("files", {}).items():
             # JSON is YAML, too.
             (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
-        argv = ["plan", *(folder + "/" + one if one in question.get("files", {}) else one for one in shlex.split(question["plan"]))]
+        files = question.get("files", {})
+        words = shlex.split(question["plan"])
+        argv = ["plan", *(f"{folder}/{one}" if one in files else one for one in words)]
         code, text, errors = run(argv)
         json_code, document, _ = run([*argv, "--json"])
     expected = dict(question["expect"])
@@ -112,7 +114,8 @@ def _number(text: str) -> float:
 def _short(values: Mapping[str, Any]) -> str:
     if "tensor" not in values:
         return str(values.get("strategy") or "nothing fits")
-    sizes = [f"{name} {values[name]}" for name in ("tensor", "pipeline", "context", "expert", "data") if values[name] > 1]
+    names = ("tensor", "pipeline", "context", "expert", "data")
+    sizes = [f"{name} {values[name]}" for name in names if values[name] > 1]
     return (
         f"{' x '.join(sizes) or 'one GPU'}, sharding {values['sharding']}, recompute "
         f"{values['recompute']}{', offload' * values['offload']}: {values['gib']:.1f} GiB, "

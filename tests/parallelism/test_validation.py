@@ -138,7 +138,7 @@ def test_the_error_on_runs_that_no_fit_has_seen_is_limited() -> None:
     time and 6 % for memory."""
     publishers: dict[str, Score] = {}
     every = Score()
-    for run in read(UNSEEN):
+    for run in read(UNSEEN[1]):
         assert isinstance(run, PublishedRun), run
         outcome = outcome_of(run)
         assert isinstance(outcome, validate_planner.Outcome)
@@ -177,7 +177,7 @@ def refused(every: Score) -> float:
 
 def test_the_error_in_the_second_blind_test_is_limited() -> None:
     """As above. Half of its publishers were only tested after the rules for the others."""
-    every = scored(validate_planner.UNSEEN_2)
+    every = scored(UNSEEN[2])
     assert (len(every.time), len(every.memory)) == (192, 148)
     assert sum(map(abs, every.time)) / len(every.time) < 0.12
     assert abs(sum(every.time)) / len(every.time) < 0.05
@@ -188,7 +188,7 @@ def test_the_error_in_the_second_blind_test_is_limited() -> None:
 
 def test_the_error_in_the_third_blind_test_is_limited() -> None:
     """As above. Its worst runs were used to find rules, for times and for memory."""
-    every = scored(validate_planner.UNSEEN_3)
+    every = scored(UNSEEN[3])
     assert (len(every.time), len(every.memory)) == (376, 131)
     assert sum(map(abs, every.time)) / len(every.time) < 0.13
     assert abs(sum(every.time)) / len(every.time) < 0.04
@@ -198,7 +198,7 @@ def test_the_error_in_the_third_blind_test_is_limited() -> None:
 
 def test_the_error_in_the_fourth_blind_test_is_limited() -> None:
     """Memory only. One publisher was used to find rules, the other six were only tested."""
-    every = scored(validate_planner.UNSEEN_4)
+    every = scored(UNSEEN[4])
     assert len(every.memory) == 387
     assert sum(map(abs, every.memory)) / len(every.memory) < 0.05
     assert refused(every) < 0.05
@@ -207,7 +207,7 @@ def test_the_error_in_the_fourth_blind_test_is_limited() -> None:
 
 def test_the_error_in_the_fifth_blind_test_is_limited() -> None:
     """As above. Its worst runs were used to find rules for times; memory was only tested."""
-    every = scored(validate_planner.UNSEEN_5)
+    every = scored(UNSEEN[5])
     assert (len(every.time), len(every.memory)) == (241, 74)
     assert sum(map(abs, every.time)) / len(every.time) < 0.13
     assert abs(sum(every.time)) / len(every.time) < 0.11
@@ -218,7 +218,7 @@ def test_the_error_in_the_fifth_blind_test_is_limited() -> None:
 def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
     """Memory of pretraining. FlagPerf's DeepSpeed and PaddlePaddle were used to find rules. Two of
     the refused runs used 97 % of the memory, as estimated."""
-    every = scored(validate_planner.UNSEEN_6)
+    every = scored(UNSEEN[6])
     assert len(every.memory) == 48
     assert sum(map(abs, every.memory)) / len(every.memory) < 0.12
     assert every.fit["false_oom"] <= 3
@@ -229,15 +229,15 @@ def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
     ("path", "rows", "time", "bias", "memory", "refusals", "false_fits"),
     [
         # Nearly half of its step times are from one publisher, on two machines.
-        (validate_planner.UNSEEN_7, (359, 100), 0.28, 0.16, 0.10, 0.04, 3),
+        (UNSEEN[7], (359, 100), 0.28, 0.16, 0.10, 0.04, 3),
         # Step times of pretraining and LoRA. Measured matrix products helped, and no rule for them.
-        (validate_planner.UNSEEN_8, (81, 17), 0.17, 0.11, 0.10, 0.08, 0),
+        (UNSEEN[8], (81, 17), 0.17, 0.11, 0.10, 0.08, 0),
         # Most by users with software of their own.
-        (validate_planner.UNSEEN_9, (99, 22), 0.24, 0.10, 0.17, 0.08, 0),
+        (UNSEEN[9], (99, 22), 0.24, 0.10, 0.17, 0.08, 0),
         # A third from a paper on mixtures, the rest by users and in JAX.
-        (validate_planner.UNSEEN_10, (162, 23), 0.17, 0.10, 0.15, 0.11, 3),
+        (UNSEEN[10], (162, 23), 0.17, 0.10, 0.15, 0.11, 3),
         # Nearly half from a paper on mixtures in fp8, and most of its refusals.
-        (validate_planner.UNSEEN_11, (137, 127), 0.15, 0.05, 0.20, 0.10, 1),
+        (UNSEEN[11], (137, 127), 0.15, 0.05, 0.20, 0.10, 1),
     ],
 )
 def test_the_error_in_a_later_blind_test_is_limited(
