@@ -13,6 +13,7 @@ from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.step_time import StepTime
 from dtrain.parallelism.model.models import model
@@ -49,18 +50,15 @@ def test_whole_experts_need_no_sum_over_tensor_ranks() -> None:
 
 
 def test_a_loop_over_experts_starts_kernels_for_each_expert_that_a_rank_holds() -> None:
-    shape, cluster = model("qwen3-30b-a3b"), GpuCluster(gpu("h100-80gb"), 8, 8, 400.0)
-
-    def launches(expert: int, kernels: int) -> float:
+    def started(expert: int, kernels: int) -> float:
         layout = Layout(expert=expert, data=8, recompute="full")
-        assumed = Assumptions(expert_kernels=kernels)
-        return Kernels(of_family("hopper"), cluster, shape, layout, assumed).launches()
+        return launches(model("qwen3-30b-a3b"), layout, Assumptions(expert_kernels=kernels))
 
     for expert in (1, 8):
         # The forward pass, its repetition, and a backward pass of 1.6 times as many.
-        added = launches(expert, 5) - launches(expert, 0)
+        added = started(expert, 5) - started(expert, 0)
         assert added == pytest.approx(128 / expert * 5 * 3.6)
-    assert launches(1, 0) == launches(8, 0)
+    assert started(1, 0) == started(8, 0)
 
 
 def test_dtrain_runtime_loops_over_experts() -> None:

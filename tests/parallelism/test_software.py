@@ -12,6 +12,7 @@ from dtrain.parallelism.cluster.efficiency import KNOWN, OVERLAPPED, of_family, 
 from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import TRITON_ATTENTION, Kernels
 from dtrain.parallelism.cost.step_time import HOST_MEMORY
 from dtrain.parallelism.model.models import model
@@ -375,8 +376,5 @@ def test_modules_and_hooks_take_the_host_as_long_as_launches(
     layout = Layout(backend=backend, data=8, sharding=sharding)
     usual = Assumptions.usual("bf16", H100, backend)
     bare = replace(usual, module_work=0.0, sharding_work=0.0)
-    work, without = (
-        Kernels(of_gpu(H100), GpuCluster(H100, 8, 8, 400.0), model(name), layout, one).launches()
-        for one in (usual, bare)
-    )
+    work, without = (launches(model(name), layout, one) for one in (usual, bare))
     assert work - without == pytest.approx(2.6 * added)

@@ -146,12 +146,13 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
 
 
 def test_offload_counts_when_backends_are_compared() -> None:
-    """torchtitan would be 28 % faster with offload, Megatron-LM 6 % without it."""
-    asked = PlanRequest(model_size="13B", gpu="l40s", gpus=8, gpus_per_host=2, network_gbps=10.0)
+    """torchtitan with offload would be 24 % faster than Megatron-LM without it."""
+    asked = PlanRequest(model_size="7B", gpu="a10g", gpus=8, gpus_per_host=4, network_gbps=10.0)
     answer = pose(asked).answer()
     first, other = (plan.best for plan in answer.question.others[:2])
     assert first and other and first.time.total > other.time.total
-    assert faster_backend(answer).startswith("`backend='megatron'`")
+    assert first.layout.backend == "megatron"
+    assert (first.layout.offload, other.layout.offload) == (False, True)
 
 
 def test_a_note_says_how_much_slower_the_runtime_would_be() -> None:

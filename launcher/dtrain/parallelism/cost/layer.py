@@ -33,9 +33,6 @@ SEPARATE_NORMS = 32.0
 their operations is a kernel, in 32 bits: 18 for each norm instead of 2."""
 SEPARATE_ROTATION = 8.0
 """The same for the rotation of queries and keys: 10 passes instead of 2."""
-SEPARATE_KERNELS = 24.0
-"""Kernels of both norms (8 instead of 1 each) and of the rotation of queries and keys (6 instead of
-1 each) beyond those of fused ones, in Hugging Face's models."""
 SEPARATE_SCORES = 6.0
 """Passes of the score matrix through memory beyond those of fused kernels, if its scale, its mask
 and its softmax in 32 bits are kernels of their own (Hugging Face's ``eager`` attention)."""
@@ -262,26 +259,6 @@ class Kernels:
     def _stream(self, elements: float) -> float:
         """Seconds to read or write ``elements`` of each token."""
         return self._memory(BYTES[self.assumed.precision] * self.tokens * elements)
-
-    def launches(self) -> float:
-        """Approximate number of kernel launches for one layer and micro-batch, over all passes."""
-        blocks = bool(self.shape.heads) + bool(self.shape.ffn_hidden)
-        forward = (12.0 if self.assumed.flash_attention else 16.0) * blocks
-        forward += sum(part.kernels for part in self.shape.parts)
-        forward += SEPARATE_KERNELS * (self.assumed.separate_kernels and self.shape.gated)
-        if self.shape.experts:
-            # Routing, permutation, quantization and the work of modules: fitted to Qwen3-30B with
-            # micro-batches of 1.
-            forward += 100
-            forward += self.assumed.expert_kernels * self.shape.experts / self.layout.expert
-        else:
-            forward += self.assumed.module_work
-        forward += self.shape.lora.kernels if self.shape.lora else 0.0
-        forward += self.assumed.host_work
-        if self.layout.shards_parameters:
-            forward += self.assumed.sharding_work
-        recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[self.layout.recompute]
-        return forward * (1 + 1.6 + recompute)
 
     def forward(self, *, moe: bool) -> float:
         return (

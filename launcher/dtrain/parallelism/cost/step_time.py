@@ -12,6 +12,7 @@ from dtrain.parallelism.backends import backend_of, keeps_stage, reduces_each_mi
 from dtrain.parallelism.cluster.efficiency import OVERLAPPED, Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
 from dtrain.parallelism.cost.stages import (
@@ -232,6 +233,7 @@ def _layer(kernels: Kernels) -> _Layer:
     exchange = moe * _expert(kernels) if moe else 0.0
     if assumed.hides_exchange:
         exchange = _exposed(exchange, compute, OVERLAPPED)
+    started = launches(kernels.shape, kernels.layout, assumed)
     return _Layer(
         compute=compute,
         recompute=mean(kernels.recompute),
@@ -239,8 +241,8 @@ def _layer(kernels: Kernels) -> _Layer:
         context=_context(kernels),
         expert=exchange,
         head=kernels.head_forward() + kernels.head_backward(),
-        launches=kernels.launches(),
-        stalled=0.0 if assumed.padded_experts else moe * kernels.launches(),
+        launches=started,
+        stalled=0.0 if assumed.padded_experts else moe * started,
     )
 
 
