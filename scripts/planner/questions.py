@@ -17,7 +17,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,45 +33,44 @@ Ended = tuple[int, str, str]
 Run = Callable[[Sequence[str]], Ended]
 
 
-def questions() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+def questions() -> dict[str, list[dict[str, Any]]]:
+    """Return the questions of each kind."""
+    found: dict[str, list[dict[str, Any]]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return found
 
 
-def asked(question: Mapping[str, Any], run: Run) -> Iterator[str]:
-    """Ask for JSON and for text, in a folder with the question's files. Yield what is not as
-    expected; the last value is the answer in short."""
+def asked(question: Mapping[str, Any], run: Run) -> tuple[list[str], str]:
+    """Return what is not as expected, and the answer in short.
+
+    Asks for text and for JSON, in a folder with the question's files.
+    """
+    files = question.get("files", {})
     with tempfile.TemporaryDirectory() as folder:
-        for name, content in question.get("files", {}).items():
+        for name, content in files.items():
             # JSON is YAML, too.
             (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
-        files = question.get("files", {})
         words = shlex.split(question["plan"])
-        argv = ["plan", *(f"{folder}/{one}" if one in files else one for one in words)]
+        argv = ["plan", *(str(Path(folder, word)) if word in files else word for word in words)]
         code, text, errors = run(argv)
         json_code, document, _ = run([*argv, "--json"])
     expected = dict(question["expect"])
-    wanted = {"error": errors, "hint": errors.partition("hint:")[2], "says": text}
-    for name, said in wanted.items():
-        for part in _listed(expected.pop(name, ())):
+    wrong = []
+    for name, said in (("error", errors), ("hint", errors.partition("hint:")[2]), ("says", text)):
+        parts = expected.pop(name, ())
+        for part in [parts] if isinstance(parts, str) else parts:
             if part not in " ".join(said.split()):
-                yield f"{name} lacks {part!r}"
-    if code != json_code:
-        yield f"ends with {code}, with --json {json_code}"
-    if code != (2 if "error" in question["expect"] else 0):
-        yield f"ends with {code}"
+                wrong.append(f"{name} lacks {part!r}")
+    if not code == json_code == (2 if "error" in question["expect"] else 0):
+        wrong.append(f"ends with {code}, and with --json {json_code}")
     if code:
-        yield errors
-        return
+        return wrong, errors
     values = _values(json.loads(document))
-    for name, bound in expected.items():
-        if not meets(bound, values.get(name)):
-            yield f"{name} is {values.get(name)}, not {bound}"
-    yield _short(values)
-
-
-def _listed(value: Any) -> Sequence[str]:
-    return [str(value)] if not isinstance(value, (list, tuple)) else value
+    wrong += [
+        f"{name} is {values.get(name)}, not {bound}"
+        for name, bound in expected.items()
+        if not meets(bound, values.get(name))
+    ]
+    return wrong, _short(values)
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +114,11 @@ def _number(text: str) -> float:
 def _short(values: Mapping[str, Any]) -> str:
     if "tensor" not in values:
         return str(values.get("strategy") or "nothing fits")
-    names = ("tensor", "pipeline", "context", "expert", "data")
-    sizes = [f"{name} {values[name]}" for name in names if values[name] > 1]
+    sizes = [
+        f"{name} {values[name]}"
+        for name in ("tensor", "pipeline", "context", "expert", "data")
+        if values[name] > 1
+    ]
     return (
         f"{' x '.join(sizes) or 'one GPU'}, sharding {values['sharding']}, recompute "
         f"{values['recompute']}{', offload' * values['offload']}: {values['gib']:.1f} GiB, "
@@ -125,7 +128,7 @@ def _short(values: Mapping[str, Any]) -> str:
 
 def main() -> int:
     words = [one for one in sys.argv[1:] if one != "--text"]
-    failed, slowest, texts = 0, 0.0, len(words) + 1 < len(sys.argv)
+    failed, slowest, texts = 0, 0.0, "--text" in sys.argv
 
     def run(argv: Sequence[str]) -> Ended:
         nonlocal slowest
@@ -139,11 +142,12 @@ def main() -> int:
             print(done.stdout)
         return done.returncode, done.stdout, done.stderr
 
-    found = [one for one in questions() if all(word in one["plan"] for word in words)]
+    every = chain.from_iterable(questions().values())
+    found = [one for one in every if all(word in one["plan"] for word in words)]
     for number, question in enumerate(found, 1):
         print(f"{number}. {question['plan']}", flush=True)
         slowest = 0.0
-        *wrong, answer = asked(question, run)
+        wrong, answer = asked(question, run)
         if slowest > MOST_CPU:
             wrong.append(f"takes {slowest:.1f} s of CPU")
         failed += bool(wrong)

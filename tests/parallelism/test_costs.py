@@ -159,6 +159,19 @@ def test_stages_hold_all_parameters_together(name: str, pipeline: int) -> None:
     assert held == pytest.approx(shape.parameters + copies, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "kimi-k2", "deepseek-v3.2", "nemotron-h-47b", "granite-4.0-h-small"]
+)
+@pytest.mark.parametrize("pipeline", [4, 16, 32])
+def test_the_memory_is_that_of_the_fullest_stage(name: str, pipeline: int) -> None:
+    """Of 61 layers on 32 stages, the third one is the first without dense layers: with twice the
+    experts of the second."""
+    shape = model(name)
+    layout = Layout(backend="megatron", pipeline=pipeline, grad_accumulation=64)
+    every = [stage_memory(shape, layout, ASSUMED, stage).total for stage in range(pipeline)]
+    assert memory(shape, layout, ASSUMED).total == max(every)
+
+
 def test_activations_of_the_paper() -> None:
     """RAR (arXiv 2205.05198): s·b·h(34 + 5·a·s/h) for GELU and dropout, and its variants."""
     shape = replace(model("gpt-3-175b"), dropout=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from json import dumps
 from pathlib import Path
@@ -196,12 +199,13 @@ def plan(
         for target, begins in ((output, ""), (html, HTML)):
             if target is not None:
                 writable(target, begins)
-    with errors_name_options():
+    with errors_name_options(), _uncollected():
         answer = api.plan(
             request, strategies=True, ask=prompt.asker(), on_notice=notice, signals=True
         )
     if isinstance(answer, Answer):
-        write(_layouts(answer, top, settings, json=json, file=file, output=output, html=html))
+        with _uncollected():
+            write(_layouts(answer, top, settings, json=json, file=file, output=output, html=html))
         return
     for name, path in (("--output", output), ("--html", html)):
         if path is not None:
@@ -210,6 +214,17 @@ def plan(
                 hint="set job.strategy in the cluster file to the strategy that is shown",
             )
     write(_strategies(answer, json=json))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Stop Python's search for cycles of garbage. A planner's search makes hundreds of thousands of
+    objects, of which hardly any is garbage: looking for it takes a tenth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _layouts(

@@ -70,12 +70,9 @@ _OF_A_LAYER = attrgetter(
 
 
 @dataclass(frozen=True, eq=False)
-class Kernels:
-    """Computes seconds of one layer and micro-batch on one GPU, by pass and part.
-
-    Two are equal if a layer takes equally long: a search computes costs once for all layouts that
-    differ in stages and data ranks only.
-    """
+class _OneLayer:
+    """What costs of a layer depend on. Two are equal if a layer costs as much: a search computes
+    costs once for all layouts that differ in stages and data ranks only."""
 
     efficiency: Efficiency
     cluster: GpuCluster
@@ -84,7 +81,7 @@ class Kernels:
     assumed: Assumptions
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Kernels) and self._key == other._key
+        return isinstance(other, _OneLayer) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -93,6 +90,10 @@ class Kernels:
     def _key(self) -> tuple[object, ...]:
         own = self.efficiency, self.cluster, self.shape, self.assumed
         return (*own, *_OF_A_LAYER(self.layout))
+
+
+class Kernels(_OneLayer):
+    """Computes seconds of one layer and micro-batch on one GPU, by pass and part."""
 
     @property
     def tokens(self) -> float:

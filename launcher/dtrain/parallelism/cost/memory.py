@@ -14,6 +14,7 @@ from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import Phase, peak
 from dtrain.parallelism.cost.stages import (
     adapters_of_stage,
+    extreme_stages,
     in_flight,
     parameters_of_stage,
     stage_layers,
@@ -71,11 +72,10 @@ class Memory:
 
 def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
     """Return the memory of the fullest GPU, over all stages of the pipeline."""
-    # Inner stages differ only in their micro-batches in flight; the second stage has the most.
-    stages = sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
-    return max(
-        (stage_memory(shape, layout, assumed, stage) for stage in stages), key=lambda m: m.total
+    stages = (
+        stage_memory(shape, layout, assumed, stage) for stage in extreme_stages(shape, layout)
     )
+    return max(stages, key=lambda m: m.total)
 
 
 # A plan searches the same layouts several times, to compare its choice with others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import lru_cache
 
@@ -56,6 +57,33 @@ def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, 
     ends = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
     layer = (shape.active_parameters - ends) / shape.layers
     return _spread(shape.layers, stages, shape.head_parameters / layer)
+
+
+def extreme_stages(shape: Shape, layout: Layout) -> list[int]:
+    """Return the stages of which one needs the most memory.
+
+    Inner stages differ in their layers and in their micro-batches in flight, of which the first one
+    with such layers has the most.
+    """
+    last = layout.pipeline - 1
+    stages = {0, min(1, last), last}
+    if last and shape.pattern:
+        alike = backend_of(layout).runtime_memory
+        stages |= _different(shape, layout.pipeline, layout.virtual_pipeline, alike)
+    elif last and _first_are_dense(shape):
+        piece = stage_layers(shape, layout)[1] / layout.virtual_pipeline
+        stages.add(min(last, math.ceil(shape.dense_layers / piece)))
+    return sorted(stages)
+
+
+@lru_cache(maxsize=4096)
+def _different(shape: Shape, stages: int, pieces: int, alike: bool) -> frozenset[int]:
+    """Return the first inner stage of each kind of stages of a pattern."""
+    kinds = _kinds_of_stages(shape, stages, pieces, alike)
+    first: dict[object, int] = {}
+    for stage in range(1, stages - 1):
+        first.setdefault(frozenset(kinds[stage].items()), stage)
+    return frozenset(first.values())
 
 
 def receive_buffers(layout: Layout, stage: int) -> int:
@@ -185,12 +213,17 @@ def _parameters(
 
 
 def _moe_layers(shape: Shape, layout: Layout, layers: int, stage: int) -> float:
-    """Number of a stage's layers with experts. Dense layers are the first of the model, if they are
-    few: Llama 4 Maverick alternates instead."""
-    if not shape.experts or 2 * shape.dense_layers >= shape.layers:
+    """Number of a stage's layers with experts."""
+    if not _first_are_dense(shape):
         return layers * shape.moe_layers / shape.layers
     piece = layers / layout.virtual_pipeline
     return layers - min(piece, max(0.0, shape.dense_layers - stage * piece))
+
+
+def _first_are_dense(shape: Shape) -> bool:
+    """Whether layers without experts are the first of the model. If they are many, they alternate
+    with the others, as in Llama 4 Maverick."""
+    return shape.experts > 0 and 0 < 2 * shape.dense_layers < shape.layers
 
 
 def adapters_of_stage(shape: Shape, layout: Layout, layers: int) -> tuple[float, float]:
