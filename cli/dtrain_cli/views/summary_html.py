@@ -105,7 +105,7 @@ def _cause(run: Summary) -> dict[str, Any] | None:
         "traceback": traceback if any(traceback) else [],
         "problems": list(report.problems[:20]),
         "hint": report.hint.split("\n") if report.hint else [],
-        "others": len(report.failures) - 1,
+        "others": len(report.failures) - (first is not None and report.reason == first.summary),
     }
 
 
