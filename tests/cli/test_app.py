@@ -138,7 +138,7 @@ def test_usage_errors(cluster: Path, argv: list[str], message: str) -> None:
 
 
 def test_an_invalid_file_is_reported_with_the_position(cluster: Path) -> None:
-    cluster.write_text("cluster:\n  hosts: [a]\n  gpu: 8\n  gpuz: 8\njob: {framework: torch}\n")
+    cluster.write_text("cluster:\n  hosts: [a]\n  gpu: h100\n  gpuz: 8\njob: {framework: torch}\n")
     done = dtrain("launch", str(cluster))
     assert done.returncode == 2
     assert f"{cluster}:4:3" in done.stderr

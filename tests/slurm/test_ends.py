@@ -68,6 +68,20 @@ def test_a_controller_that_does_not_answer_is_waited_for_aloud(
     assert done.stdout.count("] trained") == 4
 
 
+def test_a_terminal_that_is_closed_during_the_submission_leaves_no_job(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    file = write_job(WAIT)
+    with slurm.silent_controller():
+        launch = launcher.command("launch", str(file), "--no-check", env=slurm.environment)
+        launch.until("waiting for Slurm on this machine to answer")
+        launch.send(signal.SIGHUP)
+        launch.until("its terminal was closed: cancelling the job once Slurm says that it exists")
+        launch.until("the job may be submitted, trying again")
+    assert launch.wait().code == 130
+    assert slurm.run("squeue", "--noheader") == ""
+
+
 def test_a_job_for_a_partition_that_is_down_waits_until_it_is_up(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:

@@ -28,10 +28,11 @@ from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
+from dtrain.session import recorder
 from dtrain.session.caller import Caller
 from dtrain.session.control import Control
 from dtrain.spec.load import parse
-from support.limits import HANG
+from support.limits import HANG, until
 
 FILE = """
 cluster: {kubernetes: {image: i, queue: gpu}, nodes: 2, slots: 1}
@@ -294,6 +295,18 @@ def test_pods_that_a_failure_has_deleted_are_not_the_cause(job: KubernetesJob) -
     assert job.ended("").reason == "rank 1 on node1 exited with status 9"
 
 
+def test_a_pod_that_is_deleted_after_its_end_is_not_the_cause(job: KubernetesJob) -> None:
+    job.job_seen(RUNS, "")
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+    finished = replace(pod("a"), ended=Terminated(0), phase="Succeeded", state=ShownState.ENDED)
+    job.pod_seen(finished)
+    job.pod_seen(replace(finished, deleted="10:10"), removed=True)
+    ends(job, "b", 9, "worker-1")
+    job.job_seen(FAILED, "")
+    assert job.ended("").reason == "rank 1 on node1 exited with status 9"
+
+
 def test_a_pod_that_is_gone_at_once_was_deleted(job: KubernetesJob) -> None:
     """With `kubectl delete --force`."""
     job.job_seen(RUNS, "")
@@ -509,6 +522,19 @@ def test_what_may_be_left_of_a_job_that_could_not_be_created(
     command = "kubectl delete jobset/c-1 configmap/c-1 --namespace ml --context prod"
     assert f"`{command}` ends it" in report.problems[1]
     assert job.record.leftovers == (("node0", 1), ("node1", 1))
+
+
+def test_a_slow_server_is_waited_for_aloud(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "SLOW", 0.0)
+    waits = "waiting for the API server 10.0.0.1 to answer"
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        until(lambda: waits in notices(job))
+        return refuse(method, path)
+
+    assert follower(job, answer).follow({"job": {}}).reason.startswith("not created: ")
 
 
 def test_a_secret_that_may_be_left_is_named(job: KubernetesJob) -> None:

@@ -186,6 +186,7 @@ def test_a_submission_that_did_not_reach_sbatch_blames_no_command() -> None:
     [
         ("allocation failure: Unable to contact slurm controller", "the controller is down"),
         ("sbatch: fatal: Unable to process configuration file", "run dtrain on a login node"),
+        ("sbatch: error: Socket timed out on send/recv operation", "the controller is slow"),
     ],
 )
 def test_a_controller_that_does_not_answer_has_refused_nothing(said: str, remedy: str) -> None:

@@ -63,7 +63,7 @@ class KubernetesJob(FollowedRun):
         """Pods of a later attempt."""
         self.hosts = HostStates(self.plan, self.name, self.recorder)
         self._deleted: list[Pod] = []
-        """Pods that were deleted before any other had failed, in the order of the deletions."""
+        """Pods that were deleted while they ran, before any had failed, in the order of events."""
         self._stopping = False
         self._save_due = 0.0
         self._kept_open_until = math.inf
@@ -114,7 +114,7 @@ class KubernetesJob(FollowedRun):
             # container that has started again ends again.
             pod = replace(pod, ended=known.pod.ended)
         self.hosts.pod(pod, removed=removed)
-        if (pod.deleted or removed) and not self._failed:
+        if (pod.deleted or removed) and not (pod.over or self._failed):
             self._deleted.append(pod)
         if known is None:
             if not pod.started or removed:

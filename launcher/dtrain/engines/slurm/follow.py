@@ -112,7 +112,9 @@ class SlurmFollower:
                     job.begin_next_attempt()
                     backoff.reset()
                     continue
-            except (AnswerError, submission.SubmitError) as error:
+            except submission.SubmitError as error:
+                return job.ended(self._control.why) if self._force else job.failed(error)
+            except AnswerError as error:
                 return job.failed(error)
             except NodeError as error:
                 if submits and not (self._ordered and isinstance(error, ConnectError)):
@@ -146,6 +148,9 @@ class SlurmFollower:
                         return True
                     if job.record.job_id is not None:
                         answered()
+                    elif self._force:
+                        later = "cancelling the job once Slurm says that it exists"
+                        job.recorder.notice_once(f"{self._control.why}: {later}")
                     self._watch()
             except ProtocolError as error:
                 raise AnswerError(self._login.name, "following the job", error) from None

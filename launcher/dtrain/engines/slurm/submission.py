@@ -29,6 +29,8 @@ _HINTS = {
     "invalid feature": "`sinfo -o '%P %f'` lists the features; set cluster.slurm.constraint",
     "reservation": "`scontrol show reservation` lists them; set cluster.slurm.reservation",
     "unrecognized option": "`sbatch --help` lists the options; correct cluster.slurm.options",
+    "authentication error": "munge does not run there, or the clocks of the machines differ;"
+    " `munge -n | unmunge` shows it",
     "no space left": "free some space there, or set cluster.run_dir to another shared folder",
     "unable to contact": "the controller is down or cannot be reached; `scontrol ping` shows it",
     "temporarily unable": "Slurm has as many jobs as its configuration allows (MaxJobCount), or is"
