@@ -22,8 +22,26 @@ class KeepsHash:
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from functools import cached_property as cached_property
 else:
     import dataclasses
+
+    class cached_property:  # noqa: N801  named as in the standard library
+        """As in `functools`, without its lock: before Python 3.12, the lock takes more time than
+        most of the planner's properties, which a search computes hundreds of thousands of times."""
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self._compute = compute
+            self.__doc__ = compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = instance.__dict__[self._name] = self._compute(instance)
+            return value
 
     def dataclass(
         cls: type | None = None,

@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import product
 from operator import attrgetter
@@ -20,7 +19,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import BackendName, Layout
 
 LARGEST_MICRO_BATCH = (16, 16_384)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
 from dtrain.parallelism.names import find, index, key, nearest
-from dtrain.records import KeepsHash, dataclass
+from dtrain.records import KeepsHash, cached_property, dataclass
 from dtrain.wording import either
 
 Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of
@@ -13,7 +12,7 @@ from dtrain.parallelism.cost.memory import Memory, least_activations, memory, st
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.cost.step_time import StepTime, least_time, step_time
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout
 
 HEADROOM = 0.04

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cached_property
 from operator import attrgetter
 
 from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
@@ -18,7 +17,7 @@ from dtrain.parallelism.cost.products import (
     up_projections,
 )
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "nvfp4": 2, "tf32": 4, "fp32": 4}

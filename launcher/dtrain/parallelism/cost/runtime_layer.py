@@ -7,12 +7,12 @@ sharding, so many layouts of a search share them.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout, Recompute
 
 

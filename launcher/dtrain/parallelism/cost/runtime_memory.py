@@ -8,11 +8,9 @@ compute under autocast. `runtime_phases` finds the moment with the most memory i
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from dtrain.parallelism.cost.runtime_layer import Layer, runtime_layer
 from dtrain.parallelism.cost.stages import StageRank, parameters_of_stage, receive_buffers
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ measured with its tracker (``torch.distributed._tools.FSDPMemTracker``); all in 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
@@ -16,7 +16,7 @@ from dtrain.parallelism.cost.activations import largest_layer, mean_activations
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.stages import StageRank, kinds_of_stages, receive_buffers
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout
 
 VARIED_AGAIN = 2.0
