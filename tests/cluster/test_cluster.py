@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 from cluster import PREFIX, STATE, Cluster
 from namespace_host import Host
-from support.limits import HANG
+from support.limits import HANG, until
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 Hosts = Callable[..., Cluster]
@@ -101,10 +100,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    deadline = time.monotonic() + HANG
-    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
-        time.sleep(0.05)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of the hosts")
     assert Path(folder).name.startswith(PREFIX)
     # The next cluster removes such folders once they are old enough.
     os.utime(folder, (0, 0))
