@@ -63,7 +63,8 @@ class Recorder:
         function to call if the wait is over before the block."""
         timer = threading.Timer(SLOW, self.notice_once, (f"waiting for {what}",))
         timer.daemon = True
-        timer.start()
+        with contextlib.suppress(RuntimeError):  # no thread is left, and the notice is optional
+            timer.start()
         try:
             yield timer.cancel
         finally:

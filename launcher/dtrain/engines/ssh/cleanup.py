@@ -1,7 +1,7 @@
 """Ends processes that an earlier attempt may have left on a host.
 
 The host was unreachable when that attempt ended. It may take part in the next attempt, so its
-cleanup reports nothing: no observer, no journal, no output.
+cleanup reports only bugs and limits of this machine.
 """
 
 from __future__ import annotations
