@@ -10,12 +10,14 @@ damaged, so the reader checks every line and counts those that it cannot read.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from enum import Enum
+from io import FileIO
 from pathlib import Path
 
 from dtrain.messages.agent import Time
@@ -54,24 +56,30 @@ class Journal:
     """Appends to one file, from any thread.
 
     A journal that cannot be written, because the disk is full for example, loses the event: a
-    record of a run must not end the run.
+    record of a run must not end the run. The file stays open: to find out again for each event that
+    no other user can change it takes longer than to write the event.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self._file: FileIO | None = None
 
     def write(self, time: float, event: JournalEvent) -> OSError | None:
         """Append one event. ``time`` is seconds since the epoch. Returns why the event is lost."""
         line = encode(time, event)
         with self._lock:
             try:
-                fd = open_stored(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-                with os.fdopen(fd, "rb+", buffering=0) as file:
-                    size = os.fstat(fd).st_size
-                    # A crash or a full disk may have cut the last line short.
-                    torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-                    file.write(b"\n" * torn + line)
+                if self._file is None:
+                    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+                    self._file = FileIO(open_stored(self.path, flags), "rb+")
+                fd = self._file.fileno()
+                status = os.fstat(fd)
+                if not status.st_nlink:
+                    raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
+                # A crash or a full disk may have cut the last line short.
+                torn = status.st_size > 0 and os.pread(fd, 1, status.st_size - 1) != b"\n"
+                os.write(fd, b"\n" * torn + line)
             except OSError as error:
                 return error
         return None

@@ -16,6 +16,10 @@ from dtrain.runs import arrival_times
 from dtrain.runs.storage import storing
 from dtrain.runs.stored_file import open_stored
 
+_WRITE = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""In a run's folder, which no other user can change. If a pipe is in a file's place, to open it
+fails at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
@@ -48,8 +52,9 @@ class LogWriter:
         with storing(self.path):
             self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            with os.fdopen(open_stored(self.path, os.O_WRONLY | os.O_CREAT), "wb") as file:
-                self.size = os.fstat(file.fileno()).st_size
+            fd = os.open(self.path, _WRITE | os.O_CREAT, 0o600)
+            self.size = os.fstat(fd).st_size
+            os.close(fd)
 
     def append(self, offset: int, payload: bytes) -> int:
         """Store ``payload``, the stream's bytes from ``offset`` on. Returns the file's new size.
@@ -73,8 +78,7 @@ class LogWriter:
                 with contextlib.suppress(OSError):
                     arrival_times.add(self.path, second, self.size)
                     self._second = second
-            # If a pipe has replaced the file, fail instead of waiting.
-            fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = os.open(self.path, _WRITE)
             try:
                 while new:
                     # Written at its offset, not appended: if two launchers are attached to one
