@@ -21,6 +21,8 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
+from dtrain.runs import journal
+from dtrain.runs.events import HostEvent
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.spec.load import parse
@@ -167,7 +169,7 @@ def decode_output(data: bytes) -> None:
                 message = read_message(frame.body)
                 sequence.check_message(message, started=True)
                 if isinstance(message, Happened) and sequence.is_new(message):
-                    json.dumps(message.event.as_json())
+                    journal.encode(1.7e9, HostEvent("a", message.offset, message.event.as_json()))
                 elif isinstance(message, StreamFound):
                     sequence.check_stream(message)
     except ProtocolError as error:

@@ -120,7 +120,7 @@ _READERS: list[Callable[[RunFolder], object]] = [
     ending,
     lambda folder: history.reported(ObservedRun.read(folder).attempt),
     lambda folder: history.received(
-        ObservedRun.read(folder).attempt, folder, Record.load(folder.path).plan()
+        ObservedRun.read(folder).attempt, folder, Record.load(folder.path).plan
     ),
 ]
 

@@ -25,7 +25,7 @@ job:
 
 
 def hosts(record: Record) -> list[str]:
-    return [part.host.name for part in record.plan().hosts]
+    return [part.host.name for part in record.plan.hosts]
 
 
 def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:
     ]
     assert third.dropped == {"s": 3}
     assert third.spec().cluster.spares == ()
-    assert fourth.plan().world_size == 4
-    (first, _) = fourth.plan().hosts
+    assert fourth.plan.world_size == 4
+    (first, _) = fourth.plan.hosts
     environment = {**first.environment, **first.processes[0].environment}
     assert (environment["MASTER_ADDR"], environment["WORLD_SIZE"]) == ("c", "4")
     assert '"data": 4' in environment["DTRAIN_LAYOUT"]

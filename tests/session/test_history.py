@@ -40,14 +40,14 @@ def test_what_hosts_have_reported_of_the_latest_attempt(tmp_path: Path) -> None:
 def test_a_launcher_killed_before_it_journals_the_next_attempt(tmp_path: Path) -> None:
     """It has saved the record of attempt 2, and the journal ends with what attempt 1 reported."""
     record = replace(RECORD, attempt=2, dropped={"c": 2}, replaced={})
-    host = record.plan().host_names[0]
+    host = record.plan.host_names[0]
     folder = RunFolder(tmp_path)
     Journal(folder.journal).write(1.0, HostEvent(host, 9, exited(0, 1).as_json()))
     for _ in range(2):
         with earlier_run(record, folder, Caller()) as current:
             known = ObservedRun.read(current).attempt
             assert history.reported(known) == {}
-            assert not any(history.received(known, current, record.plan()).values())
+            assert not any(history.received(known, current, record.plan).values())
     events = [event for _, event in JournalReader(folder.journal).read()]
     begun = [event for event in events if isinstance(event, NextAttempt)]
-    assert begun == [NextAttempt(2, record.plan().host_names, ("c",))]
+    assert begun == [NextAttempt(2, record.plan.host_names, ("c",))]

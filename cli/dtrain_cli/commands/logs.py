@@ -71,7 +71,7 @@ def _show(
 ) -> None:
     """Show a run's output, and with ``follow`` new output until the run ends. Leave out output
     older than ``age`` seconds."""
-    plan = record.plan()
+    plan = record.plan
     view.on_event(OutputFollows(plan))
     journal = JournalReader(folder.journal)
     with on_signals(lambda number: leaving.set()):
@@ -81,7 +81,7 @@ def _show(
             going_on = follow and folder.in_charge() is not None
             if any(isinstance(event, NextAttempt) for _, event in list(journal.read())):
                 record = Record.load(folder.path)
-                plan = record.plan()
+                plan = record.plan
             for stream, size in _streams(folder, plan, record.attempt).items():
                 view.output(stream, size)
             if not going_on or view.output_error or leaving.wait(POLL):

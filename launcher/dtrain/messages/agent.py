@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal
 
 from dtrain.messages.decode import Length, Range, decode, decode_named
-from dtrain.records import dataclass
+from dtrain.records import dataclass, shallow
 
 Name = Annotated[str, Length(1024)]
 Time = Annotated[float, Range(0, 1e11)]
@@ -53,7 +52,7 @@ class Event:
 
     def as_json(self) -> dict[str, Any]:
         """For the journal: only the declared fields, no others that a host sent."""
-        return {"event": self.kind, **asdict(self)}
+        return {"event": self.kind, **shallow(self)}
 
 
 @dataclass(frozen=True, slots=True)

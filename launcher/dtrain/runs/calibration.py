@@ -26,7 +26,7 @@ def learned(question: Question, runs: Sequence[str]) -> Question:
 def _measured(name: str) -> MeasuredRun:
     folder = RunFolder.find(name)
     record = Record.load(folder.path)
-    job, plan = record.spec().job, record.plan()
+    job, plan = record.spec().job, record.plan
     training = job.training
     if job.layout is None or training is None or training.seq_len is None:
         raise UsageError(

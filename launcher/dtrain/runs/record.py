@@ -17,7 +17,7 @@ from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 from dtrain.runs.request import Request
 from dtrain.runs.restart import Retry
 from dtrain.runs.stored_file import RUN_NAME, read_object, write_object
@@ -30,7 +30,7 @@ FILE = "run.json"
 MAX_BYTES = 1 << 25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """A run that has begun. It holds no secret: the file names secrets without their values."""
 
@@ -109,7 +109,9 @@ class Record:
             dropped={**self.dropped, **dict.fromkeys(decision.dropped, number)},
         )
 
+    @cached_property
     def plan(self) -> LaunchPlan:
+        """That of this attempt. Raises MisfitError as `spec` does."""
         plan = build(
             self.spec(),
             run=self.on_hosts,

@@ -84,7 +84,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     Raises UsageError if this version cannot read the run.
     """
     record = Record.load(folder.path)
-    plan = record.plan()
+    plan = record.plan
     reader = JournalReader(folder.journal)
     records = list(reader.read())
     hosts = _hosts(records)

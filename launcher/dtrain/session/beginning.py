@@ -56,7 +56,7 @@ def earlier_run(record: Record, folder: RunFolder, caller: Caller) -> Iterator[R
     """Continue a run that this process has claimed: only new output is shown, and a stop that was
     requested earlier is requested again. Provides the folder of the current attempt."""
     folder = replace(folder, attempt=record.attempt)
-    plan = record.plan()
+    plan = record.plan
     caller.observer.on_event(events.RunAttached(record.run, plan, str(folder.path)))
     journal = Journal(folder.journal)
     known = ObservedRun.read(folder).attempt
@@ -98,4 +98,4 @@ def save(record: Record, folder: RunFolder) -> LaunchPlan:
     plan. Raises StorageError."""
     with storing(folder.path):
         record.save(folder.path)
-    return record.plan()
+    return record.plan

@@ -28,7 +28,7 @@ class RunFollower:
     def __init__(self, folder: RunFolder, record: Record, observer: Observer) -> None:
         self._folder = replace(folder, attempt=record.attempt)
         self._record = record
-        self._plan = record.plan()
+        self._plan = record.plan
         self._observer = observer
         self._journal = JournalReader(folder.journal)
         self._sizes: dict[Stream, int] = {}
@@ -111,7 +111,7 @@ class RunFollower:
     def _begin(self, attempt: int) -> None:
         # The record may already describe a later attempt.
         self._record = replace(Record.load(self._folder.path), attempt=attempt)
-        self._plan = self._record.plan()
+        self._plan = self._record.plan
         self._folder = replace(self._folder, attempt=attempt)
         self._observer.on_event(events.AttemptPlanned(self._plan))
 

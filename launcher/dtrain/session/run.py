@@ -28,7 +28,7 @@ class Run:
     ) -> None:
         """``secrets``: those that this process knows."""
         self.record, self.folder, self.secrets = record, folder, secrets
-        self.plan = record.plan()
+        self.plan = record.plan
         self.recorder = Recorder(folder, caller.observer)
         self._caller = caller
         self._notifications = Notifications(record.request, folder, self.recorder, secrets)

@@ -109,7 +109,7 @@ class RunStatus:
 def status(folder: RunFolder) -> RunStatus:
     """Raises DtrainError if this version cannot read the folder's run."""
     record = Record.load(folder.path)
-    plan = record.plan()
+    plan = record.plan
     lines = JournalReader(folder.journal)
     known = ObservedRun.of(lines.read())
     in_charge = None if known.report else folder.in_charge()

@@ -29,7 +29,7 @@ class Login:
     """Where the commands of one run's engine run."""
 
     def __init__(self, transport: Transport, record: Record) -> None:
-        plan = record.plan()
+        plan = record.plan
         self._transport = transport
         self._record = record
         self._order = job_order(record, plan.run_dir)

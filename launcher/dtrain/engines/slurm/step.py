@@ -28,7 +28,7 @@ def targets(request: Request, record: Record | None) -> list[Target]:
             f"run {record.run} has no hosts yet", hint=f"`dtrain ps {record.run}` shows its state"
         )
     login = login_host(request.spec().cluster.slurm or Slurm())
-    plan = record.plan()
+    plan = record.plan
     python = "python3" if login.transport == "local" else plan.agent_python(plan.hosts[0])
     return [Target(host, login, python, _srun(record.job_id, host)) for host in record.allocated]
 

@@ -147,7 +147,7 @@ class Cleanups:
             then = replace(record, attempt=number)
             part = HostPlan(hosts[name], 0, {}, (), "~")
             link = CleanupLink(
-                self._transport, then.plan(), part, report, run=then.on_hosts, attempt=number
+                self._transport, then.plan, part, report, run=then.on_hosts, attempt=number
             )
             link.start()
             self._links.append(link)

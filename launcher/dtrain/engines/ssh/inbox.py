@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node import protocol
+from dtrain.records import shallow
 from dtrain.runs import events
 from dtrain.runs.storage import StorageError
 from dtrain.runs.telemetry import last_time
@@ -107,7 +107,7 @@ class Inbox:
             case messages.Hello():
                 self._evidence.compare_clocks(message.time, time.time())
                 relay.pid = message.pid
-                hello = events.RelayHello(self._host, dataclasses.asdict(message))
+                hello = events.RelayHello(self._host, shallow(message))
                 self._context.recorder.record(hello)
             case messages.StreamFound():
                 self._sequence.check_stream(message)

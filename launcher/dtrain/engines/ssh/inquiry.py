@@ -31,7 +31,7 @@ def ask(
     record: Record, known: Mapping[str, HostStatus], transport: Transport
 ) -> dict[str, HostStatus]:
     """The state of every host of the current attempt. ``known`` has the last known states."""
-    plan = record.plan()
+    plan = record.plan
 
     def inquire(part: HostPlan) -> HostStatus:
         run, python = record.on_hosts, plan.agent_python(part)
