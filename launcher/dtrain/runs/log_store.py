@@ -50,9 +50,12 @@ class LogWriter:
         self._clock = clock
         self._second = -1
         with storing(self.path):
-            self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
-            self.path.parent.mkdir(mode=0o700, exist_ok=True)
-            fd = os.open(self.path, _WRITE | os.O_CREAT, 0o600)
+            try:
+                fd = os.open(self.path, _WRITE | os.O_CREAT, 0o600)
+            except FileNotFoundError:  # the first stream of its host
+                self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
+                self.path.parent.mkdir(mode=0o700, exist_ok=True)
+                fd = os.open(self.path, _WRITE | os.O_CREAT, 0o600)
             self.size = os.fstat(fd).st_size
             os.close(fd)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from dtrain.environ.template import NodeSlot, Slot, Template
@@ -16,6 +15,7 @@ from dtrain.node.agent.commands import AttachRequest, LaunchRequest, LookRequest
 from dtrain.node.agent.wire import VERSION
 from dtrain.node.programs import bundled
 from dtrain.node.runtime_archive import runtime_archive
+from dtrain.records import shallow
 
 READ_SECONDS = 0.001
 """Seconds for each host between two reads of output. Each read costs the launcher about 0.3 ms,
@@ -106,7 +106,7 @@ def _request(plan: LaunchPlan, part: HostPlan, run: str) -> RunRequest:
         "host": part.host.name,
         "run_dir": plan.run_dir,
         "trust_group": plan.trust_group,
-        "containers": None if part.enclosure is None else asdict(part.enclosure),
+        "containers": None if part.enclosure is None else shallow(part.enclosure),
         "interval": len(plan.hosts) * READ_SECONDS,
     }
 
@@ -123,4 +123,4 @@ def _parts(word: str) -> list[str | dict[str, str]]:
 
 
 def _written(variables: Mapping[str, NodeVariable]) -> dict[str, dict[str, Any]]:
-    return {name: asdict(variable) for name, variable in variables.items()}
+    return {name: shallow(variable) for name, variable in variables.items()}
