@@ -5,8 +5,9 @@
 
 The hosts are light servers (scripts/bench/simulated_hosts.py), several in one process. They speak
 real SSH and the real node protocol, so that `dtrain launch` does all its work: connect, check,
-start, follow the output live, stop. Four launches, each a real process:
+start, follow the output live, stop. Five launches, each a real process:
 
+    start      no rank writes, and all must start and end
     output     all ranks write, and one host answers late; all must start and end
     failure    one rank fails; all hosts must stop, and the report must name it
     drop       one connection breaks; the job goes on, and no output is lost
@@ -287,14 +288,20 @@ def expect_all_lines(bench: Bench, found: Measured) -> None:
     expect(f"{found.lines} of {wanted} lines", found.lines == wanted, found)
 
 
+def start(bench: Bench) -> None:
+    found, hosts = launched("start", replace(bench, rate=0.0), {})
+    expect("not all hosts started", hosts.count("started") == bench.hosts, found)
+    expect("the job must end with 0", found.exit_code == 0, found)
+    if bench.hosts >= SLOPE_FROM:
+        costs(bench, found)
+
+
 def output(bench: Bench) -> None:
     found, hosts = launched("output", bench, {bench.hosts // 2: {"slow": 2.0}})
     expect("not all hosts started", hosts.count("started") == bench.hosts, found)
     expect_all_lines(bench, found)
     lags = sorted(found.lags)
     running = found.ended - max(hosts.times["started"])
-    if bench.hosts >= SLOPE_FROM:
-        costs(bench, found)
     print(
         f"         {found.lines / running:,.0f} lines/s, of"
         f" {bench.hosts * bench.ranks * bench.rate:,.0f} written;"
@@ -306,7 +313,7 @@ def output(bench: Bench) -> None:
 
 def costs(bench: Bench, found: Measured) -> None:
     """What each host costs the launcher: the difference from a launch on one host."""
-    alone = replace(bench, hosts=1, processes=1, seconds=1.0)
+    alone = replace(bench, hosts=1, processes=1, rate=0.0, seconds=1.0)
     alone.prepare()
     with alone.simulated({}) as hosts:
         base = alone.launch(hosts)
@@ -317,7 +324,8 @@ def costs(bench: Bench, found: Measured) -> None:
         f" {(found.cpu_started - base.cpu_started) / more * 1000:.1f} ms CPU to start,"
         f" {(found.memory - base.memory) / more:.2f} MB,"
         f" {statistics.median(found.threads_running) / bench.hosts:.2f} threads;"
-        f" one host: {base.cpu_started * 1000:.0f} ms CPU, {base.memory:.0f} MB"
+        f" one host: {base.cpu_started * 1000:.0f} ms CPU, {base.memory:.0f} MB",
+        flush=True,
     )
 
 
@@ -348,7 +356,7 @@ def refusal(bench: Bench) -> None:
     expect(f"the report must name {name.decode()}", name in found.output, found)
 
 
-LAUNCHES = {"output": output, "failure": failure, "drop": drop, "refusal": refusal}
+LAUNCHES = {"start": start, "output": output, "failure": failure, "drop": drop, "refusal": refusal}
 
 
 def main() -> int:
