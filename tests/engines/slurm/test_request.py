@@ -174,7 +174,7 @@ def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) 
 
 
 def test_a_submission_that_did_not_reach_sbatch_blames_no_command() -> None:
-    full = SubmitRefused("", 1, "/shared/run: No space left on device")
+    full = SubmitRefused("", 1, "/shared/run: No space left on device", uncertain=False)
     refusal = submission.refusal("login01", full)
     assert refusal.reason == full.text
     assert refusal.hint.startswith("free some space there")
@@ -193,7 +193,9 @@ def test_a_controller_that_does_not_answer_has_refused_nothing(said: str, remedy
     refused = CommandAnswer("sbatch", 1, "", said)
     (finding,) = judged("slurm: {partition: gpu, options: [--exclusive]}, nodes: 1", refused)
     assert (finding.subject, finding.seen) == ("cluster.slurm", said)
-    refusal = submission.refusal(submission.HERE, SubmitRefused("sbatch --a=b", 1, said))
+    refusal = submission.refusal(
+        submission.HERE, SubmitRefused("sbatch --a=b", 1, said, uncertain=False)
+    )
     assert refusal.reason.startswith(said), "the options come last: there may be hundreds"
     assert refusal.reason.endswith("sbatch --a=b")
     assert refusal.hint.startswith(remedy)
