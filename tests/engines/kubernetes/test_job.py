@@ -18,7 +18,7 @@ from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding
 from dtrain.engines.kubernetes.follow import KubernetesFollower
 from dtrain.engines.kubernetes.job import KubernetesJob
 from dtrain.engines.kubernetes.objects import INDEX_LABEL, KubernetesJobState, Pod, Terminated
-from dtrain.engines.kubernetes.reading import JobSeen, PodLines, PodsListed
+from dtrain.engines.kubernetes.reading import JobSeen, LogEnded, PodLines, PodsListed
 from dtrain.failures.cause import Report
 from dtrain.launchplan.build import build
 from dtrain.runs import events
@@ -377,6 +377,8 @@ def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
     again = replace(pod("a", 1), again=True, state=ShownState.ENDED)
     job.pod_seen(replace(again, ended=Terminated(137, "OOMKilled")))
     job.pod_seen(replace(again, ended=Terminated(1, "Error")))
+    assert job.why_endless() == "", "the deletion of the job deletes the log"
+    job.log_ended("a", whole=True)
     assert job.why_endless().startswith("node1: Kubernetes has started the failed container again")
     job.job_seen(None, "")
     report = job.ended("")
@@ -494,6 +496,7 @@ def test_a_container_that_starts_again_alone_ends_the_job(
     monkeypatch.setattr(followed._readers, "read_log", lambda *_: None)
     followed._handle(JobSeen(RUNS))
     followed._handle(PodsListed((replace(pod("a", 1), again=True, state=ShownState.ENDED),)))
+    followed._handle(LogEnded("a", whole=True))
     looks = iter([False, False, False, True])
 
     def over() -> bool:
