@@ -113,6 +113,8 @@ class KubernetesJob(FollowedRun):
             # The first end counts. The last event of a pod that is gone may be older, and a
             # container that has started again ends again.
             pod = replace(pod, ended=known.pod.ended)
+        if removed and not pod.deleted:  # it had no time to terminate
+            pod = replace(pod, deleted=time.time())
         self.hosts.pod(pod, removed=removed)
         if (pod.deleted or removed) and not (pod.over or self._failed):
             self._deleted.append(pod)
