@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import sys
-from typing import Any
 
 import pytest
 
@@ -35,23 +34,27 @@ def test_what_fails_before_the_program_starts_is_shown(
     assert "hint: it cannot enter the folder /no/such/folder on that host" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("keys", "nodes", "problem"),
-    [
-        ({}, 9, "partition gpu has 4 machines, and the job asks for 9"),
-        ({"time": "61m"}, 1, "1h1m is more than the limit of partition gpu"),
-    ],
-)
 def test_a_job_that_can_never_start_is_not_submitted(
-    slurm: Slurm, launcher: Launcher, write_job: WriteJob, keys: Any, nodes: int, problem: str
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:
-    """Slurm would accept it, and let it wait."""
-    cluster = {"slurm": keys, "nodes": nodes, "gpus": 0, "python": sys.executable}
+    cluster = {"slurm": {}, "nodes": 9, "gpus": 0, "python": sys.executable}
     done = launcher.run(write_job("", cluster=cluster), env=slurm.environment)
     assert done.code == 3, str(done)
-    assert problem in done.stderr
+    assert "partition gpu has 4 machines, and the job asks for 9" in done.stderr
     assert "error: not started: the check found 1 error" in done.stderr
     assert "is submitted" not in done.stderr
+
+
+def test_a_job_above_the_limit_of_its_partition_waits_aloud(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    """A QOS might lift the limit."""
+    cluster = {"slurm": {"time": "61m"}, "nodes": 1, "gpus": 0, "python": sys.executable}
+    launch = launcher.start(write_job("", cluster=cluster), env=slurm.environment)
+    launch.until("1h1m is more than the limit of partition gpu")
+    launch.until("is queued: it asks for more time than the partition allows; cancel it, and set")
+    launch.send(signal.SIGINT)
+    assert launch.wait().code == 130
 
 
 def test_a_controller_that_does_not_answer_is_waited_for_aloud(
