@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from dtrain.framing import clean
-from dtrain.parallelism.answer import alternatives, explain
+from dtrain.parallelism.answer import alternatives, explain, units
 from dtrain.parallelism.cost.candidate import CLOSE, Candidate
 from dtrain.parallelism.question import Answer
 from dtrain_cli.options import as_options
@@ -71,7 +71,7 @@ def _memory(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
     yield paper.paragraph(explain.fullness(best), "" if best.fits else "red")
     if reserve := alternatives.reserve(answer):
         yield paper.paragraph(reserve)
-    yield _stairs(parts, max(best.limit, best.memory.total), best.limit, explain.gib, paper)
+    yield _stairs(parts, max(best.limit, best.memory.total), best.limit, units.gib, paper)
 
 
 def _time(best: Candidate, paper: Paper) -> Iterator[RenderableType]:
@@ -79,8 +79,8 @@ def _time(best: Candidate, paper: Paper) -> Iterator[RenderableType]:
     total = best.time.total
     yield paper.line(("Time of a step", "bold"))
     aside = "" if best.fits else ", if it fit"
-    yield paper.line(f"{explain.seconds(total)}{aside}")
-    yield _stairs(parts, total, None, explain.seconds, paper)
+    yield paper.line(f"{units.seconds(total)}{aside}")
+    yield _stairs(parts, total, None, units.seconds, paper)
 
 
 def _stairs(
@@ -171,8 +171,8 @@ def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
         stages if each == "1" else f"{stages}×{each}"
         for stages, each in zip(columns["pipeline"], pieces, strict=True)
     ]
-    columns["MFU"] = [explain.percent(one.speed.mfu) for one in candidates]
-    columns["causal"] = [explain.percent(one.speed.mfu_causal) for one in candidates]
+    columns["MFU"] = [units.percent(one.speed.mfu) for one in candidates]
+    columns["causal"] = [units.percent(one.speed.mfu_causal) for one in candidates]
     return columns
 
 
@@ -185,7 +185,7 @@ def _legend(
         notes.append("pipeline: stages × virtual stages")
     notes.append(f"order: {explain.order(candidates)}")
     notes.append("MFU: with non-causal attention, then with causal")
-    notes.append(f"steps within {explain.percent(CLOSE)} of each other are too close to call")
+    notes.append(f"steps within {units.percent(CLOSE)} of each other are too close to call")
     return "; ".join(notes) + "."
 
 

@@ -8,17 +8,8 @@ from itertools import islice
 from math import gcd, isclose
 from typing import Any, Literal
 
-from dtrain.parallelism.answer.explain import (
-    MEMORY_PARTS,
-    TIME_PARTS,
-    both,
-    brief,
-    faster,
-    gib,
-    percent,
-    seconds,
-    slower,
-)
+from dtrain.parallelism.answer.explain import MEMORY_PARTS, TIME_PARTS, brief
+from dtrain.parallelism.answer.units import both, faster, gib, percent, seconds, slower
 from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
 from dtrain.parallelism.constraints import divisors

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dtrain.parallelism.answer.explain import brief, gib, large, seconds
+from dtrain.parallelism.answer.explain import brief
+from dtrain.parallelism.answer.units import gib, large, seconds
 from dtrain.parallelism.assumptions import communicator
 from dtrain.parallelism.cluster.efficiency import of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
