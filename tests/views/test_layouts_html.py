@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dtrain.parallelism.answer import alternatives, explain, units
+from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import hardware
 from dtrain.parallelism.model.sizes import shape_for_size
@@ -318,7 +319,7 @@ def test_the_page_has_the_sentences_of_the_text_output(answers, browser, files):
         assert explain.fullness(answer.best) in text
         for rival in alternatives.rivals(answer):
             assert rival.verdict in text
-        for remedy in alternatives.remedies(answer):
+        for remedy in remedies(answer):
             assert remedy in text
 
 

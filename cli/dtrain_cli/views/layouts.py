@@ -10,6 +10,7 @@ from rich.text import Text
 
 from dtrain.framing import clean
 from dtrain.parallelism.answer import alternatives, explain, units
+from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cost.candidate import CLOSE, Candidate
 from dtrain.parallelism.question import Answer
 from dtrain_cli.options import as_options
@@ -191,17 +192,17 @@ def _legend(
 
 def _others(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
     """Yield why other layouts are worse and, if no layout fits, what would fit."""
-    remedies = alternatives.remedies(answer)
-    if remedies:
+    changes = remedies(answer)
+    if changes:
         title = "Without offload" if answer.fits else "What would fit"
         yield paper.line((title, "bold"))
-        for sentence in remedies:
+        for sentence in changes:
             yield paper.paragraph(as_options(sentence), head="  - ")
     rivals = (rival.sentence for rival in alternatives.rivals(answer))
     reasons = [*alternatives.reasons(answer), *rivals]
     if not reasons:
         return
-    if remedies:
+    if changes:
         yield paper.line()
     yield paper.line(("Why not another layout", "bold"))
     for text in reasons:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain, units
+from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
 from dtrain.records import dataclass
@@ -53,7 +54,7 @@ def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
             "texts": [*trials.sentences(answer)],
             "caption": f"{trials.EXPLANATION[0].upper()}{trials.EXPLANATION[1:]}.",
         },
-        remedies=[*map(as_options, alternatives.remedies(answer))],
+        remedies=[*map(as_options, remedies(answer))],
         others=[
             *alternatives.reasons(answer),
             *(f"{rival.name}: {rival.verdict}" for rival in alternatives.rivals(answer)),
