@@ -47,7 +47,7 @@ def _section(path: str, field: Field) -> str:
         "Example": field.example and f"`{path.rpartition('.')[2]}: {field.example}`",
     }
     lines = "".join(f"- {fact}: {text}\n" for fact, text in facts.items() if text)
-    return f"## {path}\n\n{field.description}\n\n{lines}"
+    return f"## {path}\n\n{field.description}\n" + (f"\n{lines}" if lines else "")
 
 
 def _value(field: Field) -> str:

@@ -10,12 +10,12 @@ import pytest
 
 from dtrain.parallelism.answer.alternatives import (
     faster_backend,
-    remedies,
     reserve,
     rivals,
     textbook,
 )
 from dtrain.parallelism.answer.explain import headline
+from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import Plan, _ladders, rank_key

@@ -16,8 +16,9 @@ from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, hardware
 from dtrain.parallelism.model.models import model, models
-from dtrain.parallelism.question import Question, usual_batch
+from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import Plan
+from dtrain.planning.batch import usual_batch
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
 from dtrain.planning.written import written

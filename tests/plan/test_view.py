@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.parallelism.answer import explain
+from dtrain.parallelism.answer import units
 from support.limits import HANG
 
 Shown = Callable[..., str]
@@ -170,7 +170,7 @@ def test_a_short_training_takes_minutes(shown: Shown) -> None:
     ],
 )
 def test_large_ratios_are_factors(ratio: float, slow: str, fast: str) -> None:
-    assert (explain.slower(ratio), explain.faster(ratio)) == (slow, fast)
+    assert (units.slower(ratio), units.faster(ratio)) == (slow, fast)
 
 
 def test_counts_of_layers_and_gpus_are_readable(shown: Shown) -> None:

@@ -61,3 +61,26 @@ def test_a_short_wait_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         timer.join(HANG)
         assert not timer.is_alive()
     assert notices.shown == []
+
+
+def test_a_wait_that_ends_as_its_notice_is_due_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    class Expired(threading.Timer):
+        """It cannot be cancelled any more, and its thread comes late."""
+
+        def run(self) -> None:
+            assert over.wait(HANG)
+            self.function(*self.args, **self.kwargs)
+
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    recorder = Recorder(RunFolder.create("job-20261121-120000-abcdef"), notices := Notices())
+    monkeypatch.setattr(threading, "Timer", Expired)
+    before = {*threading.enumerate()}
+    with recorder.awaited("Slurm"):
+        (timer,) = {*threading.enumerate()} - before
+    over.set()
+    timer.join(HANG)
+    assert notices.shown == []

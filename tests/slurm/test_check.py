@@ -57,7 +57,6 @@ def test_a_good_file_has_no_finding(slurm: Slurm, check: Check, launcher: Launch
     ("request_", "own", "key", "seen"),
     [
         ({"partition": "gpus"}, {}, "slurm.partition", "no partition gpus; do you mean gpu?"),
-        ({"time": "2h"}, {}, "slurm.time", "2h is more than the limit of partition gpu"),
         ({}, {"gpus": 9}, "gpus", "0 of 4 machines of partition gpu have 9 GPUs"),
         ({"gpu_type": "h100"}, {}, "slurm.gpu_type", "GPUs of type h100; there are a100"),
         ({"reservation": "no"}, {}, "slurm.reservation", "Requested reservation is invalid"),

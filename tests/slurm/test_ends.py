@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import sys
-from typing import Any
 
 import pytest
 
@@ -35,23 +34,27 @@ def test_what_fails_before_the_program_starts_is_shown(
     assert "hint: it cannot enter the folder /no/such/folder on that host" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("keys", "nodes", "problem"),
-    [
-        ({}, 9, "partition gpu has 4 machines, and the job asks for 9"),
-        ({"time": "61m"}, 1, "1h1m is more than the limit of partition gpu"),
-    ],
-)
 def test_a_job_that_can_never_start_is_not_submitted(
-    slurm: Slurm, launcher: Launcher, write_job: WriteJob, keys: Any, nodes: int, problem: str
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:
-    """Slurm would accept it, and let it wait."""
-    cluster = {"slurm": keys, "nodes": nodes, "gpus": 0, "python": sys.executable}
+    cluster = {"slurm": {}, "nodes": 9, "gpus": 0, "python": sys.executable}
     done = launcher.run(write_job("", cluster=cluster), env=slurm.environment)
     assert done.code == 3, str(done)
-    assert problem in done.stderr
+    assert "partition gpu has 4 machines, and the job asks for 9" in done.stderr
     assert "error: not started: the check found 1 error" in done.stderr
     assert "is submitted" not in done.stderr
+
+
+def test_a_job_above_the_limit_of_its_partition_waits_aloud(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    """A QOS might lift the limit."""
+    cluster = {"slurm": {"time": "61m"}, "nodes": 1, "gpus": 0, "python": sys.executable}
+    launch = launcher.start(write_job("", cluster=cluster), env=slurm.environment)
+    launch.until("1h1m is more than the limit of partition gpu")
+    launch.until("is queued: it asks for more time than the partition allows; cancel it, and set")
+    launch.send(signal.SIGINT)
+    assert launch.wait().code == 130
 
 
 def test_a_controller_that_does_not_answer_is_waited_for_aloud(
@@ -250,20 +253,24 @@ while not os.path.exists({str(go)!r}):
     assert slurm.run("squeue", "--noheader") == ""
 
 
+def before_sbatch(slurm: Slurm, script: str) -> None:
+    """Each submission on the login node runs ``script`` first."""
+    wrapper = slurm.login.home / "bin" / "sbatch"
+    wrapper.parent.mkdir(exist_ok=True)
+    # The check before the submission does not run it.
+    wrapper.write_text(
+        f'#!/bin/bash\n[ "$1" = --test-only ] || {{ {script}; }}\nexec /usr/bin/sbatch "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    (slurm.login.home / ".bashrc").write_text("PATH=~/bin:$PATH\n")
+
+
 def test_a_connection_breaks_during_the_submission(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:
     """The job is submitted once, and followed."""
     config_for_login(slurm, launcher)
-    wrapper = slurm.login.home / "bin" / "sbatch"
-    wrapper.parent.mkdir()
-    wait = "echo $PPID >>~/began; while [ ! -e ~/go ]; do sleep 0.05; done"
-    # The check before the submission does not wait.
-    wrapper.write_text(
-        f'#!/bin/sh\n[ "$1" = --test-only ] || {{ {wait}; }}\nexec /usr/bin/sbatch "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    (slurm.login.home / ".bashrc").write_text("PATH=~/bin:$PATH\n")
+    before_sbatch(slurm, "echo $PPID >>~/began; while [ ! -e ~/go ]; do sleep 0.05; done")
     began = slurm.login.home / "began"
     launch = launcher.start(write_job("print('up')", slurm={"login": "login01"}))
     until(began.exists, "sbatch")
@@ -274,6 +281,42 @@ def test_a_connection_breaks_during_the_submission(
     assert done.code == 0, str(done)
     assert done.stdout.count("] up") == 4
     assert len(began.read_text().split()) == 1
+
+
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_job_that_slurm_accepts_late(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob, breaks: bool
+) -> None:
+    """Also if the connection breaks meanwhile, it is submitted once, and followed. If it comes too
+    late for that, `dtrain stop` ends it."""
+    config_for_login(slurm, launcher)
+    late = slurm.login.home / "late"
+    late.unlink(missing_ok=True)
+    save = '{ printf "HOME=%q " ~; printf "%q " sbatch "$@"; echo; } >>~/late'
+    before_sbatch(slurm, f"{save}; echo '{TIMED_OUT}' >&2; exit 1")
+    launch = launcher.start(write_job(WAIT, slurm={"login": "login01"}))
+    launch.until(f"{TIMED_OUT}; the job may be submitted")
+    (run,) = (launcher.home / "runs").iterdir()
+    if breaks:
+        slurm.login.run("pkill", "-f", "^sshd(-session)?: root@notty")
+        launch.until("the job may be submitted, connecting again")
+        launch.until("waiting for Slurm on login01 to answer")
+        slurm.run("bash", str(late))
+        launch.until("] up", count=4)
+        launch.send(signal.SIGINT)
+        assert launch.wait().code == 130
+    else:
+        done = launch.wait()
+        assert done.code == 3, str(done)
+        assert f"`squeue --name={run.name}` shows it" in done.stderr
+        slurm.run("bash", str(late))
+        stopped = launcher.command("stop", run.name).wait()
+        assert "no processes are left" in stopped.stderr, str(stopped)
+    assert len(late.read_text().splitlines()) == 1
+    assert slurm.run("squeue", "--noheader") == ""
 
 
 def interrupted_without_controller(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> Launch:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain.parallelism.answer import alternatives, explain
+from dtrain.parallelism.answer import alternatives, explain, units
+from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import hardware
 from dtrain.parallelism.model.sizes import shape_for_size
@@ -257,8 +258,8 @@ def test_tables_have_the_numbers_of_the_charts(browser, files, answers):
     )
     best = answers["fits"].best
     assert all(role == "img" and label for role, label in labels)
-    assert explain.gib(best.memory.total) in labels[0][1]
-    assert f"optimizer states {explain.gib(best.memory.optimizer)}" in labels[0][1]
+    assert units.gib(best.memory.total) in labels[0][1]
+    assert f"optimizer states {units.gib(best.memory.optimizer)}" in labels[0][1]
     hidden = "[...document.querySelectorAll('svg')].every(one => one.ariaHidden || one.ariaLabel)"
     assert browser.evaluate(hidden)
     sums = browser.evaluate("""[...document.querySelectorAll('#memory table')].map(table =>
@@ -318,7 +319,7 @@ def test_the_page_has_the_sentences_of_the_text_output(answers, browser, files):
         assert explain.fullness(answer.best) in text
         for rival in alternatives.rivals(answer):
             assert rival.verdict in text
-        for remedy in alternatives.remedies(answer):
+        for remedy in remedies(answer):
             assert remedy in text
 
 

@@ -9,7 +9,8 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from dtrain.framing import clean
-from dtrain.parallelism.answer import alternatives, explain
+from dtrain.parallelism.answer import alternatives, explain, units
+from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cost.candidate import CLOSE, Candidate
 from dtrain.parallelism.question import Answer
 from dtrain_cli.options import as_options
@@ -71,7 +72,7 @@ def _memory(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
     yield paper.paragraph(explain.fullness(best), "" if best.fits else "red")
     if reserve := alternatives.reserve(answer):
         yield paper.paragraph(reserve)
-    yield _stairs(parts, max(best.limit, best.memory.total), best.limit, explain.gib, paper)
+    yield _stairs(parts, max(best.limit, best.memory.total), best.limit, units.gib, paper)
 
 
 def _time(best: Candidate, paper: Paper) -> Iterator[RenderableType]:
@@ -79,8 +80,8 @@ def _time(best: Candidate, paper: Paper) -> Iterator[RenderableType]:
     total = best.time.total
     yield paper.line(("Time of a step", "bold"))
     aside = "" if best.fits else ", if it fit"
-    yield paper.line(f"{explain.seconds(total)}{aside}")
-    yield _stairs(parts, total, None, explain.seconds, paper)
+    yield paper.line(f"{units.seconds(total)}{aside}")
+    yield _stairs(parts, total, None, units.seconds, paper)
 
 
 def _stairs(
@@ -171,8 +172,8 @@ def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
         stages if each == "1" else f"{stages}×{each}"
         for stages, each in zip(columns["pipeline"], pieces, strict=True)
     ]
-    columns["MFU"] = [explain.percent(one.speed.mfu) for one in candidates]
-    columns["causal"] = [explain.percent(one.speed.mfu_causal) for one in candidates]
+    columns["MFU"] = [units.percent(one.speed.mfu) for one in candidates]
+    columns["causal"] = [units.percent(one.speed.mfu_causal) for one in candidates]
     return columns
 
 
@@ -185,23 +186,23 @@ def _legend(
         notes.append("pipeline: stages × virtual stages")
     notes.append(f"order: {explain.order(candidates)}")
     notes.append("MFU: with non-causal attention, then with causal")
-    notes.append(f"steps within {explain.percent(CLOSE)} of each other are too close to call")
+    notes.append(f"steps within {units.percent(CLOSE)} of each other are too close to call")
     return "; ".join(notes) + "."
 
 
 def _others(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
     """Yield why other layouts are worse and, if no layout fits, what would fit."""
-    remedies = alternatives.remedies(answer)
-    if remedies:
+    changes = remedies(answer)
+    if changes:
         title = "Without offload" if answer.fits else "What would fit"
         yield paper.line((title, "bold"))
-        for sentence in remedies:
+        for sentence in changes:
             yield paper.paragraph(as_options(sentence), head="  - ")
     rivals = (rival.sentence for rival in alternatives.rivals(answer))
     reasons = [*alternatives.reasons(answer), *rivals]
     if not reasons:
         return
-    if remedies:
+    if changes:
         yield paper.line()
     yield paper.line(("Why not another layout", "bold"))
     for text in reasons:

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dtrain.parallelism.answer import alternatives, explain
+from dtrain.parallelism.answer import alternatives, explain, units
+from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.question import Answer
 from dtrain.records import dataclass
@@ -29,7 +30,7 @@ _NEGLIGIBLE = 0.0005
 def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
     """Return the document. ``count`` layouts are compared."""
     question, best = answer.question, answer.best
-    model = question.shape.name or explain.large(question.shape.parameters)
+    model = question.shape.name or units.large(question.shape.parameters)
     shown = answer.shortlist(count)
     return rendered(
         "layouts.html",
@@ -53,7 +54,7 @@ def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
             "texts": [*trials.sentences(answer)],
             "caption": f"{trials.EXPLANATION[0].upper()}{trials.EXPLANATION[1:]}.",
         },
-        remedies=[*map(as_options, alternatives.remedies(answer))],
+        remedies=[*map(as_options, remedies(answer))],
         others=[
             *alternatives.reasons(answer),
             *(f"{rival.name}: {rival.verdict}" for rival in alternatives.rivals(answer)),
@@ -90,7 +91,7 @@ class _Bar:
 
 
 def _memory_chart(shown: Sequence[Candidate], limit: float, name: str = "memory") -> dict[str, Any]:
-    measure = _Measure(explain.MEMORY_PARTS, explain.gib, "GiB")
+    measure = _Measure(explain.MEMORY_PARTS, units.gib, "GiB")
     # No layout in the chart of rejected layouts fits, and its title already has this fact.
     aside = ", does not fit" if name == "memory" else ""
     bars = [
@@ -102,7 +103,7 @@ def _memory_chart(shown: Sequence[Candidate], limit: float, name: str = "memory"
 def _time_chart(shown: Sequence[Candidate]) -> dict[str, Any]:
     longest = max(one.time.total for one in shown)
     unit, per_unit = ("s", 1.0) if longest >= 1 else ("ms", 1e3)
-    measure = _Measure(explain.TIME_PARTS, explain.seconds, unit, per_unit)
+    measure = _Measure(explain.TIME_PARTS, units.seconds, unit, per_unit)
     return _chart("time", [_Bar(_name(one), _values(one.time, measure)) for one in shown], measure)
 
 
@@ -226,12 +227,12 @@ def _compared(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
     columns = {
         "": [str(rank + 1) for rank in range(len(candidates))],
         **explain.columns(candidates),
-        "tokens/s per GPU": [explain.amount(one.tokens_per_s_per_gpu) for one in speeds],
+        "tokens/s per GPU": [units.amount(one.tokens_per_s_per_gpu) for one in speeds],
         "TFLOP/s per GPU": [f"{one.model_tflops_per_gpu:,.0f}" for one in speeds],
-        "MFU": [explain.percent(one.mfu) for one in speeds],
-        "causal MFU": [explain.percent(one.mfu_causal) for one in speeds],
-        "HFU": [explain.percent(one.hfu) for one in speeds],
-        "causal HFU": [explain.percent(one.hfu_causal) for one in speeds],
+        "MFU": [units.percent(one.mfu) for one in speeds],
+        "causal MFU": [units.percent(one.mfu_causal) for one in speeds],
+        "HFU": [units.percent(one.hfu) for one in speeds],
+        "causal HFU": [units.percent(one.hfu_causal) for one in speeds],
     }
     return {"head": [*columns], "rows": [*zip(*columns.values(), strict=True)]}
 
@@ -245,7 +246,7 @@ def _rejected(answer: Answer) -> dict[str, Any] | None:
     drawn = [group.example for group in groups if group.example.memory.total <= _FAR * limit]
     return {
         "count": f"{sum(group.count for group in groups):,}",
-        "limit": explain.gib(limit),
+        "limit": units.gib(limit),
         "rows": [
             (
                 group.reason,

@@ -55,8 +55,7 @@ class ProgressLine:
         report, pace = self.last, self._pace
         if report is None:
             return []
-        of = f" of {report.total:,}" if report.total is not None else ""
-        parts = [(0, f"step {report.step:,}{of}")]
+        parts = [(0, report.reached)]
         if report.loss is not None:
             parts.append((2, f"loss {report.loss:.4g}"))
         parts += [(5, f"{name} {value:.4g}") for name, value in report.metrics.items()]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from dtrain.framing import clean
-from dtrain.parallelism.answer import explain
+from dtrain.parallelism.answer import explain, units
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cluster.probe import Measurement
 from dtrain.parallelism.model.shape import Shape
@@ -35,9 +35,9 @@ def described(asked: Question, notes: Sequence[str]) -> list[tuple[str, str]]:
 
 def _model(shape: Shape) -> str:
     head = f"{clean(shape.name)}, " if shape.name else ""
-    head += f"{explain.large(shape.parameters)} parameters"
+    head += f"{units.large(shape.parameters)} parameters"
     if shape.active_parameters != shape.parameters:
-        head += f" ({explain.large(shape.active_parameters)} active)"
+        head += f" ({units.large(shape.active_parameters)} active)"
     parts = [f"{head}: {shape.layers} layers{explain.kinds(shape)} of hidden size {shape.hidden:,}"]
     if shape.heads:
         parts.append(f"{shape.heads} heads ({shape.kv_heads} for keys and values)")
@@ -54,7 +54,7 @@ def _model(shape: Shape) -> str:
         where = "all matrices" if lora.adapts_mlp else "attention"
         model += (
             f"; frozen in {lora.base_bits} bits, with adapters of rank {lora.rank} in {where}: "
-            f"{explain.large(shape.trained_parameters)} trained parameters"
+            f"{units.large(shape.trained_parameters)} trained parameters"
         )
     return model
 
@@ -76,7 +76,7 @@ def _cluster(cluster: GpuCluster) -> str:
 
 
 def _batch(asked: Question) -> str:
-    tokens = explain.large(asked.global_batch * asked.shape.seq_len)
+    tokens = units.large(asked.global_batch * asked.shape.seq_len)
     states = ", states too" if asked.narrow_states else ""
     sequences = counted(asked.global_batch, "sequence")
     return f"{sequences} = {tokens} tokens a step, in {asked.precision}{states}"
@@ -86,7 +86,7 @@ def _measured(one: Measurement) -> str:
     text = f"{one.what}: {one.value:.3g} {one.unit}"
     if one.catalogue is None:
         return text
-    share = explain.percent(one.value / one.catalogue)
+    share = units.percent(one.value / one.catalogue)
     return f"{text}, {share} of the {one.catalogue:.4g} in the catalogue"
 
 
@@ -95,11 +95,11 @@ def _calibration(error: RunError) -> str:
     if error.unseen_s is not None:
         estimates.append(("from the other runs alone", error.unseen_s))
     texts = (
-        f"{explain.seconds(estimate)} {how} ({(estimate / error.measured_s - 1) * 100:+.0f} %)"
+        f"{units.seconds(estimate)} {how} ({(estimate / error.measured_s - 1) * 100:+.0f} %)"
         for how, estimate in estimates
     )
     return (
-        f"a step of run {clean(error.run)} took {explain.seconds(error.measured_s)}; estimated: "
+        f"a step of run {clean(error.run)} took {units.seconds(error.measured_s)}; estimated: "
         f"{', '.join(texts)}"
     )
 
@@ -114,16 +114,16 @@ def training_time(answer: Answer) -> str:
     if not training:
         return ""
     return (
-        f"{explain.large(training.tokens)} tokens take {_days(training.days)} on "
+        f"{units.large(training.tokens)} tokens take {_days(training.days)} on "
         f"{counted(answer.question.cluster.gpus, 'GPU')}: "
-        f"{counted(training.steps, 'step')}, {explain.amount(training.gpu_hours)} GPU-hours, "
+        f"{counted(training.steps, 'step')}, {units.amount(training.gpu_hours)} GPU-hours, "
         f"if nothing fails. {_failures(training)}{_energy(answer, training)}"
     )
 
 
 def _days(days: float) -> str:
     """``182 days``, ``4 h 30 min``."""
-    return f"{explain.amount(days)} days" if days >= 1 else names.duration(days * 86400)
+    return f"{units.amount(days)} days" if days >= 1 else names.duration(days * 86400)
 
 
 def _energy(answer: Answer, training: TrainingCost) -> str:
@@ -133,7 +133,7 @@ def _energy(answer: Answer, training: TrainingCost) -> str:
     if energy < 1:
         energy, unit = energy * 1000, "kWh"
     return (
-        f" The GPUs use at most {explain.amount(energy)} {unit}, at "
+        f" The GPUs use at most {units.amount(energy)} {unit}, at "
         f"{answer.question.cluster.gpu.watts:g} W each; hosts, network and cooling come on top."
     )
 
@@ -151,10 +151,10 @@ def _failures(training: TrainingCost) -> str:
         least = least.removesuffix(" days")
         most = most.removesuffix(" days")
     spread = f" ({least} to {most} with other published rates)" if least != most else ""
-    price = "" if training.price is None else f" at a price of {explain.amount(training.price)}"
+    price = "" if training.price is None else f" at a price of {units.amount(training.price)}"
     return (
         f"With failures, expect {_days(found.days)}{spread} and "
-        f"{explain.amount(found.gpu_hours)} GPU-hours{price}, a goodput of "
+        f"{units.amount(found.gpu_hours)} GPU-hours{price}, a goodput of "
         f"{found.goodput * 100:.1f} %: {often}, "
         f"{names.duration(found.restart_s)} until it trains again, and a checkpoint of "
         f"{found.checkpoint_gb:,.0f} GB, saved in {names.duration(found.save_s)}, every "

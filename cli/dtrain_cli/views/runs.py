@@ -213,6 +213,4 @@ def _progress(run: RunStatus, *, short: bool = False) -> str:
         return ""
     if short:
         return f"{report.step:,}" + (f"/{report.total:,}" if report.total is not None else "")
-    of = f" of {report.total:,}" if report.total is not None else ""
-    loss = f" · loss {report.loss:.4g}" if report.loss is not None else ""
-    return f"step {report.step:,}{of}{loss}"
+    return report.reached + (f" · loss {report.loss:.4g}" if report.loss is not None else "")

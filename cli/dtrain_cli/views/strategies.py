@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from dtrain.parallelism.answer import explain
+from dtrain.parallelism.answer import units
 from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
 from dtrain_cli.views.paper import Paper
 from dtrain_cli.views.question import described
@@ -39,7 +39,7 @@ def _assignment(found: TensorFlowPlan, paper: Paper) -> Iterator[RenderableType]
     placed = found.assignment.gpus
     yield paper.table(
         "llr",
-        [[f"GPU:{one.gpu}", one.what, f"{explain.gib(one.memory.total):>10}"] for one in placed],
+        [[f"GPU:{one.gpu}", one.what, f"{units.gib(one.memory.total):>10}"] for one in placed],
         styles=["" if one.memory.total <= found.limit else "red" for one in placed],
         indent=2,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.framing import clean
-from dtrain.parallelism.answer import explain
+from dtrain.parallelism.answer import explain, units
 from dtrain.parallelism.question import Answer
 from dtrain.parallelism.trial import Trial
 
@@ -35,10 +35,10 @@ def _row(trial: Trial) -> tuple[str, ...]:
         explain.brief(trial.planned),
         str(largest.case.layers),
         f"{trial.planned.layout.micro_batch}×{largest.case.micro_batches}",
-        explain.seconds(trial.expected),
-        explain.seconds(largest.seconds),
-        explain.seconds(trial.planned.time.total),
-        explain.seconds(trial.corrected.time.total),
+        units.seconds(trial.expected),
+        units.seconds(largest.seconds),
+        units.seconds(trial.planned.time.total),
+        units.seconds(trial.corrected.time.total),
     )
 
 
@@ -47,9 +47,9 @@ def sentences(answer: Answer) -> Iterator[str]:
     for trial in ranked(answer):
         name = explain.brief(trial.planned)
         if trial.ok and not trial.fits and trial.memory is not None:
-            limit = explain.gib(trial.planned.limit)
+            limit = units.gib(trial.planned.limit)
             yield (
-                f"{name} is left out: by its trial it needs {explain.gib(trial.memory)}, and "
+                f"{name} is left out: by its trial it needs {units.gib(trial.memory)}, and "
                 f"{limit} are usable."
             )
         elif trial.out_of_memory:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from dtrain.checks.evidence import Evidence, Facts, is_loopback
 from dtrain.checks.finding import Finding, error
@@ -158,14 +158,22 @@ def groups(
         return
     for name in alone:
         yield HostGroup((name,), (), example(name, [other for other in names if other != name]))
+    left = [sorted(pair, key=order.__getitem__) for pair in pairs if pair.isdisjoint(alone)]
+    for firsts, seconds in _combined(sorted(left, key=lambda pair: order[pair[0]]), works):
+        ordered = tuple(sorted(seconds, key=order.__getitem__))
+        yield HostGroup(tuple(firsts), ordered, example(firsts[0], ordered))
+
+
+def _combined(
+    pairs: Iterable[Sequence[str]], works: Callable[[str, str], bool]
+) -> list[tuple[list[str], set[str]]]:
+    """Failing pairs as few groups of hosts of which none of the first ``works`` with one of the
+    second."""
     partners: dict[str, set[str]] = defaultdict(set)
-    for pair in pairs:
-        if pair.isdisjoint(alone):
-            first, second = sorted(pair, key=order.__getitem__)
-            partners[first].add(second)
+    for first, second in pairs:
+        partners[first].add(second)
     found: list[tuple[list[str], set[str]]] = []
-    for first in sorted(partners, key=order.__getitem__):
-        others = partners[first]
+    for first, others in partners.items():
         for firsts, seconds in found:
             if first in seconds or not others.isdisjoint(firsts):
                 continue
@@ -176,9 +184,7 @@ def groups(
                 break
         else:
             found.append(([first], {*others}))
-    for firsts, seconds in found:
-        ordered = tuple(sorted(seconds, key=order.__getitem__))
-        yield HostGroup(tuple(firsts), ordered, example(firsts[0], ordered))
+    return found
 
 
 def _ports(

@@ -293,26 +293,21 @@ class StragglerDetector:
         """The ranks whose hosts have a bad network, if all ranks wait longer than usual."""
         if len(self._waits) <= BLOCKS:
             return None
+        hosts = len({rank.host for rank in self._ranks.values()})
+        most = len(self._ranks) // 2
         cause: Cause = "network"
         ranks = [name for name in self._ranks if cause in seen.get(name, ())]
-        most = len(self._ranks) // 2
         if not ranks:
             cause = "far"
             ranks = [name for name in self._ranks if cause in seen.get(name, ())]
-            hosts = {rank.host for rank in self._ranks.values()}
-            most = len(self._ranks) if len(hosts) == 2 else most
+            most = len(self._ranks) if hosts == 2 else most
         if not 0 < len(ranks) <= most:
             return None
-        recent = list(self._waits)[-BLOCKS:]
-        usual = lower_quartile(wait for _, wait in self._waits)
-        longer = [(wait - usual) / step for step, wait in recent if step > 0]
-        if sum(one > LONGER for one in longer) < SLOW_BLOCKS:
-            if cause != "far" or len({rank.host for rank in self._ranks.values()}) < 3:
-                return None
-            longer = [wait / step for step, wait in recent if step > 0]  # from the start
-            if sum(one > LONG for one in longer) < SLOW_BLOCKS:
-                return None
-        part = median(longer)
+        part = self._waits_longer(lower_quartile(wait for _, wait in self._waits), LONGER)
+        if part is None and cause == "far" and hosts > 2:
+            part = self._waits_longer(0.0, LONG)  # it may have been slow from the start
+        if part is None:
+            return None
         return Straggler(
             processes=tuple(ranks),
             hosts=in_order(self._ranks[name].host for name in ranks),
@@ -322,6 +317,13 @@ class StragglerDetector:
             step=(self._judged + 1) * STEPS,
             measured="network",
         )
+
+    def _waits_longer(self, usual: float, limit: float) -> float | None:
+        """The part of a step by which all ranks wait longer than ``usual`` seconds. None if it is
+        at most ``limit`` in most of the last blocks."""
+        recent = list(self._waits)[-BLOCKS:]
+        longer = [(wait - usual) / step for step, wait in recent if step > 0]
+        return median(longer) if sum(one > limit for one in longer) >= SLOW_BLOCKS else None
 
     def _restart(self) -> None:
         self._ranks, self._waiting, self._judged = {}, {}, -1

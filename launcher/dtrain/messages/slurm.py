@@ -28,16 +28,20 @@ _Text = Annotated[str, Length(1 << 17)]
 class Submitted:
     job: JobId | None
     """None if the run has no job."""
+    uncertain: bool
+    """Whether the controller may have a request of sbatch that it has not handled yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRefused:
-    """No job was submitted."""
+    """Slurm shows no job."""
 
     command: _Text
     """The command of Slurm that failed; empty if it was not begun."""
     status: Status
     text: _Text
+    uncertain: bool
+    """As in `Submitted`."""
 
 
 @dataclass(frozen=True, slots=True)

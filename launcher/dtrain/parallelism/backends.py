@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Gpu, Precision
+from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.parts import CrossAttention, LayerPart, Modulation, Twin
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
@@ -206,7 +207,7 @@ def refusals(
     shape: Shape, layout: Layout, precision: Precision, *, narrow_states: bool = False
 ) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
-    backend, t = backend_of(layout), layout.tensor
+    backend = backend_of(layout)
     if shape.pattern or shape.parts:
         yield from _missing_parts(shape, backend)
         yield from _unsplit_parts(shape, layout)
@@ -215,35 +216,53 @@ def refusals(
     if narrow_states and not backend.narrow_states:
         yield "states of 16 bits without a copy in 32"
     if shape.lora is not None:
-        if not backend.trains_adapters:
-            yield "LoRA"
-        elif shape.lora.base_bits not in backend.frozen_bits:
-            bits = shape.lora.base_bits
-            yield f"frozen weights of {bits} bits" + (" (QLoRA)" if bits == 4 else "")
-        elif shape.lora.base_bits == 4 and (t > 1 or layout.pipeline > 1):
-            yield "tensor or pipeline parallelism of weights of 4 bits (QLoRA)"
+        yield from _untrained_adapters(shape.lora, layout)
     if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:
         yield "selective recompute of layers with experts on several ranks"
     if precision not in backend.precisions:
         library = {"fp8": "Transformer Engine or torchao", "nvfp4": "Transformer Engine"}
         yield precision + (f", which needs {library[precision]}" if precision in library else "")
-    if t > 1 and shape.kv_heads % t and not shape.kv_rank and not backend.copies_keys:
+    if layout.tensor > 1:
+        yield from _unsplit_layers(shape, layout)
+    if layout.pipeline > 1:
+        yield from _impossible_stages(shape, layout)
+
+
+def _untrained_adapters(lora: Lora, layout: Layout) -> Iterator[str]:
+    """Yield why the layout's backend cannot train adapters this way."""
+    backend, bits = backend_of(layout), lora.base_bits
+    if not backend.trains_adapters:
+        yield "LoRA"
+    elif bits not in backend.frozen_bits:
+        yield f"frozen weights of {bits} bits" + (" (QLoRA)" if bits == 4 else "")
+    elif bits == 4 and (layout.tensor > 1 or layout.pipeline > 1):
+        yield "tensor or pipeline parallelism of weights of 4 bits (QLoRA)"
+
+
+def _unsplit_layers(shape: Shape, layout: Layout) -> Iterator[str]:
+    """Yield why tensor ranks of the layout's backend cannot split a layer."""
+    backend, t = backend_of(layout), layout.tensor
+    if shape.kv_heads % t and not shape.kv_rank and not backend.copies_keys:
         heads = "the only key head" if shape.kv_heads == 1 else f"the {shape.kv_heads} key heads"
         yield f"tensor {t}, which does not divide {heads}"
-    if t > 1 and shape.vocab % t and not backend.pads_vocabulary:
+    if shape.vocab % t and not backend.pads_vocabulary:
         yield f"tensor {t}, which does not divide the vocabulary of {shape.vocab:,}"
-    if t > 1 and (shape.experts or shape.kv_rank) and not backend.splits_any_layer:
+    if (shape.experts or shape.kv_rank) and not backend.splits_any_layer:
         yield "tensor parallelism of experts or of latent attention"
-    if layout.pipeline > 1:
-        if shape.tied and not backend.ties_across_stages:
-            yield "a pipeline of a model whose embedding and output layer are one matrix"
-        if layout.shards_parameters and layout.copies > 1 and not backend.shards_stages:
-            yield "pipeline stages with sharded parameters"
-        if layout.grad_accumulation < layout.pipeline and not backend.shards_stages:
-            yield "fewer micro-batches than pipeline stages"
-        pieces = layout.pipeline * layout.virtual_pipeline
-        if layout.virtual_pipeline > 1 and shape.layers % pieces and not backend.uneven_pieces:
-            yield f"a pipeline whose pieces do not divide the {shape.layers} layers"
+
+
+def _impossible_stages(shape: Shape, layout: Layout) -> Iterator[str]:
+    """Yield why the layout's backend cannot have its pipeline."""
+    backend = backend_of(layout)
+    if shape.tied and not backend.ties_across_stages:
+        yield "a pipeline of a model whose embedding and output layer are one matrix"
+    if layout.shards_parameters and layout.copies > 1 and not backend.shards_stages:
+        yield "pipeline stages with sharded parameters"
+    if layout.grad_accumulation < layout.pipeline and not backend.shards_stages:
+        yield "fewer micro-batches than pipeline stages"
+    pieces = layout.pipeline * layout.virtual_pipeline
+    if layout.virtual_pipeline > 1 and shape.layers % pieces and not backend.uneven_pieces:
+        yield f"a pipeline whose pieces do not divide the {shape.layers} layers"
 
 
 def _unsplit_parts(shape: Shape, layout: Layout) -> Iterator[str]:

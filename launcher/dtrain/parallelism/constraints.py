@@ -66,21 +66,7 @@ def check(
     backend: BackendName = "runtime",
 ) -> None:
     """Raise UsageError if a fixed size does not divide; name its field and sizes that do."""
-    for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
-        if fixed.get(name, 1) < 1:
-            raise UsageError(f"`{name}={fixed[name]}` is not a size", hint="at least 1")
-    for name, kinds, hint in (
-        (
-            "sharding",
-            get_args(Sharding),
-            "ZeRO-1 is optimizer, ZeRO-2 gradients, ZeRO-3 and FSDP full, HSDP hybrid",
-        ),
-        ("recompute", get_args(Recompute), "selective recomputes cheap operations, full all"),
-    ):
-        if fixed.get(name, "none") not in kinds:
-            raise UsageError(
-                f"`{name}` {fixed[name]!r} is not one of {', '.join(kinds)}", hint=hint
-            )
+    _check_values(fixed)
     _check_product(cluster, fixed)
     known, derived = completed(cluster, fixed)
 
@@ -151,6 +137,25 @@ def none_left(
         f"cannot be spread over {counted(cluster.gpus, 'GPU')}",
         hint=f"use fewer GPUs, or a `global_batch` that is a multiple of {cluster.gpus}",
     )
+
+
+def _check_values(fixed: Mapping[str, Any]) -> None:
+    """Check each value on its own."""
+    for name in (*SIZES, "expert", "micro_batch", "virtual_pipeline"):
+        if fixed.get(name, 1) < 1:
+            raise UsageError(f"`{name}={fixed[name]}` is not a size", hint="at least 1")
+    for name, kinds, hint in (
+        (
+            "sharding",
+            get_args(Sharding),
+            "ZeRO-1 is optimizer, ZeRO-2 gradients, ZeRO-3 and FSDP full, HSDP hybrid",
+        ),
+        ("recompute", get_args(Recompute), "selective recomputes cheap operations, full all"),
+    ):
+        if fixed.get(name, "none") not in kinds:
+            raise UsageError(
+                f"`{name}` {fixed[name]!r} is not one of {', '.join(kinds)}", hint=hint
+            )
 
 
 def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:

@@ -24,17 +24,6 @@ from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES, BackendName, Layout
 from dtrain.wording import counted
 
-USUAL_BATCHES = ((1e9, 0.5e6), (200e9, 4e6), (math.inf, 16e6))
-"""Default tokens in one step, for models with fewer parameters than the first number. GPT-3 used
-0.5M for its models below 1B, and 3.2M for 175B (arXiv 2005.14165); Llama 3 405B 16M (arXiv
-2407.21783), Nemotron-4 340B 9M (arXiv 2406.11704), DeepSeek-V2 38M (arXiv 2405.04434) and
-DeepSeek-V3 63M (arXiv 2412.19437)."""
-USUAL_SHARES = (1024, 65_536)
-"""Least and most tokens of a step for each GPU. Llama 3 405B used 1,024 on 16,384 GPUs, nanoGPT
-65,536 for GPT-2 on 8 GPUs: more only makes steps longer."""
-FINE_TUNING = 128
-"""Default sequences in a step of fine-tuning, as in Tulu 3 (arXiv 2411.15124)."""
-
 MUCH_SLOWER = 1.5
 """Times that a step takes with the backend ``runtime`` from which a plan is for another backend, if
 the user names none: then a better layout is worth a script for other software. Steps with offload
@@ -356,41 +345,3 @@ def distinct(layouts: Iterable[Candidate], count: int) -> tuple[Candidate, ...]:
             if len(kinds) == count:
                 break
     return tuple(kinds.values())
-
-
-def usual_batch(shape: Shape, gpus: int) -> int:
-    """Return sequences for about the tokens of `USUAL_BATCHES`, within `USUAL_SHARES` of each GPU.
-
-    The number is a power of two times the odd part of the number of GPUs, so that data ranks get
-    equal shares.
-    """
-    usual = next(tokens for below, tokens in USUAL_BATCHES if shape.parameters < below)
-    least, most = (share * gpus for share in USUAL_SHARES)
-    tokens = min(max(usual, least), most)
-    odd = gpus
-    while odd % 2 == 0:
-        odd //= 2
-    batch = odd
-    while batch * shape.seq_len * 2**0.5 < tokens:
-        batch *= 2
-    return batch
-
-
-def remarks(cluster: GpuCluster, batch: int, seq_len: int) -> Iterator[str]:
-    """Yield notes on a question that has an answer, but one that may mislead."""
-    if note := without_backend(cluster.gpu):
-        yield note
-    each, least = batch * seq_len / cluster.gpus, USUAL_SHARES[0]
-    if each < least and cluster.gpus > 1:
-        yield (
-            f"a step has only {each:,.0f} tokens for each of {cluster.gpus:,} GPUs, which wait for "
-            f"each other much of the time: fewer GPUs, or {-(-least * cluster.gpus // seq_len):,} "
-            "sequences or more, use them better"
-        )
-
-
-def fine_tuning_batch(batch: int, gpus: int) -> int:
-    """Return ``batch`` halved to about `FINE_TUNING` sequences, at least one for each GPU."""
-    while batch > FINE_TUNING and batch % 2 == 0 and batch // 2 >= gpus:
-        batch //= 2
-    return batch

@@ -40,8 +40,8 @@ def cluster_of(
     request: PlanRequest,
     spec: ClusterFile | None,
     table: Hardware,
-    ask: AskQueue | None = None,
-    probe: Probe | None = None,
+    ask: AskQueue | None,
+    probe: Probe | None,
 ) -> Found:
     """Return the cluster of a request. Raises UsageError. For ``ask`` and ``probe`` see
     `dtrain.planning.question.pose`."""

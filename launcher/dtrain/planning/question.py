@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.backends import BACKENDS
+from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Gpu, GpuCluster, Precision
 from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count
-from dtrain.parallelism.question import KEPT, Question, fine_tuning_batch, remarks, usual_batch
+from dtrain.parallelism.question import KEPT, Question
 from dtrain.parallelism.reliability import Reliability
+from dtrain.planning.batch import batch_of, too_few_tokens
 from dtrain.planning.cluster import cluster_of, table_of
 from dtrain.planning.files import parsed
 from dtrain.planning.model import lora_of, shape_of
@@ -39,8 +40,9 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     shape = shape_of(request, training)
     precision, note = _precision(request, training, cluster.gpu)
     shape = replace(shape, lora=lora_of(request, shape, precision))
-    batch, batch_source = _batch(request, training, shape, cluster)
+    batch, batch_source = batch_of(request, training, shape, cluster)
     check_sizes(shape, batch)
+    notes = (note, without_backend(cluster.gpu), too_few_tokens(cluster, batch, shape.seq_len))
     strategy, of_file = _strategy_and_layout(request)
     backend_of_file = of_file.pop("backend", None)
     backend = _backend(request.backend or backend_of_file)
@@ -62,7 +64,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         price_per_gpu_hour=_of_a_training(request, "price_per_gpu_hour"),
         cluster_source=found.source,
         batch_source=batch_source,
-        notes=(*found.notes, *filter(None, (note, *remarks(cluster, batch, shape.seq_len)))),
+        notes=(*found.notes, *filter(None, notes)),
         hardware=table,
         probe=probe,
     )
@@ -179,23 +181,6 @@ def _precision(request: PlanRequest, training: Training, gpu: Gpu) -> tuple[Prec
         f"`precision={wanted!r}` is not one of {', '.join(PRECISIONS)}",
         hint="bf16 is typical; fp8 needs an H100 or newer, nvfp4 a Blackwell GPU",
     )
-
-
-def _batch(
-    request: PlanRequest, training: Training, shape: Shape, cluster: GpuCluster
-) -> tuple[int, str]:
-    """Return the sequences in a step, and their source."""
-    if request.global_batch is not None:
-        if request.global_batch < 1:
-            given = f"`global_batch={request.global_batch}`"
-            raise UsageError(f"{given} is not a batch", hint="at least 1 sequence")
-        return request.global_batch, ""
-    if training.global_batch:
-        return training.global_batch, f"from {request.file}"
-    batch = usual_batch(shape, cluster.gpus)
-    if shape.lora is not None:
-        batch = fine_tuning_batch(batch, cluster.gpus)
-    return batch, "assumed: set `global_batch` to change it"
 
 
 def _narrow_states(

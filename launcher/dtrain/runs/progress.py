@@ -55,6 +55,11 @@ class Progress:
         kind, number = names.parsed(self.process)
         return _ORDER.index(kind), number
 
+    @property
+    def reached(self) -> str:
+        """``step 120 of 240``."""
+        return f"step {self.step:,}" + (f" of {self.total:,}" if self.total is not None else "")
+
     @classmethod
     def read(cls, process: Any, fields: Mapping[str, Any]) -> Progress:
         """A report from a host or a journal, neither of which is trusted. Raises ProtocolError."""

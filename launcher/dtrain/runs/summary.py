@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from dtrain.failures.cause import Report
+from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import Straggler
 from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass
@@ -188,5 +189,5 @@ def _text(event: events.JournalEvent) -> str:
         case events.StragglersChanged(found):
             return str(found) if found is not None else ""
         case events.StallChanged(stall):
-            return str(stall) if stall is not None else "the job goes on"
+            return str(stall or GOES_ON)
     return ""

@@ -94,7 +94,7 @@ class StepRecorder:
         self._waiting_for = before
         self.add_wait(time.monotonic() - began, wait)
 
-    def add_wait(self, spent: float, wait: str = "ranks") -> None:
+    def add_wait(self, spent: float, wait: str) -> None:
         """Count ``spent`` seconds of a wait."""
         if wait == "data":
             self._data += spent

@@ -61,14 +61,27 @@ class Recorder:
     def awaited(self, what: str) -> Iterator[Callable[[], None]]:
         """Say that ``what`` is waited for, unless the block ends within a few seconds. Provides a
         function to call if the wait is over before the block."""
-        timer = threading.Timer(SLOW, self.notice_once, (f"waiting for {what}",))
+        lock, over = threading.Lock(), False
+
+        def say() -> None:
+            with lock:
+                if not over:
+                    self.notice_once(f"waiting for {what}")
+
+        def end() -> None:
+            nonlocal over
+            timer.cancel()
+            with lock:  # the timer may have expired just now
+                over = True
+
+        timer = threading.Timer(SLOW, say)
         timer.daemon = True
         with contextlib.suppress(RuntimeError):  # no thread is left, and the notice is optional
             timer.start()
         try:
-            yield timer.cancel
+            yield end
         finally:
-            timer.cancel()
+            end()
 
     def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
         self.record(events.NextAttempt(number, plan.host_names, tuple(dropped)))

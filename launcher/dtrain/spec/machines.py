@@ -25,12 +25,17 @@ def overrides(cluster: Section) -> dict[str, list[Section]]:
     return found
 
 
+def override_sections(cluster: Section) -> list[Section]:
+    """The sections with settings of single hosts, each once: the hosts of a list share one."""
+    return list({id(own): own for _, own in cluster.get("overrides", ())}.values())
+
+
 def devices_sound(cluster: Section) -> bool:
     """Whether everything about hosts and their devices was read without a problem."""
     return (
         "hosts" in cluster.values
         and cluster.sound("gpus", "slots", "overrides")
-        and all(own.sound("gpus", "slots") for _, own in cluster.get("overrides", ()))
+        and all(own.sound("gpus", "slots") for own in override_sections(cluster))
     )
 
 

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from dtrain.environ.template import Template
 from dtrain.spec import source
+from dtrain.spec.machines import override_sections
 from dtrain.spec.problems import Problems, shown
 from dtrain.spec.schema import Section
 
@@ -91,14 +92,11 @@ def advise_on_placeholders(cluster: Section, job: Section, warnings: Problems) -
 
 def _texts(cluster: Section, job: Section) -> Iterator[source.Scalar]:
     """Every text of the file that may contain placeholders."""
-    sections = [job, *(settings for _, settings in cluster.get("overrides", ()))]
-    seen: set[int] = set()
-    for section in sections:
+    for section in (job, *override_sections(cluster)):
         for key in ("command", "args", "env"):
             node = section.entries[key].value if key in section else None
-            if node is None or id(node) in seen:
+            if node is None:
                 continue
-            seen.add(id(node))
             if isinstance(node, source.Sequence):
                 children: Iterable[source.Node] = node.items
             elif isinstance(node, source.Mapping):

@@ -43,12 +43,14 @@ def _option(text: str) -> str:
         return "must be a long option of sbatch with its value, such as --mem=0"
     if not text.isprintable():
         return "must be printable text on one line"
-    if name in OWN_OPTIONS:
-        key = OWN_OPTIONS[name]
+    # sbatch accepts the first letters of a long option.
+    own = next((one for one in OWN_OPTIONS if one.startswith(name)), None)
+    if own is not None:
+        key = OWN_OPTIONS[own]
         if key:
             return f"cannot hold --{name}: set {key} instead"
         why = "dtrain submits a script of its own, and follows the job"
-        if name == "array":
+        if own == "array":
             why = "a launch is one job; `launch --dry-run` writes a script for your own sbatch"
         return f"cannot hold --{name}: {why}"
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from dtrain.spec.machines import override_sections
 from dtrain.spec.problems import Problems, TextSpan, shown
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Entry, Mapping, Scalar
@@ -84,13 +85,7 @@ def _refuse_reserved(name: str, place: TextSpan, problems: Problems) -> None:
 
 def _entries(cluster: Section, job: Section) -> Iterator[Entry]:
     """Every environment variable that the file sets."""
-    environments = [job]
-    seen: set[int] = set()
-    for _, settings in cluster.get("overrides", ()):
-        if id(settings) not in seen:
-            seen.add(id(settings))
-            environments.append(settings)
-    for section in environments:
+    for section in (job, *override_sections(cluster)):
         env = section.entries["env"].value if "env" in section else None
         if isinstance(env, Mapping):
             yield from env.entries

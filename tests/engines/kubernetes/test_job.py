@@ -18,7 +18,7 @@ from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding
 from dtrain.engines.kubernetes.follow import KubernetesFollower
 from dtrain.engines.kubernetes.job import KubernetesJob
 from dtrain.engines.kubernetes.objects import INDEX_LABEL, KubernetesJobState, Pod, Terminated
-from dtrain.engines.kubernetes.reading import JobSeen, PodLines, PodsListed
+from dtrain.engines.kubernetes.reading import JobSeen, LogEnded, PodLines, PodsListed
 from dtrain.failures.cause import Report
 from dtrain.launchplan.build import build
 from dtrain.runs import events
@@ -274,9 +274,9 @@ def test_a_pod_that_somebody_deletes_is_the_cause_and_not_the_signal(job: Kubern
     job.job_seen(RUNS, "")
     for index, uid in enumerate("ab"):
         job.pod_seen(pod(uid, index))
-    job.pod_seen(replace(pod("b", 1), deleted="10:10"))
+    job.pod_seen(replace(pod("b", 1), deleted=10.0))
     # The Job controller deletes the other pod because of it, and that one is faster.
-    job.pod_seen(replace(pod("a"), deleted="10:11"))
+    job.pod_seen(replace(pod("a"), deleted=11.0))
     ends(job, "a", 143)
     ends(job, "b", 143, "worker-1")
     job.job_seen(FAILED, "")
@@ -287,7 +287,7 @@ def test_pods_that_a_failure_has_deleted_are_not_the_cause(job: KubernetesJob) -
     job.job_seen(RUNS, "")
     for index, uid in enumerate("ab"):
         job.pod_seen(pod(uid, index))
-    deleted, failed = replace(pod("a"), deleted="10:10"), Terminated(9)
+    deleted, failed = replace(pod("a"), deleted=10.0), Terminated(9)
     # A list has no order of time.
     job.listed((deleted, replace(pod("b", 1), ended=failed, state=ShownState.ENDED)))
     ends(job, "b", 9, "worker-1")
@@ -301,10 +301,49 @@ def test_a_pod_that_is_deleted_after_its_end_is_not_the_cause(job: KubernetesJob
         job.pod_seen(pod(uid, index))
     finished = replace(pod("a"), ended=Terminated(0), phase="Succeeded", state=ShownState.ENDED)
     job.pod_seen(finished)
-    job.pod_seen(replace(finished, deleted="10:10"), removed=True)
+    job.pod_seen(replace(finished, deleted=10.0), removed=True)
     ends(job, "b", 9, "worker-1")
     job.job_seen(FAILED, "")
     assert job.ended("").reason == "rank 1 on node1 exited with status 9"
+
+
+@pytest.mark.parametrize(
+    ("failed", "at", "first"),
+    [
+        # The other pod is deleted at second 10, and the watch reports both later.
+        ("a", 9.9, True),
+        ("a", 10.9, True),
+        ("a", 11.1, False),
+        # torchrun ends with status 1 after TERM.
+        ("b", 9.9, True),
+        ("b", 10.1, False),
+    ],
+)
+@pytest.mark.parametrize("job_is_gone", [True, False])
+def test_what_was_first_a_failure_or_a_deletion(
+    job: KubernetesJob, failed: str, at: float, first: bool, job_is_gone: bool
+) -> None:
+    job.job_seen(RUNS, "")
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+    job.pod_seen(replace(pod("b", 1), deleted=10.0))
+    index = "ab".index(failed)
+    line = f"[dtrain] worker-{index} ended: 1 at {at}\n".encode()
+    job.keep(PodLines(failed, (BEGINS, line), 5, 1, 5))
+    job.job_seen(None if job_is_gone else FAILED, "")
+    report = job.ended("")
+    by_process = f"rank {index} on node{index} exited with status 1"
+    deleted = "c-1" if job_is_gone else "node1: pod pod-b"
+    assert report.reason == (by_process if first else f"{deleted} was deleted outside dtrain")
+    assert [one.summary for one in report.failures] == [by_process]
+
+
+def test_why_kubernetes_has_deleted_a_pod(job: KubernetesJob) -> None:
+    job.job_seen(RUNS, "")
+    job.pod_seen(pod("a"))
+    job.pod_seen(replace(pod("a"), deleted=10.0))
+    job.job_seen(KubernetesJobState("u", 1, failed="DeadlineExceeded: active longer"), "")
+    assert job.ended("").problems == ("DeadlineExceeded: active longer",)
 
 
 def test_a_pod_that_is_gone_at_once_was_deleted(job: KubernetesJob) -> None:
@@ -377,6 +416,8 @@ def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
     again = replace(pod("a", 1), again=True, state=ShownState.ENDED)
     job.pod_seen(replace(again, ended=Terminated(137, "OOMKilled")))
     job.pod_seen(replace(again, ended=Terminated(1, "Error")))
+    assert job.why_endless() == "", "the deletion of the job deletes the log"
+    job.log_ended("a", whole=True)
     assert job.why_endless().startswith("node1: Kubernetes has started the failed container again")
     job.job_seen(None, "")
     report = job.ended("")
@@ -494,6 +535,7 @@ def test_a_container_that_starts_again_alone_ends_the_job(
     monkeypatch.setattr(followed._readers, "read_log", lambda *_: None)
     followed._handle(JobSeen(RUNS))
     followed._handle(PodsListed((replace(pod("a", 1), again=True, state=ShownState.ENDED),)))
+    followed._handle(LogEnded("a", whole=True))
     looks = iter([False, False, False, True])
 
     def over() -> bool:

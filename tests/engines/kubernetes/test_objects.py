@@ -80,6 +80,14 @@ def test_a_pod_that_terminates_has_a_log_once_its_container_runs() -> None:
     assert not terminating(waiting={"reason": "ContainerCreating"}).started
 
 
+def test_a_pod_is_deleted_when_somebody_asks_for_it() -> None:
+    """The server writes when the pod must be gone."""
+    deletion = {"deletionTimestamp": "1970-01-01T00:00:45Z", "deletionGracePeriodSeconds": 30}
+    found = objects.pod({"metadata": {"name": "a", "labels": LABELS, **deletion}})
+    assert found is not None
+    assert found.deleted == 15.0
+
+
 def test_a_container_that_was_started_again_has_ended() -> None:
     last = {"terminated": {"exitCode": 7, "reason": "Error"}}
     container = {"name": "node", "lastState": last, "restartCount": 1}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.diagnostics import ConnectError
+from dtrain.diagnostics import ConnectError, PrepareError
 from dtrain.engines.kubernetes import reading
 from dtrain.engines.kubernetes.client import ForbiddenError, NotFoundError, QuietError
 from dtrain.engines.kubernetes.lines import Cursor
@@ -28,6 +28,8 @@ from dtrain.engines.kubernetes.reading import (
 from support.limits import HANG
 
 Answer = Callable[[], Generator[list[bytes]]]
+BEGIN = b"2026-11-22T10:00:00.4Z [dtrain] begins\n"
+AGAIN = b"2026-11-22T10:00:00.6Z [dtrain] begins\n"
 LINE = b"2026-11-22T10:00:00.5Z [worker-0] hello\n"
 NEW = PodLines("uid", (b"[worker-0] hello\n",), 1795341600_500000000, 1, 1795341600_500000000)
 NO_WATCH = b"failed to create fsnotify watcher: too many open files"
@@ -43,6 +45,14 @@ def raises(error: Exception) -> Answer:
         yield []
 
     return answer
+
+
+def first() -> Generator[list[bytes]]:
+    yield [BEGIN, LINE]
+
+
+def second() -> Generator[list[bytes]]:
+    yield [AGAIN, LINE.replace(b".5", b".7")]
 
 
 gone = raises(NotFoundError("server", "GET log", "no such pod"))
@@ -62,6 +72,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(reading, "LAST_DELAY", 0.01)
     monkeypatch.setattr(reading, "REREAD_SECONDS", 0.01)
+
+
+none = raises(PrepareError("server", "GET log", "previous terminated container not found"))
 
 
 class Server:
@@ -91,7 +104,7 @@ def failed(why: str) -> ServerNotice:
 
 def readers(server: Server) -> Readers:
     client: Any = server
-    launched: Any = SimpleNamespace(selector="", name="job")
+    launched: Any = SimpleNamespace(selector="", name="job", restarts_containers=True)
     return Readers(client, launched)
 
 
@@ -134,6 +147,30 @@ def events_of_log(server: Server, *, over: bool = False) -> list[PodEvent]:
 def test_the_end_of_a_log(answers: list[Answer], whole: bool) -> None:
     events = events_of_log(Server(*answers), over=len(answers) == 1)
     assert events == [*([NEW] if one_line in answers else []), LogEnded("uid", whole)]
+
+
+def lines_of(events: list[PodEvent]) -> list[bytes]:
+    return [line for event in events if isinstance(event, PodLines) for line in event.lines]
+
+
+@pytest.mark.parametrize(
+    ("answers", "previous"),
+    [
+        ([first, none], [False, True]),
+        # The container was started again before its log was read,
+        ([second, first, first], [False, True, True]),
+        # or while it was read.
+        ([first, none, second, first, first], [False, True, False, True, True]),
+    ],
+)
+def test_the_log_of_the_container_that_ended_first_is_read(
+    answers: list[Answer], previous: list[bool]
+) -> None:
+    server = Server(*answers)
+    *found, ended = events_of_log(server, over=len(answers) == 2)
+    assert lines_of(found) == [b"[dtrain] begins\n", b"[worker-0] hello\n"]
+    assert ended == LogEnded("uid", True)
+    assert ["previous" in query for query in server.asked] == previous
 
 
 def test_what_a_kubelet_writes_instead_of_a_log_is_no_line() -> None:

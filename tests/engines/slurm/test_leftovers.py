@@ -1,8 +1,9 @@
-"""A job that a launcher no longer waits for, and `dtrain stop` later."""
+"""A job that a launcher no longer waits for, or that may come late, and `dtrain stop` later."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from dtrain.session.caller import Caller
 from support.scripted import ScriptedHosts, relay_stdout
 
 FILE = "cluster: {slurm: {}, nodes: 2, slots: 1}\njob: {framework: none, command: [x]}\n"
-REQUEST = Request("c.yaml", "/", FILE)
+REQUEST = Request("c.yaml", "/", FILE, check=False)
+SUBMITTED = {"type": "submitted", "job": None}
+REFUSED = {"type": "refused", "command": "sbatch", "status": 1, "text": "Socket timed out"}
 
 
 @pytest.fixture
@@ -33,17 +36,20 @@ def given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return folder
 
 
+def engine(*said: Any) -> SlurmEngine:
+    """``said``: the messages of the program on the login host."""
+    hosts = ScriptedHosts({HERE: relay_stdout(map(encode, (*said, {"type": "bye"})))})
+    return SlurmEngine(REQUEST, Caller(), hosts)
+
+
 def clean(folder: RunFolder, state: str) -> bool:
     """Whether nothing is left, as Slurm says that the job has this state."""
     said = [
-        {"type": "submitted", "job": "7"},
+        {"type": "submitted", "job": "7", "uncertain": False},
         {"type": "cancelling"},
         {"type": "job", "text": f"JobId=7 JobState={state}"},
-        {"type": "bye"},
     ]
-    hosts = ScriptedHosts({HERE: relay_stdout(map(encode, said))})
-    engine = SlurmEngine(REQUEST, Caller(), hosts)
-    return engine.clean(Record.load(folder.path), folder)
+    return engine(*said).clean(Record.load(folder.path), folder)
 
 
 def test_a_job_that_was_given_up_is_killed_later(given_up: RunFolder) -> None:
@@ -59,3 +65,27 @@ def test_a_job_that_does_not_end_is_left(
     monkeypatch.setattr(session, "CLEAN_POLL", 0.0)
     assert not clean(given_up, "COMPLETING")
     assert Record.load(given_up.path).leftovers
+
+
+@pytest.mark.parametrize("said", [SUBMITTED, REFUSED])
+@pytest.mark.parametrize("uncertain", [True, False])
+def test_a_job_that_slurm_may_accept_later_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Any, uncertain: bool
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    report = engine({**said, "uncertain": uncertain}).run({})
+    folder = RunFolder.find(report.run)
+    (hint,) = [line for line in report.hint.splitlines() if "dtrain stop" in line] or [""]
+    assert hint == (f"`dtrain stop {report.run}` ends it" if uncertain else "")
+    assert ("the job may be submitted" in str(report.problems)) == uncertain
+    assert bool(Record.load(folder.path).leftovers) == uncertain
+    assert clean(folder, "CANCELLED")
+    assert Record.load(folder.path).leftovers == ()
+
+
+def test_a_login_host_that_answers_nonsense_may_have_submitted_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    report = engine({"type": "nonsense"}).run({})
+    assert Record.load(RunFolder.find(report.run).path).leftovers

@@ -135,6 +135,39 @@ def test_a_job_that_sbatch_has_submitted_although_it_failed(
     assert not BatchJob("other", os.fsencode(tmp_path / "other")).submit(order(tmp_path)).uncertain
 
 
+@pytest.mark.parametrize("op", ["submit", "follow"])
+def test_a_job_is_looked_for_late_if_the_program_that_submitted_it_is_gone(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    """As when the connection breaks while the program looks for a job after an uncertain end of
+    sbatch: another submission might run a second copy."""
+    program("sbatch", f"echo sbatch >>{tmp_path}/calls; echo 'Socket timed out' >&2; exit 1")
+    folder = os.fsencode(tmp_path / "nodes" / "run")
+    assert BatchJob("run", folder).submit(order(tmp_path)).uncertain
+    program("squeue", f"echo x >>{tmp_path}/looks; [ $(wc -l <{tmp_path}/looks) -lt 3 ] || echo 7")
+    monkeypatch.setattr(main, "LAST_LOOK", 0.0)
+    reports: list[tuple[str, Any]] = []
+
+    class Channel:
+        def report(self, kind: str, **body: Any) -> None:
+            reports.append((kind, body))
+            if kind == "submitted":
+                raise EOFError
+
+    channel: Any = Channel()
+    first: Any = {**order(tmp_path), "op": op, "run": "run", "run_dir": str(tmp_path), "job": None,
+                  "allocation": None}  # fmt: skip
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    reader, writer = os.pipe()
+    with open(reader, "rb") as orders:
+        with open(writer, "wb"), pytest.raises(EOFError):
+            main.JobRelay(orders, channel, None).serve(first)  # type: ignore[arg-type]
+        until(lambda: left == [0])
+    assert reports == [("submitted", {"job": "7", "uncertain": True})]
+    assert (tmp_path / "calls").read_text() == "sbatch\n"
+
+
 def test_variables_that_give_options_do_not_reach_the_commands(
     tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dtrain.checks.finding import Finding
+from dtrain.checks.finding import Finding, Severity
 from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm import partitions, submission
 from dtrain.engines.slurm.judgement import RequestJudge, duration
@@ -122,7 +122,7 @@ def test_a_request_is_compared_with_the_partition(keys: str, subject: str, seen:
         # sbatch accepts it, and the job would wait for ever.
         ("slurm: {partition: gpu, time: 61h}, nodes: 1", ["slurm.time"]),
         ("slurm: {partition: gpu, time: 60h}, nodes: 1", []),
-        ("slurm: {partition: 'cpu,gpu', time: 61h}, nodes: 1", []),
+        ("slurm: {partition: 'gpu,cpu', time: 61h}, nodes: 1", []),
         # The flags of a QOS may lift the limits of the partition.
         ("slurm: {partition: gpu, time: 61h, qos: long}, nodes: 4", []),
         ("slurm: {partition: gpu}, nodes: 4", ["nodes"]),
@@ -130,9 +130,20 @@ def test_a_request_is_compared_with_the_partition(keys: str, subject: str, seen:
         ("slurm: {partition: cpu}, nodes: 2", []),
     ],
 )
-def test_a_launch_refuses_what_slurm_lets_wait_for_ever(keys: str, subjects: list[str]) -> None:
+def test_a_launch_warns_of_what_slurm_may_let_wait_for_ever(keys: str, subjects: list[str]) -> None:
     found = judge_of(keys).impossible(partitions.read(SCONTROL, SINFO), ACCEPTED)
     assert [finding.subject for finding in found] == [f"cluster.{each}" for each in subjects]
+    # The QOS of the account, of the partition or of SBATCH_QOS may lift the limits.
+    assert all(finding.severity is Severity.WARNING for finding in found)
+
+
+def test_a_limit_for_which_slurm_refuses_the_job() -> None:
+    said = "sbatch: error: Batch job submission failed: Requested time limit is invalid"
+    refused = CommandAnswer("sbatch", 1, "", said)
+    limit, refusal = judged("slurm: {partition: gpu, time: 61h}, nodes: 1", refused)
+    assert [limit.subject, refusal.subject] == ["cluster.slurm.time"] * 2
+    assert limit.severity is Severity.WARNING
+    assert refusal.severity is Severity.ERROR
 
 
 def test_the_site_may_choose_the_partition() -> None:
@@ -174,7 +185,7 @@ def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) 
 
 
 def test_a_submission_that_did_not_reach_sbatch_blames_no_command() -> None:
-    full = SubmitRefused("", 1, "/shared/run: No space left on device")
+    full = SubmitRefused("", 1, "/shared/run: No space left on device", uncertain=False)
     refusal = submission.refusal("login01", full)
     assert refusal.reason == full.text
     assert refusal.hint.startswith("free some space there")
@@ -193,7 +204,9 @@ def test_a_controller_that_does_not_answer_has_refused_nothing(said: str, remedy
     refused = CommandAnswer("sbatch", 1, "", said)
     (finding,) = judged("slurm: {partition: gpu, options: [--exclusive]}, nodes: 1", refused)
     assert (finding.subject, finding.seen) == ("cluster.slurm", said)
-    refusal = submission.refusal(submission.HERE, SubmitRefused("sbatch --a=b", 1, said))
+    refusal = submission.refusal(
+        submission.HERE, SubmitRefused("sbatch --a=b", 1, said, uncertain=False)
+    )
     assert refusal.reason.startswith(said), "the options come last: there may be hundreds"
     assert refusal.reason.endswith("sbatch --a=b")
     assert refusal.hint.startswith(remedy)

@@ -8,7 +8,11 @@ from datetime import datetime, timezone
 
 def now() -> str:
     """To the second, as in objects."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return at(time.time())
+
+
+def at(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
 
 
 def nanoseconds(moment: int) -> str:

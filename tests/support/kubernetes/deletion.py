@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from support.kubernetes import clock
 from support.kubernetes.kinds import JOB, JOBSET, POD, SECRET, SERVICE, TRAINJOB, Kind, Object
 from support.kubernetes.quota import FINISHED
@@ -39,9 +41,7 @@ def _delete_pod(store: Store, pod: Object, grace: object) -> Object:
         return finish(store, pod)
 
     def terminate(found: Object) -> None:
-        found["metadata"].setdefault("deletionTimestamp", clock.now())
-        known = found["metadata"].get("deletionGracePeriodSeconds", seconds)
-        found["metadata"]["deletionGracePeriodSeconds"] = min(seconds, known)
+        _delete_within(found["metadata"], seconds)
 
     return store.edit(POD, meta["namespace"], meta["name"], terminate)
 
@@ -50,10 +50,18 @@ def finish(store: Store, pod: Object) -> Object:
     """Remove a pod that has ended, as soon as its finalizers permit."""
 
     def end(found: Object) -> None:
-        found["metadata"].setdefault("deletionTimestamp", clock.now())
-        found["metadata"]["deletionGracePeriodSeconds"] = 0
+        _delete_within(found["metadata"], 0)
 
     return store.edit(POD, pod["metadata"]["namespace"], pod["metadata"]["name"], end)
+
+
+def _delete_within(meta: Object, seconds: int) -> None:
+    """The first request counts, with the shortest grace period."""
+    known = meta.get("deletionGracePeriodSeconds", seconds)
+    due = meta.get("deletionTimestamp")
+    asked = clock.parse(due) // 10**9 - known if due else time.time()
+    meta["deletionGracePeriodSeconds"] = grace = min(seconds, known)
+    meta["deletionTimestamp"] = clock.at(asked + grace)
 
 
 def _in_foreground(found: Object) -> None:

@@ -15,7 +15,7 @@ from support.kubernetes.containers import PATH, Container, Settings
 from support.kubernetes.deletion import finish
 from support.kubernetes.errors import ApiError
 from support.kubernetes.kinds import POD, SERVICE, Object
-from support.kubernetes.logs import Log
+from support.kubernetes.logs import Log, previous
 from support.kubernetes.quota import FINISHED
 from support.kubernetes.store import Store, set_condition
 from support.kubernetes.values import NotReady, Volumes, environment, expand
@@ -258,7 +258,10 @@ class PodRun(threading.Thread):
                 return False
             running = Container(self._host, self.folder / "roots" / name, settings, log)
             self._containers[name] = running
-        self._kubelet.logs[meta["namespace"], meta["name"], name] = log
+        logs, place = self._kubelet.logs, (meta["namespace"], meta["name"], name)
+        if place in logs:
+            logs[(*place[:2], previous(name))] = logs[place]
+        logs[place] = log
         self._since = clock.now()
         self._set_state(container, statuses, {"running": {"startedAt": self._since}})
         if not running.missing:

@@ -19,6 +19,11 @@ class Entry(NamedTuple):
     """Without a line break at the end: a part of a line."""
 
 
+def previous(container: str) -> str:
+    """The name of the log of the container that ran before it was started again."""
+    return f"{container}:previous"
+
+
 class Log:
     def __init__(self) -> None:
         self._entries: list[Entry] = []

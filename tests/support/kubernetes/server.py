@@ -16,7 +16,7 @@ from support.kubernetes import clock, discovery, requests
 from support.kubernetes.access import Access
 from support.kubernetes.errors import ApiError
 from support.kubernetes.kinds import KINDS, POD, Kind, Object
-from support.kubernetes.logs import Log
+from support.kubernetes.logs import Log, previous
 from support.kubernetes.requests import Target
 from support.kubernetes.selectors import matches
 from support.kubernetes.store import Change, Store
@@ -166,12 +166,19 @@ class _Handler(BaseHTTPRequestHandler):
         if container not in names:
             message = f"container {container} is not valid for pod {target.name}"
             raise ApiError(400, "BadRequest", message)
-        log = api.logs.get((target.namespace, target.name, container))
-        if log is None or query.get("previous") == "true":
+        place = (target.namespace, target.name)
+        if query.get("previous") == "true":
+            log = api.logs.get((*place, previous(container)))
+            message = (
+                f'previous terminated container "{container}" in pod "{target.name}" not found'
+            )
+        else:
+            log = api.logs.get((*place, container))
             message = (
                 f'container "{container}" in pod "{target.name}" is waiting to start:'
                 " ContainerCreating"
             )
+        if log is None:
             raise ApiError(400, "BadRequest", message)
         if isinstance(log, ApiError):
             raise log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator, Sequence
 
@@ -53,7 +54,7 @@ class KubernetesEnding:
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         again = any(ending.pod.again for ending in self.pods)
-        if self.state is None and not again and all(one.cut_off for one in self.failures):
+        if self.state is None and not again and self._ended_by_deletion:
             return self._was_deleted(self.name)
         return self.failed()
 
@@ -69,7 +70,7 @@ class KubernetesEnding:
                 problems=tuple(dict.fromkeys(pod.disrupted for pod in disrupted)),
                 hint=self._restart_hint,
             )
-        if self.deleted is not None:
+        if self.deleted is not None and self._ended_by_deletion:
             return self._was_deleted(f"{self._host(self.deleted)}: pod {self.deleted.name}")
         words = [line for ending in self.pods for line in ending.words]
         if self.failures:
@@ -96,10 +97,24 @@ class KubernetesEnding:
             problems=tuple(dict.fromkeys(problems)),
         )
 
+    @property
+    def _ended_by_deletion(self) -> bool:
+        """Whether no process failed before a pod was deleted."""
+        deleted = {self._host(one.pod): one.pod.deleted for one in self.pods if one.pod.deleted}
+        # Kubernetes writes whole seconds, and deletes the other pods at once after a failure.
+        first = min(deleted.values(), default=math.inf) + 1
+        return all(
+            one.cut_off or one.is_echo or one.time >= deleted.get(one.host, first)
+            for one in self.failures
+        )
+
     def _was_deleted(self, what: str) -> Report:
+        why = self.state.failed if self.state is not None else ""
         return Report(
             ExitCode.JOB_FAILED,
             f"{what} was deleted outside dtrain",
+            failures=tuple(one for one in self.failures if not one.cut_off),
+            problems=(why,) if why else (),
             hint="another `kubectl delete`, an administrator, or a limit of the cluster",
         )
 

@@ -113,6 +113,8 @@ class KubernetesJob(FollowedRun):
             # The first end counts. The last event of a pod that is gone may be older, and a
             # container that has started again ends again.
             pod = replace(pod, ended=known.pod.ended)
+        if removed and not pod.deleted:  # it had no time to terminate
+            pod = replace(pod, deleted=time.time())
         self.hosts.pod(pod, removed=removed)
         if (pod.deleted or removed) and not (pod.over or self._failed):
             self._deleted.append(pod)
@@ -216,20 +218,22 @@ class KubernetesJob(FollowedRun):
         """Why the job will not end although its processes have ended or cannot go on; empty if it
         will."""
         counted = self._counted
-        for pod in counted:
-            if pod.again:
-                return (
-                    f"{self._host(pod)}: Kubernetes has started the failed container again, as the"
-                    " runtime of the TrainJob asks; the other pods cannot go on with it"
-                )
+        again = next((pod for pod in counted if pod.again), None)
         over = self._failed or (counted if done(self.plan, counted) else [])
         kept = next((pod for pod in over if pod.sidecar and pod.phase == "Running"), None)
-        if kept is None:
+        if again is None and kept is None:
             self._kept_open_until = math.inf
             return ""
         now = time.monotonic()
         self._kept_open_until = min(self._kept_open_until, now + SIDECAR_SECONDS)
-        if now < self._kept_open_until:
+        waited = now >= self._kept_open_until
+        # Its log is deleted with it.
+        if again is not None and (waited or self.pods[again.uid].read):
+            return (
+                f"{self._host(again)}: Kubernetes has started the failed container again, as the"
+                " runtime of the TrainJob asks; the other pods cannot go on with it"
+            )
+        if kept is None or not waited:
             return ""
         return (
             f"{self._host(kept)}: the processes have ended, but the sidecar {kept.sidecar} goes on,"

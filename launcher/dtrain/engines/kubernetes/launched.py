@@ -10,7 +10,7 @@ from typing import Any
 from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
 from dtrain.engines.kubernetes import objects
 from dtrain.engines.kubernetes.client import AbsentError, Client
-from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, job_kind, kubectl
+from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, TRAINJOB, job_kind, kubectl
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
@@ -39,6 +39,8 @@ class LaunchedJob:
         self._asked = asked
         self.name = object_name(plan.name, record.run)
         self._kind = job_kind(plan)
+        self.restarts_containers = self._kind is TRAINJOB
+        """Whether a container that fails may be started again in its pod, as the runtime says."""
         self._path = f"{self._kind.path}/{self.name}"
         self.selector = f"jobset.sigs.k8s.io/jobset-name={self.name}"
         self._file_kinds = [kind for kind in _FILES if kind != "Secret" or plan.job.secrets]

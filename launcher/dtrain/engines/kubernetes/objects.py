@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Annotated, Any, TypeVar
 
+from dtrain.engines.kubernetes.lines import stamped
 from dtrain.launchplan.pods import REPLICATED_JOB
 from dtrain.messages.decode import Length, Range, decode
 from dtrain.records import dataclass
@@ -70,6 +71,7 @@ class _Metadata:
     labels: Mapping[str, Word] = field(default_factory=dict)
     creationTimestamp: Word = ""  # noqa: N815 (Kubernetes)
     deletionTimestamp: Word | None = None  # noqa: N815 (Kubernetes)
+    deletionGracePeriodSeconds: Annotated[int, Range(0, 1 << 62)] = 0  # noqa: N815 (Kubernetes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,8 @@ class Pod:
     """Why Kubernetes ended the pod: evicted, preempted, a lost machine. Empty otherwise."""
     created: str = ""
     """Time in the form of RFC 3339, which sorts as text."""
-    deleted: str = ""
-    """Time at which a deletion must be done; empty if nobody has asked for one."""
+    deleted: float = 0.0
+    """Time at which its deletion was asked for, in whole seconds since the epoch; 0 before."""
     running: bool = False
     """Whether its container runs, also while the pod terminates."""
     again: bool = False
@@ -196,11 +198,17 @@ def _pod(found: _PodObject, index: int, attempt: int) -> Pod:
         ended=container.terminated,
         disrupted=_disruption(status, container),
         created=found.metadata.creationTimestamp,
-        deleted=found.metadata.deletionTimestamp or "",
+        deleted=_deleted(found.metadata),
         running=whole.state.running is not None,
         again=again,
         sidecar=next(running, "") if container.terminated is not None and not again else "",
     )
+
+
+def _deleted(metadata: _Metadata) -> float:
+    # The server writes when the deletion must be done.
+    due = stamped((metadata.deletionTimestamp or "").encode())
+    return due[0] / 1e9 - metadata.deletionGracePeriodSeconds if due else 0.0
 
 
 def _state(found: _PodObject, container: _ContainerState) -> tuple[ShownState, str]:

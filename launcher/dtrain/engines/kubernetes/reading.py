@@ -10,9 +10,9 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
-from dtrain.diagnostics import AuthError, ConnectError, NodeError
+from dtrain.diagnostics import AuthError, ConnectError, NodeError, PrepareError
 from dtrain.engines.kubernetes import objects
 from dtrain.engines.kubernetes.client import (
     Client,
@@ -24,7 +24,7 @@ from dtrain.engines.kubernetes.client import (
 from dtrain.engines.kubernetes.kinds import EVENTS, PODS
 from dtrain.engines.kubernetes.kueue import Queue
 from dtrain.engines.kubernetes.launched import LaunchedJob
-from dtrain.engines.kubernetes.lines import Cursor, stamped
+from dtrain.engines.kubernetes.lines import Cursor, LogBegin, labelled, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.launchplan.pods import REPLICATED_JOB, child_job
 from dtrain.messages.decode import ProtocolError, decode, parse_object
@@ -286,11 +286,11 @@ class Readers:
         backoff = Backoff(FIRST_DELAY, LAST_DELAY)
         whole = False
         follow = True
-        failed = False
+        previous = failed = False
         while not self._stopped.is_set():
-            complete = over.is_set()
+            complete = previous or over.is_set()
             try:
-                whole = self._stream_log(pod, cursor, follow=follow)
+                whole = self._stream_log(pod, cursor, follow=follow, previous=previous)
                 failed = False
                 backoff.reset()
                 self._recovered(pod.uid)
@@ -299,6 +299,8 @@ class Readers:
                 # Kubelets that can watch no more files cannot follow a log, but they can read it.
                 follow = whole or not complete
                 over.wait(REREAD_SECONDS)
+            except _StartedAgainError:
+                previous = True
             except QuietError:
                 whole = False
             except NotFoundError:
@@ -325,17 +327,12 @@ class Readers:
         self._recovered(pod.uid)
         self._send(LogEnded(pod.uid, whole))
 
-    def _stream_log(self, pod: Pod, cursor: Cursor, *, follow: bool) -> bool:
-        """Whether the stream had nothing but the log."""
+    def _stream_log(self, pod: Pod, cursor: Cursor, *, follow: bool, previous: bool) -> bool:
+        """Whether the stream had nothing but the log. ``previous``: of the container that ended
+        before it was started again. Raises _StartedAgainError for the log of the new one."""
         since = {"sinceTime": cursor.since} if cursor.since else {}
         clean = True
-        stream = self._client.stream(
-            f"{PODS}/{pod.name}/log",
-            container=REPLICATED_JOB,
-            follow=str(follow).lower(),
-            timestamps="true",
-            **since,
-        )
+        stream = self._log_of(pod, follow=follow, previous=previous, timestamps="true", **since)
         cursor.begin()
         with contextlib.closing(stream) as pieces:
             for several in pieces:
@@ -351,6 +348,8 @@ class Readers:
                             self._send(LogProblem(pod.uid, problem))
                         continue
                     moment, text = read
+                    if not previous and moment > cursor.latest and self._starts_again(pod, text):
+                        raise _StartedAgainError
                     gap |= cursor.takes_gap(moment)
                     if cursor.is_new(moment):
                         new.append(text)
@@ -361,3 +360,27 @@ class Readers:
                 if self._stopped.is_set():
                     break
         return clean
+
+    def _starts_again(self, pod: Pod, line: bytes) -> bool:
+        """Whether this line of a pod's log is the first one of a container that is not the pod's
+        first one."""
+        begins = isinstance(labelled(line.rstrip(b"\n")), LogBegin)
+        if not (begins and self._launched.restarts_containers):
+            return False
+        try:
+            with contextlib.closing(self._log_of(pod, previous=True, limitBytes="1")) as pieces:
+                for _ in pieces:
+                    pass
+        except PrepareError:  # there was none
+            return False
+        return True
+
+    def _log_of(
+        self, pod: Pod, *, follow: bool = False, previous: bool, **query: str
+    ) -> Generator[list[bytes]]:
+        query |= {"previous": "true"} if previous else {"follow": str(follow).lower()}
+        return self._client.stream(f"{PODS}/{pod.name}/log", container=REPLICATED_JOB, **query)
+
+
+class _StartedAgainError(Exception):
+    """A log is not that of a pod's first container, whose end counts."""

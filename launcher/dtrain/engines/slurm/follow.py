@@ -41,9 +41,6 @@ class SlurmFollower:
         self._force = Force.NONE
         self._unanswered = False
         """Whether the last command did not reach Slurm's controller."""
-        self._ordered = False
-        """Whether the order to submit was sent: the job may exist although its number is
-        unknown."""
 
     # Requests, from any thread and from signal handlers ----------------------------------------
 
@@ -117,7 +114,7 @@ class SlurmFollower:
             except AnswerError as error:
                 return job.failed(error)
             except NodeError as error:
-                if submits and not (self._ordered and isinstance(error, ConnectError)):
+                if submits and not (job.may_exist and isinstance(error, ConnectError)):
                     return job.failed(error)
                 job.recorder.notice_once(f"{error.message}; {self._goes_on}, connecting again")
             if self._control.left:
@@ -135,7 +132,7 @@ class SlurmFollower:
             self._login.opened(order) as channel,
             self._writing_to(channel),
         ):
-            self._ordered = True
+            job.may_exist = True
             # Requests that came before the writer had this connection are lost.
             if self._control.left or self._gave_up:
                 return False
@@ -179,9 +176,11 @@ class SlurmFollower:
         """Whether this was the last message."""
         job = self._job
         match message:
-            case messages.Submitted(number):
+            case messages.Submitted(number, uncertain):
+                job.may_exist = number is not None or uncertain
                 job.number(number)
             case messages.SubmitRefused():
+                job.may_exist = message.uncertain
                 raise submission.refusal(self._login.name, message)
             case messages.JobDescribed(text):
                 if self._unanswered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode, NodeError
 from dtrain.engines.followed_run import FollowedRun, not_begun
@@ -34,6 +35,8 @@ class SlurmJob(FollowedRun):
         self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
         super().__init__(record, folder, caller, secrets)
+        self.may_exist = False
+        """Whether Slurm may have the job, also if its number is unknown."""
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -149,8 +152,9 @@ class SlurmJob(FollowedRun):
         job = self.record.job_id
         if job is None:
             if stopped_by:
-                return Report(ExitCode.INTERRUPTED, stopped_by)
-            return Report(ExitCode.NODE_FAILED, "the job was never submitted")
+                return self._without_job(Report(ExitCode.INTERRUPTED, stopped_by))
+            never = Report(ExitCode.NODE_FAILED, "the job was never submitted")
+            return self._without_job(never)
         report = self._ending(job, stopped_by).report()
         if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
             inside = self.record.request.allocation
@@ -161,11 +165,19 @@ class SlurmJob(FollowedRun):
     def failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""
         if self.record.job_id is None:
-            return not_begun("submitted", error)
+            return self._without_job(not_begun("submitted", error))
         self.left_over()
         problems = (error.message, self.still_there())
         return Report(error.exit_code, "the job cannot be followed", problems=problems,
                       hint=error.hint)  # fmt: skip
+
+    def _without_job(self, report: Report) -> Report:
+        """``report`` of a run whose job has no number."""
+        if not self.may_exist:
+            return report
+        self.left_over()
+        hint = f"{report.hint}\n`dtrain stop {self.record.run}` ends it".lstrip()
+        return replace(report, problems=(*report.problems, self.still_there()), hint=hint)
 
     def still_there(self) -> str:
         """How to find and end a job that is no longer followed."""

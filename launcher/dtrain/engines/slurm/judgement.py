@@ -54,7 +54,7 @@ class RequestJudge:
         return found
 
     def impossible(self, partitions: Sequence[Partition], tested: CommandAnswer) -> list[Finding]:
-        """Limits that sbatch may ignore, and of a refused job what the machines can give neither
+        """Limits above which a job waits, and of a refused job what the machines can give neither
         now nor later. Nothing about machines if a partition shows none: those of a cloud may be
         powered down."""
         possible = chosen(partitions, self._partition_names(tested))
@@ -81,6 +81,10 @@ class RequestJudge:
     def _error(self, key: str, seen: str, expected: str, remedy: str) -> Finding:
         where = self.place(f"cluster.{key}")
         return error(f"cluster.{key}", [self.login], seen, expected, remedy, where)
+
+    def _warning(self, key: str, seen: str, expected: str, remedy: str) -> Finding:
+        where = self.place(f"cluster.{key}")
+        return warning(f"cluster.{key}", [self.login], seen, expected, remedy, where)
 
     def _partitions(
         self, partitions: Sequence[Partition], tested: CommandAnswer
@@ -124,21 +128,24 @@ class RequestJudge:
         yield from self._machines(partition)
 
     def _limits(self, partition: Partition) -> Iterator[Finding]:
+        """Only warnings: the QOS of the account, of the partition or of a variable may lift them,
+        and sbatch refuses the job where the site wants that."""
         slurm, name = self._slurm, partition.name
-        bound = slurm.qos is None  # a QOS may lift the limits of its partition
+        bound = slurm.qos is None  # the user has chosen one for that
+        forever = "without a QOS that lifts the limit, the job waits forever"
         if bound and slurm.time and partition.max_time and slurm.time > partition.max_time:
             limit = duration(partition.max_time)
-            yield self._error(
+            yield self._warning(
                 "slurm.time",
                 f"{duration(slurm.time)} is more than the limit of partition {name}",
-                f"at most {limit}: the job would wait forever",
+                f"at most {limit}: {forever}",
                 f"set cluster.slurm.time to {limit} or less; with job.restart.max the job goes back"
                 " to the queue at its time limit",
             )
         account, allowed = slurm.account, partition.allowed_accounts
         denied = account in partition.denied_accounts
         if account is not None and (denied or (allowed and account not in allowed)):
-            yield self._error(
+            yield self._warning(
                 "slurm.account",
                 f"partition {name} does not accept jobs of account {account}",
                 f"one of {', '.join(allowed)}" if allowed else "an account that is not denied",
@@ -146,10 +153,10 @@ class RequestJudge:
             )
         nodes = len(self.spec.cluster.hosts)
         if bound and partition.max_nodes is not None and nodes > partition.max_nodes:
-            yield self._error(
+            yield self._warning(
                 "nodes",
                 f"{nodes} machines are more than a job in partition {name} may have",
-                f"at most {partition.max_nodes}",
+                f"at most {partition.max_nodes}: {forever}",
                 f"set cluster.nodes to {partition.max_nodes} or less",
             )
 
@@ -180,14 +187,12 @@ class RequestJudge:
         usable = [machine for machine in left if machine.usable]
         if len(usable) < nodes:
             states = sorted({machine.state for machine in left if not machine.usable})
-            yield warning(
-                "cluster.nodes",
-                [self.login],
+            yield self._warning(
+                "nodes",
                 f"{len(usable)} of the {counted(len(left), 'machine')} that fit in partition"
                 f" {name} can run jobs; the others are {', '.join(states)}",
                 f"{nodes} of them can: the job waits until then",
                 "`sinfo -R` shows why; set a smaller cluster.nodes, or choose another partition",
-                self.place("cluster.nodes"),
             )
 
     def _needs(
@@ -256,7 +261,11 @@ class RequestJudge:
 
 def _fewest_errors(found: Iterable[list[Finding]]) -> list[Finding]:
     """Those of the best partition: a job with several runs in the first that can take it."""
-    return min(found, key=lambda one: sum(f.severity is Severity.ERROR for f in one), default=[])
+    return min(
+        found,
+        key=lambda one: (sum(each.severity is Severity.ERROR for each in one), len(one)),
+        default=[],
+    )
 
 
 def duration(seconds: float) -> str:

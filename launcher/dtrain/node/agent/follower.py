@@ -7,7 +7,6 @@ import os
 import time
 
 from dtrain.launchplan.names import process_name, rank_name
-from dtrain.node.agent.events import EventReader
 from dtrain.node.agent.progress import ProgressFiles
 from dtrain.node.agent.wire import CHUNK, raw
 from dtrain.node.agent.worker_files import open_regular
@@ -16,6 +15,7 @@ from dtrain.node.telemetry.follow import TelemetryFiles
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.agent.commands import LaunchRequest
+    from dtrain.node.agent.events import EventReader
     from dtrain.node.agent.launcher_channel import LauncherChannel
 
 PROGRESS_SECONDS = 0.1
@@ -45,20 +45,29 @@ class OutputFile:
 class Follower:
     """The files of one run, each read from an offset on."""
 
-    def __init__(self, folder: bytes, channel: LauncherChannel, interval: float) -> None:
+    def __init__(
+        self,
+        folder: bytes,
+        channel: LauncherChannel,
+        events: EventReader,
+        interval: float,
+        *,
+        offsets: dict[str, int] | None = None,
+        events_only: bool = False,
+    ) -> None:
         """``interval``: seconds between two reads of the workers' output, less while there is
-        much of it."""
+        much of it. ``offsets``: for a launcher that attaches, where it wants each stream to
+        continue; one that is missing starts at its beginning."""
         self._folder = folder
         self._channel = channel
+        self._events = events
         self._interval = interval
+        self._events_only = events_only
+        self._offsets = offsets or {}
         self._outputs_at = 0.0
-        self._events = EventReader(b"")
-        self._events_from = 0
-        self._events_only = False
-        self._offsets: dict[str, int] = {}
-        self._progress = ProgressFiles(folder, {}, False)
+        self._progress = ProgressFiles(folder, self._offsets, attached=offsets is not None)
         self._progress_at = 0.0
-        self._telemetry = TelemetryFiles(folder, 0)
+        self._telemetry = TelemetryFiles(folder, self._offsets.get("telemetry", 0))
         self._outputs: dict[bytes, int] = {}
         self._streams: list[OutputFile] = []
         self.ended = False
@@ -67,17 +76,6 @@ class Follower:
         """Whether it names processes that survived the end of the run."""
         self.has_more = False
         """Whether a worker has written more than the last call has sent."""
-
-    def begin(self, events: EventReader) -> None:
-        self._events = events
-
-    def continue_from(self, offsets: dict[str, int], *, events_only: bool) -> None:
-        """Send each stream from its offset, or from its beginning if it has none."""
-        self._offsets = offsets
-        self._events_only = events_only
-        self._events_from = offsets.get("events", 0)
-        self._progress = ProgressFiles(self._folder, offsets, True)
-        self._telemetry = TelemetryFiles(self._folder, offsets.get("telemetry", 0))
 
     def send_events(self) -> bool:
         """Send new events. Like the other methods, returns whether there was new data."""
@@ -94,7 +92,7 @@ class Follower:
                     self._add(rank_name(event["rank"]), *paths)
             elif event["event"] == "ended":
                 self.ended, self.survived = True, bool(event.get("survivors"))
-            if end > self._events_from:
+            if end > self._offsets.get("events", 0):
                 self._channel.report("event", offset=end, event=event)
         return self._events.offset > begun
 

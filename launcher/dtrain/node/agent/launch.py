@@ -31,7 +31,7 @@ from dtrain.node.agent.presentation import can_present
 from dtrain.node.agent.processes import reap
 from dtrain.node.agent.spawn import cannot_start, close_others, spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
-from dtrain.node.agent.wire import RefusedError, encode, raw, shown, write_all
+from dtrain.node.agent.wire import RefusedError, encode, raw, shown, text, write_all
 from dtrain.node.boot import ISOLATED, boot_text, bundle
 from dtrain.node.setup import setup_script
 
@@ -151,9 +151,9 @@ class Launch:
             return message
         request: SupervisorRequest = {
             **self._command,
-            "absolute_workdir": workdir.decode("utf-8", "surrogateescape"),
-            "folder": self._folder.decode("utf-8", "surrogateescape"),
-            "created": [path.decode("utf-8", "surrogateescape") for path in created],
+            "absolute_workdir": text(workdir),
+            "folder": text(self._folder),
+            "created": [text(path) for path in created],
         }
         failure, exhausted = "", None
         try:

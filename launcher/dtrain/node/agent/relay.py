@@ -108,7 +108,7 @@ class Relay:
         if answer["type"] == "prepared":
             self._supervisor.pulse.answered()  # until now it was busy
             state.open_events(self._supervisor.pid)
-            follower = Follower(state.folder, self._channel, command["interval"])
+            follower = Follower(state.folder, self._channel, state.events(), command["interval"])
             follower.open_outputs(command)
             self._follow(state, follower, tag)
 
@@ -122,8 +122,6 @@ class Relay:
                 % (command["run"], shown(state.folder)),
             ) from None
         end_previous(command)
-        follower = Follower(state.folder, self._channel, command["interval"])
-        follower.continue_from(command["offsets"], events_only=not command["outputs"])
         pid = peer_of(sock)[0] if sock is not None else 0
         if not state.open_events(pid) and record is None:
             raise RefusedError(
@@ -140,6 +138,14 @@ class Relay:
         if pid:  # otherwise the process id may belong to another process by now
             self._supervisor.pulse.watch(pid)
         self._supervisor.open(sock)
+        follower = Follower(
+            state.folder,
+            self._channel,
+            state.events(),
+            command["interval"],
+            offsets=command["offsets"],
+            events_only=not command["outputs"],
+        )
         self._channel.report("attached", folder=shown(state.folder), running=pid != 0)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow(state, follower, tag)
@@ -149,7 +155,6 @@ class Relay:
         # The default action kills: no Python handler runs while a write blocks.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(ALONE)
-        follower.begin(state.events())
         late = self._supervisor.absent
         unread = MAX_EVENTS // MAX_READ  # times; a process of the job may write without end
         pause = QUICK

@@ -34,7 +34,7 @@ from dtrain.node.agent.processes import (
 )
 from dtrain.node.agent.spawn import cannot_start
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
-from dtrain.node.agent.wire import RefusedError, raw
+from dtrain.node.agent.wire import RefusedError, raw, text
 from dtrain.node.telemetry.files import Files
 from dtrain.node.telemetry.sampler import Sampler
 
@@ -127,7 +127,7 @@ class Supervisor:
                 "start": own_start(),
                 "machine": machine_id(),
                 "folder": request["folder"],
-                "socket": name.decode("utf-8", "surrogateescape"),
+                "socket": text(name),
             }
         )
 

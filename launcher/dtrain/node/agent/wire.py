@@ -53,6 +53,11 @@ def raw(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def text(data: bytes) -> str:
+    """The text whose bytes `raw` gives."""
+    return data.decode("utf-8", "surrogateescape")
+
+
 def shown(data: bytes) -> str:
     """``data`` as text for a message."""
     return data.decode("utf-8", "backslashreplace")

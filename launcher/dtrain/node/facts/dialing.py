@@ -13,6 +13,7 @@ import time
 
 from dtrain.node.facts.network import look_up
 from dtrain.node.facts.ports import BULK
+from dtrain.node.facts.probing import reason_of
 from dtrain.node.facts.socket_loop import WRITABLE, receive, send, sleep
 from dtrain.node.interfaces import sources_towards
 from dtrain.node.listening import EXHAUSTED, EXHAUSTED_PAUSE
@@ -67,7 +68,7 @@ def dial_one(
     except socket.timeout:
         return {"error": "no answer within %g s" % limit}
     except (OSError, UnicodeError) as error:
-        return {"error": text_of(error)}
+        return {"error": reason_of(error)}
     found: Json = {"seconds": round(time.monotonic() - begun, 6)}
     with sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
@@ -81,7 +82,7 @@ def dial_one(
             except socket.timeout:
                 return {"error": "stalled", "mss": found["mss"]}
         except OSError as error:
-            return {"error": text_of(error) or "no greeting"}
+            return {"error": reason_of(error) or "no greeting"}
     if not confirmed:
         return {"error": "the connection was closed"}
     found["bulk_seconds"] = round(time.monotonic() - begun, 6)
@@ -149,7 +150,3 @@ def greeted_by(line: bytes, token: str) -> str:
         return ""
     known = isinstance(greeting, list) and len(greeting) == 2 and greeting[0] == token
     return greeting[1] if known and isinstance(greeting[1], str) else ""
-
-
-def text_of(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error)).lower()

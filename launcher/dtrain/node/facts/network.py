@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-from dtrain.node.facts.probing import at_once
+from dtrain.node.facts.probing import at_once, reason_of
 from dtrain.node.files import listed, number, text_of
 from dtrain.node.host_name import encoded
 from dtrain.node.interfaces import addresses as own_addresses
@@ -44,7 +44,7 @@ def places_of(name: str, flags: int = 0) -> Places | Exception:
 
 def addresses(places: Places | Exception) -> Json:
     if isinstance(places, Exception):
-        return {"error": (getattr(places, "strerror", None) or str(places)).lower()}
+        return {"error": reason_of(places)}
     return {"addresses": list(dict.fromkeys(str(place[0]) for _, place in places))}
 
 

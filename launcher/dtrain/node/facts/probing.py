@@ -1,4 +1,4 @@
-"""Runs probes so that none raises."""
+"""Runs probes so that none raises, and words their failures."""
 
 from __future__ import annotations
 
@@ -45,3 +45,8 @@ def guarded(probe: Callable[[], Json]) -> Json:
         return probe()
     except Exception as failure:  # noqa: BLE001 - a probe that fails is a fact
         return {"error": ("%s: %s" % (type(failure).__name__, failure))[:MAX_ERROR]}
+
+
+def reason_of(error: Exception) -> str:
+    """What the system says about a failure, for the end of a sentence."""
+    return (getattr(error, "strerror", None) or str(error)).lower()

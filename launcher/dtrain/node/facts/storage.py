@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from dtrain.node.facts.files import expand, why_unsafe
+from dtrain.node.facts.probing import reason_of
 from dtrain.node.files import text_of, user_name
 from dtrain.node.trust import Trust
 
@@ -85,5 +86,5 @@ def why_not_writable(path: str) -> str:
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         os.unlink(name)
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return reason_of(error)
     return ""

@@ -112,6 +112,11 @@ class BatchJob:
             self.number = "" if answer.status else answer.text
             return answer
 
+    @property
+    def may_come(self) -> bool:
+        """Whether an earlier program may have submitted the job although Slurm does not show it."""
+        return not self.number and os.path.exists(self.path(SCRIPT))
+
     def _is_saved(self) -> bool:
         """Set `number`, if a file has it."""
         return self._is_job(self.saved(JOB_FILE))

@@ -105,18 +105,21 @@ class JobRelay:
         patient = order["op"] not in ("look", "end")
         if not find(job, self._report, patient=patient):
             return
+        uncertain = patient and job.may_come
+        if uncertain:
+            find_late(job, self._report)
         if order["op"] == "submit" and not job.number:
             with self._submitting:
                 answer = job.submit(order)
             if answer.uncertain:
+                uncertain = True
                 self._channel.report("trouble", command="sbatch", text=answer.text)
                 find_late(job, self._report)
             if answer.status and not job.number:
-                self._channel.report(
-                    "refused", command=answer.command, status=answer.status, text=answer.text
-                )
+                refused = {"command": answer.command, "status": answer.status, "text": answer.text}
+                self._channel.report("refused", **refused, uncertain=uncertain)
                 return
-        self._channel.report("submitted", job=job.number or None)
+        self._channel.report("submitted", job=job.number or None, uncertain=uncertain)
         if not job.number:
             return
         if order["op"] == "look" or order["op"] == "end":

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 
+from dtrain.node.agent.wire import raw, text
 from dtrain.node.sync.channel import Channel
 from dtrain.node.sync.errors import (
     LauncherGoneError,
@@ -14,7 +15,7 @@ from dtrain.node.sync.errors import (
     explain,
     full_disk_explained,
 )
-from dtrain.node.sync.manifest import Manifest, raw, text
+from dtrain.node.sync.manifest import Manifest
 from dtrain.node.sync.outputs import CarriedOutputs, hidden_notices, settle
 from dtrain.node.sync.receive import receive
 from dtrain.node.sync.snapshots import Snapshot, discard

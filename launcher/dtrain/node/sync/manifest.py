@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 
+from dtrain.node.agent.wire import raw, text
 from dtrain.node.sync.errors import SyncRefusedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-
-def raw(text: str) -> bytes:
-    """The bytes of a path, independent of the node's locale."""
-    return text.encode("utf-8", "surrogateescape")
-
-
-def text(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
 
 
 class SentFile:

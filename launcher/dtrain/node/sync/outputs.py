@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 
-from dtrain.node.sync.manifest import text
+from dtrain.node.agent.wire import text
 from dtrain.node.trust import printable
 
 TYPE_CHECKING = False

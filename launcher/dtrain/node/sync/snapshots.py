@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 
-from dtrain.node.sync.manifest import text
+from dtrain.node.agent.wire import text
 from dtrain.node.sync.wire import CHUNK
 
 TYPE_CHECKING = False

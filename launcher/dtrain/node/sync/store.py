@@ -11,8 +11,9 @@ import shutil
 import stat
 import time
 
+from dtrain.node.agent.wire import raw
 from dtrain.node.sync.errors import SyncRefusedError
-from dtrain.node.sync.manifest import Manifest, raw
+from dtrain.node.sync.manifest import Manifest
 from dtrain.node.sync.snapshots import Snapshot
 from dtrain.node.trust import Trust, UnsafeError, printable, user_of
 

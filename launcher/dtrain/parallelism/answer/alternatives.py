@@ -1,4 +1,4 @@
-"""Other layouts: why they are worse, and what would fit."""
+"""Other layouts, and why they are worse."""
 
 from __future__ import annotations
 
@@ -6,35 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import islice
 from math import gcd, isclose
-from typing import Any, Literal
+from typing import Any
 
-from dtrain.parallelism.answer.explain import (
-    MEMORY_PARTS,
-    TIME_PARTS,
-    both,
-    brief,
-    faster,
-    gib,
-    percent,
-    seconds,
-    slower,
-)
-from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
-from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
+from dtrain.parallelism.answer.explain import MEMORY_PARTS, TIME_PARTS, brief
+from dtrain.parallelism.answer.units import both, faster, gib, percent, seconds, slower
+from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
-from dtrain.parallelism.model.adapters import Lora
-from dtrain.parallelism.question import Answer, Question
+from dtrain.parallelism.question import Answer
 from dtrain.parallelism.search import compared_time
 from dtrain.records import dataclass
-from dtrain.runtime.layout import BackendName, Layout
+from dtrain.runtime.layout import Layout
 from dtrain.wording import counted
 
 LOOKED_AT = 100
 """Best layouts of which one may be the reserve."""
-SHORTEST = 1024
-"""Least tokens of a sequence that are suggested."""
 WORTH = 0.02
 """Smaller gains of a backend, as shares of a step, are not shown: the estimates' error is
 larger."""
@@ -272,15 +259,9 @@ def reasons(answer: Answer) -> list[str]:
 
 def cost_of_constraints(answer: Answer) -> str:
     """Describe what the fixed sizes cost compared with the planner's choice; '' without any."""
-    question = answer.question
-    if not question.fixed:
+    other = unconstrained(answer)
+    if other is None:
         return ""
-    other = replace(question, fixed={}).fastest()
-    if other is None or answer.ruled_out(other):
-        return ""
-    other = answer.corrected(other)
-    if not answer.fits:
-        return _fits("Without the constraints", other)
     gain = answer.best.time.total / other.time.total - 1
     if gain < 0.005:
         return "The constraints cost nothing: without them, the planner finds no faster layout."
@@ -288,6 +269,14 @@ def cost_of_constraints(answer: Answer) -> str:
         f"Without the constraints, {brief(other)} would take {seconds(other.time.total)} a step: "
         f"the constraints cost {percent(gain)}."
     )
+
+
+def unconstrained(answer: Answer) -> Candidate | None:
+    """Return the planner's choice without the constraints; None without any, or if nothing fits."""
+    if not answer.question.fixed:
+        return None
+    other = replace(answer.question, fixed={}).fastest()
+    return None if other is None or answer.ruled_out(other) else answer.corrected(other)
 
 
 def faster_backend(answer: Answer) -> str:
@@ -310,189 +299,3 @@ def faster_backend(answer: Answer) -> str:
     if ratio - 1 < WORTH or longer:
         return ""
     return f"{what} would be {faster(ratio)}: {brief(best)}, {seconds(total)} a step"
-
-
-def remedies(answer: Answer) -> tuple[str, ...]:
-    """Return changes that would make the model fit, one sentence each, all verified by a search.
-
-    If no layout fits; and if the optimizer is offloaded, changes that keep it on the GPUs.
-    """
-    question = answer.question
-    fixed = question.fixed
-    if answer.fits and (
-        not answer.best.layout.offload or "offload" in fixed or question.fastest(offload=False)
-    ):
-        return ()
-    found = []
-    without = "" if answer.fits else cost_of_constraints(answer)
-    if not answer.fits:
-        found.append(without)
-        for field, value in (("recompute", "full"), ("sharding", "full"), ("micro_batch", 1)):
-            if fixed.get(field, value) != value:
-                found.append(_if_changed(question, field, value))
-        found += [_shorter_sequences(question), _in_fewer_bits(question)]
-        found.append(_only_adapters(question))
-        if fixed and not fixed.get("offload"):
-            found.append(_if_changed(question, "offload", True))
-        elif not fixed:
-            found.append(_offload_too_little(answer))
-    if not without:
-        found += [_more_gpus(question), _other_gpu(question)]
-    return tuple(sentence for sentence in found if sentence)
-
-
-def _if_changed(question: Question, field: str, value: Any) -> str:
-    return _fits(f"With `{field}={value!r}`", question.fastest(**{field: value}))
-
-
-def _fits(change: str, one: Candidate | None) -> str:
-    """Say that a layout fits after a ``change``; '' if there is no such layout."""
-    if one is None:
-        return ""
-    return (
-        f"{change}, {brief(one)} fits: {gib(one.memory.total)}, {seconds(one.time.total)} a step."
-    )
-
-
-def _shorter_sequences(question: Question) -> str:
-    """Find the longest sequences that fit, in a step of as many tokens."""
-    shape, parts = question.shape, 2
-    # An image has as many patches as it has.
-    while not shape.input_parameters and shape.seq_len % parts == 0:
-        length, batch = shape.seq_len // parts, question.global_batch * parts
-        if length < SHORTEST:
-            break
-        shorter = shape.with_lengths(length, shape.vocab)
-        one = _first(replace(question, shape=shorter, global_batch=batch))
-        if one is not None:
-            return _fits(f"With `seq_len={length}` and `global_batch={batch}`", one)
-        parts *= 2
-    return ""
-
-
-def _in_fewer_bits(question: Question) -> str:
-    """Find a layout that fits if frozen weights have 4 bits."""
-    shape = question.shape
-    if shape.lora is None or shape.lora.base_bits == 4:
-        return ""
-    fewer = replace(shape, lora=replace(shape.lora, base_bits=4))
-    software = "" if question.backend == "torchtitan" else " and `backend='torchtitan'`"
-    one = replace(question, shape=fewer, backend="torchtitan").fastest()
-    return _fits(f"With `base_bits=4` (QLoRA){software}", one)
-
-
-def _only_adapters(question: Question) -> str:
-    """Find a layout that fits if only adapters of the frozen model are trained."""
-    shape = question.shape
-    if shape.lora is not None or shape.every_part or shape.pattern:
-        return ""
-    softwares: tuple[tuple[Literal[16, 4], BackendName], ...] = (16, "megatron"), (4, "torchtitan")
-    for bits, backend in softwares:
-        frozen = replace(shape, lora=Lora(16, "all", bits))
-        one = replace(question, shape=frozen, backend=backend).fastest()
-        if one is not None:
-            wanted = ["`lora_rank=16`", *(["`base_bits=4`"] if bits == 4 else [])]
-            if question.backend_required and question.backend != backend:
-                wanted.append(f"`backend={backend!r}`")
-            return _fits(f"To fine-tune only adapters, with {' and '.join(wanted)}", one)
-    return ""
-
-
-def _offload_too_little(answer: Answer) -> str:
-    examples = (group.example for group in answer.plan.rejected)
-    least = min(examples, key=lambda one: one.memory.total, default=None)
-    if least is None or not least.layout.offload:
-        return ""
-    return (
-        f"Offload is not enough: without the optimizer, {brief(least)} still needs "
-        f"{gib(least.memory.total)}."
-    )
-
-
-def _more_gpus(question: Question) -> str:
-    """Find the fewest GPUs of this kind on which the model fits, among counts that divide well.
-
-    A single host may get more GPUs, up to the usual number.
-    """
-    cluster = question.cluster
-    per_host = cluster.gpus_per_host
-    usual = question.hardware.machine(cluster.gpu.machine).gpus_per_host
-    if cluster.hosts == 1 and usual % per_host == 0:
-        per_host = usual
-    for gpus in _counts(cluster.gpus, per_host):
-        wider = replace(cluster, gpus=gpus, gpus_per_host=min(per_host, gpus))
-        one = _leanest(question, wider)
-        if one is not None:
-            hosts = counted(wider.hosts, "host")
-            return _suffices(
-                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host})", one
-            )
-    return ""
-
-
-def _counts(gpus: int, per_host: int) -> Iterator[int]:
-    """Yield larger numbers of GPUs: shares of one host, then whole hosts, 1.5, 2, 3, 4, 6 … times
-    ``gpus``, up to `MAX_GPUS`."""
-    unit = max(per_host, gpus)
-    yield from (size for size in divisors(unit) if size > gpus)
-    for power in range(1, 12):
-        half = 3 * unit * 2**power // 4
-        if unit * 2**power > MAX_GPUS:
-            break
-        if half % per_host == 0 and half > gpus:
-            yield half
-        yield unit * 2**power
-
-
-def _leanest(question: Question, cluster: GpuCluster) -> Candidate | None:
-    """Find a layout that fits on another cluster, among layouts that need little memory. Ignores
-    the constraints, which may not suit other GPUs."""
-    free = replace(question, fixed={}, cluster=cluster)
-    shape = question.shape
-    each: float = 8 if question.narrow_states else 16
-    if shape.lora is not None:
-        each = shape.frozen_matrix_bytes or 2
-    floor = each * shape.parameters / 2**30 / cluster.gpus
-    if floor > cluster.gpu.memory:
-        return None
-    return _first(free, offload=False, micro_batch=1, recompute="full")
-
-
-def _first(question: Question, **fixed: Any) -> Candidate | None:
-    """Find a layout that fits, for the question's backend if there is one. A plan may be for
-    another backend if none does, unless the question names one."""
-    others = () if question.backend_required else BACKENDS
-    for name in dict.fromkeys((question.backend, *others)):
-        one = replace(question, backend=name).fastest(**fixed)
-        if one is not None:
-            return one
-    return None
-
-
-def _other_gpu(question: Question) -> str:
-    """Find the GPU with the least memory on which the model fits, with the same number of GPUs; the
-    fastest one of those with about as much."""
-    cluster, usual = question.cluster, question.cluster.gpu.usual
-    each = " each" if cluster.gpus > 1 else ""
-    larger = [gpu for gpu in question.hardware.gpus if _like(gpu, cluster.gpu, question)]
-    for gpu in sorted(larger, key=lambda gpu: (round(gpu.memory, -1), -gpu.flops.get(usual, 0.0))):
-        one = _leanest(question, replace(cluster, gpu=gpu))
-        if one is not None:
-            return _suffices(
-                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB{each},", one
-            )
-    return ""
-
-
-def _suffices(gpus: str, one: Candidate) -> str:
-    return f"{gpus} would suffice: {brief(one)}, {gib(one.memory.total)}."
-
-
-def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
-    return (
-        gpu.memory > now.memory * 1.05
-        and question.precision in gpu.flops
-        and all((gpu.family == name) == (now.family == name) for name in ("cdna", *OTHER_SOFTWARE))
-        # Racks are not sold as single GPUs.
-        and (not gpu.domain or now.domain > 0)
-    )

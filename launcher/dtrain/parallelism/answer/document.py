@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain
+from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Answer, Question
@@ -79,7 +80,7 @@ def _explanation(answer: Answer) -> list[str]:
         parts.insert(1, explain.figures(answer.best))
     if not answer.question.pinned:
         parts.append(alternatives.textbook(answer))
-    return [text for text in (*parts, *alternatives.remedies(answer)) if text]
+    return [text for text in (*parts, *remedies(answer)) if text]
 
 
 def model(question: Question) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dtrain.parallelism.answer.explain import brief, gib, large, seconds
+from dtrain.parallelism.answer.explain import brief
+from dtrain.parallelism.answer.units import gib, large, seconds
 from dtrain.parallelism.assumptions import communicator
 from dtrain.parallelism.cluster.efficiency import of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
 from dtrain.parallelism.model.shape import Shape
@@ -332,9 +334,8 @@ def _needs(verdicts: Sequence[Verdict], name: str) -> float:
 def _ways(sequences: int) -> Iterator[Way]:
     """Yield the ways to pass this number of sequences through one replica, fastest first."""
     for recompute in ("none", "full"):
-        for micro_batch in range(sequences, 0, -1):
-            if sequences % micro_batch == 0:
-                yield Way(micro_batch, sequences // micro_batch, recompute)
+        for micro_batch in reversed(divisors(sequences)):
+            yield Way(micro_batch, sequences // micro_batch, recompute)
 
 
 def _how(way: Way) -> str:
