@@ -566,6 +566,22 @@ def test_what_may_be_left_of_a_job_that_could_not_be_created(
     assert job.record.leftovers == (("node0", 1), ("node1", 1))
 
 
+def test_a_full_disk_leaves_the_job(job: KubernetesJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not over: another process may follow it."""
+
+    def full() -> None:
+        raise StorageError("no space left on device", hint="free some")
+
+    followed = follower(job, refuse)
+    monkeypatch.setattr(followed._readers, "start", lambda: None)
+    monkeypatch.setattr(followed, "_follow", full)
+    monkeypatch.setattr(job._positions, "save", full)
+    report = followed.follow(None)
+    assert report.exit_code is ExitCode.NODE_FAILED
+    assert notices(job) == ["no space left on device; free some"]
+    assert journaled(job, events.Finished) == []
+
+
 def test_a_slow_server_is_waited_for_aloud(
     job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

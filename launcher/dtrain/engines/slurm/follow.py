@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Iterator
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
-from dtrain.engines.followed_run import not_stored
 from dtrain.engines.slurm import allocation, submission
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
@@ -82,7 +81,7 @@ class SlurmFollower:
         try:
             ended = self._follow(order)
         except StorageError as error:
-            ended = not_stored(error, job.still_there())
+            return job.leave_unstored(error)
         finally:
             self._writer.finish()
             self._writer.join(PING_SECONDS)
