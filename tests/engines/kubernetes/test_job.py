@@ -595,6 +595,33 @@ def test_a_slow_server_is_waited_for_aloud(
     assert follower(job, answer).follow({"job": {}}).reason.startswith("not created: ")
 
 
+def test_a_job_that_a_busy_server_creates_late_is_deleted(job: KubernetesJob) -> None:
+    """It may answer the deletion first."""
+    control, deleted, created = Control(), threading.Event(), threading.Event()
+    there: list[str] = []
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        if method == "POST":
+            control.stop("Ctrl-C")
+            assert deleted.wait(HANG)
+            there.append("c-1")
+            created.set()
+        elif path.endswith("/pods"):
+            return {"items": []}
+        elif method == "DELETE" and path.endswith("/jobsets/c-1"):
+            if not there:
+                deleted.set()
+                absent(method, path)
+            there.clear()
+        elif not there:
+            absent(method, path)
+        return {"metadata": {"name": "c-1"}}
+
+    assert follower(job, answer, control).follow({"job": {}}).problems
+    assert created.wait(HANG)
+    assert there == []
+
+
 def test_a_secret_that_may_be_left_is_named(job: KubernetesJob) -> None:
     """It has no owner until the job is there, so the deletion of the job does not delete it."""
     plan = build(parse(FILE.replace("[x]", "[x], secrets: [TOKEN]"), "c.yaml"))
