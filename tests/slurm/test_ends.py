@@ -394,6 +394,30 @@ for go in ({str(more)!r}, {str(end)!r}):
         assert logs.count("line 1999\n") == 8
 
 
+def test_a_full_disk_here_does_not_keep_a_job_from_being_stopped(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    go = launcher.folder / "go"
+    program = f"""\
+import os, time
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+    if os.path.exists({str(go)!r}):
+        print("x" * 1000, flush=True)
+"""
+    with disk(launcher.home, "4M"):
+        launch = launcher.start(write_job(program), env=slurm.environment)
+        launch.until("] up", count=4)
+        fill(launcher.home)
+        go.touch()
+        assert launch.wait().code == 3
+        (run,) = (launcher.home / "runs").iterdir()
+        done = launcher.command("stop", run.name, env=slurm.environment).wait()
+        assert done.code == 0, str(done)
+        assert "is cancelled; nothing of it runs" in done.stderr
+
+
 def test_a_hostile_folder_and_setup(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:
     """The job has the umask of the user, and nothing in its folder is for others."""
     run_dir = launcher.folder / "a%j \\b'\"$x"

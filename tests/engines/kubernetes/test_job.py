@@ -582,6 +582,24 @@ def test_a_full_disk_leaves_the_job(job: KubernetesJob, monkeypatch: pytest.Monk
     assert journaled(job, events.Finished) == []
 
 
+def test_a_full_disk_does_not_keep_a_job_from_being_stopped(job: KubernetesJob) -> None:
+    control, asked = Control(), []
+
+    def full() -> None:
+        raise StorageError("no space left on device", hint="free some")
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        asked.append(f"{method} {path.rpartition('/')[2]}")
+        return {"items": []} if path.endswith("/pods") else absent(method, path)
+
+    followed = follower(job, answer, control)
+    followed._follow = full  # type: ignore[assignment, method-assign]
+    control.stop("Ctrl-C")
+    assert followed.follow(None).exit_code is ExitCode.INTERRUPTED
+    assert "DELETE c-1" in asked
+    assert notices(job) == ["no space left on device", "c-1 is deleted; nothing of it runs"]
+
+
 def test_a_slow_server_is_waited_for_aloud(
     job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,10 @@ class KubernetesFollower:
         try:
             ended = self._follow()
         except StorageError as error:
-            return job.leave_unstored(error)
+            if not self._asked:
+                return job.leave_unstored(error)
+            job.recorder.notice(error.message)
+            ended = self._end()
         finally:
             self._readers.stop()
         return job.leave() if ended is None else job.finish(ended)
