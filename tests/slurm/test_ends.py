@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from support.cluster import Launcher
+from support.disks import disk, fill
 from support.launching import Launch
 from support.limits import until
 from support.slurm import Slurm, WriteJob, config_for_login
@@ -358,6 +359,63 @@ def test_a_job_that_was_given_up_can_be_stopped_later(
     assert slurm.run("squeue", "--noheader") == ""
     again = launcher.command("stop", run.name, env=slurm.environment).wait()
     assert "is over already" in again.stderr
+
+
+def test_a_full_disk_here_leaves_the_job(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    """The rest of its output can be fetched once there is space again."""
+    more, end = launcher.folder / "more", launcher.folder / "end"
+    program = f"""\
+import os, time
+print("up", flush=True)
+for go in ({str(more)!r}, {str(end)!r}):
+    while not os.path.exists(go):
+        time.sleep(0.1)
+    for number in range(2000):
+        print("line", number, flush=True)
+"""
+    with disk(launcher.home, "4M"):
+        launch = launcher.start(write_job(program), env=slurm.environment)
+        launch.until("] up", count=4)
+        ballast = fill(launcher.home)
+        more.touch()
+        done = launch.wait()
+        assert done.code == 3, str(done)
+        assert "cannot store the run's files: No space left on device" in done.stderr
+        assert "left the run; the job keeps running: `dtrain attach" in done.stderr
+        (run,) = json.loads(launcher.command("ps", "--json").wait().stdout)["runs"]
+        assert run["state"] not in ("done", "failed", "stopped")
+        ballast.unlink()
+        end.touch()
+        done = launcher.command("attach", run["run"], env=slurm.environment).wait()
+        assert done.code == 0, str(done)
+        logs = launcher.command("logs", run["run"]).wait().stdout
+        assert logs.count("line 1999\n") == 8
+
+
+def test_a_full_disk_here_does_not_keep_a_job_from_being_stopped(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    go = launcher.folder / "go"
+    program = f"""\
+import os, time
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+    if os.path.exists({str(go)!r}):
+        print("x" * 1000, flush=True)
+"""
+    with disk(launcher.home, "4M"):
+        launch = launcher.start(write_job(program), env=slurm.environment)
+        launch.until("] up", count=4)
+        fill(launcher.home)
+        go.touch()
+        assert launch.wait().code == 3
+        (run,) = (launcher.home / "runs").iterdir()
+        done = launcher.command("stop", run.name, env=slurm.environment).wait()
+        assert done.code == 0, str(done)
+        assert "is cancelled; nothing of it runs" in done.stderr
 
 
 def test_a_hostile_folder_and_setup(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> None:

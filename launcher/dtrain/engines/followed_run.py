@@ -16,6 +16,7 @@ from dtrain.runs.storage import StorageError
 from dtrain.session.failure_output import explained
 from dtrain.session.run import Run
 
+LEFT = Report(ExitCode.INTERRUPTED, "left")
 _SUMMARY = 64 << 10
 """Bytes at the end of a torchrun's stderr, which has its summary."""
 
@@ -58,8 +59,16 @@ class FollowedRun(Run):
         stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
         return explained(root_rank(failure, stderr), logs)
 
-    def leave(self) -> Report:
-        return self.left(Report(ExitCode.INTERRUPTED, "left"))
+    def leave(self, report: Report = LEFT) -> Report:
+        """The job goes on without this process."""
+        return self.left(report)
+
+    def leave_unstored(self, error: StorageError) -> Report:
+        """As `leave`: this machine cannot store the run's files. A later process can fetch them."""
+        self.recorder.notice(f"{error.message}; {error.hint}")
+        reason = "this machine cannot store the run's files"
+        problems = (error.message,)
+        return self.leave(Report(error.exit_code, reason, problems=problems, hint=error.hint))
 
 
 def process_failure(
@@ -81,11 +90,3 @@ def not_begun(what: str, error: NodeError) -> Report:
     """The report of a job that could not be ``submitted`` or ``created``."""
     reason = f"not {what}: {error.attempted} failed"
     return Report(error.exit_code, reason, problems=(error.message,), hint=error.hint)
-
-
-def not_stored(error: StorageError, still_there: str) -> Report:
-    """The report of a run whose files this machine cannot store. ``still_there``: how to find and
-    end the job."""
-    reason = "this machine cannot store the run's files"
-    problems = (f"{error.message}\n{still_there}",)
-    return Report(error.exit_code, reason, problems=problems, hint=error.hint)

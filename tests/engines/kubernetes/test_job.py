@@ -566,6 +566,40 @@ def test_what_may_be_left_of_a_job_that_could_not_be_created(
     assert job.record.leftovers == (("node0", 1), ("node1", 1))
 
 
+def test_a_full_disk_leaves_the_job(job: KubernetesJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not over: another process may follow it."""
+
+    def full() -> None:
+        raise StorageError("no space left on device", hint="free some")
+
+    followed = follower(job, refuse)
+    monkeypatch.setattr(followed._readers, "start", lambda: None)
+    monkeypatch.setattr(followed, "_follow", full)
+    monkeypatch.setattr(job._positions, "save", full)
+    report = followed.follow(None)
+    assert report.exit_code is ExitCode.NODE_FAILED
+    assert notices(job) == ["no space left on device; free some"]
+    assert journaled(job, events.Finished) == []
+
+
+def test_a_full_disk_does_not_keep_a_job_from_being_stopped(job: KubernetesJob) -> None:
+    control, asked = Control(), []
+
+    def full() -> None:
+        raise StorageError("no space left on device", hint="free some")
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        asked.append(f"{method} {path.rpartition('/')[2]}")
+        return {"items": []} if path.endswith("/pods") else absent(method, path)
+
+    followed = follower(job, answer, control)
+    followed._follow = full  # type: ignore[assignment, method-assign]
+    control.stop("Ctrl-C")
+    assert followed.follow(None).exit_code is ExitCode.INTERRUPTED
+    assert "DELETE c-1" in asked
+    assert notices(job) == ["no space left on device", "c-1 is deleted; nothing of it runs"]
+
+
 def test_a_slow_server_is_waited_for_aloud(
     job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -577,6 +611,33 @@ def test_a_slow_server_is_waited_for_aloud(
         return refuse(method, path)
 
     assert follower(job, answer).follow({"job": {}}).reason.startswith("not created: ")
+
+
+def test_a_job_that_a_busy_server_creates_late_is_deleted(job: KubernetesJob) -> None:
+    """It may answer the deletion first."""
+    control, deleted, created = Control(), threading.Event(), threading.Event()
+    there: list[str] = []
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        if method == "POST":
+            control.stop("Ctrl-C")
+            assert deleted.wait(HANG)
+            there.append("c-1")
+            created.set()
+        elif path.endswith("/pods"):
+            return {"items": []}
+        elif method == "DELETE" and path.endswith("/jobsets/c-1"):
+            if not there:
+                deleted.set()
+                absent(method, path)
+            there.clear()
+        elif not there:
+            absent(method, path)
+        return {"metadata": {"name": "c-1"}}
+
+    assert follower(job, answer, control).follow({"job": {}}).problems
+    assert created.wait(HANG)
+    assert there == []
 
 
 def test_a_secret_that_may_be_left_is_named(job: KubernetesJob) -> None:

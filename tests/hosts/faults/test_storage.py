@@ -9,26 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from support.disks import disk, fill, mount
 from support.faults import Field
 from support.limits import HANG
 
 pytestmark = pytest.mark.netns
 Make = Callable[..., Field]
-
-
-def mount(*words: str) -> None:
-    subprocess.run(["mount", *words], check=True)
-
-
-@contextmanager
-def disk(folder: Path, size: str) -> Iterator[None]:
-    """A file system of ``size`` at ``folder``, for this test."""
-    folder.mkdir(exist_ok=True)
-    mount("-t", "tmpfs", "-o", f"size={size}", "dtrain-test", str(folder))
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 # The kernel refuses it while a file is open to be written, as each append opens one.
@@ -43,18 +29,6 @@ def read_only(folder: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Fill the disk. Returns the file to remove to free the space."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(1 << 16)):
-                pass
-        except OSError:
-            return ballast
-    raise AssertionError("nothing was ever full")
 
 
 def test_a_host_whose_disk_is_full(field: Make) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.diagnostics import ExitCode, NodeError
-from dtrain.engines.followed_run import not_begun, not_stored
+from dtrain.engines.followed_run import not_begun
 from dtrain.engines.kubernetes.client import Client, ForbiddenError
 from dtrain.engines.kubernetes.job import FollowedPod, KubernetesJob
 from dtrain.engines.kubernetes.launched import GONE_SECONDS, LaunchedJob
@@ -82,7 +82,10 @@ class KubernetesFollower:
         try:
             ended = self._follow()
         except StorageError as error:
-            ended = not_stored(error, self._launched.still_there)
+            if not self._asked:
+                return job.leave_unstored(error)
+            job.recorder.notice(error.message)
+            ended = self._end()
         finally:
             self._readers.stop()
         return job.leave() if ended is None else job.finish(ended)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dtrain.engines.followed_run import FollowedRun
+from dtrain.engines.followed_run import LEFT, FollowedRun
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, done, failures
 from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
@@ -294,12 +294,16 @@ class KubernetesJob(FollowedRun):
 
     # The end of the run --------------------------------------------------------------------------
 
-    def leave(self) -> Report:
-        self._positions.save()
-        return super().leave()
+    def _save_positions(self) -> None:
+        # On a full disk, a later process reads some lines again.
+        with contextlib.suppress(StorageError):
+            self._positions.save()
+
+    def leave(self, report: Report = LEFT) -> Report:
+        self._save_positions()
+        return super().leave(report)
 
     def finish(self, report: Report) -> Report:
-        with contextlib.suppress(StorageError):  # a full disk: nobody reads on from there
-            self._positions.save()
+        self._save_positions()
         self.hosts.ended()
         return super().finish(report)

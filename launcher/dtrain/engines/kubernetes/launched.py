@@ -46,6 +46,8 @@ class LaunchedJob:
         self._file_kinds = [kind for kind in _FILES if kind != "Secret" or plan.job.secrets]
         self._files = [_FILES[kind] for kind in self._file_kinds]
         self._grace = plan.job.grace
+        self._unanswered: list[Future[dict[str, Any]]] = []
+        """Requests that the server may still handle."""
         self.problem = ""
         """Why objects of a job that could not be created may still be there."""
 
@@ -127,12 +129,13 @@ class LaunchedJob:
         problem = ""
         deleted = killed = False
         while True:
+            waits = not all(one.done() for one in self._unanswered)
             try:
                 if not deleted:
                     self.delete_job()
                     for path in self._files:
                         self._delete(f"{path}/{self.name}")
-                    deleted = True
+                    deleted = not waits
                 if self._asked() is Force.KILL and not killed:
                     self.kill_pods()
                     killed = True
@@ -141,6 +144,8 @@ class LaunchedJob:
                     problem = f"pods are still there: {some}"
                 elif self.state() is not None:
                     problem = f"{self._kind.name} {self.name} is still there"
+                elif waits:
+                    problem = f"{self._client.host} has not answered an earlier request"
                 else:
                     return ""
             except NodeError as error:
@@ -172,5 +177,6 @@ class LaunchedJob:
         in_thread(request)
         while not wait([answer], STOP_POLL).done:
             if self._asked() > before:
+                self._unanswered.append(answer)
                 raise ConnectError(self._client.host, method, "no answer yet")
         return answer.result()

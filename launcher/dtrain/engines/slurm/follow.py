@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Iterator
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
-from dtrain.engines.followed_run import not_stored
 from dtrain.engines.slurm import allocation, submission
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
@@ -39,6 +38,8 @@ class SlurmFollower:
         self._control = control
         self._writer = CommandWriter[LaterOrder](lambda: PingLimit.NORMAL, self._fail)
         self._force = Force.NONE
+        self._full = False
+        """Whether output is dropped: this machine cannot store it, and the job is to end."""
         self._unanswered = False
         """Whether the last command did not reach Slurm's controller."""
 
@@ -82,7 +83,7 @@ class SlurmFollower:
         try:
             ended = self._follow(order)
         except StorageError as error:
-            ended = not_stored(error, job.still_there())
+            return job.leave_unstored(error)
         finally:
             self._writer.finish()
             self._writer.join(PING_SECONDS)
@@ -113,6 +114,11 @@ class SlurmFollower:
                 return job.ended(self._control.why) if self._force else job.failed(error)
             except AnswerError as error:
                 return job.failed(error)
+            except StorageError as error:
+                if not self._force:
+                    raise
+                self._full = True
+                job.recorder.notice_once(error.message)
             except NodeError as error:
                 if submits and not (job.may_exist and isinstance(error, ConnectError)):
                     return job.failed(error)
@@ -140,7 +146,8 @@ class SlurmFollower:
             try:
                 for frame in channel.frames():
                     if isinstance(frame, protocol.Data):
-                        job.keep(frame)
+                        if not self._full:
+                            job.keep(frame)
                     elif self._handle(messages.read_message(frame.body)):
                         return True
                     if job.record.job_id is not None:
@@ -198,7 +205,8 @@ class SlurmFollower:
             case messages.Cancelling():
                 job.cancelling(self._control.why, kill=self._force >= Force.KILL)
             case messages.FromMachine(host, StreamFound() as found):
-                job.output.add(host, found)
+                if not self._full:
+                    job.output.add(host, found)
             case messages.FromMachine(host, ProgressReport() as report):
                 job.watch.worker_said(host, report)
             case messages.FromMachine(host, other):

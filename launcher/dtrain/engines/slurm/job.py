@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode, NodeError
-from dtrain.engines.followed_run import FollowedRun, not_begun
+from dtrain.engines.followed_run import LEFT, FollowedRun, not_begun
 from dtrain.engines.slurm.ending import (
     SlurmEnding,
     failed_tasks,
@@ -210,9 +210,9 @@ class SlurmJob(FollowedRun):
 
     # The end of the run --------------------------------------------------------------------------
 
-    def leave(self) -> Report:
+    def leave(self, report: Report = LEFT) -> Report:
         self.watch.close()
-        return super().leave()
+        return super().leave(report)
 
     def finish(self, report: Report) -> Report:
         self.watch.close()
