@@ -53,7 +53,9 @@ def logs(
     record = Record.load(folder.path)
     chosen = filters_of_run(rank, host, folder)
     leaving = threading.Event()
-    view = make_view(json, sys.stdout, sys.stderr, chosen, fold, leaving.set, timestamps=timestamps)
+    view = make_view(
+        sys.stdout, sys.stderr, chosen, leaving.set, json=json, fold=fold, timestamps=timestamps
+    )
     if run != folder.name and not json:
         view.notice(f"output of run {folder.name}")
     _show(view, folder, record, leaving, follow=follow, age=age)
