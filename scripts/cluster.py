@@ -359,7 +359,8 @@ def keep(count: int, port: int, home_size: str) -> None:
             "cluster": cluster.section(hosts=[f"node[1-{count}]"]),
             "job": {"framework": "torch", "script": str(script), "args": ["--steps", "100"]},
         }
-        print(yaml.safe_dump(file, sort_keys=False, width=1000), end="", flush=True)
+        text = yaml.safe_dump(file, sort_keys=False, default_flow_style=None, width=1000)
+        print(text, end="", flush=True)
         # A reader of the pipe now sees the end of the file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         while True:
