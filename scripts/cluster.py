@@ -30,7 +30,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
+
+import yaml
 
 from namespace_host import USER, ClusterError, Host, run_script
 
@@ -86,12 +87,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getitem__(self, name: str) -> Host:
@@ -358,21 +354,13 @@ def keep(count: int, port: int, home_size: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Cluster(count, port=port, home_size=home_size) as cluster:
         (cluster.folder / "kept").touch()
-        hosts = "".join(f"    {host.name}: {{address: {host.address}}}\n" for host in cluster.hosts)
-        print(
-            f"cluster:\n"
-            f'  hosts: ["node[1-{count}]"]\n'
-            f"  gpus: 0\n"
-            f"  python: {sys.executable}\n"
-            f"  ssh: {{user: root, port: {port}, identity: {cluster.identity},"
-            f" known_hosts: {cluster.known_hosts}}}\n"
-            f"  overrides:\n{hosts}"
-            f"job:\n"
-            f"  framework: torch\n"
-            f"  script: {Path(__file__).resolve().parent / 'recipes' / 'train_lm.py'}\n"
-            f"  args: [--steps, 100]",
-            flush=True,
-        )
+        script = Path(__file__).resolve().parent / "recipes" / "train_lm.py"
+        file = {
+            "cluster": cluster.section(hosts=[f"node[1-{count}]"]),
+            "job": {"framework": "torch", "script": str(script), "args": ["--steps", "100"]},
+        }
+        text = yaml.safe_dump(file, sort_keys=False, default_flow_style=None, width=1000)
+        print(text, end="", flush=True)
         # A reader of the pipe now sees the end of the file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         while True:
@@ -381,17 +369,12 @@ def keep(count: int, port: int, home_size: str) -> None:
 
 def up(arguments: argparse.Namespace) -> int:
     """Start a keeper in the background and print its cluster file."""
-    command = [
-        sys.executable,
-        __file__,
-        "keep",
-        str(arguments.count),
-        "--port",
-        str(arguments.port),
-    ]
-    command += ["--home-size", arguments.home_size] if arguments.home_size else []
+    options = ["--port", str(arguments.port), "--home-size", arguments.home_size]
     keeper = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, __file__, "keep", str(arguments.count), *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert keeper.stdout
     text = keeper.stdout.read().decode()

@@ -67,7 +67,13 @@ def show(
         stdout = os.fdopen(os.dup(reader.stdin.fileno()), "w")
         with stdout, Path(os.devnull).open("w") as stderr:
             view = make_view(
-                json, stdout, stderr, Filters(), fold, lambda: None, timestamps=timestamps
+                stdout,
+                stderr,
+                Filters(),
+                lambda: None,
+                json=json,
+                fold=fold,
+                timestamps=timestamps,
             )
             for stream in streams:
                 view.output(stream, size)

@@ -196,19 +196,18 @@ class Bench:
     def launch(self, hosts: Hosts) -> Measured:
         """Launch the job, and follow the launcher to its end."""
         found = Measured(begun=time.time())
-        environment = {**os.environ, **self.environment}
         program = Path(sys.executable).with_name("dtrain")
         process = subprocess.Popen(
             [str(program), "launch", str(self.folder / "cluster.yaml")],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**os.environ, **self.environment},
         )
         hosts.launchers.append(process)
         reader = threading.Thread(target=follow, args=(process, found), daemon=True)
         reader.start()
-        while (seconds := cpu_seconds(process.pid)) is not None and process.poll() is None:
-            found.cpu = max(found.cpu, seconds)
+        while process.poll() is None:
+            found.cpu = max(found.cpu, cpu_seconds(process.pid))
             with contextlib.suppress(OSError, StopIteration, ValueError):
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 now = number_of(status, "Threads:")
@@ -360,9 +359,7 @@ LAUNCHES = {"start": start, "output": output, "failure": failure, "drop": drop, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--hosts", type=int, default=1024)
     parser.add_argument("--ranks", type=int, default=8, help="on each host")
     parser.add_argument("--rate", type=float, default=10, help="lines that a rank writes a second")
@@ -388,15 +385,8 @@ def main() -> int:
         bench.prepare()
         if bench.hosts >= SLOPE_FROM:
             # An installed dtrain is compiled.
-            subprocess.run(
-                [
-                    sys.executable,
-                    "-c",
-                    IMPORTS,
-                ],
-                env={**os.environ, **bench.environment},
-                check=True,
-            )
+            environment = {**os.environ, **bench.environment}
+            subprocess.run([sys.executable, "-c", IMPORTS], env=environment, check=True)
         for name, launch in LAUNCHES.items():
             if options.only in (None, name):
                 launch(bench)

@@ -36,6 +36,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from logs import PLAIN, show, store
+from many_hosts import number_of
 
 from cluster import Cluster
 from dtrain.runs.folder import RunFolder
@@ -177,10 +178,6 @@ class Bench:
 
     def _node_seconds(self) -> float:
         return sum(cpu_seconds(host) for host in self.cluster.hosts)
-
-
-def number_of(status: str, key: str) -> int:
-    return int(next(line for line in status.splitlines() if line.startswith(key)).split()[1])
 
 
 def cpu_seconds(host: Host) -> float:

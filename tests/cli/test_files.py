@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import UsageError
+from dtrain_cli.commands.report import report
 from dtrain_cli.files import HTML, read_text, writable, write_text
 
 NOBODY = 65534
@@ -77,6 +78,12 @@ def test_a_file_of_another_kind_is_not_replaced(path: Path) -> None:
     assert writable(path)
     with pytest.raises(UsageError, match="was not written by dtrain"):
         writable(path, HTML)
+
+
+def test_a_page_is_refused_before_its_run_is_read(path: Path) -> None:
+    path.write_text("cluster: {}\n")
+    with pytest.raises(UsageError, match="was not written by dtrain"):
+        report("no-such-run", html=path)
 
 
 def test_a_link_still_points_to_the_file(path: Path, tmp_path: Path) -> None:

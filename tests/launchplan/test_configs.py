@@ -11,7 +11,7 @@ import pytest
 from dtrain.launchplan.build import build
 from dtrain.spec.load import parse, read
 from dtrain.spec.strategies import STRATEGIES
-from dtrain_cli.commands.launch import rendered
+from dtrain_cli.commands.dry_run import rendered
 from dtrain_cli.commands.plan import plan
 from support.json_page import undocumented
 

@@ -84,7 +84,7 @@ def test_a_watcher_begins_with_the_last_progress_and_its_rate(
         report = Progress("rank-0", 1e9 + step, step, 40, 2.0, None, {})
         written.write(1e9 + step, events.Progressed(report))
     out, err = Capture(), Capture()
-    view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
+    view = make_view(out.stream, err.stream, Filters(), lambda: None)
     follower = RunFollower(folder, QUEUED, view)
     follower.skip()
     follower.show_training()

@@ -7,8 +7,6 @@ from typing import Any
 
 import pyte
 
-_ALTERNATE = 1049 << 5  # as pyte numbers private modes
-
 
 class Screen(pyte.HistoryScreen):
     """pyte's terminal with an alternate screen, which pyte lacks."""

@@ -265,9 +265,8 @@ class Slurm:
         self.login.start_sshd()
         self.login.wait_for_sshd(time.monotonic() + HANG)
 
-    def _wait_for(self, what: str, is_so: object) -> None:
+    def _wait_for(self, what: str, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + HANG
-        assert callable(is_so)
         while not is_so():
             assert time.monotonic() < deadline, f"no {what}\n{self._logs()}"
             time.sleep(0.05)

@@ -14,8 +14,8 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import ClassVar
 
 import paramiko
@@ -148,12 +148,7 @@ class SshServer:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stopping.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -251,10 +246,10 @@ class SshServer:
                     threading.Thread(target=pump, args=(channel, peer), daemon=True).start()
 
 
-def _pump(source: int, send: object) -> None:
+def _pump(source: int, send: Callable[[bytes], object]) -> None:
     with suppress(OSError, EOFError, paramiko.SSHException):
         while data := os.read(source, 1 << 15):
-            send(data)  # type: ignore[operator]
+            send(data)
 
 
 def _pump_to_peer(channel: paramiko.Channel, peer: socket.socket) -> None:

@@ -20,7 +20,7 @@ stop = threading.Event()
 def broken():
     asked.append(1)
     stop.set()
-view = make_view("json" in sys.argv, sys.stdout, sys.stderr, Filters(), False, broken)
+view = make_view(sys.stdout, sys.stderr, Filters(), broken, json="json" in sys.argv)
 stream = workers.stream("node0", 0)
 for batch in range(100_000):
     view.output(stream, workers.write(stream, b"some text\\n" * 1000))

@@ -135,6 +135,16 @@ def test_the_use_of_ranks_the_disk_and_the_past():
     assert "busy █" not in "".join(shown(one, 60, 24, now=256.0))
 
 
+def test_a_silent_host_shows_since_when_on_a_narrow_screen():
+    one = board(2, 0)
+    body = sample(ranks=[["rank-0", 1.25, 3 << 30, 40]], disk=[1e6, 2e6], network=[1e6, 2e6])
+    for host in one.hosts:
+        one.on_event(events.Sampled(host, body), 50.0 if host == "gpu02" else 99.0)
+    lines = shown(one, 80, 24, now=100.0)
+    assert len(line_of(lines, "gpu01")) > 70
+    assert line_of(lines, "gpu02").endswith("…  no data for 50 s")
+
+
 def test_alike_hosts_fold_and_odd_ones_stand_out():
     one = board(64, gpu07=[gpu(2, slowed=0x40)])
     one.hosts["gpu09"].sampled = 60.0

@@ -12,7 +12,7 @@ from support.runs import Capture, plan
 
 def test_all_events(workers):
     out, err = Capture(), Capture()
-    view = make_view(True, out.stream, err.stream, Filters(), False, lambda: None)
+    view = make_view(out.stream, err.stream, Filters(), lambda: None, json=True)
     view.on_event(events.RunLaunched("demo-1", plan(hosts=1), "/runs/demo-1"))
     view.on_event(events.HostState("node0", "failed", "no route"))
     view.notice("port moved")

@@ -102,15 +102,8 @@ def terminal():
 
 
 def live(terminal, **options):
-    return make_view(
-        False,
-        options.get("stdout", terminal.stdout),
-        terminal.stderr,
-        Filters(),
-        options.get("fold", False),
-        lambda: None,
-        options.get("display"),
-    )
+    stdout = options.pop("stdout", terminal.stdout)
+    return make_view(stdout, terminal.stderr, Filters(), lambda: None, **options)
 
 
 def running(view):
@@ -346,7 +339,7 @@ def test_a_closed_terminal_is_a_closed_reader(terminal):
     broken = threading.Event()
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as gone:
-        view = make_view(False, gone, gone, Filters(), False, broken.set)
+        view = make_view(gone, gone, Filters(), broken.set)
         running(view)
         os.close(master)
         view.notice("anybody there?")
@@ -371,7 +364,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.runs.events import Finished
 from dtrain_cli.views import Filters, make_view
-view = make_view(False, sys.stdout, sys.stderr, Filters(), False, lambda: None)
+view = make_view(sys.stdout, sys.stderr, Filters(), lambda: None)
 view.notice("going on")
 view.on_event(Finished(Report(ExitCode.OK, "done", seconds=1, logs="")))
 assert view.wait(600)

@@ -30,12 +30,12 @@ class Shown:
         self.out, self.err = Capture(), Capture()
         self.broken = threading.Event()
         self.view = make_view(
-            json,
             self.out.stream,
             self.err.stream,
             filters or Filters(),
-            fold,
             self.broken.set,
+            json=json,
+            fold=fold,
             timestamps=timestamps,
         )
 
@@ -128,7 +128,7 @@ def test_timestamps(workers, monkeypatch, fold):
 
 def test_a_stopped_reader_does_not_delay_the_run(workers):
     out, err = Capture(stopped=True), Capture()
-    view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
+    view = make_view(out.stream, err.stream, Filters(), lambda: None)
     stream = workers.stream("node0", 0)
     size = workers.write(stream, b"some text\n" * 500_000)
     for number in range(10_000):
@@ -144,7 +144,7 @@ def test_a_stopped_reader_does_not_delay_the_run(workers):
 
 def test_a_muted_view_skips_output_that_waits(workers):
     out, err = Capture(stopped=True), Capture()
-    view = make_view(False, out.stream, err.stream, Filters(), False, lambda: None)
+    view = make_view(out.stream, err.stream, Filters(), lambda: None)
     stream = workers.stream("node0", 0)
     view.output(stream, workers.write(stream, b"some text\n" * 1_000_000))
     view.mute()

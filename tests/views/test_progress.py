@@ -102,7 +102,7 @@ def test_the_lowest_rank_is_shown():
 
 def shown(reports, json=False):
     out, err = Capture(), Capture()
-    view = make_view(json, out.stream, err.stream, Filters(), False, lambda: None)
+    view = make_view(out.stream, err.stream, Filters(), lambda: None, json=json)
     view.on_event(events.RunLaunched("demo-1", plan(), "/runs/demo-1"))
     for one in reports:
         view.on_event(events.ProgressReported("node0", one))

@@ -13,7 +13,7 @@ from dtrain.engines.execution import exit_code
 from dtrain.session.control import Control
 from dtrain.session.signals import on_signals, stop_by_signal
 from dtrain_cli import completion, prompt
-from dtrain_cli.commands.select import duration, unfolded
+from dtrain_cli.commands.select import seconds_of, unfolded
 from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.parameters import Settings
@@ -56,7 +56,7 @@ def exec(
     The exit code is the worst of all hosts: 0 if the command returned 0 everywhere, 1 if it failed
     or reached the time limit on a host, 3 if a host failed, and 130 after Ctrl-C.
     """
-    limit = duration("--timeout", timeout)
+    limit = seconds_of("--timeout", timeout)
     if limit == 0:
         raise UsageError("--timeout 0 leaves no time", hint="write e.g. 30s, 10m or 1h30m")
     control = Control()

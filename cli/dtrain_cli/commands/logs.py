@@ -24,7 +24,7 @@ from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
 from dtrain.session.signals import on_signals
 from dtrain.session.status import find_run
-from dtrain_cli.commands.select import duration, filters_of_run
+from dtrain_cli.commands.select import filters_of_run, seconds_of
 from dtrain_cli.declare import flag, option
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks, Timestamps
 from dtrain_cli.standard import OutputError
@@ -48,12 +48,14 @@ def logs(
     timestamps: Timestamps = False,
 ) -> None:
     """Show the output of a run's workers."""
-    age = duration("--since", since)
+    age = seconds_of("--since", since)
     folder = find_run(run)
     record = Record.load(folder.path)
     chosen = filters_of_run(rank, host, folder)
     leaving = threading.Event()
-    view = make_view(json, sys.stdout, sys.stderr, chosen, fold, leaving.set, timestamps=timestamps)
+    view = make_view(
+        sys.stdout, sys.stderr, chosen, leaving.set, json=json, fold=fold, timestamps=timestamps
+    )
     if run != folder.name and not json:
         view.notice(f"output of run {folder.name}")
     _show(view, folder, record, leaving, follow=follow, age=age)

@@ -28,15 +28,18 @@ def report(
     """Show what a run did, where its time went, and whether its plan was right."""
     if other is not None and html is not None:
         raise UsageError("--html is for one run", hint="leave the second run out")
+    if html is not None:
+        from dtrain_cli.files import HTML, writable
+
+        writable(html, HTML)
     now = time.time()
     # A long run has millions of values, all of them needed until the end.
     gc.disable()
     found = [summary(find_run(name), now) for name in (run, other) if name is not None]
     if html is not None:
-        from dtrain_cli.files import HTML, writable, write_text
+        from dtrain_cli.files import write_text
         from dtrain_cli.views.summary_html import page
 
-        writable(html, HTML)
         write_text(html, page(found[0]))
     if json:
         output.write(view.as_json(found))

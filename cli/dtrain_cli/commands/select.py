@@ -123,7 +123,7 @@ def unfolded(option: str, text: str) -> tuple[str, ...]:
         raise UsageError(f"{option} {excerpt(text)}: {error}", hint=error.hint) from None
 
 
-def duration(option: str, text: str | None) -> float | None:
+def seconds_of(option: str, text: str | None) -> float | None:
     """``1h30m`` in seconds."""
     found = None if text is None else seconds(text)
     if text is not None and found is None:

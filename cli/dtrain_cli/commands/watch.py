@@ -61,12 +61,12 @@ class Watch:
             # stderr becomes a file, which redrawn dashboards would fill.
             display = Display.PLAIN
         self.view = make_view(
-            json,
             sys.stdout,
             sys.stderr,
             filters or Filters(),
-            fold,
-            on_broken_pipe=self._broken_pipe,
+            self._broken_pipe,
+            json=json,
+            fold=fold,
             display=display,
             timestamps=timestamps,
         )

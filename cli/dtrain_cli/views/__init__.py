@@ -40,12 +40,13 @@ class Filters:
 
 
 def make_view(
-    json: bool,
     stdout: TextIO | None,
     stderr: TextIO | None,
     filters: Filters,
-    fold: bool,
     on_broken_pipe: Callable[[], None],
+    *,
+    json: bool = False,
+    fold: bool = False,
     display: Display | None = None,
     timestamps: bool = False,
 ) -> View:

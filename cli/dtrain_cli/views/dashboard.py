@@ -173,6 +173,7 @@ class _Table:
         now: float,
     ) -> None:
         self._board, self._troubles, self._now = board, troubles, now
+        self._screen = columns
         self._ranks: dict[str, str] = {}
         """The styles of hosts with slow ranks, or ranks that stand still."""
         for one, style in ((board.attempt.slow, _SLOW), (board.attempt.stall, _STALL)):
@@ -264,7 +265,10 @@ class _Table:
             text, style = column.cell(host)
             line.append(f"{text:>{column.width}}", "dim" if old else style)
         if old:
-            line.append(f"  no data for {names.duration(self._now - host.sampled)}", "dim")
+            note = f"  no data for {names.duration(self._now - host.sampled)}"
+            room = max(self._width + 1, self._screen - len(note))
+            line.truncate(room, overflow="ellipsis")
+            line.append(note, "dim")
         elif self._cell is not None:
             line.append("  ")
             troubles = self._troubles.get(host.name, {})

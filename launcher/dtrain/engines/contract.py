@@ -43,7 +43,8 @@ class Engine(Protocol):
         ``secrets`` are needed only to start the job again."""
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
-        """End what a finished run has left. Whether nothing is left."""
+        """End what a finished run has left. Returns whether nothing is left; if something may be, a
+        notice says what."""
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
         """The state of each host of the current attempt, from the engine. ``known`` has the last

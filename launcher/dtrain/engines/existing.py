@@ -143,10 +143,7 @@ def _end(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
             if engine.clean(record, folder):
                 caller.observer.notice("no processes are left")
                 return ExitCode.OK
-            caller.observer.notice(
-                "some hosts cannot be reached, or still have processes of the run; run"
-                " `dtrain stop` again later"
-            )
+            caller.observer.notice(f"`dtrain stop {folder.name}` tries again")
             return ExitCode.INTERRUPTED if caller.control.interrupted else ExitCode.NODE_FAILED
         (caller.control.kill if force else caller.control.stop)("dtrain stop")
         secrets = known_secrets(record.request.spec(), os.environ)

@@ -1,19 +1,46 @@
-"""The program of a process on a host: its command line, interpreter, working folder and GPUs."""
+"""A host's part of the launch plan: command line, interpreter, working folder and GPUs of its
+processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dtrain.environ import devices
-from dtrain.launchplan.plan import Process
+from dtrain.launchplan.environment import host_variables
+from dtrain.launchplan.plan import HostPlan, Process
 from dtrain.spec.model import ClusterFile, Host, Job
 
 CODE = "/dtrain/code"
 """Folder in a pod that ``job.sync`` fills."""
 
 
-def bound(spec: ClusterFile, process: Process, environment: Mapping[str, str]) -> Process:
+def host_plan(
+    spec: ClusterFile,
+    node_rank: int,
+    environment: Mapping[str, str],
+    processes: Sequence[Process],
+    ports: Sequence[int],
+    python: str,
+    *,
+    route_to: str | None = None,
+) -> HostPlan:
+    """A host's part of the launch plan. ``environment`` is that of all its processes, ``python`` as
+    of `python_on`, and ``route_to`` as of `host_variables`."""
+    host = spec.cluster.hosts[node_rank]
+    return HostPlan(
+        host=host,
+        node_rank=node_rank,
+        environment=environment,
+        processes=tuple(_bound(spec, process, environment) for process in processes),
+        workdir=_workdir_on(spec, host),
+        ports=tuple(ports),
+        node_variables=host_variables(spec.job, environment, route_to, python),
+        python=python,
+    )
+
+
+def _bound(spec: ClusterFile, process: Process, environment: Mapping[str, str]) -> Process:
     """The process, with the GPUs whose NUMA node it is bound to. ``environment`` is the host's."""
     job = spec.job
     # Slurm and docker's daemon start the processes themselves.
@@ -46,7 +73,7 @@ def python_on(host: Host, local_python: str) -> str:
     return host.python
 
 
-def workdir_on(spec: ClusterFile, host: Host) -> str:
+def _workdir_on(spec: ClusterFile, host: Host) -> str:
     """The working folder of a host's processes, as in `HostPlan`."""
     workdir = spec.job.workdir
     if spec.cluster.kubernetes is not None:

@@ -9,13 +9,12 @@ from dtrain.environ.template import Slot, Template
 from dtrain.launchplan.environment import (
     Launched,
     host_environment,
-    host_variables,
     placeholders,
     process_environment,
     process_variables,
 )
 from dtrain.launchplan.plan import HostPlan, Process
-from dtrain.launchplan.programs import bound, program_of, python_on, workdir_on
+from dtrain.launchplan.programs import host_plan, program_of, python_on
 from dtrain.spec.model import ClusterFile, Job
 from dtrain.spec.placeholders import fill_all
 
@@ -35,20 +34,18 @@ def rank_hosts(spec: ClusterFile, launched: Launched, local_python: str) -> Iter
     for node_rank, host in enumerate(hosts):
         python = python_on(host, local_python)
         values = placeholders(spec, launched, node_rank, world.size, gpus)
-        processes: tuple[Process, ...]
         if job.framework == "torch" and job.rendezvous.backend != "direct":
             identity = torchrun.threads(world.ranks_by_node[node_rank])
             if job.rendezvous.backend == "static":  # c10d numbers the nodes itself
                 identity |= ranks.nodes(world, node_rank)
-            processes = (_torchrun(spec, world, node_rank, python, values),)
+            processes = [_torchrun(spec, world, node_rank, python, values)]
         else:
             identity = _identity(job, world, node_rank)
-            processes = tuple(
+            processes = [
                 _rank(spec, world, node_rank, local_rank, python, values)
                 for local_rank in range(world.ranks_by_node[node_rank])
-            )
+            ]
         environment = host_environment(spec, host, launched, identity, values)
-        processes = tuple(bound(spec, process, environment) for process in processes)
         route_to = None
         # The host name of a pod resolves to the address of the pod, so Gloo finds the interface.
         torch = job.framework == "torch" and spec.cluster.kubernetes is None
@@ -57,16 +54,8 @@ def rank_hosts(spec: ClusterFile, launched: Launched, local_python: str) -> Iter
             if world.scripted:
                 other = "${dtrain_addresses[dtrain_node_rank == 0]}"
                 route_to = Template(Slot(route_to, other))
-        yield HostPlan(
-            host,
-            node_rank,
-            environment,
-            processes,
-            workdir_on(spec, host),
-            (int(launched.port),) if node_rank == 0 else (),
-            host_variables(job, environment, route_to, python),
-            python,
-        )
+        ports = [int(launched.port)] if node_rank == 0 else []
+        yield host_plan(spec, node_rank, environment, processes, ports, python, route_to=route_to)
 
 
 def _identity(job: Job, world: ranks.World, node_rank: int) -> dict[str, str]:

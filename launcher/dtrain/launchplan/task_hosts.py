@@ -12,13 +12,12 @@ from dtrain.launchplan.environment import (
     Launched,
     chosen_variables,
     host_environment,
-    host_variables,
     placeholders,
     process_environment,
     process_variables,
 )
 from dtrain.launchplan.plan import HostPlan, Process
-from dtrain.launchplan.programs import bound, program_of, python_on, workdir_on
+from dtrain.launchplan.programs import host_plan, program_of, python_on
 from dtrain.spec.model import ClusterFile, Host
 from dtrain.spec.placeholders import fill_all
 from dtrain.spec.tasks import tasks_listen, tensorflow_tasks
@@ -53,7 +52,7 @@ def task_hosts(spec: ClusterFile, launched: Launched, local_python: str) -> Iter
             }
             for local_rank, task in enumerate(mine)
         }
-        processes = tuple(
+        processes = [
             Process(
                 role=task.role,
                 index=task.index,
@@ -65,18 +64,10 @@ def task_hosts(spec: ClusterFile, launched: Launched, local_python: str) -> Iter
                 node_variables=process_variables(task.role, task.index, scripted=scripted),
             )
             for task in mine
-        )
+        ]
         environment = host_environment(spec, host, launched, shared, values)
-        yield HostPlan(
-            host,
-            node_rank,
-            environment,
-            tuple(bound(spec, process, environment) for process in processes),
-            workdir_on(spec, host),
-            tuple(int(task.port) for task in mine) if tasks_listen(job) else (),
-            host_variables(job, environment, None, python),
-            python,
-        )
+        ports = [int(task.port) for task in mine] if tasks_listen(job) else []
+        yield host_plan(spec, node_rank, environment, processes, ports, python)
 
 
 def _tensorflow_identity(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dtrain.diagnostics import ConnectError
 from dtrain.engines.ssh.cleanup import Cleanups
+from dtrain.engines.ssh.controller import SshEngine
 from dtrain.node.agent.wire import VERSION, encode
+from dtrain.runs.events import NoticeShown, RunEvent
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
+from dtrain.session.caller import Caller
+from dtrain.session.observer import Observer
 from dtrain.spec.model import Host
 from support.limits import HANG
 from support.scripted import ScriptedHosts, relay_stdout
@@ -80,6 +87,27 @@ def test_a_cleanup_without_a_free_thread_fails(monkeypatch: pytest.MonkeyPatch) 
     assert (cleanups.clean, cleanups.pending) == (set(), [])
     assert str(*reported) == "can't start new thread"
     cleanups.close()
+
+
+def test_a_host_that_keeps_processes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dtrain stop` of a run that is over."""
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run")
+    record = replace(RECORD, leftovers=(("gpu01", 1),))
+    record.save(folder.path)
+    said: list[object] = []
+
+    class Heard(Observer):
+        def on_event(self, event: RunEvent) -> None:
+            said.append(event)
+
+    output = relay_stdout(map(encode, (HELLO, {**LOST, "survivors": SURVIVORS})))
+    engine = SshEngine(record.request, Caller(Heard()), ScriptedHosts({"gpu01": output}, "gpu01"))
+    assert not engine.clean(record, folder)
+    assert said == [NoticeShown("processes of the run may be left on gpu01")]
+    assert Record.load(folder.path).leftovers == record.leftovers
 
 
 def test_why_a_host_cannot_be_reached_is_known() -> None:

@@ -87,7 +87,7 @@ def test_stop_force_after_stop(field: Make) -> None:
     scene = field(2)
     run = scene.detach(scene.file(script=job("hostile.py"), grace="10m"))
     gentle = scene.command("stop", run)
-    gentle.until("stopping with TERM, then KILL")
+    gentle.until("stopping with TERM, KILL")
     scene.over(scene.command("stop", "--force", run), 0)
     scene.over(gentle, 0)
     scene.check(whole=False)

@@ -11,8 +11,6 @@ import jsonschema
 from support.kubernetes.errors import ApiError, invalid
 from support.kubernetes.kinds import JOB, JOBSET, POD, RUNTIME, TRAINJOB, Kind, Object
 
-_META = {"type": "object"}
-
 
 @functools.cache
 def schema(kind: Kind) -> Object | None:

@@ -222,7 +222,7 @@ class Attempt:
             case AttemptPhase.RUNNING:
                 self._context.recorder.record(events.StopRequested(why))
                 # The live view cuts notices at the width of a terminal, often 80 columns.
-                end = f"{why}: stopping with TERM, then KILL after {grace:g} s"
+                end = f"{why}: stopping with TERM, KILL after {grace:g} s"
                 notice(f"{end} ({insist} kills now)", f"{end} ({again} kills now)")
             case AttemptPhase.STOPPING:
                 end = "gives up on hosts that do not answer"

@@ -180,6 +180,9 @@ class SshEngine:
         self._cleanups.close()
         self._save_uncleaned(run)
         left = tuple(host for host, _ in run.record.leftovers)
+        if left:
+            hosts = hostlist.fold(dict.fromkeys(left))
+            self._caller.observer.notice(f"processes of the run may be left on {hosts}")
         report = ObservedRun.read(folder).report
         if report is not None:
             report = with_uncleaned(report, run.record, record)
