@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from json import dumps
@@ -243,36 +243,7 @@ def _layouts(
     notes = (*answer.question.notes, *([other] if other else []))
     done: list[str] = []
     if output is not None:
-        from dtrain.spec.edit import UnfitFileError
-        from dtrain.spec.settings import key_of
-        from dtrain_cli.files import read_text, write_text
-
-        if not answer.fits:
-            raise UsageError(
-                f"no layout fits, so nothing is written to {str(output)!r}",
-                hint="run without --output to see what would fit",
-            )
-        before = read_text(output)
-        # A new file starts as a copy of the cluster file of the plan.
-        base = before if before is not None or file is None else read_text(file)
-        name = str(output if before is not None or file is None else file)
-        try:
-            text = written(answer, base, file=name)
-        except UnfitFileError as error:
-            if not settings:
-                raise
-            note = "`--output` does not write the values of --set; the file may need them"
-            raise UsageError(error.message, hint=f"{error.hint}\n{note}".strip()) from None
-        write_text(output, text)
-        keys = dict(map(key_of, settings or ()))
-        left = ", ".join(key for key, parts in keys.items() if parts[:2] not in _WRITTEN)
-        more = f"; not the --set values of {left}: give them to `dtrain launch`, too"
-        what = (
-            "a new cluster file; change its placeholder hosts and script"
-            if base is None
-            else "job.layout, job.training, job.strategy and job.expected set"
-        )
-        done.append(f"{output}: {what}{more if left else ''}")
+        done.append(_write_best(answer, output, file, settings or ()))
     if html is not None:
         from dtrain_cli.files import write_text
         from dtrain_cli.views.layouts_html import page
@@ -286,6 +257,38 @@ def _layouts(
     from dtrain_cli.views import layouts
 
     return layouts.as_text(answer, stdout_paper(), count=top, notes=notes, written=done)
+
+
+def _write_best(answer: Answer, output: Path, file: Path | None, settings: Sequence[str]) -> str:
+    """Write the best layout into a cluster file, and return what was done."""
+    from dtrain.spec.edit import UnfitFileError
+    from dtrain.spec.settings import key_of
+    from dtrain_cli.files import read_text, write_text
+
+    if not answer.fits:
+        raise UsageError(
+            f"no layout fits, so nothing is written to {str(output)!r}",
+            hint="run without --output to see what would fit",
+        )
+    before = read_text(output)
+    # A new file starts as a copy of the cluster file of the plan.
+    base = before if before is not None or file is None else read_text(file)
+    name = str(output if before is not None or file is None else file)
+    try:
+        text = written(answer, base, file=name)
+    except UnfitFileError as error:
+        if not settings:
+            raise
+        note = "`--output` does not write the values of --set; the file may need them"
+        raise UsageError(error.message, hint=f"{error.hint}\n{note}".strip()) from None
+    write_text(output, text)
+    what = "job.layout, job.training, job.strategy and job.expected set"
+    if base is None:
+        what = "a new cluster file; change its placeholder hosts and script"
+    keys = dict(map(key_of, settings))
+    left = ", ".join(key for key, parts in keys.items() if parts[:2] not in _WRITTEN)
+    more = f"; not the --set values of {left}: give them to `dtrain launch`, too"
+    return f"{output}: {what}{more if left else ''}"
 
 
 def _strategies(found: TensorFlowPlan, *, json: bool) -> str:
