@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,9 +11,7 @@ from dtrain.checks import Evidence, HostFacts
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.hardware import hardware
 from dtrain.records import dataclass
-
-_BARE = re.compile(r"[A-Za-z_./~][A-Za-z0-9_./~-]*")
-_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"}
+from dtrain.spec.yaml_text import literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +37,13 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
             f"  hosts: {json.dumps(hostlist.fold(answers.hosts))}  # the order is the node rank",
             *_devices(hosts, probed=evidence is not None),
             *_network(hosts),
-            *([f"  ssh: {{user: {scalar(answers.user)}}}"] if answers.user else []),
+            *([f"  ssh: {{user: {literal(answers.user)}}}"] if answers.user else []),
             *_python(hosts, answers),
             *_overrides(hosts),
             "",
             "job:",
             f"  framework: {answers.framework}",
-            f"  script: {scalar(answers.script)}",
+            f"  script: {literal(answers.script)}",
             "  # Sends the folder of this file to every host first.",
             "  sync: {source: ., exclude: [.git, .venv]}",
             "",
@@ -81,7 +78,7 @@ def _network(hosts: Sequence[HostFacts]) -> Iterator[str]:
     interfaces = [host.interface for host in hosts if host.interface not in (None, "lo")]
     if len(hosts) < 2 or len(interfaces) < len(hosts):
         return
-    parts = [f"interface: {scalar(_usual(interfaces) or '')}"]
+    parts = [f"interface: {literal(_usual(interfaces) or '')}"]
     speeds = {_gbps(host) for host in hosts}
     if len(speeds) == 1 and (speed := speeds.pop()):
         parts.append(f"gbps: {speed:g}")
@@ -122,18 +119,18 @@ def _overrides(hosts: Sequence[HostFacts]) -> Iterator[str]:
     for host in hosts:
         own: dict[str, str] = {}
         if _unknown(host, hosts) and host.interface_address:
-            own["address"] = scalar(host.interface_address)
+            own["address"] = literal(host.interface_address)
         if _gpus(host) != gpus:
             own["gpus"] = str(_gpus(host))
         if len(hosts) > 1 and host.interface not in (interface, None, "lo"):
-            own["interface"] = scalar(host.interface)
+            own["interface"] = literal(host.interface)
         if own:
             found[host.name] = own
     if found:
         yield "  overrides:"
     for name, differing in found.items():
         values = ", ".join(f"{key}: {value}" for key, value in differing.items())
-        yield f"    {scalar(name)}: {{{values}}}"
+        yield f"    {literal(name)}: {{{values}}}"
 
 
 def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> bool:
@@ -153,10 +150,3 @@ def _gpus(host: HostFacts) -> int:
 
 def _usual(values: Sequence[int | str | None]) -> int | str | None:
     return Counter(values).most_common(1)[0][0]
-
-
-def scalar(value: object) -> str:
-    """``value`` as YAML, quoted if YAML could read it as another type."""
-    written = str(value)
-    bare = _BARE.fullmatch(written) and written.lower() not in _WORDS
-    return written if bare else json.dumps(written, ensure_ascii=False)

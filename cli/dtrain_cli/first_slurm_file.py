@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dtrain.engines.slurm.judgement import duration
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine
 from dtrain.records import dataclass
+from dtrain.spec.yaml_text import literal
 from dtrain.wording import counted
-from dtrain_cli.first_file import in_table, scalar
+from dtrain_cli.first_file import in_table
 
 DAY = 86400.0
 """The time limit of a first file, unless the partition allows less."""
@@ -57,7 +58,7 @@ def text(answers: SlurmAnswers, partitions: Sequence[Partition]) -> str:
             "",
             "job:",
             f"  framework: {answers.framework}",
-            f"  script: {scalar(answers.script)}",
+            f"  script: {literal(answers.script)}",
             *_workdir(answers),
             "",
         ]
@@ -94,17 +95,17 @@ def summaries(partitions: Sequence[Partition]) -> Iterator[str]:
 
 def _request(answers: SlurmAnswers, alike: Sequence[SlurmMachine]) -> Iterator[str]:
     partition, first = answers.partition, alike[0]
-    yield f"partition: {scalar(partition.name)}"
+    yield f"partition: {literal(partition.name)}"
     if partition.allowed_accounts:
-        yield f"account: {scalar(partition.allowed_accounts[0])}"
+        yield f"account: {literal(partition.allowed_accounts[0])}"
     yield f"time: {duration(min(DAY, partition.max_time or DAY))}"
     if len(partition.gpu_types) > 1 and len(first.gpus) == 1:
         ((kind, _),) = first.gpus.items()
-        yield f"gpu_type: {scalar(kind)}"
+        yield f"gpu_type: {literal(kind)}"
     if gpus := first.count():
         yield f"cpus: {max(1, first.cpus // gpus)}"
     if answers.login is not None:
-        yield f"login: {scalar(answers.login)}"
+        yield f"login: {literal(answers.login)}"
 
 
 def _devices(alike: Sequence[SlurmMachine]) -> Iterator[str]:
@@ -121,6 +122,6 @@ def _devices(alike: Sequence[SlurmMachine]) -> Iterator[str]:
 
 def _workdir(answers: SlurmAnswers) -> Iterator[str]:
     if answers.login is None:
-        yield f"  workdir: {scalar(answers.folder)}  # a folder that all machines share"
+        yield f"  workdir: {literal(answers.folder)}  # a folder that all machines share"
     else:
         yield "  workdir: ~  # CHANGE: the folder of the script, which all machines share"

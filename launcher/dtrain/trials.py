@@ -67,6 +67,8 @@ def tried(
 
     Raises UsageError if they cannot be trained, and KeyboardInterrupt if the user stops a trial.
     """
+    from dtrain.parallelism.answer.explain import brief  # few plans train layouts
+
     question = answer.question
     chosen = answer.shortlist(count) if answer.fits else ()
     if not chosen:
@@ -82,15 +84,9 @@ def tried(
         )
     found = []
     for number, candidate in enumerate(chosen, 1):
-        notice(f"trial {number} of {len(chosen)}: {_brief(candidate)}")
+        notice(f"trial {number} of {len(chosen)}: {brief(candidate)}")
         found.append(_trial(answer, candidate, file, launch))
     return replace(answer, trials=tuple(found))
-
-
-def _brief(candidate: Candidate) -> str:
-    from dtrain.parallelism.answer.explain import brief
-
-    return brief(candidate)
 
 
 def _trial(answer: Answer, candidate: Candidate, file: Request, launch: LaunchTrial) -> Trial:

@@ -11,8 +11,8 @@ import pytest
 from dtrain.launchplan.build import build
 from dtrain.spec.load import parse, read
 from dtrain.spec.strategies import STRATEGIES
-from dtrain_cli.commands.dry_run import rendered
 from dtrain_cli.commands.plan import plan
+from dtrain_cli.dry_run import rendered
 from support.json_page import undocumented
 
 CONFIGS = Path(__file__).parents[2] / "configs"

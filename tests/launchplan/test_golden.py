@@ -19,7 +19,7 @@ from dtrain.launchplan import shell
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import read
-from dtrain_cli.commands.dry_run import rendered
+from dtrain_cli.dry_run import rendered
 from support.json_page import undocumented
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -1,4 +1,4 @@
-"""`dtrain launch`: start a job, stream its output, clean up."""
+"""`dtrain launch`: start a job, stream its output, clean up; or print the launch plan."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def launch(
         sys.stderr.write(render_warnings(spec.warnings))
     if dry_run:
         from dtrain.launchplan.build import build
-        from dtrain_cli.commands.dry_run import rendered
+        from dtrain_cli.dry_run import rendered
 
         write(rendered(build(spec), json=json, output=output))
         return

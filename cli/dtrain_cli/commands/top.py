@@ -13,6 +13,7 @@ import typer
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines import existing
+from dtrain.failures.cause import Report
 from dtrain.framing import clean
 from dtrain.runs.events import RunEvent
 from dtrain.runs.folder import RunFolder
@@ -31,7 +32,6 @@ from dtrain_cli.views.names import duration
 from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
-    from dtrain.failures.cause import Report
     from dtrain_cli.views.board import Board
 
 BETWEEN_SEARCHES = 5.0

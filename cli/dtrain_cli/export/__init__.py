@@ -10,9 +10,9 @@ import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dtrain.diagnostics import DtrainError, UsageError
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.goodput import goodput
@@ -24,9 +24,6 @@ from dtrain_cli.export.scalars import Scalars, check_scalars
 from dtrain_cli.files import METRICS, writable, write_text
 from dtrain_cli.views import open_metrics
 from dtrain_cli.views.open_metrics import Metrics
-
-if TYPE_CHECKING:
-    from dtrain.launchplan.plan import LaunchPlan
 
 PERIOD = 5.0
 """Seconds between two writes of the files."""

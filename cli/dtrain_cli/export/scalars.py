@@ -10,12 +10,10 @@ from io import BytesIO
 from pathlib import Path
 from socket import gethostname
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dtrain.diagnostics import UsageError
-
-if TYPE_CHECKING:
-    from dtrain.runs.progress import Progress
+from dtrain.runs.progress import Progress
 
 
 class Scalars:

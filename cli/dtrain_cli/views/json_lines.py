@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dtrain.failures.cause import Report
 from dtrain.framing import split
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
+from dtrain.runs.log_store import Stream
 from dtrain.session.feed import RunReceiver, StreamKey
 from dtrain_cli.views.document import finite
 from dtrain_cli.views.outlet import Outlet
-
-if TYPE_CHECKING:
-    from dtrain.failures.cause import Report
-    from dtrain.launchplan.plan import LaunchPlan
-    from dtrain.runs.log_store import Stream
 
 SCHEMA = 1
 

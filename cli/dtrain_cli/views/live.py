@@ -7,13 +7,13 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from dtrain.diagnostics import DtrainError
 from dtrain.framing import clean
 from dtrain.runs import events
+from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
 from dtrain.session.status import age
 from dtrain_cli.views import names
@@ -23,9 +23,6 @@ from dtrain_cli.views.canvas import ENTER, LEAVE, frame
 from dtrain_cli.views.dashboard import draw
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.plain import Plain
-
-if TYPE_CHECKING:
-    from dtrain.runs.log_store import Stream
 
 ENTER_AFTER = 1.0
 """Seconds that all hosts are connected before the dashboard appears."""

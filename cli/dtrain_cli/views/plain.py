@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
+from dtrain.checks import Finding, Severity
+from dtrain.failures.cause import Report
 from dtrain.failures.stalls import GOES_ON
 from dtrain.failures.stragglers import RECOVERED
 from dtrain.framing import LIMIT, clean, clean_all, prefixed
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
+from dtrain.runs.log_store import Stream
+from dtrain.runs.progress import Progress
 from dtrain.session.feed import RunReceiver, StreamKey
 from dtrain.wording import counted
 from dtrain_cli.views import names
@@ -22,13 +26,6 @@ from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.outlet import Outlet
 from dtrain_cli.views.progress import BETWEEN_LINES, ProgressLine
 from dtrain_cli.views.report import render
-
-if TYPE_CHECKING:
-    from dtrain.checks import Finding
-    from dtrain.failures.cause import Report
-    from dtrain.launchplan.plan import LaunchPlan
-    from dtrain.runs.log_store import Stream
-    from dtrain.runs.progress import Progress
 
 _MAX_WARNINGS = 6
 """Warnings that a launch shows; `dtrain check` shows all."""
@@ -133,7 +130,6 @@ class Plain(RunReceiver):
 
     def _findings(self, findings: Sequence[Finding]) -> None:
         # Few launches have findings, so import their view only here.
-        from dtrain.checks import Severity
         from dtrain_cli.views.findings import brief, entry
         from dtrain_cli.views.paper import Paper
 

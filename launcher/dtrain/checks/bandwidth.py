@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dtrain.checks.evidence import Evidence, Facts
 from dtrain.checks.finding import Finding, error, warning
 from dtrain.checks.reach import groups
 from dtrain.records import dataclass
-
-if TYPE_CHECKING:
-    from dtrain.checks.evidence import Evidence, Facts
 
 SLOW = 0.5
 """A link with less than this share of the usual bandwidth is slow."""

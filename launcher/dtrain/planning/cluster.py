@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, UsageError
 from dtrain.parallelism.cluster.hardware import FORMAT, GpuCluster, Hardware, hardware, slowest
+from dtrain.parallelism.cluster.probe import Probe
 from dtrain.planning.files import parsed
 from dtrain.planning.request import LARGEST, AskQueue, PlanRequest
 from dtrain.records import dataclass
 from dtrain.wording import either
 
 if TYPE_CHECKING:
-    from dtrain.parallelism.cluster.probe import Probe
     from dtrain.spec.model import ClusterFile, Host
 
 USUAL_GPU, USUAL_HOSTS = "a100-80gb", 8

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.backends import BACKENDS, without_backend
+from dtrain.parallelism.cluster import calibration
+from dtrain.parallelism.cluster.efficiency import Efficiency, of_gpu
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Gpu, GpuCluster, Precision
+from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count
@@ -21,8 +24,6 @@ from dtrain.planning.request import LARGEST, AskQueue, PlanRequest
 from dtrain.runtime.layout import BackendName, Training
 
 if TYPE_CHECKING:
-    from dtrain.parallelism.cluster.efficiency import Efficiency
-    from dtrain.parallelism.cluster.probe import Probe
     from dtrain.spec.model import ClusterFile
 
 
@@ -146,21 +147,15 @@ def _spec(request: PlanRequest) -> ClusterFile | None:
 
 
 def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) -> Efficiency:
-    from dtrain.parallelism.cluster.efficiency import of_gpu
-
-    efficiency = of_gpu(cluster.gpu)
+    efficiency, network = of_gpu(cluster.gpu), cluster.network
     if probe is not None:
-        from dtrain.parallelism.cluster.calibration import calibrated
-
         table = probe.calibration(cluster.gpu, efficiency)
-        return calibrated(table, "the probe", efficiency, cluster.gpu, cluster.network)
+        return calibration.calibrated(table, "the probe", efficiency, cluster.gpu, network)
     if request.calibrate is None:
         return efficiency
-    from dtrain.parallelism.cluster.calibration import read
-
     return parsed(
         request.calibrate,
-        lambda text, where: read(text, where, efficiency, cluster.gpu, cluster.network),
+        lambda text, where: calibration.read(text, where, efficiency, cluster.gpu, network),
         "`dtrain check FILE --bandwidth` writes such a file",
     )
 

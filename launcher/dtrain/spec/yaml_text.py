@@ -11,18 +11,22 @@ Values = Mapping[str, object]
 
 _WIDTH = 100
 """Longest section written on one line, in columns. A longer one gets a line for each key."""
-_UNQUOTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_BARE = re.compile(r"(?:[A-Za-z_/~]|\.(?![0-9])|[0-9]+[df])[A-Za-z0-9_./~-]*")
+"""Text that needs no quotes, such as ``3d`` and ``1f1b``, unless it is one of `_WORDS`."""
+_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~", ".inf", ".nan"}
+"""What a program that reads YAML may take for another type."""
 
 
 def literal(value: object, quote: str = "") -> str:
-    """A value as YAML. ``quote`` is the quote character to prefer for text, if any."""
+    """A value as YAML; text in quotes if it needs them. ``quote`` is the quote character to prefer
+    for text, if any."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str):
         return str(value)
     if quote == "'" and value.isprintable():
         return "'" + value.replace("'", "''") + "'"
-    if quote == '"' or not _UNQUOTED.fullmatch(value):
+    if quote == '"' or not _BARE.fullmatch(value) or value.lower() in _WORDS:
         return json.dumps(value, ensure_ascii=False)
     return value
 

@@ -16,7 +16,7 @@ import shlex
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import paramiko
@@ -117,19 +117,9 @@ class Keyring:
                 name = f"agent key {key.comment!r}"
                 others += _certified(key, name, endpoint.certificates)
                 others.append(_agent_candidate(key, name))
-        if endpoint.identities_first:
-            found = [*files, *others]
-        else:
-            place = {blob: index for index, blob in enumerate(offered)}
-            held = [file for file in files if file.public and file.public.blob in place]
-            held.sort(key=lambda file: place[file.public.blob] if file.public else 0)
-            chosen = {public.blob for public in map(_read_public, endpoint.certificates) if public}
-            certified = [
-                candidate
-                for candidate in (*files, *others)
-                if candidate.public and candidate.public.blob in chosen
-            ]
-            found = [*certified, *held, *others, *files]
+        found = [*files, *others]
+        if not endpoint.identities_first:
+            found = _in_order_of_ssh(files, others, [*offered], endpoint.certificates)
         unique: dict[object, OfferedKey] = {}
         for candidate in found:
             reason = _not_allowed(candidate.public, endpoint.algorithms)
@@ -342,6 +332,22 @@ class _SigningKey(AgentKey):
             return super().sign_ssh_data(data, algorithm)  # type: ignore[arg-type]
         except (paramiko.SSHException, OSError):
             return b""
+
+
+def _in_order_of_ssh(
+    files: Sequence[OfferedKey],
+    others: Sequence[OfferedKey],
+    held: Sequence[bytes],
+    certificates: Iterable[Path],
+) -> list[OfferedKey]:
+    """Some keys come several times. ``others`` are those of the agent that no file names; ``held``
+    are the public keys of all that the agent has, in its order."""
+    place = {blob: index for index, blob in enumerate(held)}
+    by_agent = [file for file in files if file.public and file.public.blob in place]
+    by_agent.sort(key=lambda file: place[file.public.blob] if file.public else 0)
+    chosen = {public.blob for public in map(_read_public, certificates) if public}
+    certified = [key for key in (*files, *others) if key.public and key.public.blob in chosen]
+    return [*certified, *by_agent, *others, *files]
 
 
 def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = None) -> OfferedKey:

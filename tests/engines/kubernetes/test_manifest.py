@@ -19,7 +19,7 @@ from dtrain.engines.kubernetes import manifest, script
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import parse, read
-from dtrain_cli.commands.dry_run import rendered
+from dtrain_cli.dry_run import rendered
 from support.kubernetes_rules import problems
 from support.limits import HANG
 

@@ -20,7 +20,7 @@ from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.tasks import exported_lines, tasks_of, uniform
 from dtrain.spec.load import parse, read
-from dtrain_cli.commands.dry_run import rendered
+from dtrain_cli.dry_run import rendered
 from generated_pages import features
 
 FOLDER = Path(__file__).parent / "cases"

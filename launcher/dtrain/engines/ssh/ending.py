@@ -48,26 +48,11 @@ class Ending:
 
     def report(self, state: AttemptState) -> Report:
         outcome = state.outcome or AttemptOutcome.DONE
-        done = outcome is AttemptOutcome.DONE
-        failures = self.causes()
-        if done:
-            # Services that were stopped at the end did not fail.
-            failures = ()
+        # Services that were stopped at the end did not fail.
+        failures = () if outcome is AttemptOutcome.DONE else self.causes()
         plan_hosts = [part.host for part in self.context.plan.hosts]
         problems = alike.messages(self.problems, plan_hosts)
-        reported = {error.host for error in self.problems if isinstance(error, NodeError)}
-        unconfirmed = [
-            host
-            for host in _lost(state)
-            if self.links[host].state.leftovers is Leftovers.UNKNOWN
-            and (done or host not in reported)
-        ]
-        if unconfirmed:
-            output = "; the end of their output may be missing" if done else ""
-            problems.append(
-                f"{hostlist.brief(unconfirmed)}: did not confirm that the job's processes ended"
-                f"{output}"
-            )
+        problems += self._unconfirmed(state, outcome)
         hints = alike.hints(self._with_remedy(state), plan_hosts)
         hints += [failure.hint for failure in failures[:1] if failure.hint]
         if outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED):
@@ -81,19 +66,36 @@ class Ending:
             problems += self.watch.whereabouts()
         elif failures and failures[0].is_echo:
             problems += self.watch.collective_mismatches()
-        exit_code = _EXIT_CODES[outcome]
-        if done and not self._result_stands:
-            exit_code = ExitCode.NODE_FAILED
-        if any(isinstance(problem, InternalError) for problem in self.problems):
-            exit_code = ExitCode.INTERNAL
         return Report(
-            exit_code=exit_code,
+            exit_code=self._exit_code(outcome),
             reason=self.reason(state, failures),
             failures=failures,
             problems=tuple(problems),
             hint="\n".join(dict.fromkeys(hints)),
             stragglers=self.context.steps.stragglers(time.monotonic()),
         )
+
+    def _unconfirmed(self, state: AttemptState, outcome: AttemptOutcome) -> list[str]:
+        """The problem of lost hosts that may still run processes. Of a job that is not done, only
+        those that no other problem names."""
+        done = outcome is AttemptOutcome.DONE
+        reported = {error.host for error in self.problems if isinstance(error, NodeError)}
+        hosts = [
+            host
+            for host in _lost(state)
+            if self.links[host].state.leftovers is Leftovers.UNKNOWN
+            and (done or host not in reported)
+        ]
+        output = "; the end of their output may be missing" if done else ""
+        text = f"did not confirm that the job's processes ended{output}"
+        return [f"{hostlist.brief(hosts)}: {text}"] if hosts else []
+
+    def _exit_code(self, outcome: AttemptOutcome) -> ExitCode:
+        if any(isinstance(problem, InternalError) for problem in self.problems):
+            return ExitCode.INTERNAL
+        if outcome is AttemptOutcome.DONE and not self._result_stands:
+            return ExitCode.NODE_FAILED
+        return _EXIT_CODES[outcome]
 
     def separate_trainings(self, state: AttemptState) -> str:
         """A warning if the workers have finished and never connected to each other: each trained

@@ -67,7 +67,8 @@ class Supervisor:
         self._closing: Closing | None = None
         self._stopping = self._started = self._over = False
         self._next_step = self._next_scan = 0.0
-        self._oom_kills = self._stop_signal = 0
+        self._oom_kills = 0
+        self._stop_signal = ""
         self._prctl = load_prctl()
         self._subreaper = adopt_orphans(self._prctl)
         self._connections = Connections(request["job_ports"])
@@ -111,7 +112,7 @@ class Supervisor:
             raise
 
     def _note_signal(self, signum: int, _frame: object) -> None:
-        self._stop_signal = signum
+        self._stop_signal = signal_name(signum)
 
     # Before the start
 
@@ -130,6 +131,17 @@ class Supervisor:
                 "socket": text(name),
             }
         )
+
+    def _wait_for_start(self, now: float) -> float:
+        """Give up after a signal, or without a command for too long. Returns the seconds left."""
+        waited = START_WITHIN + self._lease
+        left = self._last_command + waited - now
+        if self._stop_signal:
+            self._give_up(RefusedError("agent", "stopped by " + self._stop_signal).message)
+        elif left <= 0:
+            reason = "no start command came within %d seconds" % waited
+            self._give_up(RefusedError("agent", reason).message)
+        return 0.0 if self._over else left
 
     def _give_up(self, message: Json) -> None:
         """End a run that has not started and remove its traces. ``message`` says why."""
@@ -165,19 +177,11 @@ class Supervisor:
     def _tick(self) -> float | None:
         """Do what is due by the clock. Returns the seconds until something is due again."""
         now = time.monotonic()
-        if self._stop_signal:
-            signame, self._stop_signal = signal_name(self._stop_signal), 0
-            if not self._started:
-                self._give_up(RefusedError("agent", "stopped by " + signame).message)
-                return 0.0
-            self._stop("the supervisor got " + signame, self._grace)
         if not self._started:
-            left = self._last_command + START_WITHIN + self._lease - now
-            if left <= 0:
-                waited = START_WITHIN + self._lease
-                reason = "no start command came within %d seconds" % waited
-                self._give_up(RefusedError("agent", reason).message)
-            return max(left, 0.0)
+            return self._wait_for_start(now)
+        if self._stop_signal:
+            signame, self._stop_signal = self._stop_signal, ""
+            self._stop("the supervisor got " + signame, self._grace)
         if self._closing is not None:
             if self._closing.wait(CLOSE_POLL):
                 self._end()

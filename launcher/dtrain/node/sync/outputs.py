@@ -34,10 +34,10 @@ class CarriedOutputs:
                 if snapshot is current or not output.settled:
                     versions.setdefault(output.path, []).append(output)
         taken = set(tree.by_path) | set(tree.links)
-        folders = set(tree.folders)
+        sent = set(tree.folders)
         # Sorted, so that a file comes before the contents of another snapshot's folder of its name.
         for path in sorted(versions):
-            if path in taken or path in folders or not taken.isdisjoint(parents(path)):
+            if path in taken or path in sent or not taken.isdisjoint(parents(path)):
                 self.hidden += versions[path]
                 continue
             taken.add(path)
@@ -45,21 +45,16 @@ class CarriedOutputs:
             self.shown[path] = latest
             for output in versions[path]:
                 (self.settled if output.mark == latest.mark else self.hidden).append(output)
-        self.folders: dict[bytes, int] = {}
+        modes: dict[bytes, int] = {}
         for snapshot in snapshots:
             for path, mode in snapshot.folders.items():
                 if path not in taken and taken.isdisjoint(parents(path)):
-                    self.folders.setdefault(path, mode)
-        needed = {parent for path in self.shown for parent in parents(path)}
-        sent = set(tree.folders)
-        own = current.folders if current else {}
-        old = set(current.tree.folders) if current else set()
-        self.folders = {
-            path: mode
-            for path, mode in sorted(self.folders.items())
-            # Folders that contain an output, and folders that a job created, even if empty.
-            if path in needed or (path in own and path not in old and path not in sent)
-        }
+                    modes.setdefault(path, mode)
+        # Folders that contain an output, and folders that a job created, even if empty.
+        wanted = {parent for path in self.shown for parent in parents(path)}
+        if current is not None:
+            wanted |= set(current.folders) - set(current.tree.folders) - sent
+        self.folders = {path: mode for path, mode in sorted(modes.items()) if path in wanted}
 
     def show_in(self, root: bytes) -> list[Output]:
         """Show the outputs in the snapshot at ``root``. Returns those that the file system cannot

@@ -27,55 +27,53 @@ def receive(
 ) -> None:
     """Fill ``root`` with ``tree``: copy the files that ``current`` has, and receive the rest."""
     have = dict(current.contents) if current else {}
-    wanted: list[int] = []
-    asked: set[str] = set()
+    wanted: dict[str, int] = {}  # the first file with each content that is not here
     for index, sent in enumerate(tree.files):
-        if sent.size and sent.sha256 not in have and sent.sha256 not in asked:
-            asked.add(sent.sha256)
-            wanted.append(index)
-    check_free_space(os.getcwdb(), sum(tree.files[index].size for index in wanted))
-    channel.answer({"type": "want", "indices": wanted})
+        if sent.size and sent.sha256 not in have:
+            wanted.setdefault(sent.sha256, index)
+    check_free_space(os.getcwdb(), sum(tree.files[index].size for index in wanted.values()))
+    channel.answer({"type": "want", "indices": [*wanted.values()]})
     for folder in tree.folders:
         os.mkdir(os.path.join(root, folder), 0o770)
-    arriving = set(wanted)
-    later = []
-    for index, sent in enumerate(tree.files):
-        if index in arriving:
+    for sent in tree.files:
+        if sent.sha256 in wanted:
             continue
-        if sent.sha256 in asked:
-            later.append(index)
-            continue
-        source = have.get(sent.sha256)
         with create(root, sent) as file:
-            if current is not None and source is not None:
-                copy(os.path.join(current.root, source[0]), source[1], file)
+            if current is not None and sent.sha256 in have:
+                path, expected = have[sent.sha256]
+                copy(os.path.join(current.root, path), expected, file)
             finish(file, sent)
         lock.beat()
-    arrived: dict[str, bytes] = {}
-    for index in wanted:
-        sent = tree.files[index]
-        digest, left = hashlib.sha256(), sent.size
-        with create(root, sent) as file:
-            while left:
-                piece = channel.content()
-                if not 0 < len(piece) <= left:
-                    raise LauncherGoneError
-                digest.update(piece)
-                left -= len(piece)
-                write(file, piece)
-                lock.beat()
-            if digest.hexdigest() != sent.sha256:
-                raise SyncRefusedError("a file arrived with another content", changed=index)
-            finish(file, sent)
-        arrived[sent.sha256] = os.path.join(root, sent.path)
-    for index in later:
-        sent = tree.files[index]
-        with create(root, sent) as file:
-            source_path = arrived[sent.sha256]
-            copy(source_path, signature(os.stat(source_path)), file)
-            finish(file, sent)
+    for index in wanted.values():
+        receive_file(channel, lock, tree, index, root)
+    for index, sent in enumerate(tree.files):
+        first = wanted.get(sent.sha256, index)
+        if first != index:
+            source = os.path.join(root, tree.files[first].path)
+            with create(root, sent) as file:
+                copy(source, signature(os.stat(source)), file)
+                finish(file, sent)
     for path, target in tree.links.items():
         os.symlink(target, os.path.join(root, path))
+
+
+def receive_file(
+    channel: Channel, lock: StoreLock, tree: Manifest, index: int, root: bytes
+) -> None:
+    sent = tree.files[index]
+    digest, left = hashlib.sha256(), sent.size
+    with create(root, sent) as file:
+        while left:
+            piece = channel.content()
+            if not 0 < len(piece) <= left:
+                raise LauncherGoneError
+            digest.update(piece)
+            left -= len(piece)
+            write(file, piece)
+            lock.beat()
+        if digest.hexdigest() != sent.sha256:
+            raise SyncRefusedError("a file arrived with another content", changed=index)
+        finish(file, sent)
 
 
 def create(root: bytes, sent: SentFile) -> Any:

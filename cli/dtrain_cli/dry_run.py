@@ -1,4 +1,4 @@
-"""`dtrain launch --dry-run`: print or write what a launch would start."""
+"""What `dtrain launch --dry-run` prints or writes: the launch plan of a cluster file."""
 
 from __future__ import annotations
 
