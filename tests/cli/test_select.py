@@ -12,7 +12,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.spec.load import parse
-from dtrain_cli.commands.select import filters, filters_of_run, hosts
+from dtrain_cli.commands.select import filters, filters_of_run
 from dtrain_cli.views import Filters
 
 FILE = "cluster: {{{where}, gpus: 1}}\njob: {{framework: torch, script: train.py}}\n"
@@ -32,10 +32,10 @@ FILE = "cluster: {{{where}, gpus: 1}}\njob: {{framework: torch, script: train.py
 def test_hosts_of_the_job(where: str, host: str, *, known: bool) -> None:
     spec = parse(FILE.format(where=where), "c.yaml")
     if known:
-        assert hosts(host, spec) == {host}
+        assert filters(None, host, spec).hosts == {host}
         return
     with pytest.raises(UsageError, match=f"no host {host} in this cluster"):
-        hosts(host, spec)
+        filters(None, host, spec)
 
 
 def test_hosts_that_slurm_gave_a_run(tmp_path: Path) -> None:

@@ -35,16 +35,32 @@ def filters_of_run(rank: str | None, host: str | None, folder: RunFolder) -> Fil
 def filters(
     rank: str | None, host: str | None, spec: ClusterFile, machines: Collection[str] = ()
 ) -> Filters:
-    """The workers that ``--rank`` and ``--host`` select together; for ``machines`` see `hosts`."""
-    found = Filters(ranks(rank, spec), hosts(host, spec, machines))
+    """The workers that ``--rank`` and ``--host`` select together. ``machines``: those that Slurm
+    has given the run so far. Without them, any names are possible there."""
+    if rank is None and host is None:
+        return Filters()
+    # Most commands show all workers, and a dry run builds its own plan.
+    from dtrain.launchplan.build import build
+
+    plan = build(spec)
+    named = plan.host_names if plan.hosts_known else machines
+    known = dict.fromkeys((*named, *(spare.name for spare in spec.cluster.spares)))
+    found = Filters(
+        None if rank is None else _ranks(rank, plan),
+        None if host is None else _hosts(host, known),
+    )
     # A spare takes over the ranks of another host, fewer hosts get other ranks, and with c10d,
     # torchrun numbers the hosts.
     job = spec.job
     moves = spec.cluster.spares or job.elastic is not None or job.rendezvous.backend == "c10d"
     if found.ranks is None or found.hosts is None or moves:
         return found
-    plan = _plan(spec)
-    places = _hosts_of_ranks(plan)
+    places = [
+        part.host.name
+        for part in plan.hosts
+        for process in part.processes
+        for _ in range(process.ranks)
+    ]
     having = dict.fromkeys(places[one] for one in sorted(found.ranks))
     if plan.hosts_known and found.hosts.isdisjoint(having):
         raise UsageError(
@@ -55,31 +71,13 @@ def filters(
     return found
 
 
-def _plan(spec: ClusterFile) -> LaunchPlan:
-    # Most commands show all workers, and a dry run builds its own plan.
-    from dtrain.launchplan.build import build
-
-    return build(spec)
-
-
-def _hosts_of_ranks(plan: LaunchPlan) -> list[str]:
-    return [
-        part.host.name
-        for part in plan.hosts
-        for process in part.processes
-        for _ in range(process.ranks)
-    ]
-
-
-def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
+def _ranks(text: str, plan: LaunchPlan) -> frozenset[int]:
     """``0,4-7`` as a set of the job's ranks."""
-    if text is None:
-        return None
-    if not spec.job.ranked:
+    if not plan.job.ranked:
         raise UsageError(
             "--rank does not apply: TensorFlow tasks have no ranks", hint="choose hosts with --host"
         )
-    last_rank = _plan(spec).world_size - 1
+    last_rank = plan.world_size - 1
     chosen: set[int] = set()
     for part in text.split(","):
         written = _RANKS.fullmatch(part.strip())
@@ -95,17 +93,10 @@ def ranks(text: str | None, spec: ClusterFile) -> frozenset[int] | None:
     return frozenset(chosen)
 
 
-def hosts(
-    text: str | None, spec: ClusterFile, machines: Collection[str] = ()
-) -> frozenset[str] | None:
-    """``gpu[01-03]`` as a set of the job's hosts. ``machines``: those that Slurm has given the
-    run so far. Without them, any names are possible there."""
-    if text is None:
-        return None
+def _hosts(text: str, known: Collection[str]) -> frozenset[str]:
+    """``gpu[01-03]`` as a set of the job's hosts. ``known``: their names; empty if any name is
+    possible."""
     wanted = unfolded("--host", text)
-    plan = _plan(spec)
-    named = plan.host_names if plan.hosts_known else machines
-    known = dict.fromkeys((*named, *(host.name for host in spec.cluster.spares)))
     unknown = [name for name in wanted if name not in known]
     if unknown and known:
         raise UsageError(

@@ -60,7 +60,7 @@ def as_text(run: Summary, paper: Paper, written: Sequence[str] = ()) -> str:
 
 def facts(run: Summary) -> list[tuple[str, str]]:
     """Titles and values about the whole run."""
-    last = last_step(run)
+    last = _last_step(run)
     measured = run.measured
     speed = [f"{measured.step_time:.3g} s a step"] if measured.step_time is not None else []
     if measured.tokens_per_second is not None:
@@ -70,7 +70,7 @@ def facts(run: Summary) -> list[tuple[str, str]]:
     found = [
         ("Run", run.record.run),
         ("State", state(run)),
-        ("Began", moment(run.began)),
+        ("Began", _moment(run.began)),
         ("Launcher", "" if run.attended else f"none; {attach_hint(run.record.run)}"),
         ("Took", names.spent(run.until - run.began)),
         ("Hosts", f"{names.hosts(run.hosts)}: {counted(run.workers, 'worker')}{gpus}"),
@@ -93,7 +93,7 @@ def facts(run: Summary) -> list[tuple[str, str]]:
     return [(title, text) for title, text in found if text]
 
 
-def last_step(run: Summary) -> int | None:
+def _last_step(run: Summary) -> int | None:
     """The last step of the last attempt that reports steps."""
     steps = (one.last_step for one in reversed(run.goodput.attempts))
     return next((step for step in steps if step is not None), None)
@@ -110,7 +110,7 @@ def share(run: Summary) -> str:
     return f"{run.goodput.share * 100:.1f} % of the time went into steps that count"
 
 
-def moment(seconds: float) -> str:
+def _moment(seconds: float) -> str:
     """A time since the epoch, in this machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
@@ -210,7 +210,7 @@ _Show = Callable[[float | None], str]
 def _figures(run: Summary) -> list[tuple[str, _Show, float | None]]:
     """Titles and values to compare, each with how to show the value."""
     losses = [point.loss for point in run.curve if point.loss is not None]
-    last, goodput = last_step(run), run.goodput.share
+    last, goodput = _last_step(run), run.goodput.share
     length = _shown(names.spent)
     return [
         ("wall time", length, run.goodput.wall),

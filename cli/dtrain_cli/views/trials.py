@@ -17,7 +17,7 @@ EXPLANATION = (
 )
 
 
-def ranked(answer: Answer) -> list[Trial]:
+def _ranked(answer: Answer) -> list[Trial]:
     """The trials, in the order of their results: failed ones last."""
     return sorted(
         answer.trials, key=lambda one: (not (one.ok and one.fits), one.corrected.time.total)
@@ -26,7 +26,7 @@ def ranked(answer: Answer) -> list[Trial]:
 
 def rows(answer: Answer) -> list[tuple[str, ...]]:
     """One row for each trial that trained, fastest first."""
-    return [_row(trial) for trial in ranked(answer) if trial.ok]
+    return [_row(trial) for trial in _ranked(answer) if trial.ok]
 
 
 def _row(trial: Trial) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def _row(trial: Trial) -> tuple[str, ...]:
 
 def sentences(answer: Answer) -> Iterator[str]:
     """What the trials say about memory, and why some failed."""
-    for trial in ranked(answer):
+    for trial in _ranked(answer):
         name = explain.brief(trial.planned)
         if trial.ok and not trial.fits and trial.memory is not None:
             limit = units.gib(trial.planned.limit)

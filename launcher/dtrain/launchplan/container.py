@@ -133,7 +133,7 @@ def _apptainer(container: Container, worker: ContainerProcess) -> Iterator[str]:
         yield from ("--mount", _mount(mount))
     if container.engine == "pyxis":  # in its place; the options are those of pyxis
         image = container.image
-        source = f"docker://{image}" if is_reference(image) else _path(image)
+        source = f"docker://{image}" if _is_reference(image) else _path(image)
         yield from ("--pwd", WORKDIR, source)
     else:
         yield from ("--pwd", WORKDIR, *container.options, _path(container.image))
@@ -143,7 +143,7 @@ def pyxis(container: Container, runs: str) -> Iterator[str]:
     """The options of srun that run its tasks in containers, where Slurm has the plugin pyxis.
     ``runs`` is the folder of the runs, as a part of a template."""
     image = container.image
-    if is_reference(image):
+    if _is_reference(image):
         registry, slash, rest = image.partition("/")
         if slash and ("." in registry or ":" in registry or registry == "localhost"):
             image = f"{registry}#{rest}"
@@ -156,7 +156,7 @@ def pyxis(container: Container, runs: str) -> Iterator[str]:
     yield from ("--container-writable", "--no-container-mount-home", *container.options)
 
 
-def is_reference(image: str) -> bool:
+def _is_reference(image: str) -> bool:
     """Whether an image is the name of one in a registry, and not a file."""
     path = image.startswith(("/", "~", ".")) or "://" in image
     return not path and not image.endswith((".sif", ".sqsh"))

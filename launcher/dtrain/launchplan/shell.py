@@ -23,10 +23,10 @@ def files(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
         for process in part.processes:
             stem = f"{part.host.name}/{process.name}"
             yield f"{stem}.sh", script(plan, part, process)
-            yield f"{stem}.env", environment_file(plan, part, process)
+            yield f"{stem}.env", _environment_file(plan, part, process)
 
 
-def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
+def _environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     """Shell assignments. Secrets appear only by name, in comments."""
     secret = [
         f"# {name} is a secret: it comes from the caller's environment\n"
@@ -35,7 +35,7 @@ def environment_file(plan: LaunchPlan, part: HostPlan, process: Process) -> str:
     if part.enclosure is not None:
         secret.append("unset PYTHONPATH  # of the host\n")
     environment = exported(part, process).items()
-    lines = [str(sh(name, "=", assigned(value))) for name, value in environment]
+    lines = [str(sh(name, "=", _assigned(value))) for name, value in environment]
     for name, variable in {**part.node_variables, **process.node_variables}.items():
         value = completed(name, variable)
         lines.append(f"# {name}: {value}" if variable.kind == "interface" else f"{name}={value}")
@@ -113,7 +113,7 @@ def argument(text: str) -> ShellCommand:
     return sh(*parts)
 
 
-def assigned(value: str) -> ShellCommand:
+def _assigned(value: str) -> ShellCommand:
     """``value`` for an assignment, in which a shell does not split expansions into words."""
     if isinstance(value, Template) and len(value.parts) == 1:
         return sh(*(part.shell if isinstance(part, Slot) else word(part) for part in value.parts))

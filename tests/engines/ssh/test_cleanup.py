@@ -22,6 +22,7 @@ from dtrain.session.observer import Observer
 from dtrain.spec.model import Host
 from support.limits import HANG
 from support.scripted import ScriptedHosts, relay_stdout
+from support.threads import no_free_thread
 
 FILE = "cluster: {hosts: [gpu01], gpus: 1}\njob: {framework: none, script: train.py}\n"
 HELLO = {
@@ -73,17 +74,10 @@ def test_a_host_that_has_answered_is_left_at_once(said: list[object], *, clean: 
 
 
 def test_a_cleanup_without_a_free_thread_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "gpu01 cleanup":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
     cleanups = Cleanups(ScriptedHosts({}))
     reported: list[Exception] = []
-    cleanups.start(RECORD, [("gpu01", 1)], reported.append)
+    with no_free_thread(monkeypatch, "gpu01 cleanup"):
+        cleanups.start(RECORD, [("gpu01", 1)], reported.append)
     assert (cleanups.clean, cleanups.pending) == (set(), [])
     assert str(*reported) == "can't start new thread"
     cleanups.close()

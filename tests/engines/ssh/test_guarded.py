@@ -10,6 +10,7 @@ import pytest
 from dtrain.diagnostics import ExitCode, InternalError
 from dtrain.engines.ssh.guarded import fault, run_guarded
 from support.limits import HANG
+from support.threads import no_free_thread
 
 
 def test_a_bug_is_reported_with_a_file(tmp_path: Path) -> None:
@@ -32,12 +33,9 @@ def test_a_bug_is_reported_with_a_file(tmp_path: Path) -> None:
 def test_a_machine_without_a_free_thread_is_no_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
     bugs: list[Exception] = []
-    run_guarded("guarded", lambda: None, bugs.append)
+    with no_free_thread(monkeypatch, "guarded"):
+        run_guarded("guarded", lambda: None, bugs.append)
     error = fault(bugs[0], tmp_path)
     assert error.exit_code is ExitCode.NODE_FAILED
     assert "ulimit -u" in error.hint

@@ -28,7 +28,7 @@ from dtrain.transport.contract import Transport
 from dtrain.transport.retry import jitter
 
 
-class Cleanup(Enum):
+class _Progress(Enum):
     """Progress of the cleanup of a host."""
 
     PENDING = auto()
@@ -38,7 +38,7 @@ class Cleanup(Enum):
     """The host answered, but it still runs processes or broke the protocol."""
 
 
-class CleanupLink:
+class _CleanupLink:
     """Tries to reach a host until `close`, only to kill its processes of one attempt."""
 
     def __init__(
@@ -51,11 +51,10 @@ class CleanupLink:
         run: str,
         attempt: int,
     ) -> None:
-        """``run`` is the attempt's name on hosts. ``report`` gets what only a bug, or a limit of
-        this machine, raises."""
+        """``run`` is the attempt's name on hosts. For ``report`` see `Cleanups.start`."""
         self.host = part.host.name
         self.attempt = attempt
-        self.state = Cleanup.PENDING
+        self.state = _Progress.PENDING
         self.problem: NodeError | None = None
         """Why the host could not be reached the last time."""
         self._report = report
@@ -77,7 +76,7 @@ class CleanupLink:
 
     def _read(self) -> None:
         backoff = Backoff(DELAY, DELAY_MOST)
-        while not self._closed.is_set() and self.state is Cleanup.PENDING:
+        while not self._closed.is_set() and self.state is _Progress.PENDING:
             try:
                 relay = self._connection.attach(
                     lambda: not self._closed.is_set(), offsets={}, outputs=False
@@ -89,21 +88,21 @@ class CleanupLink:
                 self.problem = error  # retry until the host answers
             except ProtocolError:
                 self._commands.send({"op": "kill"})
-                self.state = Cleanup.FAILED
+                self.state = _Progress.FAILED
             self._closed.wait(backoff.next() * jitter(0.5, 1.0))
         # The run may go on for days, and so would the connection.
         self.close()
         self.disconnect(FLUSH_SECONDS)
 
     def _fail(self, bug: Exception) -> None:
-        self.state = Cleanup.FAILED
+        self.state = _Progress.FAILED
         self._report(bug)
 
     def _follow(self, relay: RelayChannel) -> None:
         self._sequence.begin_relay()
         for body in relay.messages():
             self._take(relay, messages.read_message(body))
-            if self.state is not Cleanup.PENDING:
+            if self.state is not _Progress.PENDING:
                 return
 
     def _take(self, relay: RelayChannel, message: messages.AgentMessage) -> None:
@@ -118,10 +117,10 @@ class CleanupLink:
                 | messages.Lost(survivors=())
                 | messages.Refused(what="gone")
             ):
-                self.state = Cleanup.CLEAN
+                self.state = _Progress.CLEAN
             # An end with survivors may be long ago: then `lost` follows.
             case messages.Lost() | messages.Bye():
-                self.state = Cleanup.FAILED
+                self.state = _Progress.FAILED
             case messages.StreamFound() | messages.RunSeen():
                 raise ProtocolError(f"{messages.name_of(message)}: not requested")
 
@@ -131,7 +130,7 @@ class Cleanups:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._links: list[CleanupLink] = []
+        self._links: list[_CleanupLink] = []
 
     def start(
         self,
@@ -139,14 +138,14 @@ class Cleanups:
         uncleaned: Iterable[tuple[str, int]],
         report: Callable[[Exception], None],
     ) -> None:
-        """End leftover processes. ``uncleaned`` has pairs of a host and an attempt's number. For
-        ``report`` see `CleanupLink`."""
+        """End leftover processes. ``uncleaned`` has pairs of a host and an attempt's number.
+        ``report`` gets what only a bug, or a limit of this machine, raises."""
         cluster = record.request.spec().cluster
         hosts = {host.name: host for host in cluster.hosts + cluster.spares}
         for name, number in uncleaned:
             then = replace(record, attempt=number)
             part = HostPlan(hosts[name], 0, {}, (), "~")
-            link = CleanupLink(
+            link = _CleanupLink(
                 self._transport, then.plan, part, report, run=then.on_hosts, attempt=number
             )
             link.start()
@@ -155,18 +154,18 @@ class Cleanups:
     @property
     def pending(self) -> list[str]:
         """Hosts that have not answered yet."""
-        return [link.host for link in self._links if link.state is Cleanup.PENDING]
+        return [link.host for link in self._links if link.state is _Progress.PENDING]
 
     @property
     def problems(self) -> list[NodeError]:
         """Why those hosts cannot be reached, as far as it is known."""
-        pending = (link for link in self._links if link.state is Cleanup.PENDING)
+        pending = (link for link in self._links if link.state is _Progress.PENDING)
         return [link.problem for link in pending if link.problem is not None]
 
     @property
     def clean(self) -> set[tuple[str, int]]:
         """Hosts without leftover processes, each with the attempt's number."""
-        return {(one.host, one.attempt) for one in self._links if one.state is Cleanup.CLEAN}
+        return {(one.host, one.attempt) for one in self._links if one.state is _Progress.CLEAN}
 
     def close(self) -> None:
         close_all(self._links)
