@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +44,9 @@ class FollowedRun(Run):
     def left_over(self) -> None:
         """The attempt may not have ended: `dtrain stop` tries again."""
         hosts = self.record.spec().cluster.hosts
-        self.change(leftovers=tuple((host.name, self.record.attempt) for host in hosts))
+        # On a full disk, the report alone says how to end it.
+        with contextlib.suppress(StorageError):
+            self.change(leftovers=tuple((host.name, self.record.attempt) for host in hosts))
 
     def given_up(self, why: str, still_there: str) -> Report:
         """The report if the attempt may not have ended, and dtrain no longer waits."""

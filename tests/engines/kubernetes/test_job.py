@@ -338,6 +338,18 @@ def test_what_was_first_a_failure_or_a_deletion(
     assert [one.summary for one in report.failures] == [by_process]
 
 
+def test_a_pod_that_is_deleted_in_the_second_of_its_failure_has_failed(job: KubernetesJob) -> None:
+    """dtrain deletes the job if a sidecar goes on."""
+    job.job_seen(RUNS, "")
+    job.pod_seen(pod("a"))
+    ended = replace(pod("a"), ended=Terminated(9), state=ShownState.ENDED, sidecar="proxy")
+    job.pod_seen(ended)
+    job.keep(PodLines("a", (BEGINS, b"[dtrain] worker-0 ended: 9 at 10.3\n"), 5, 1, 5))
+    job.pod_seen(replace(ended, deleted=10.0))
+    job.job_seen(None, "")
+    assert job.ended("").reason == "rank 0 on node0 exited with status 9"
+
+
 def test_why_kubernetes_has_deleted_a_pod(job: KubernetesJob) -> None:
     job.job_seen(RUNS, "")
     job.pod_seen(pod("a"))

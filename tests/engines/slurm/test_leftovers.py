@@ -15,6 +15,8 @@ from dtrain.node.agent.wire import encode
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
+from dtrain.runs.storage import StorageError
+from dtrain.session import run
 from dtrain.session.caller import Caller
 from support.scripted import ScriptedHosts, relay_stdout
 
@@ -56,6 +58,17 @@ def test_a_job_that_was_given_up_is_killed_later(given_up: RunFolder) -> None:
     assert [attempt for _, attempt in Record.load(given_up.path).leftovers] == [1, 1]
     assert clean(given_up, "CANCELLED")
     assert Record.load(given_up.path).leftovers == ()
+
+
+def test_a_full_disk_does_not_hide_how_to_end_a_job(
+    given_up: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("no space left on device")
+
+    monkeypatch.setattr(run, "save", full)
+    job = SlurmJob(Record.load(given_up.path), given_up, Caller(), {})
+    assert "scancel 7" in job.given_up("Ctrl-C", job.still_there()).problems[0]
 
 
 def test_a_job_that_does_not_end_is_left(

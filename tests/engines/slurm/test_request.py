@@ -137,6 +137,13 @@ def test_a_launch_warns_of_what_slurm_may_let_wait_for_ever(keys: str, subjects:
     assert all(finding.severity is Severity.WARNING for finding in found)
 
 
+def test_a_launch_refuses_an_account_that_the_partition_does_not_accept() -> None:
+    """sbatch accepts it, and nothing lets the job start."""
+    judge = judge_of("slurm: {partition: gpu, account: bio}, nodes: 1")
+    (finding,) = judge.impossible(partitions.read(SCONTROL, SINFO), ACCEPTED)
+    assert finding.severity is Severity.ERROR
+
+
 def test_a_limit_for_which_slurm_refuses_the_job() -> None:
     said = "sbatch: error: Batch job submission failed: Requested time limit is invalid"
     refused = CommandAnswer("sbatch", 1, "", said)

@@ -111,9 +111,9 @@ class KubernetesJob(FollowedRun):
             return None
         if known is not None and known.pod.ended is not None:
             # The first end counts. The last event of a pod that is gone may be older, and a
-            # container that has started again ends again.
-            pod = replace(pod, ended=known.pod.ended)
-        if removed and not pod.deleted:  # it had no time to terminate
+            # container that has started again ends again. A later deletion has not ended it.
+            pod = replace(pod, ended=known.pod.ended, deleted=known.pod.deleted)
+        elif removed and not pod.deleted:  # it had no time to terminate
             pod = replace(pod, deleted=time.time())
         self.hosts.pod(pod, removed=removed)
         if (pod.deleted or removed) and not (pod.over or self._failed):

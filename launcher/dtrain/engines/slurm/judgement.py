@@ -128,8 +128,8 @@ class RequestJudge:
         yield from self._machines(partition)
 
     def _limits(self, partition: Partition) -> Iterator[Finding]:
-        """Only warnings: the QOS of the account, of the partition or of a variable may lift them,
-        and sbatch refuses the job where the site wants that."""
+        """Those of time and size are only warnings: the QOS of the account, of the partition or of
+        a variable may lift them, and sbatch refuses the job where the site wants that."""
         slurm, name = self._slurm, partition.name
         bound = slurm.qos is None  # the user has chosen one for that
         forever = "without a QOS that lifts the limit, the job waits forever"
@@ -145,7 +145,7 @@ class RequestJudge:
         account, allowed = slurm.account, partition.allowed_accounts
         denied = account in partition.denied_accounts
         if account is not None and (denied or (allowed and account not in allowed)):
-            yield self._warning(
+            yield self._error(
                 "slurm.account",
                 f"partition {name} does not accept jobs of account {account}",
                 f"one of {', '.join(allowed)}" if allowed else "an account that is not denied",
