@@ -171,6 +171,22 @@ def test_blank_cells_are_what_a_run_needs_to_fit() -> None:
     assert run(**large, notes="OOM").layout.recompute == "full"
 
 
+def test_sharded_parameters_are_gathered_once_in_a_step_if_its_parts_are_not_given() -> None:
+    cells = {"tp": "", "pp": "", "micro_batch": "", "sharding": "FSDP", "global_batch": "256"}
+    assert run(**cells).layout.micro_batch == 4
+    assert run(**cells, notes="mbs 2").layout.grad_accumulation == 2
+    # Longer micro-batches would not fit.
+    large = run(**{**cells, "seq_len": "16384"}, recompute="none").layout
+    assert (large.micro_batch, large.grad_accumulation) == (1, 4)
+    # Megatron-LM's users choose the micro-batch.
+    assert run(**cells, notes="Megatron-LM").layout.micro_batch == 1
+
+
+def test_sequence_parallelism_that_is_off() -> None:
+    assert run().layout.sequence_parallel
+    assert not run(notes="untied; sequence parallelism off").layout.sequence_parallel
+
+
 @pytest.mark.parametrize(
     ("notes", "lora"),
     [

@@ -183,7 +183,7 @@ def test_the_error_in_the_second_blind_test_is_limited() -> None:
     assert abs(sum(every.time)) / len(every.time) < 0.05
     assert sum(map(abs, every.memory)) / len(every.memory) < 0.08
     assert every.fit["false_fit"] == 0
-    assert refused(every) < 0.055
+    assert refused(every) < 0.06
 
 
 def test_the_error_in_the_third_blind_test_is_limited() -> None:
@@ -235,9 +235,11 @@ def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
         # Most by users with software of their own.
         (UNSEEN[9], (99, 22), 0.24, 0.10, 0.17, 0.08, 0),
         # A third from a paper on mixtures, the rest by users and in JAX.
-        (UNSEEN[10], (162, 23), 0.17, 0.10, 0.15, 0.11, 3),
+        (UNSEEN[10], (162, 23), 0.17, 0.10, 0.14, 0.11, 3),
         # Nearly half from a paper on mixtures in fp8, and most of its refusals.
-        (UNSEEN[11], (137, 127), 0.15, 0.05, 0.20, 0.10, 1),
+        (UNSEEN[11], (137, 127), 0.15, 0.05, 0.17, 0.10, 1),
+        # A quarter is MLPerf's GPT-3, a third memory alone.
+        (UNSEEN[12], (84, 49), 0.18, 0.11, 0.15, 0.02, 1),
     ],
 )
 def test_the_error_in_a_later_blind_test_is_limited(
