@@ -20,6 +20,7 @@ from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
 from planner.published.rows import Row, UnusableError, count
+from planner.published.sharding import keeps_gathered, sharding_of
 from planner.published.sources import LORA, Practice, zero_3
 
 
@@ -33,8 +34,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
     if rest or not data or gpus > 10**6:
         raise UnusableError("the GPUs do not divide by the split")
     text = f"{row.get('id', '')} {notes}"
-    said = _micro_batch(row)
-    micro = said or 1
+    micro = (said := _micro_batch(row)) or 1
     batch = count(row, "global_batch")
     steps = _noted(
         text,
@@ -43,7 +43,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
         r"(?:grad_accum\w*|gradient accumulation\w*)\s*[=:]?\s*(\d+)",
         r"(\d+) micro-?batches",
     )
-    sharding = _sharding(row, practice)
+    sharding = sharding_of(row, practice)
     if batch is not None:
         if batch < data:
             raise UnusableError("the global batch has fewer sequences than data ranks")
@@ -190,8 +190,10 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             wide_rest=re.search(r"for k-?bit training|gathered in fp32", text, re.IGNORECASE)
             is not None,
             holds_outputs="holds the outputs" in text,
+            gathers_fp8="gathered in fp8" in text,
+            overwrites_mlp="fused kernels of LoRA" in text,
             repeats_exchange="exchanges tokens again" in text,
-            keeps_gathered="reshard_after_forward=False" in text
+            keeps_gathered=keeps_gathered(row, practice)
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
             frozen_inputs=min(practice.habits.frozen_inputs, 1 if longest_first else 2),
             moment_bytes=_moment_bytes(text),
@@ -395,28 +397,6 @@ def _noted(text: str, *patterns: str) -> int | None:
         if found := re.search(pattern, text, re.IGNORECASE):
             return int(found[1]) or None
     return None
-
-
-_SHARDINGS: tuple[tuple[str, Sharding], ...] = (
-    (r"hsdp|hybrid", "hybrid"),
-    (r"grad_op|gradients|zero.?2|stage.?2|os\+g", "gradients"),
-    (r"zero.?3|stage.?3|fsdp|full|zero\+\+", "full"),
-    (r"zero.?1|stage.?1|optimizer|dist.?opt|zero", "optimizer"),
-    (r"none|^no\b|ddp|replicat|zero.?0|^0$", "none"),
-)
-
-
-def _sharding(row: Row, practice: Practice) -> Sharding:
-    text = row.get("sharding", "").casefold()
-    if text:
-        for pattern, sharding in _SHARDINGS:
-            if re.search(pattern, text):
-                unsharded = sharding == "none" and practice.always_shards
-                bf16 = "bf16" in row.get("precision", "").casefold()
-                return "optimizer" if unsharded and bf16 else sharding
-    if count(row, "n_gpus") == 1:
-        return "none"
-    return practice.sharding
 
 
 def _recompute(row: Row) -> Recompute | None:

@@ -149,7 +149,8 @@ class _Rank(StageRank):
         """Bytes of a gathered parameter of a layer."""
         if self.in_place:
             return 0.0
-        return (self.shape.frozen_matrix_bytes if self.shape.lora else 0) or self.stored
+        own = 1.0 if self.assumed.habits.gathers_fp8 else self.stored
+        return (self.shape.frozen_matrix_bytes if self.shape.lora else 0) or own
 
     @property
     def reduced(self) -> float:
@@ -379,6 +380,8 @@ def _inside(rank: _Rank) -> float:
         whole = largest_layer(shape, layout, rank.assumed, "none") * rank.tokens
     width = shape.ffn_hidden / layout.tensor
     widest = compute * (2 if shape.gated else 1) * width
+    if rank.assumed.habits.overwrites_mlp:
+        widest = 0.0
     widest = max(widest, routed_gradients(shape, layout, rank.assumed))
     inside = whole + widest * rank.tokens + rank.stream
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
