@@ -207,6 +207,14 @@ def test_adapters_whose_kernel_overwrites_the_mlp_need_less_memory() -> None:
     assert 0.8 < (plain.gib - fused.gib) / (3 * 2 * 8192 * 16 * 2048 / 2**30) < 1.1
 
 
+def test_mingpt_keeps_the_terms_of_its_gelu() -> None:
+    cells = {"tp": "", "pp": "", "recompute": "none", "sharding": "FSDP", "micro_batch": "1",
+             "global_batch": "64", "reported_peak_mem_gb": "70"}  # fmt: skip
+    plain, terms = (outcome_of(run(**cells, notes=notes)).gib for notes in ("FSDP", "FSDP; minGPT"))
+    expected = 14 * 4 * 4096 * 36 * 2048 / 2**30
+    assert terms - plain == pytest.approx(expected, rel=0.1)
+
+
 def test_sequence_parallelism_that_is_off() -> None:
     assert run().layout.sequence_parallel
     assert not run(notes="untied; sequence parallelism off").layout.sequence_parallel

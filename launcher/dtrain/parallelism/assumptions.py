@@ -144,6 +144,10 @@ class MemoryHabits:
     repeats_exchange: bool = False
     """Whether torchtitan's selective recompute sends tokens to their experts and back again,
     instead of keeping what arrived: its Qwen3 until March 2026 (its pull request 2357)."""
+    gelu_bytes: float = 0.0
+    """Bytes of an inner activation that a GELU keeps beside its input and output. minGPT's formula
+    under autocast: its input, the hyperbolic tangent and one more than that in 32 bits, because
+    ``pow`` is computed so, and half of the input in 16."""
     gathers_fp8: bool = False
     """Whether layers are gathered in fp8: torchao's ``enable_fsdp_float8_all_gather``."""
     overwrites_mlp: bool = False

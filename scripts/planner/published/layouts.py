@@ -190,6 +190,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             wide_rest=re.search(r"for k-?bit training|gathered in fp32", text, re.IGNORECASE)
             is not None,
             holds_outputs="holds the outputs" in text,
+            gelu_bytes=14.0 if "minGPT" in text else 0.0,
             gathers_fp8="gathered in fp8" in text,
             overwrites_mlp="fused kernels of LoRA" in text,
             repeats_exchange="exchanges tokens again" in text,

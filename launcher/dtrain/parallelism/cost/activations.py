@@ -54,6 +54,8 @@ def layer_activations(
     # PyTorch's selective recomputation makes the copies again.
     if assumed.habits.repeats_keys and recompute in (("none",) if torch else ("none", "selective")):
         terms += 4 * (shape.heads - shape.kv_heads) * shape.head_size / layout.tensor
+    if recompute == "none" and not shape.gated:
+        terms += assumed.habits.gelu_bytes * shape.ffn_hidden / layout.tensor
     if assumed.habits.overwrites_mlp and recompute == "none":
         terms -= 2 * shape.ffn_hidden / layout.tensor
     if assumed.habits.frozen_inputs and recompute == "none":
