@@ -15,6 +15,7 @@ from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import Kernels
+from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.cost.step_time import StepTime
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import Layout
@@ -132,6 +133,9 @@ def test_ranks_wait_for_the_one_whose_experts_get_the_most_tokens() -> None:
     assert 1 < real.busiest(shape, few) < real.busiest(shape, many) < 8
     # All tokens of Mixtral choose two of eight experts, so one gets four times its share at most.
     assert 2 < real.busiest(model("mixtral-8x7b"), many) < 4
+    again = replace(many, recompute="full")
+    even, uneven = (memory(shape, again, one).temporary for one in (WHOLE, real))
+    assert even < uneven < even * real.busiest(shape, many)
     even, uneven = (time_of("qwen3-30b-a3b", many, one) for one in (WHOLE, real))
     assert uneven.expert == pytest.approx(even.expert * real.busiest(shape, many), rel=0.05)
     assert even.compute < uneven.compute < even.compute * real.busiest(shape, many)

@@ -171,6 +171,55 @@ def test_blank_cells_are_what_a_run_needs_to_fit() -> None:
     assert run(**large, notes="OOM").layout.recompute == "full"
 
 
+def test_sharded_parameters_are_gathered_once_in_a_step_if_its_parts_are_not_given() -> None:
+    cells = {"tp": "", "pp": "", "micro_batch": "", "sharding": "FSDP", "global_batch": "256"}
+    assert run(**cells).layout.micro_batch == 4
+    assert run(**cells, notes="mbs 2").layout.grad_accumulation == 2
+    # Longer micro-batches would not fit.
+    large = run(**{**cells, "seq_len": "16384"}, recompute="none").layout
+    assert (large.micro_batch, large.grad_accumulation) == (1, 4)
+    # Megatron-LM's users choose the micro-batch.
+    assert run(**cells, notes="Megatron-LM").layout.micro_batch == 1
+
+
+def test_fsdp_that_keeps_what_it_gathered() -> None:
+    cells = {"tp": "", "pp": "", "sharding": "SHARD_GRAD_OP", "notes": "FSDP2; gathered in fp8"}
+    found = run(**cells)
+    assert found.layout.sharding == "full"
+    assert found.assumed.habits.keeps_gathered
+    assert found.assumed.habits.gathers_fp8
+    # DeepSpeed's ZeRO-2 has whole parameters.
+    assert run(tp="", pp="", sharding="zero2", notes="DeepSpeed").layout.sharding == "gradients"
+
+
+def test_adapters_whose_kernel_overwrites_the_mlp_need_less_memory() -> None:
+    cells = {"source": "Axolotl [LoRA]", "tp": "", "pp": "", "n_gpus": "1", "dp": "",
+             "model_name": "Llama-3.2-1B", "layers": "", "hidden": "", "heads": "",
+             "recompute": "full", "micro_batch": "16", "global_batch": "16"}  # fmt: skip
+    plain, fused = (
+        outcome_of(run(**cells, reported_peak_mem_gb="20", notes=notes))
+        for notes in (
+            "LoRA rank 16 on all matrices",
+            "LoRA rank 16 on all matrices; fused kernels of LoRA",
+        )
+    )
+    # Of 16 sequences' MLP: the last product's input, and the gradients of the gate's tensors.
+    assert 0.8 < (plain.gib - fused.gib) / (3 * 2 * 8192 * 16 * 2048 / 2**30) < 1.1
+
+
+def test_mingpt_keeps_the_terms_of_its_gelu() -> None:
+    cells = {"tp": "", "pp": "", "recompute": "none", "sharding": "FSDP", "micro_batch": "1",
+             "global_batch": "64", "reported_peak_mem_gb": "70"}  # fmt: skip
+    plain, terms = (outcome_of(run(**cells, notes=notes)).gib for notes in ("FSDP", "FSDP; minGPT"))
+    expected = 14 * 4 * 4096 * 36 * 2048 / 2**30
+    assert terms - plain == pytest.approx(expected, rel=0.1)
+
+
+def test_sequence_parallelism_that_is_off() -> None:
+    assert run().layout.sequence_parallel
+    assert not run(notes="untied; sequence parallelism off").layout.sequence_parallel
+
+
 @pytest.mark.parametrize(
     ("notes", "lora"),
     [

@@ -183,7 +183,7 @@ def test_the_error_in_the_second_blind_test_is_limited() -> None:
     assert abs(sum(every.time)) / len(every.time) < 0.05
     assert sum(map(abs, every.memory)) / len(every.memory) < 0.08
     assert every.fit["false_fit"] == 0
-    assert refused(every) < 0.055
+    assert refused(every) < 0.06
 
 
 def test_the_error_in_the_third_blind_test_is_limited() -> None:
@@ -229,15 +229,17 @@ def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
     ("path", "rows", "time", "bias", "memory", "refusals", "false_fits"),
     [
         # Nearly half of its step times are from one publisher, on two machines.
-        (UNSEEN[7], (359, 100), 0.28, 0.16, 0.10, 0.04, 3),
+        (UNSEEN[7], (359, 100), 0.28, 0.16, 0.09, 0.04, 3),
         # Step times of pretraining and LoRA. Measured matrix products helped, and no rule for them.
         (UNSEEN[8], (81, 17), 0.17, 0.11, 0.10, 0.08, 0),
         # Most by users with software of their own.
         (UNSEEN[9], (99, 22), 0.24, 0.10, 0.17, 0.08, 0),
         # A third from a paper on mixtures, the rest by users and in JAX.
-        (UNSEEN[10], (162, 23), 0.17, 0.10, 0.15, 0.11, 3),
+        (UNSEEN[10], (162, 23), 0.17, 0.10, 0.14, 0.11, 3),
         # Nearly half from a paper on mixtures in fp8, and most of its refusals.
-        (UNSEEN[11], (137, 127), 0.15, 0.05, 0.20, 0.10, 1),
+        (UNSEEN[11], (137, 127), 0.15, 0.05, 0.16, 0.09, 1),
+        # A quarter is MLPerf's GPT-3, a third memory alone.
+        (UNSEEN[12], (84, 49), 0.18, 0.11, 0.13, 0.02, 1),
     ],
 )
 def test_the_error_in_a_later_blind_test_is_limited(

@@ -144,6 +144,16 @@ class MemoryHabits:
     repeats_exchange: bool = False
     """Whether torchtitan's selective recompute sends tokens to their experts and back again,
     instead of keeping what arrived: its Qwen3 until March 2026 (its pull request 2357)."""
+    gelu_bytes: float = 0.0
+    """Bytes of an inner activation that a GELU keeps beside its input and output. minGPT's formula
+    under autocast: its input, the hyperbolic tangent and one more than that in 32 bits, because
+    ``pow`` is computed so, and half of the input in 16."""
+    gathers_fp8: bool = False
+    """Whether layers are gathered in fp8: torchao's ``enable_fsdp_float8_all_gather``."""
+    overwrites_mlp: bool = False
+    """Whether one kernel computes an MLP with adapters, whose backward pass computes the last
+    product's input again, and writes gradients where the gate's tensors were: Axolotl's
+    ``lora_mlp_kernel``, as in Unsloth (``swiglu_backward``)."""
     fixed_segments: bool = False
     """Whether the allocator has segments of a fixed size, PyTorch's default. torchtitan and
     torchtune set ``expandable_segments:True``."""

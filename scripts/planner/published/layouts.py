@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from dtrain.parallelism.assumptions import (
     COMPILED_LOSS,
@@ -19,6 +20,7 @@ from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
 from planner.published.rows import Row, UnusableError, count
+from planner.published.sharding import keeps_gathered, sharding_of
 from planner.published.sources import LORA, Practice, zero_3
 
 
@@ -32,7 +34,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
     if rest or not data or gpus > 10**6:
         raise UnusableError("the GPUs do not divide by the split")
     text = f"{row.get('id', '')} {notes}"
-    micro = count(row, "micro_batch") or _noted(text, r"mbs\s*[=:]?\s*(\d+)") or 1
+    micro = (said := _micro_batch(row)) or 1
     batch = count(row, "global_batch")
     steps = _noted(
         text,
@@ -41,17 +43,21 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
         r"(?:grad_accum\w*|gradient accumulation\w*)\s*[=:]?\s*(\d+)",
         r"(\d+) micro-?batches",
     )
+    sharding = sharding_of(row, practice)
     if batch is not None:
         if batch < data:
             raise UnusableError("the global batch has fewer sequences than data ranks")
+        sharded = practice.backend != "megatron" and sharding in ("full", "hybrid")
+        if sharded and not (said or steps) and pipeline == 1:
+            # Each micro-batch would gather the parameters again.
+            micro = batch // data
         micro = min(micro, batch // data)
         accumulation = max(1, round(batch / (data * micro)))
     elif practice.accumulates or steps or count(row, "micro_batch"):
         accumulation = steps or 4 * (pipeline if pipeline > 1 else 1)
     else:
         micro, accumulation = 4, 1
-    sharding = _sharding(row, practice)
-    if re.search(r"no sequence parallel", notes, re.IGNORECASE):
+    if re.search(r"no sequence parallel|sequence parallelism off", notes, re.IGNORECASE):
         sequence = False
     else:
         said_so = re.search(r"sequence[- ]parallel", notes, re.IGNORECASE)
@@ -184,8 +190,11 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             wide_rest=re.search(r"for k-?bit training|gathered in fp32", text, re.IGNORECASE)
             is not None,
             holds_outputs="holds the outputs" in text,
+            gelu_bytes=14.0 if "minGPT" in text else 0.0,
+            gathers_fp8="gathered in fp8" in text,
+            overwrites_mlp="fused kernels of LoRA" in text,
             repeats_exchange="exchanges tokens again" in text,
-            keeps_gathered="reshard_after_forward=False" in text
+            keeps_gathered=keeps_gathered(row, practice)
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
             frozen_inputs=min(practice.habits.frozen_inputs, 1 if longest_first else 2),
             moment_bytes=_moment_bytes(text),
@@ -345,14 +354,24 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
     split = [layout]
     if not any(row.get(column) for column in ("tp", "pp", "cp", "ep")):
         split += _wider(row, layout, practice)
-    guessed = not any(row.get(column) for column in ("micro_batch", "global_batch"))
-    micro = layout.micro_batch
-    while micro:
-        for recompute in recomputes:
-            for one in split:
-                for sharding in states:
-                    yield replace(one, micro_batch=micro, sharding=sharding, recompute=recompute)
-        micro = micro // 2 if guessed and not practice.accumulates else 0
+    halves = 1
+    while halves <= layout.micro_batch:
+        micro = layout.micro_batch // halves
+        for recompute, one, state in product(recomputes, split, states):
+            steps = one.grad_accumulation
+            if row.get("global_batch"):
+                steps = round(one.micro_batch * steps / micro)
+            found = replace(one, micro_batch=micro, grad_accumulation=steps)
+            yield replace(found, sharding=state, recompute=recompute)
+        if _micro_batch(row) or (practice.accumulates and not row.get("global_batch")):
+            return
+        halves *= 2
+
+
+def _micro_batch(row: Row) -> int | None:
+    """The sequences of a micro-batch, if the row gives them."""
+    text = f"{row.get('id', '')} {row.get('notes', '')}"
+    return count(row, "micro_batch") or _noted(text, r"mbs\s*[=:]?\s*(\d+)")
 
 
 def between(row: Row, layout: Layout) -> tuple[Layout, ...]:
@@ -379,28 +398,6 @@ def _noted(text: str, *patterns: str) -> int | None:
         if found := re.search(pattern, text, re.IGNORECASE):
             return int(found[1]) or None
     return None
-
-
-_SHARDINGS: tuple[tuple[str, Sharding], ...] = (
-    (r"hsdp|hybrid", "hybrid"),
-    (r"grad_op|gradients|zero.?2|stage.?2|os\+g", "gradients"),
-    (r"zero.?3|stage.?3|fsdp|full|zero\+\+", "full"),
-    (r"zero.?1|stage.?1|optimizer|dist.?opt|zero", "optimizer"),
-    (r"none|^no\b|ddp|replicat|zero.?0|^0$", "none"),
-)
-
-
-def _sharding(row: Row, practice: Practice) -> Sharding:
-    text = row.get("sharding", "").casefold()
-    if text:
-        for pattern, sharding in _SHARDINGS:
-            if re.search(pattern, text):
-                unsharded = sharding == "none" and practice.always_shards
-                bf16 = "bf16" in row.get("precision", "").casefold()
-                return "optimizer" if unsharded and bf16 else sharding
-    if count(row, "n_gpus") == 1:
-        return "none"
-    return practice.sharding
 
 
 def _recompute(row: Row) -> Recompute | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from dtrain.parallelism.assumptions import Assumptions
@@ -53,9 +54,37 @@ def layer_activations(
     # PyTorch's selective recomputation makes the copies again.
     if assumed.habits.repeats_keys and recompute in (("none",) if torch else ("none", "selective")):
         terms += 4 * (shape.heads - shape.kv_heads) * shape.head_size / layout.tensor
+    if recompute == "none" and not shape.gated:
+        terms += assumed.habits.gelu_bytes * shape.ffn_hidden / layout.tensor
+    if assumed.habits.overwrites_mlp and recompute == "none":
+        terms -= 2 * shape.ffn_hidden / layout.tensor
     if assumed.habits.frozen_inputs and recompute == "none":
         terms += _frozen_inputs(shape, layout.tensor, assumed.habits.frozen_inputs > 1)
     return terms * BYTES[assumed.precision] / 2
+
+
+def routed_activations(
+    shape: Shape, layout: Layout, assumed: Assumptions, recompute: Recompute | None = None
+) -> float:
+    """Return the part of `layer_activations` that depends on the experts to which tokens go."""
+    if not shape.experts:
+        return 0.0
+    nowhere = replace(shape, experts_per_token=0)
+    return layer_activations(shape, layout, assumed, recompute) - layer_activations(
+        nowhere, layout, assumed, recompute
+    )
+
+
+def routed_gradients(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Return the bytes per token of the largest gradients of its copies, one for each of its
+    experts, that a backward pass holds at once: of an expert's output before and after the
+    exchange, and of the inner activations."""
+    if not shape.experts:
+        return 0.0
+    inner = (2 if shape.gated else 1) * shape.ffn_hidden / layout.tensor
+    split = layout.tensor if layout.sequence_parallel else 1
+    exchanged = 2 * shape.hidden / split if layout.expert > 1 else 0.0
+    return BYTES[assumed.precision] * shape.experts_per_token * (inner + exchanged)
 
 
 def _frozen_inputs(shape: Shape, t: int, again: bool) -> float:

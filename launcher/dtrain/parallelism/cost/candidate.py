@@ -26,20 +26,19 @@ the median)."""
 
 EXPERTS = 1.3
 """Factor of the upper end of the interval with experts: the software of their exchange changes
-fast, and one release of a library took 1.5 times as long as another. 80 % of 429 published step
-times end at 1.7 times the estimate, with equal weight for each of 33 publishers, and at 1.9 if the
-experts of new routers are estimated as even ones. Layers with parts
+fast, and one release of a library took 1.5 times as long as another. 80 % of 439 published step
+times end at 1.9 times the estimate, with equal weight for each of 35 publishers. Layers with parts
 have the same factor: the only published runs that have any took 1.08 to 1.19 times the estimate
 (Nemotron 3 Nano)."""
 
 ROOMY = 0.93
 """Maximum share of a GPU's memory in a layout that leaves room for the estimate's error. Of
-published runs whose estimate is 85 to 93 % of the memory, 7 of 266 ran out of it; with 93 to 100 %,
-16 of 145."""
+published runs whose estimate is 85 to 93 % of the memory, 6 of 278 ran out of it; with 93 to 100 %,
+17 of 148."""
 
 MEMORY_INTERVAL = 0.85, 1.30
 """Measured peaks of memory as multiples of the estimate: 80 % of the published peaks are between
-0.85 and 1.28, with equal weight for each publisher (``scripts/validate_planner.py`` with all
+0.86 and 1.25, with equal weight for each publisher (``scripts/validate_planner.py`` with all
 runs)."""
 
 

@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
-from dtrain.parallelism.cost.activations import largest_layer, mean_activations
+from dtrain.parallelism.cost.activations import (
+    largest_layer,
+    mean_activations,
+    routed_activations,
+    routed_gradients,
+)
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
@@ -122,13 +127,12 @@ def least_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
 
 def _communicators(layout: Layout, assumed: Assumptions) -> int:
     """Return the number of communicators of a rank: one for each kind of parallelism, and two
-    for hybrid sharding. Experts' replicas have another, which is not counted: with it, more runs
-    that ran would be refused.
+    for hybrid sharding.
 
     Megatron-LM has two more: of all ranks, and of the ranks that share a model, for the gradients'
-    norm (``parallel_state.py``). With tensor, pipeline and data 2 on H100s, suspending all of them
-    freed 7 GB, and 9.5 with experts (verl pull request 6408). That is more than these take: sends
-    and exchanges have buffers of their own.
+    norm (``parallel_state.py``). Experts' replicas have another. With tensor, pipeline and data 2
+    on H100s, suspending all of them freed 7 GB, and 9.5 with experts (verl pull request 6408). That
+    is more than these take: sends and exchanges have buffers of their own.
     """
     model = layout.tensor * layout.pipeline > 1
     count = (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1)
@@ -136,7 +140,7 @@ def _communicators(layout: Layout, assumed: Assumptions) -> int:
     count += layout.sharding == "hybrid"
     if not count or layout.backend != "megatron" or assumed.habits.placed:
         return count
-    return count + 1 + model
+    return count + 1 + model + (layout.copies > layout.expert > 1)
 
 
 class _StageStates(NamedTuple):
@@ -188,9 +192,20 @@ def _whole_peak(
         # The layer in its backward pass holds all of its activations, and gradients of some.
         again = largest_layer(shape, layout, assumed, "none")
         again += _activation_gradients(shape, layout, assumed)
+        # All copies that tokens send to the rank with most of them.
+        above = assumed.busiest(shape, layout) - 1
+        if above:
+            again += above * _routed_again(shape, layout, assumed)
         temporary = max(temporary, again * tokens)
     backward = Phase(states.gradients, kept * tokens * held, logits, temporary=temporary)
     return max(backward, Phase(states.gradients, temporary=states.step), key=sum)
+
+
+def _routed_again(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Bytes per token of its copies and of their gradients in a layer's backward pass that
+    recomputes the layer."""
+    kept = routed_activations(shape, layout, assumed, "none")
+    return kept + routed_gradients(shape, layout, assumed)
 
 
 def _loss_bytes(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
@@ -250,8 +265,10 @@ def _activation_gradients(shape: Shape, layout: Layout, assumed: Assumptions) ->
     kernel's output and input in the MLP or over the score matrix, and of the residual stream."""
     scores = 0 if assumed.flash_attention else shape.heads * shape.seq_len
     widest = max(2 * scores, (2 if shape.gated else 1) * shape.ffn_hidden)
-    hidden = 2 * shape.hidden / (layout.tensor if layout.sequence_parallel else 1)
-    return BYTES[assumed.precision] * (widest / layout.tensor + hidden)
+    split = layout.tensor if layout.sequence_parallel else 1
+    own = BYTES[assumed.precision] * (widest / layout.tensor + 2 * shape.hidden / split)
+    routed = routed_gradients(shape, layout, assumed)
+    return max(own, routed + BYTES[assumed.precision] * 2 * shape.hidden / split)
 
 
 def _matrix_bytes(shape: Shape, assumed: Assumptions) -> float:

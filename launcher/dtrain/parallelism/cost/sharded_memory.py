@@ -12,7 +12,11 @@ from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
 from dtrain.parallelism.backends import backend_of, keeps_stage
-from dtrain.parallelism.cost.activations import largest_layer, mean_activations
+from dtrain.parallelism.cost.activations import (
+    largest_layer,
+    mean_activations,
+    routed_gradients,
+)
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.stages import StageRank, kinds_of_stages, receive_buffers
 from dtrain.parallelism.model.shape import Shape
@@ -145,7 +149,8 @@ class _Rank(StageRank):
         """Bytes of a gathered parameter of a layer."""
         if self.in_place:
             return 0.0
-        return (self.shape.frozen_matrix_bytes if self.shape.lora else 0) or self.stored
+        own = 1.0 if self.assumed.habits.gathers_fp8 else self.stored
+        return (self.shape.frozen_matrix_bytes if self.shape.lora else 0) or own
 
     @property
     def reduced(self) -> float:
@@ -374,7 +379,11 @@ def _inside(rank: _Rank) -> float:
     if layout.recompute != "none" or shape.pattern:
         whole = largest_layer(shape, layout, rank.assumed, "none") * rank.tokens
     width = shape.ffn_hidden / layout.tensor
-    inside = whole + compute * (2 if shape.gated else 1) * width * rank.tokens + rank.stream
+    widest = compute * (2 if shape.gated else 1) * width
+    if rank.assumed.habits.overwrites_mlp:
+        widest = 0.0
+    widest = max(widest, routed_gradients(shape, layout, rank.assumed))
+    inside = whole + widest * rank.tokens + rank.stream
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
     if shape.lora is None or shape.lora.expands:
         inside += compute * width * shape.hidden / layout.tensor
