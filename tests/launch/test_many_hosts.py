@@ -24,4 +24,4 @@ def test_the_bench_of_many_hosts_runs_with_few() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     launches = [line.split()[0] for line in done.stdout.splitlines() if " s CPU" in line]
-    assert launches == ["output", "failure", "drop", "refusal"], done.stdout
+    assert launches == ["start", "output", "failure", "drop", "refusal"], done.stdout

@@ -67,18 +67,17 @@ def test_two_nodes_of_two_workers_on_this_machine(launcher: Launcher) -> None:
 def shown_in_the_readme() -> list[str]:
     """The output that the README shows for the demo, without the line of the job's progress: a
     short job may end before one is due."""
-    _, _, after = (
-        (ROOT / "README.md").read_text(encoding="utf-8").partition("```\ndtrain: starting")
-    )
+    _, _, after = (ROOT / "README.md").read_text(encoding="utf-8").partition("```\ndtrain: ")
     block, _, _ = after.partition("```\n")
-    lines = f"dtrain: starting{block}".splitlines()
+    lines = f"dtrain: {block}".splitlines()
     return [line for line in lines if line != "…" and not line.startswith("dtrain: step")]
 
 
 def shape(line: str) -> str:
-    """A line without its numbers, its worker and the path of the logs."""
+    """A line without its numbers, its worker, the run's name and the path of the logs."""
     line = re.sub(r"^\[node\d \d\]", "[worker]", line)
     line = re.sub(r"done in [\d mins]+:", "done in a while:", line)
+    line = re.sub(r"run \S+,", "run,", line)
     line = re.sub(r"logs in \S+", "logs in a folder", line)
     return re.sub(r"\d+(\.\d+)?", "N", line)
 

@@ -114,12 +114,3 @@ def test_another_kind_of_file_in_its_place_is_an_error(tmp_path: Path) -> None:
             list(JournalReader(path).read())
         Journal(path).write(5.0, EVENTS[0])
     assert list(JournalReader(tmp_path / "missing").read()) == []
-
-
-def test_a_journal_that_was_removed_loses_the_event(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
-    assert journal.write(1.0, EVENTS[0]) is None
-    journal.path.unlink()
-    error = journal.write(2.0, EVENTS[0])
-    assert isinstance(error, FileNotFoundError)
-    assert not journal.path.exists()

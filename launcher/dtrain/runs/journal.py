@@ -10,14 +10,12 @@ damaged, so the reader checks every line and counts those that it cannot read.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from enum import Enum
-from io import FileIO
 from pathlib import Path
 
 from dtrain.messages.agent import Time
@@ -56,33 +54,39 @@ class Journal:
     """Appends to one file, from any thread.
 
     A journal that cannot be written, because the disk is full for example, loses the event: a
-    record of a run must not end the run. The file stays open: to find out again for each event that
-    no other user can change it takes longer than to write the event.
+    record of a run must not end the run.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._file: FileIO | None = None
+        self._checked = False
 
     def write(self, time: float, event: JournalEvent) -> OSError | None:
         """Append one event. ``time`` is seconds since the epoch. Returns why the event is lost."""
         line = encode(time, event)
         with self._lock:
             try:
-                if self._file is None:
-                    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-                    self._file = FileIO(open_stored(self.path, flags), "rb+")
-                fd = self._file.fileno()
-                status = os.fstat(fd)
-                if not status.st_nlink:
-                    raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
-                # A crash or a full disk may have cut the last line short.
-                torn = status.st_size > 0 and os.pread(fd, 1, status.st_size - 1) != b"\n"
-                os.write(fd, b"\n" * torn + line)
+                fd = self._open()
+                try:
+                    size = os.fstat(fd).st_size
+                    # A crash or a full disk may have cut the last line short.
+                    torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+                    os.write(fd, b"\n" * torn + line)
+                finally:
+                    os.close(fd)
             except OSError as error:
                 return error
         return None
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        if self._checked:
+            return os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        # Checked once: it takes longer than to write an event.
+        fd = open_stored(self.path, flags)
+        self._checked = True
+        return fd
 
 
 class JournalReader:
