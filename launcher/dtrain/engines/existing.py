@@ -148,7 +148,9 @@ def _end(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
         (caller.control.kill if force else caller.control.stop)("dtrain stop")
         secrets = known_secrets(record.request.spec(), os.environ)
         code = engine.attach(record, folder, secrets).exit_code
-    return ExitCode.OK if code is ExitCode.INTERRUPTED else code
+    if code is not ExitCode.INTERRUPTED:
+        return code
+    return ExitCode.OK if _is_clean(folder) else ExitCode.NODE_FAILED
 
 
 def _request_stop(

@@ -594,6 +594,22 @@ def test_a_full_disk_leaves_the_job(job: KubernetesJob, monkeypatch: pytest.Monk
     assert journaled(job, events.Finished) == []
 
 
+def test_lines_of_which_some_cannot_be_stored_are_stored_once(job: KubernetesJob) -> None:
+    job.pod_seen(pod("a"))
+    lines = PodLines("a", (BEGINS, b"[worker-0] out\n", b"[worker-0 err] err\n"), 5, 1, 5)
+    folder = job.folder.logs / "node0"
+    error = folder / "worker-0.err"
+    error.unlink()
+    error.mkdir()
+    with pytest.raises(StorageError):
+        job.keep(lines)
+    error.rmdir()
+    error.touch()
+    job.keep(lines)
+    assert (folder / "worker-0.out").read_bytes() == b"out\n"
+    assert error.read_bytes() == b"err\n"
+
+
 def test_a_full_disk_does_not_keep_a_job_from_being_stopped(job: KubernetesJob) -> None:
     control, asked = Control(), []
 

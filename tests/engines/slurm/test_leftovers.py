@@ -80,6 +80,16 @@ def test_a_job_that_does_not_end_is_left(
     assert Record.load(given_up.path).leftovers
 
 
+def test_a_job_that_slurm_may_still_accept_stays_left(
+    given_up: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "GONE_SECONDS", -1.0)
+    monkeypatch.setattr(session, "CLEAN_POLL", 0.0)
+    late = engine({**SUBMITTED, "uncertain": True})
+    assert not late.clean(Record.load(given_up.path), given_up)
+    assert Record.load(given_up.path).leftovers
+
+
 @pytest.mark.parametrize("said", [SUBMITTED, REFUSED])
 @pytest.mark.parametrize("uncertain", [True, False])
 def test_a_job_that_slurm_may_accept_later_is_left(

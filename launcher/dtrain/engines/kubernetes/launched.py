@@ -177,6 +177,7 @@ class LaunchedJob:
         in_thread(request)
         while not wait([answer], STOP_POLL).done:
             if self._asked() > before:
-                self._unanswered.append(answer)
+                if method != "GET":
+                    self._unanswered.append(answer)
                 raise ConnectError(self._client.host, method, "no answer yet")
         return answer.result()

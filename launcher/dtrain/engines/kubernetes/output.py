@@ -127,12 +127,14 @@ class PodOutput:
             self.words.append(text.decode(errors="replace").rstrip("\n"))
             pieces.setdefault(f"{self._first}.err", []).append(text.rstrip(b"\n") + b"\n")
         grown = {}
+        position = self.position
+        sizes = dict(position.sizes)
         for name, parts in pieces.items():
             writer, stream = self._writers[name]
             data = b"".join(parts)
-            size = writer.append(self.position.sizes[name], data)
-            self.position.sizes[name] += len(data)
-            grown[stream] = size
-        position = self.position
+            grown[stream] = writer.append(sizes[name], data)
+            sizes[name] += len(data)
+        # All at once: if a stream cannot be stored, all these lines are read again.
+        position.sizes = sizes
         position.last, position.count, position.latest = last, count, latest
         return grown

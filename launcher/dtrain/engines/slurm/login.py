@@ -92,6 +92,9 @@ class Login:
                             state = parse(text)
                         case messages.Trouble(command, text):
                             raise NodeError(self.name, command, text)
+                        case messages.Submitted(None, True):
+                            why = "Slurm may still accept a job whose submission it did not answer"
+                            raise NodeError(self.name, "looking for the job", why)
                         case Bye():
                             return state
             except ProtocolError as error:

@@ -76,6 +76,10 @@ class AllocationScript(BatchJob):
                 self._find()
         return CommandResult("", 0, "")
 
+    @property
+    def may_come(self) -> bool:
+        return False  # `find` sees every script
+
     def _find(self) -> bool:
         """Set `number`, if the script was started."""
         self.number = self._allocation if self._begun() else ""

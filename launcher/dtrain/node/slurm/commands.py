@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import subprocess
+import time
 
 from dtrain.node.agent.folder import expand
 from dtrain.node.agent.wire import raw, shown, write_all
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 JOB_FILE = b"job-id"
 SCRIPT = b"job.sbatch"
+UNANSWERED = b"unanswered"
+"""A file with what sbatch said when the controller may have had its request nevertheless."""
+MAY_COME = 600.0
+"""Seconds after its submission in which the controller may still accept a job."""
 OUTPUT = b"job.out"
 LAST = b"last-attempt"
 """A file whose presence keeps the script from starting the job again."""
@@ -82,10 +87,15 @@ class BatchJob:
             with locked(self.folder) as lock:
                 if self._is_saved():
                     return CommandResult("", 0, "")
+                if unanswered := self.saved(UNANSWERED):
+                    return CommandResult("sbatch", FAILED, unanswered)
                 self.prepare(order)
                 # It holds the lock too: it goes on if this program is killed.
                 variables = environment(order, own_variables())
                 answer = _run(command, expand(order["workdir"]), variables, (lock,))
+                if answer.uncertain:
+                    with contextlib.suppress(OSError):  # as on a full disk
+                        self.save(UNANSWERED, answer.text[-500:].encode())
                 if answer.status:
                     return answer
                 # A site's plugins may print more.
@@ -115,7 +125,11 @@ class BatchJob:
     @property
     def may_come(self) -> bool:
         """Whether an earlier program may have submitted the job although Slurm does not show it."""
-        return not self.number and os.path.exists(self.path(SCRIPT))
+        if self.number:
+            return False
+        with contextlib.suppress(OSError):
+            return time.time() - os.stat(self.path(SCRIPT)).st_mtime < MAY_COME
+        return False
 
     def _is_saved(self) -> bool:
         """Set `number`, if a file has it."""

@@ -105,16 +105,16 @@ class JobRelay:
         patient = order["op"] not in ("look", "end")
         if not find(job, self._report, patient=patient):
             return
-        uncertain = patient and job.may_come
+        uncertain = order["op"] != "look" and job.may_come
         if uncertain:
-            find_late(job, self._report)
+            find_late(job, self._report, patient=patient)
         if order["op"] == "submit" and not job.number:
             with self._submitting:
                 answer = job.submit(order)
             if answer.uncertain:
                 uncertain = True
                 self._channel.report("trouble", command="sbatch", text=answer.text)
-                find_late(job, self._report)
+                find_late(job, self._report, patient=True)
             if answer.status and not job.number:
                 refused = {"command": answer.command, "status": answer.status, "text": answer.text}
                 self._channel.report("refused", **refused, uncertain=uncertain)
@@ -226,13 +226,13 @@ def find(job: BatchJob, report: Callable[[CommandResult], None], *, patient: boo
     return True
 
 
-def find_late(job: BatchJob, report: Callable[[CommandResult], None]) -> None:
+def find_late(job: BatchJob, report: Callable[[CommandResult], None], *, patient: bool) -> None:
     """Look for a job that the controller may have accepted although sbatch failed. The first answer
     of a controller that wakes up may come before the job."""
     for _ in range(2):
         if not job.number:
             time.sleep(LAST_LOOK)
-            find(job, report, patient=True)
+            find(job, report, patient=patient)
 
 
 def taken(waiting: queue.SimpleQueue[_Item]) -> Iterator[_Item]:
