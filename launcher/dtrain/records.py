@@ -1,17 +1,20 @@
 """`dataclass` as in the standard library, for classes that take little time to make.
 
 Before Python 3.13, the standard library compiles six functions for each frozen class: half a
-millisecond, and a third of what `dtrain launch` did before its first connection. Here it compiles
-only ``__init__``; all classes share the functions below. Frozen classes have no ``__setattr__``:
-the type checker finds assignments to their fields.
+millisecond, and a third of what `dtrain launch` did before its first connection. Here all classes
+share the functions below, and each ``__init__`` is a copy with other names of one that is compiled
+once for each number of fields. Frozen classes have no ``__setattr__``: the type checker finds
+assignments to their fields.
 """
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from operator import attrgetter
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 
@@ -56,15 +59,17 @@ else:
         eq: bool = True,
         repr: bool = True,
         frozen: bool = False,
-        **options: bool,
+        slots: bool = False,
     ) -> Any:
-        """As `dataclasses.dataclass`."""
+        """As `dataclasses.dataclass`. A field with ``init=False`` has no default."""
 
         def make(given: type) -> type:
             given.__doc__ = given.__doc__ or given.__name__  # or its signature would be inspected
-            made = dataclasses.dataclass(given, eq=False, repr=False, **options)
+            made = dataclasses.dataclass(given, init=False, eq=False, repr=False, slots=slots)
             found = fields(made)
-            methods = {"__repr__": _representation(found)} if repr else {}
+            methods = {"__init__": _initializer(made, found)}
+            if repr:
+                methods["__repr__"] = _representation(found)
             if eq:
                 methods |= _comparison(found, hashable=frozen)
             if issubclass(given, KeepsHash):
@@ -75,6 +80,39 @@ else:
             return made
 
         return make if cls is None else make(cls)
+
+
+def _initializer(made: type, found: Sequence[Field[Any]]) -> Callable[..., None]:
+    taken = [one for one in found if one.init]
+    makers = {at: one.default_factory for at, one in enumerate(taken)}
+    makers = {at: make for at, make in makers.items() if make is not MISSING}
+    code = _initializer_code(len(taken), tuple(makers), hasattr(made, "__post_init__"))
+    names = {f"_{at}": one.name for at, one in enumerate(taken)}
+    code = code.replace(
+        co_names=tuple(names.get(name, name) for name in code.co_names),
+        co_varnames=tuple(names.get(name, name) for name in code.co_varnames),
+    )
+    scope = {"MISSING": MISSING, **{f"make_{at}": make for at, make in makers.items()}}
+    # A factory's argument is MISSING by default, as is that of a field without a default.
+    optional = [one for at, one in enumerate(taken) if one.default is not MISSING or at in makers]
+    init = FunctionType(code, scope, "__init__", tuple(one.default for one in optional))
+    init.__qualname__ = f"{made.__qualname__}.__init__"
+    init.__annotations__ = {**{one.name: one.type for one in taken}, "return": None}
+    return init
+
+
+@functools.cache
+def _initializer_code(count: int, made: Sequence[int], has_post_init: bool) -> CodeType:
+    """``__init__`` for fields named ``_0``, ``_1`` and so on. Those at ``made`` have factories."""
+    given = "self._{0} = _{0}"
+    or_made = "self._{0} = make_{0}() if _{0} is MISSING else _{0}"
+    body = [(or_made if at in made else given).format(at) for at in range(count)]
+    body += ["self.__post_init__()"] if has_post_init else []
+    arguments = ", ".join(["self", *(f"_{at}" for at in range(count))])
+    scope: dict[str, Any] = {}
+    exec(f"def __init__({arguments}):\n " + "\n ".join(body or ["pass"]), scope)  # noqa: S102
+    code: CodeType = scope["__init__"].__code__
+    return code
 
 
 def _representation(found: Sequence[Field[Any]]) -> Callable[[Any], str]:
