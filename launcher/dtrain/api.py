@@ -154,13 +154,13 @@ def launch(
         return LaunchedRun(start(request, values))
     caller = _caller(observer, control, ask, on_running)
     if observer is not None:
-        with _engine(request, caller, signals=signals) as engine:
+        with _starting(request, caller, signals) as engine:
             return engine.run(values)
     from dtrain.session.callbacks import Callbacks
 
     received = Callbacks(caller.control, *callbacks)
     try:
-        with _engine(request, replace(caller, observer=received.feed), signals=signals) as engine:
+        with _starting(request, replace(caller, observer=received.feed), signals) as engine:
             report = engine.run(values)
     except DtrainError as error:
         if error.exit_code is ExitCode.INVALID:
@@ -280,14 +280,14 @@ def _caller(
 
 
 @contextmanager
-def _engine(request: Request, caller: Caller, *, signals: bool = False) -> Iterator[Engine]:
+def _starting(request: Request, caller: Caller, signals: bool) -> Iterator[Engine]:
     from dtrain.engines.select import engine
     from dtrain.session.signals import on_signals, stop_by_signal
 
     with ExitStack() as stack:
         if signals:
             stack.enter_context(on_signals(lambda number: stop_by_signal(caller.control, number)))
-        yield stack.enter_context(engine(request, caller))
+        yield stack.enter_context(engine(request, caller, starts=True))
 
 
 class LaunchedRun:
@@ -320,12 +320,13 @@ class LaunchedRun:
         found = status(self._folder)
         if not ask_hosts or found.state != "unattended":
             return found
+        from dtrain.engines.select import engine
         from dtrain.runs.record import Record
         from dtrain.session.caller import Caller
 
         record = Record.load(self._folder.path)
-        with _engine(record.request, Caller()) as engine:
-            return replace(found, hosts=engine.status(record, found.hosts))
+        with engine(record.request, Caller()) as asked:
+            return replace(found, hosts=asked.status(record, found.hosts))
 
     def wait(self, timeout: float | None = None) -> Report:
         """Wait until the run ends, and return its report. Takes over if its launcher is gone.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from dtrain.diagnostics import AuthError
 from dtrain.spec.model import Host
 from dtrain.transport.select import Transports
-from support.sshd import Sshd, host_on
+from support.sshd import Sshd, host_on, running_sshd
 
 
 def test_local_hosts_never_load_paramiko() -> None:
@@ -66,3 +68,28 @@ def test_each_host_gets_its_own_transport(sshd: Sshd, tmp_path: Path) -> None:
         assert bool(process.read()) == (host.transport == "ssh")
         connection.close()
     transports.close()
+
+
+@pytest.mark.sshd
+def test_an_early_connection_is_used_once_and_closed_if_nobody_uses_it(tmp_path: Path) -> None:
+    with running_sshd(tmp_path) as sshd, closing(Transports(tmp_path)) as transports:
+        hosts = [host_on(sshd, name) for name in ("used", "unused")]
+        transports.connect_early([*hosts, Host("here", "127.0.0.1", transport="local")])
+        sshd.wait_for_log(r"(?s)Accepted publickey.*Accepted publickey")
+        with closing(transports.connect(hosts[0])) as early:
+            assert early.start("echo works").read() == b"works\n"
+        assert sshd.log().count("Accepted publickey") == 2
+        with closing(transports.connect(hosts[0])) as another:
+            assert another.start("echo again").read() == b"again\n"
+        assert sshd.log().count("Accepted publickey") == 3
+        transports.close()
+        sshd.wait_for_log(r"(?s)(Closing connection to.*){3}")
+
+
+@pytest.mark.sshd
+def test_an_early_connection_that_fails_says_why(sshd: Sshd, tmp_path: Path) -> None:
+    with closing(Transports(tmp_path)) as transports:
+        host = host_on(sshd, user="nobody-at-all")
+        transports.connect_early([host])
+        with pytest.raises(AuthError, match="nobody-at-all"):
+            transports.connect(host)

@@ -85,7 +85,7 @@ def main() -> None:
     caller = Caller(observer, Control(), on_running=leave)
     with on_signals(lambda number: stop_by_signal(caller.control, number)):
         try:
-            with engine(request, caller) as launch:
+            with engine(request, caller, starts=True) as launch:
                 launch.run(message["secrets"])
         except DtrainError as error:
             if not observer.run:

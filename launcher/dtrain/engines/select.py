@@ -7,8 +7,6 @@ from contextlib import closing, contextmanager
 
 from dtrain.diagnostics import UsageError
 from dtrain.engines.contract import Engine
-from dtrain.engines.ssh.controller import SshEngine
-from dtrain.engines.ssh.targets import targets as ssh_targets
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
@@ -17,20 +15,28 @@ from dtrain.transport.select import Transports
 
 
 @contextmanager
-def engine(request: Request, caller: Caller) -> Iterator[Engine]:
+def engine(request: Request, caller: Caller, *, starts: bool = False) -> Iterator[Engine]:
+    """The engine of ``request``. ``starts``: whether it starts the job next."""
     if request.spec().cluster.kubernetes is not None:
         from dtrain.engines.kubernetes.session import KubernetesEngine
 
         yield KubernetesEngine(request, caller)
         return
-    kind: Callable[..., Engine] = SshEngine
-    if request.spec().cluster.slurm is not None:
-        # Most launches need nothing of Slurm.
-        from dtrain.engines.slurm.session import SlurmEngine
-
-        kind = SlurmEngine
+    cluster = request.spec().cluster
+    kind: Callable[..., Engine]
     with closing(Transports(request.base, caller.ask, caller.observer.notice)) as transport:
-        transport.prepare(request.spec().cluster.hosts)
+        transport.prepare(cluster.hosts)
+        if cluster.slurm is not None:
+            from dtrain.engines.slurm.session import SlurmEngine
+
+            kind = SlurmEngine
+        else:
+            if starts:
+                transport.connect_early(cluster.hosts)
+            # Imported only now, while dtrain connects to the hosts.
+            from dtrain.engines.ssh.controller import SshEngine
+
+            kind = SshEngine
         yield kind(request, caller, transport)
 
 
@@ -47,4 +53,6 @@ def targets(request: Request, record: Record | None) -> list[Target]:
         from dtrain.engines.slurm import step
 
         return step.targets(request, record)
-    return ssh_targets(request, record)
+    from dtrain.engines.ssh import targets as ssh
+
+    return ssh.targets(request, record)

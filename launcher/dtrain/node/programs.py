@@ -8,13 +8,15 @@ import importlib.util
 import re
 import threading
 from collections.abc import Callable
-from importlib.abc import InspectLoader
 from types import CodeType
-from typing import ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from dtrain.node.boot import IMPORTER, ISOLATED, boot_text, bundle, file_of, pack
 from dtrain.node.importer import pack_code
 from dtrain.quoting import path, sh, words
+
+if TYPE_CHECKING:
+    from importlib.abc import InspectLoader
 
 PROGRAMS = {
     # The relay starts the supervisor with modules that were sent along.
@@ -109,7 +111,7 @@ def _shipped(code: CodeType | None, file: str) -> CodeType:
 def _loader(module: str) -> InspectLoader:
     found = importlib.util.find_spec(module)
     assert found is not None, module
-    return cast(InspectLoader, found.loader)
+    return cast("InspectLoader", found.loader)
 
 
 def boot_command(python: str, label: str) -> str:

@@ -43,6 +43,12 @@ class Transports:
         if any(host.transport == "ssh" for host in hosts):
             self._ssh_transport()
 
+    def connect_early(self, hosts: Collection[Host]) -> None:
+        """Begin to connect to ``hosts``. `connect` returns these connections."""
+        remote = [host for host in hosts if host.transport == "ssh"]
+        if remote:
+            self._ssh_transport().connect_early(remote)
+
     def connect(self, host: Host) -> Connection:
         """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
         if host.transport == "local":

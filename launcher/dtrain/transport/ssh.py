@@ -11,10 +11,12 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import paramiko
 
@@ -41,8 +43,10 @@ from dtrain.transport.questions import Ask, one_at_a_time
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
 from dtrain.transport.ssh_connection import ClientTransport, HostKeyProofError, SshConnection
+from dtrain.transport.threads import blocking
 
 _Jump: TypeAlias = SshConnection | ControlMaster
+_Result = TypeVar("_Result")
 
 HANDSHAKES = 64
 """Limit on handshakes in progress, over all hosts."""
@@ -82,16 +86,31 @@ class SshTransport:
             lambda: threading.BoundedSemaphore(HANDSHAKES_PER_SERVER)
         )
         self._jumps: dict[Endpoint, Future[_Jump]] = {}
+        self._early: dict[str, Future[SshConnection]] = {}
+        """By name of the host. `close` may run in another thread than `connect`."""
         self._unfinished: set[ClientTransport] = set()
         self._closing = threading.Event()
 
+    def connect_early(self, hosts: Iterable[Host]) -> None:
+        """Begin to connect to ``hosts``. `connect` returns these connections."""
+        for host in islice(hosts, HANDSHAKES):
+            early = self._early[host.name] = Future[SshConnection]()
+            blocking.run(partial(_fulfil, early, partial(self._connect, host)))
+
     def connect(self, host: Host) -> SshConnection:
         """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
-        return self._reach(self._resolver.resolve(host))
+        early = self._early.pop(host.name, None)
+        if early is None or early.cancel():  # no thread has been free for it
+            return self._connect(host)
+        return early.result()
 
     def close(self) -> None:
-        """Close the connections to jump hosts and to the ssh agent, and end waiting attempts."""
+        """Close the connections that nobody has used, and those to jump hosts and to the ssh agent.
+        End waiting attempts."""
         self._closing.set()
+        for early in list(self._early.values()):
+            if not early.cancel():
+                early.add_done_callback(_close)
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
             unfinished = list(self._unfinished)
@@ -102,6 +121,9 @@ class SshTransport:
             if jump.done() and not jump.exception():
                 jump.result().close()
         self._keyring.close()
+
+    def _connect(self, host: Host) -> SshConnection:
+        return self._reach(self._resolver.resolve(host))
 
     def _reach(self, endpoint: Endpoint) -> SshConnection:
         started = time.monotonic()
@@ -235,10 +257,7 @@ class SshTransport:
             if pending is None:
                 pending = self._jumps[via] = Future()
         if mine:
-            try:
-                pending.set_result(self._master(via) or self._reach(via))
-            except BaseException as error:  # noqa: BLE001 - `result` raises it
-                pending.set_exception(error)
+            _fulfil(pending, lambda: self._master(via) or self._reach(via))
         try:
             return pending.result()
         except NodeError as error:
@@ -264,6 +283,20 @@ class SshTransport:
                 return
             self._noticed.add(text)
         self._notice_once(text)
+
+
+def _fulfil(promise: Future[_Result], work: Callable[[], _Result]) -> None:
+    """Make ``promise`` return or raise what ``work`` does, unless it is cancelled already."""
+    if promise.set_running_or_notify_cancel():
+        try:
+            promise.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            promise.set_exception(error)
+
+
+def _close(opened: Future[SshConnection]) -> None:
+    if opened.exception() is None:
+        opened.result().close()
 
 
 def _is_settled(jump: Future[_Jump]) -> bool:
