@@ -53,6 +53,9 @@ HANDSHAKES = 64
 HANDSHAKES_PER_SERVER = 8
 """Limit on handshakes in progress with one server. From 10 unauthenticated connections on, sshd
 drops connections at random (MaxStartups 10:30:100), and it may have other clients."""
+EARLY = 16
+"""Limit on hosts that are connected early: more are not finished when their connections are needed,
+and each needs a thread more."""
 
 _OR_ADDRESS = "; hosts in `cluster.hosts` may have an `address` in `cluster.overrides` instead"
 SSH_FAILED = 255
@@ -93,7 +96,7 @@ class SshTransport:
 
     def connect_early(self, hosts: Iterable[Host]) -> None:
         """Begin to connect to ``hosts``. `connect` returns these connections."""
-        for host in islice(hosts, HANDSHAKES):
+        for host in islice(hosts, EARLY):
             early = self._early[host.name] = Future[SshConnection]()
             blocking.run(partial(_fulfil, early, partial(self._connect, host)))
 
