@@ -9,6 +9,7 @@ from typing import Any
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
@@ -20,23 +21,27 @@ from dtrain.session.recorder import Recorder
 
 
 class Run:
-    """Its record, journal and notifications, and the plan and the folder of its current attempt.
-    Only the thread that follows the run calls it."""
+    """Its record, journal and notifications, and the folder of its current attempt. Only the
+    thread that follows the run calls it."""
 
     def __init__(
         self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
         """``secrets``: those that this process knows."""
         self.record, self.folder, self.secrets = record, folder, secrets
-        self.plan = record.plan
         self.recorder = Recorder(folder, caller.observer)
         self._caller = caller
         self._notifications = Notifications(record.request, folder, self.recorder, secrets)
 
+    @property
+    def plan(self) -> LaunchPlan:
+        """That of the current attempt."""
+        return self.record.plan
+
     def change(self, **fields: Any) -> None:
-        """Save the record with new values. Raises StorageError."""
+        """Save the record with new values. Raises StorageError; they count in this process then."""
         self.record = replace(self.record, **fields)
-        self.plan = save(self.record, self.folder)
+        save(self.record, self.folder)
 
     def attempt_failed(self, report: Report, result: AttemptResult) -> None:
         """Another attempt follows the one that ended with ``report``."""
@@ -48,7 +53,7 @@ class Run:
     def begin_attempt(self, record: Record, dropped: Sequence[str] = ()) -> None:
         """``record``: that of the next attempt. Raises StorageError."""
         self.record, self.folder = record, replace(self.folder, attempt=record.attempt)
-        self.plan = save(self.record, self.folder)
+        save(self.record, self.folder)
         self.recorder.next_attempt(record.attempt, self.plan, dropped)
 
     def left(self, report: Report, *, still_running: bool = True) -> Report:

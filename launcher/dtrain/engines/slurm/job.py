@@ -118,9 +118,11 @@ class SlurmJob(FollowedRun):
             self.recorder.notice_once(text, f"{text}; Ctrl-C again no longer waits for Slurm")
 
     def _allocate(self, hosts: tuple[str, ...]) -> None:
-        self.change(allocated=hosts)
-        self.watch.allocated(self.plan)
-        self.recorder.allocated(self.plan)
+        try:
+            self.change(allocated=hosts)
+        finally:
+            self.watch.allocated(self.plan)
+            self.recorder.allocated(self.plan)
 
     def _show_hosts(self, state: SlurmState) -> None:
         lost = lost_hosts(self._script)
@@ -152,9 +154,9 @@ class SlurmJob(FollowedRun):
         job = self.record.job_id
         if job is None:
             if stopped_by:
-                return self._without_job(Report(ExitCode.INTERRUPTED, stopped_by))
-            never = Report(ExitCode.NODE_FAILED, "the job was never submitted")
-            return self._without_job(never)
+                return self._unended(Report(ExitCode.INTERRUPTED, stopped_by))
+            why = "Slurm does not know the job" if self.may_exist else "the job was never submitted"
+            return self._unended(Report(ExitCode.NODE_FAILED, why))
         report = self._ending(job, stopped_by).report()
         if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
             inside = self.record.request.allocation
@@ -164,15 +166,13 @@ class SlurmJob(FollowedRun):
 
     def failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""
-        if self.record.job_id is None:
-            return self._without_job(not_begun("submitted", error))
-        self.left_over()
-        problems = (error.message, self.still_there())
-        return Report(error.exit_code, "the job cannot be followed", problems=problems,
-                      hint=error.hint)  # fmt: skip
+        if not self.may_exist:
+            return not_begun("submitted", error)
+        why, problems = "the job cannot be followed", (error.message,)
+        return self._unended(Report(error.exit_code, why, problems=problems, hint=error.hint))
 
-    def _without_job(self, report: Report) -> Report:
-        """``report`` of a run whose job has no number."""
+    def _unended(self, report: Report) -> Report:
+        """``report`` of a run whose job is not known to have ended."""
         if not self.may_exist:
             return report
         self.left_over()
