@@ -275,11 +275,12 @@ class KubernetesJob(FollowedRun):
         return self._ending(stopped_by).report()
 
     def _ending(self, stopped_by: str) -> KubernetesEnding:
+        never_started = [pod for pod in self._deleted if pod.uid not in self.pods]
         pods = [
-            PodEnding(known.pod, known.output.position.ends, tuple(known.output.words))
-            for known in self.pods.values()
-            if self.hosts.counts(known.pod)
+            *(PodEnding.read(known.pod, known.output) for known in self.pods.values()),
+            *(PodEnding(pod) for pod in never_started),
         ]
+        pods = [ending for ending in pods if self.hosts.counts(ending.pod)]
         failed = failures(self.plan, pods, time.time())
         return KubernetesEnding(
             name=self.name,
