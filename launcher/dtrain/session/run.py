@@ -64,11 +64,23 @@ class Run:
 
     def finish(self, report: Report) -> Report:
         """Notify about the end of the run, and record it."""
+        report = self._notified(report)
+        self.recorder.finished(report, self.record.request.spec().job)
+        return report
+
+    def finish_unstored(self, report: Report) -> Report:
+        """As `finish`, if this machine could not store all output. The end is not recorded, so that
+        `dtrain attach` fetches the rest."""
+        rest = f"`dtrain attach {self.record.run}` fetches the rest of the output"
+        report = self._notified(replace(report, hint=f"{report.hint}\n{rest}".lstrip()))
+        self._caller.observer.on_event(events.Finished(report))
+        return report
+
+    def _notified(self, report: Report) -> Report:
         report = self._completed(report)
         if report.exit_code is not ExitCode.INTERRUPTED:
             self._notifications.send("done" if report.ok else "failed", self.record.attempt, report)
         self._notifications.close()
-        self.recorder.finished(report, self.record.request.spec().job)
         return report
 
     def _completed(self, report: Report) -> Report:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dtrain.engines.followed_run import LEFT, FollowedRun
+from dtrain.engines.followed_run import FollowedRun
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, done, failures
 from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
@@ -17,7 +17,7 @@ from dtrain.engines.kubernetes.lines import Cursor
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.engines.kubernetes.output import LogPosition, LogPositions, PodOutput
 from dtrain.engines.kubernetes.reading import PodLines
-from dtrain.failures.cause import Report, in_order_of_blame
+from dtrain.failures.cause import LEFT, Report, in_order_of_blame
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass

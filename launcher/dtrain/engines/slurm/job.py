@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode, NodeError
-from dtrain.engines.followed_run import LEFT, FollowedRun, not_begun
+from dtrain.engines.followed_run import FollowedRun, not_begun
 from dtrain.engines.slurm.ending import (
     SlurmEnding,
     failed_tasks,
@@ -20,7 +20,7 @@ from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import job_order
 from dtrain.engines.slurm.watch import JobWatch
-from dtrain.failures.cause import Report, in_order_of_blame
+from dtrain.failures.cause import LEFT, Report, in_order_of_blame
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import Following, OutputFiles
 from dtrain.runs import events
