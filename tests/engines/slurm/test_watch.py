@@ -81,6 +81,13 @@ def test_the_last_phases_of_a_job_are_journaled(folder: RunFolder) -> None:
     assert isinstance(found[-1], events.Finished)
 
 
+def test_a_cancellation_that_is_repeated_is_recorded_once(folder: RunFolder) -> None:
+    job = followed(folder, Observer())
+    for kill in (False, False, True, True):
+        job.cancelling("SIGHUP", kill=kill)
+    assert [*map(type, journaled(folder))] == [events.StopRequested, *[events.NoticeShown] * 2]
+
+
 def test_machines_are_watched_although_the_record_cannot_be_saved(folder: RunFolder) -> None:
     """As on a full disk. The job still runs on them."""
     job = followed(folder, Observer())

@@ -44,6 +44,7 @@ class SlurmJob(FollowedRun):
         self.watch = JobWatch(self.plan, self.folder, self.recorder)
         self._state: SlurmState | None = None
         self._script = ""
+        self._stopping = False
 
     def follow_order(self) -> Following:
         """The order to follow the job from what has arrived."""
@@ -110,7 +111,10 @@ class SlurmJob(FollowedRun):
             self._show_hosts(self._state)
 
     def cancelling(self, why: str, *, kill: bool) -> None:
-        self.recorder.record(events.StopRequested(why))
+        """It is repeated for as long as the controller is away."""
+        if not self._stopping:
+            self._stopping = True
+            self.recorder.record(events.StopRequested(why))
         verb = "stopping the step in" if self.record.request.allocation else "cancelling"
         self.recorder.notice_once(f"{verb} job {self.record.job_id} ({why})")
         if kill:
