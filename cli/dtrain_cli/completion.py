@@ -102,7 +102,7 @@ def ranks(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def gpus(incomplete: str) -> list[str]:
-    from dtrain.parallelism.cluster.hardware import hardware
+    from dtrain.parallelism.cluster.hardware_table import hardware
 
     return [gpu.name for gpu in hardware().gpus]
 

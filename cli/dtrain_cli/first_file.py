@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dtrain import hostlist
 from dtrain.checks import Evidence, HostFacts
 from dtrain.diagnostics import UsageError
-from dtrain.parallelism.cluster.hardware import hardware
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.records import dataclass
 from dtrain.spec.yaml_text import literal
 

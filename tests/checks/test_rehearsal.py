@@ -13,7 +13,7 @@ from cluster import Cluster
 from dtrain.checks.tournament import rounds
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import gpu
+from dtrain.parallelism.cluster.hardware_table import hardware
 from support.cluster import Launcher, job
 from support.json_page import undocumented
 from support.limits import HANG
@@ -99,7 +99,7 @@ def test_a_slow_host_is_reported_and_the_planner_reads_the_file(
     }
     assert not links["node1", "node2"]["slow"]
     text = (launcher.folder / "fabric.json").read_text()
-    a100 = gpu("a100-80gb")
+    a100 = hardware().gpu("a100-80gb")
     made = calibration.read(text, "fabric.json", Efficiency(), a100, 100.0)
     assert made.network < Efficiency().network
 

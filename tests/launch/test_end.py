@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -383,6 +384,35 @@ def test_a_full_disk_on_this_machine_stops_the_job(scene: Scene) -> None:
     assert "No space left" in done.stderr
     assert "DTRAIN_HOME" in done.stderr
     assert scene.leftovers() == []
+
+
+def test_output_that_could_not_be_stored_is_fetched_later(scene: Scene) -> None:
+    """Also if the journal, which is small, could be written meanwhile."""
+    go = scene.folder / "go"
+    program = scene.script(
+        "import os, time\n"
+        "print('up', flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.1)\n"
+        "for number in range(20000): print('line', number, flush=True)\n"
+        "time.sleep(500)\n"
+    )
+    launch = scene.launch(scene.cluster_file(program, hosts=1, slots=1))
+    launch.until("up")
+    resource.prlimit(launch.process.pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    go.touch()
+    done = launch.wait()
+    assert done.code == 3
+    assert "cannot store the run's files: File too large" in done.stderr
+    run = scene.run_folder().name
+    assert f"`dtrain attach {run}` fetches the rest of the output" in done.stderr
+    assert scene.leftovers() == []
+    done = scene.command("attach", run).wait()
+    assert done.code == 1, str(done)
+    assert "stopped the job: this machine cannot store the run's files" in done.stderr
+    (written,) = scene.nodes.rglob("worker-0.out")
+    stored = scene.run_folder() / "logs" / "node0" / "worker-0.out"
+    assert stored.stat().st_size > 1 << 16
+    assert stored.read_bytes() == written.read_bytes()
 
 
 def test_a_job_ended_from_outside_is_not_done(scene: Scene) -> None:

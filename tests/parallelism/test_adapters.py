@@ -10,7 +10,8 @@ from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.layer import EXPANSION
 from dtrain.parallelism.cost.memory import memory
@@ -30,7 +31,7 @@ def adapted(name: str, lora: Lora) -> Shape:
 
 
 def candidate(shape: Shape, layout: Layout) -> Candidate:
-    chosen = gpu("a100-80gb")
+    chosen = hardware().gpu("a100-80gb")
     cluster = GpuCluster(chosen, layout.world_size, min(8, layout.world_size), 200.0)
     return Candidate(shape, layout, cluster, of_family(chosen.family), ASSUMED)
 

@@ -12,14 +12,15 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import AMPERE
-from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.products import Product
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import Layout
 
-GPU = gpu("a100-80gb")
+GPU = hardware().gpu("a100-80gb")
 CLUSTER = GpuCluster(GPU, 64, 8, 200.0)
 
 
@@ -66,7 +67,7 @@ def test_collectives_of_one_size_change_only_the_bandwidth() -> None:
 
 @pytest.mark.parametrize("groups", [(2,), (8,), (2, 4, 8)])
 def test_gpus_of_a_mesh_measure_the_links_that_they_have(groups: tuple[int, ...]) -> None:
-    mesh = gpu("mi300x")
+    mesh = hardware().gpu("mi300x")
     truth = replace(AMPERE, link=0.5)
     rows = [
         {"kind": "all_gather", "ranks": ranks, "hosts": 1, "bytes": size,

@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.stages import in_flight, stage_layers
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import Layout
 
 # Links of 100 GB/s between the 8 GPUs of a host; 40 GB/s between hosts.
-CLUSTER = GpuCluster(replace(gpu("a100-80gb"), link=100.0), 64, 8, 40.0)
+CLUSTER = GpuCluster(replace(hardware().gpu("a100-80gb"), link=100.0), 64, 8, 40.0)
 MADE = Efficiency(
     link=0.5, network=0.5, exchange=0.5, latency=1e-3, link_step=1e-5, network_step=1e-4,
 )  # fmt: skip

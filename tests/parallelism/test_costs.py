@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dtrain.parallelism.assumptions import COMMUNICATOR, Assumptions, MemoryHabits
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.collectives import Group
@@ -36,7 +37,7 @@ POWERS = st.sampled_from([1, 2, 4, 8])
 
 
 def candidate(shape: Shape, layout: Layout, assumed: Assumptions = ASSUMED) -> Candidate:
-    chosen = gpu("a100-80gb")
+    chosen = hardware().gpu("a100-80gb")
     cluster = GpuCluster(chosen, layout.world_size, min(8, layout.world_size), 200.0)
     return Candidate(shape, layout, cluster, of_family(chosen.family), assumed)
 
@@ -258,7 +259,7 @@ def test_fp8_keeps_quantized_matrices_beside_those_of_16_bits() -> None:
         backend="megatron", tensor=2, data=4, sharding="optimizer", grad_accumulation=128,
         sequence_parallel=True,
     )  # fmt: skip
-    h100, b200 = gpu("h100-80gb"), gpu("b200")
+    h100, b200 = hardware().gpu("h100-80gb"), hardware().gpu("b200")
     needs = {
         (kind.name, precision): memory(
             shape, layout, Assumptions.usual(precision, kind, "megatron")
@@ -309,7 +310,7 @@ def test_copies_of_sharded_states_are_a_phase_of_the_step() -> None:
 def test_torchtitans_adam_needs_no_copies() -> None:
     """Its ``optimizer.implementation`` is ``fused``: 8 bytes a parameter, and nothing else."""
     shape = replace(model("llama-3-8b"), seq_len=8)
-    assumed = Assumptions.usual("bf16", gpu("h100"), "torchtitan", narrow_states=True)
+    assumed = Assumptions.usual("bf16", hardware().gpu("h100"), "torchtitan", narrow_states=True)
     used = memory(shape, Layout(backend="torchtitan"), assumed)
     assert used.allocated * 2**30 / shape.parameters == pytest.approx(8, rel=1e-2)
 
@@ -507,7 +508,7 @@ def test_each_communicator_has_its_own_buffers() -> None:
     shape = model("llama-3-8b")
     used = [memory(shape, one, ASSUMED).communication for one in (layout, shards, hybrid, alone)]
     assert used == pytest.approx([5 * COMMUNICATOR, COMMUNICATOR, 2 * COMMUNICATOR, 0])
-    tpus = Assumptions.usual("bf16", gpu("tpu-v5p"), "megatron")
+    tpus = Assumptions.usual("bf16", hardware().gpu("tpu-v5p"), "megatron")
     assert memory(shape, layout, tpus).communication == 0
 
 
@@ -521,13 +522,13 @@ def test_the_step_casts_gradients_of_fp16_when_activations_are_gone() -> None:
 
 @pytest.mark.parametrize(("gpus", "joined"), [(64, 64), (72, 72), (256, 64), (288, 72), (6, 4)])
 def test_a_job_uses_equal_parts_of_racks(gpus: int, joined: int) -> None:
-    assert GpuCluster(gpu("gb200"), gpus, 4, 200.0).joined == joined
+    assert GpuCluster(hardware().gpu("gb200"), gpus, 4, 200.0).joined == joined
 
 
 def test_racks_send_through_the_nics_of_all_their_hosts() -> None:
     """128 GB200s in two racks: a ring of one rank in each host has one host's 200 GB/s, and a ring
     through every second GPU of a rack shares its 3,200 GB/s with one other, so NVLink limits it."""
-    chosen = gpu("gb200")
+    chosen = hardware().gpu("gb200")
     efficiency = of_family(chosen.family)
     racks, host = GpuCluster(chosen, 128, 4, 200.0), GpuCluster(chosen, 4, 4, 200.0)
     far = Group(racks, efficiency, 2, 64).bandwidth
@@ -542,7 +543,7 @@ def test_racks_send_through_the_nics_of_all_their_hosts() -> None:
 
 def test_late_gathers_of_the_backward_pass_are_exposed() -> None:
     """8 ranks gather 8 billion parameters of 2 bytes in 16 micro-batches, once more backward."""
-    chosen = gpu("h100-80gb")
+    chosen = hardware().gpu("h100-80gb")
     cluster, efficiency = GpuCluster(chosen, 8, 8, 400.0), of_family(chosen.family)
     shape = model("llama-3-8b")
     layout = Layout(backend="torchtitan", data=8, sharding="full", grad_accumulation=16)
@@ -556,7 +557,7 @@ def test_late_gathers_of_the_backward_pass_are_exposed() -> None:
 
 def test_a_host_receives_a_token_once() -> None:
     """With 8 copies, 8 hosts of 8: 7 · (1 - (7/8)⁸) hosts, where 7 hosts would be all copies."""
-    chosen = gpu("h100-80gb")
+    chosen = hardware().gpu("h100-80gb")
     group = Group(GpuCluster(chosen, 64, 8, 400.0), of_family(chosen.family), 64, 1)
     one, eight = group.exchange(1e9, 1), group.exchange(1e9, 8)
     assert eight / one == pytest.approx(8 * (1 - (7 / 8) ** 8), rel=1e-3)
@@ -576,7 +577,7 @@ def test_a_pipeline_with_zero_2_reduces_once_a_step() -> None:
 def test_each_micro_batch_adds_its_gradients_in_memory() -> None:
     """Megatron-LM reads and writes 4 bytes of each parameter. Two micro-batches of one sequence do
     it twice; otherwise only their smaller products cost more than those of one of two."""
-    shape, chosen = model("llama-3-8b"), gpu("a100-80gb")
+    shape, chosen = model("llama-3-8b"), hardware().gpu("a100-80gb")
     usual = replace(of_family(chosen.family), gemm_half=0.0)
     cluster = GpuCluster(chosen, 8, 8, 200.0)
 
@@ -597,7 +598,7 @@ def test_each_micro_batch_adds_its_gradients_in_memory() -> None:
 
 def test_copies_of_tokens_are_sorted_by_expert_and_added() -> None:
     """Each copy is written and read once more, as is the token itself."""
-    shape, chosen = model("qwen3-30b-a3b"), gpu("a100-80gb")
+    shape, chosen = model("qwen3-30b-a3b"), hardware().gpu("a100-80gb")
     one = replace(shape, experts_per_token=1, ffn_hidden=8 * shape.ffn_hidden)
     usual = of_family(chosen.family)
     cluster = GpuCluster(chosen, 8, 8, 200.0)
@@ -621,7 +622,7 @@ def test_software_without_overlap_shows_all_traffic() -> None:
 
 @pytest.mark.parametrize(("name", "slower"), [("a100-80gb", False), ("h100-80gb", True)])
 def test_attention_of_pytorch_is_slower_on_newer_gpus(name: str, slower: bool) -> None:
-    shape, chosen = model("llama-3-8b"), gpu(name)
+    shape, chosen = model("llama-3-8b"), hardware().gpu(name)
     cluster = GpuCluster(chosen, 8, 8, 400.0)
 
     def compute(backend: BackendName) -> float:
@@ -698,7 +699,7 @@ def test_attention_without_a_mask_takes_twice_as_long() -> None:
 
 
 def test_older_gpus_have_no_flash_attention() -> None:
-    v100, a100 = gpu("v100"), gpu("a100")
+    v100, a100 = hardware().gpu("v100"), hardware().gpu("a100")
     assert not Assumptions.usual("fp16", v100, "megatron").flash_attention
     # PyTorch has another kernel there that keeps no score matrix.
     assert Assumptions.usual("fp16", v100, "runtime").flash_attention

@@ -10,7 +10,8 @@ import pytest
 from dtrain.parallelism.assumptions import UNTRAINED, Assumptions, MemoryHabits
 from dtrain.parallelism.backends import BACKENDS
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.launches import launches
@@ -26,7 +27,7 @@ WHOLE, PARTS = Assumptions(), Assumptions(whole_experts=False)
 def time_of(
     name: str, layout: Layout, assumed: Assumptions = WHOLE, *, kind: str = "h100-80gb", **own: Any
 ) -> StepTime:
-    chosen = gpu(kind)
+    chosen = hardware().gpu(kind)
     cluster = GpuCluster(chosen, layout.world_size, min(8, layout.world_size), 400.0)
     efficiency = replace(of_family(chosen.family), **own)
     return Candidate(model(name), layout, cluster, efficiency, assumed).time
@@ -64,7 +65,7 @@ def test_a_loop_over_experts_starts_kernels_for_each_expert_that_a_rank_holds() 
 
 def test_dtrain_runtime_loops_over_experts() -> None:
     loops = {
-        backend: Assumptions.usual("bf16", gpu("h100-80gb"), backend).expert_kernels
+        backend: Assumptions.usual("bf16", hardware().gpu("h100-80gb"), backend).expert_kernels
         for backend in BACKENDS
     }
     assert loops == {"runtime": 5, "megatron": 0, "torchtitan": 0}
@@ -72,7 +73,7 @@ def test_dtrain_runtime_loops_over_experts() -> None:
 
 def test_whole_experts_are_larger_products() -> None:
     shape, layout = model("mixtral-8x7b"), split(4, 2)
-    cluster = GpuCluster(gpu("h100-80gb"), 32, 8, 400.0)
+    cluster = GpuCluster(hardware().gpu("h100-80gb"), 32, 8, 400.0)
     whole, parts = (
         Kernels(of_family("hopper"), cluster, shape, layout, one) for one in (WHOLE, PARTS)
     )

@@ -15,7 +15,8 @@ import pytest
 
 from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.memory import Memory, memory
 from dtrain.parallelism.model.adapters import Lora
@@ -179,7 +180,7 @@ def test_scores_of_plain_attention_are_kept_in_32_and_16_bits() -> None:
     shape = tuned("llama-2-7b", 1024, Lora(16, "all"))
     flash, kept = (memory(shape, layout, how).activations for how in (assumed, plain))
     assert kept - flash == pytest.approx(6 * 32 * 32 * 2 * 1024**2 / 2**30)
-    assert memory(shape, layout, plain).total > gpu("a100-40gb").memory
+    assert memory(shape, layout, plain).total > hardware().gpu("a100-40gb").memory
     short = memory(replace(shape, seq_len=512), layout, plain)
     assert short.total == pytest.approx(28.2, rel=0.17)
 
@@ -190,7 +191,7 @@ def test_cached_blocks_are_freed_if_memory_is_short() -> None:
     assumed = Assumptions(narrow_states=True, separate_kernels=True, habits=HUGGING_FACE)
     found = memory(shape, layout, assumed)
     assert found.total + found.cached == pytest.approx(42.22, rel=0.06)
-    chosen = gpu("a100-40gb")
+    chosen = hardware().gpu("a100-40gb")
     cluster = GpuCluster(chosen, 1, 1, 200.0)
     candidate = Candidate(shape, layout, cluster, of_family(chosen.family), assumed)
     assert found.total < candidate.limit < found.total + found.cached

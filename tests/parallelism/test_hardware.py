@@ -8,7 +8,8 @@ import pytest
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import of_family, of_gpu
-from dtrain.parallelism.cluster.hardware import gpu, hardware, slowest
+from dtrain.parallelism.cluster.hardware import slowest
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.names import key
 
 MINE = {
@@ -51,7 +52,7 @@ def refused(table: object) -> UsageError:
     ],
 )
 def test_names_that_people_and_drivers_use(written: str, name: str) -> None:
-    assert gpu(written).name == name
+    assert hardware().gpu(written).name == name
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_names_that_people_and_drivers_use(written: str, name: str) -> None:
 def test_figures_of_data_sheets(
     name: str, precision: str, tflops: float, bandwidth: float, link: float
 ) -> None:
-    found = gpu(name)
+    found = hardware().gpu(name)
     assert found.peak(precision) == tflops
     assert (found.bandwidth, found.link) == (bandwidth, link)
 
@@ -101,7 +102,7 @@ def test_names_are_unique() -> None:
 
 def test_machines_hold_gpus_of_the_table() -> None:
     for machine in hardware().machines:
-        assert gpu(machine.gpu), machine.name
+        assert hardware().gpu(machine.gpu), machine.name
     assert hardware().machine("DGX A100").network == 200
     assert hardware().machine("p4d").network_gbps == 400
     assert hardware().machine("p5").network_gbps == 3200
@@ -109,13 +110,13 @@ def test_machines_hold_gpus_of_the_table() -> None:
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match="'a100-90gb' is not a GPU") as caught:
-        gpu("a100-90gb")
+        hardware().gpu("a100-90gb")
     assert "a100-80gb" in caught.value.hint and "`hardware=FILE`" in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        gpu("rtx")
+        hardware().gpu("rtx")
     assert "rtx-" in caught.value.hint
     with pytest.raises(UsageError):
-        gpu("")
+        hardware().gpu("")
     with pytest.raises(UsageError) as caught:
         hardware().gpu("zzz")
     assert caught.value.hint == "describe another with `hardware=FILE`"
@@ -123,16 +124,16 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 def test_an_unknown_precision_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="v100-32gb does not support bf16") as caught:
-        gpu("v100").peak("bf16")
+        hardware().gpu("v100").peak("bf16")
     assert "fp16" in caught.value.hint
 
 
 def test_a_cluster_gets_defaults_from_the_usual_machine() -> None:
-    cluster = hardware().cluster(gpu("a100"), 64)
+    cluster = hardware().cluster(hardware().gpu("a100"), 64)
     assert (cluster.hosts, cluster.gpus_per_host, cluster.network) == (8, 8, 200)
-    cluster = hardware().cluster(gpu("a100"), 64, gpus_per_host=4, network_gbps=400)
+    cluster = hardware().cluster(hardware().gpu("a100"), 64, gpus_per_host=4, network_gbps=400)
     assert (cluster.hosts, cluster.network) == (16, 50)
-    assert hardware().cluster(gpu("a100"), 2).gpus_per_host == 2
+    assert hardware().cluster(hardware().gpu("a100"), 2).gpus_per_host == 2
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_cluster_gets_defaults_from_the_usual_machine() -> None:
 )
 def test_an_impossible_cluster_names_the_field(gpus, options, message) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        hardware().cluster(gpu("a100"), gpus, **options)
+        hardware().cluster(hardware().gpu("a100"), gpus, **options)
     assert caught.value.hint
 
 
@@ -162,7 +163,7 @@ def test_a_users_file_adds_gpus_and_machines() -> None:
     wide = extended.gpu("mine-wide")
     assert (wide.memory, wide.link, wide.source) == (96, 64, "like mine")
     assert extended.cluster(wide, 4).network == 10
-    assert extended.gpu("a100") == gpu("a100")
+    assert extended.gpu("a100") == hardware().gpu("a100")
 
 
 def test_a_users_entry_overrides_a_name_and_an_alias() -> None:
@@ -170,7 +171,7 @@ def test_a_users_entry_overrides_a_name_and_an_alias() -> None:
         table = {"gpus": [{"name": name, "like": "a100-80gb", "memory": 79.3}]}
         extended = hardware().extended(json.dumps(table), "mine.json")
         assert extended.gpu("a100" if name == "A100" else "a100-80gb").memory == 79.3
-    assert gpu("a100").memory == 79.15
+    assert hardware().gpu("a100").memory == 79.15
 
 
 @pytest.mark.parametrize(
@@ -229,8 +230,10 @@ def test_an_invalid_file_is_reported_with_position_and_hint(
 )
 def test_products_are_as_fast_as_measured(name: str, share: float, fitted: str) -> None:
     measured = {"h100-80gb": 794.5 / 989, "a100-80gb": 271.2 / 312}
-    assert gpu(name).sustained == pytest.approx(share / measured[fitted], abs=0.01)
-    assert of_family(gpu(name).family).gemm == of_family(gpu(fitted).family).gemm
+    assert hardware().gpu(name).sustained == pytest.approx(share / measured[fitted], abs=0.01)
+    assert (
+        of_family(hardware().gpu(name).family).gemm == of_family(hardware().gpu(fitted).family).gemm
+    )
 
 
 def test_a_gpu_with_other_power_or_products_than_a_measured_one() -> None:
@@ -242,41 +245,49 @@ def test_a_gpu_with_other_power_or_products_than_a_measured_one() -> None:
     entries = [{"name": name, "like": "rtx-5090", **one} for name, one in changes.items()]
     extended = hardware().extended(json.dumps({"gpus": entries}), "mine.json")
     capped, half, more = (extended.gpu(name).sustained for name in changes)
-    assert capped == pytest.approx(gpu("rtx-5090").sustained / 2)
-    assert half == pytest.approx(gpu("rtx-5090").sustained)
-    assert more == pytest.approx(gpu("rtx-5090").sustained)
+    assert capped == pytest.approx(hardware().gpu("rtx-5090").sustained / 2)
+    assert half == pytest.approx(hardware().gpu("rtx-5090").sustained)
+    assert more == pytest.approx(hardware().gpu("rtx-5090").sustained)
 
 
 def test_a_gb300_is_as_much_faster_as_its_power_limit_is_higher() -> None:
-    assert gpu("gb300").sustained == pytest.approx(1400 / 1200, abs=0.01)
+    assert hardware().gpu("gb300").sustained == pytest.approx(1400 / 1200, abs=0.01)
 
 
 def test_products_run_at_the_clock_that_the_power_allows() -> None:
-    a30, a40 = (of_gpu(gpu(name)).gemm for name in ("a30", "a40"))
+    a30, a40 = (of_gpu(hardware().gpu(name)).gemm for name in ("a30", "a40"))
     # 165 W for 165 TFLOP/s, and 300 W for 149.7.
     assert a30 / a40 == pytest.approx((165 / 165 * 149.7 / 300) ** (1 / 3))
-    assert of_gpu(gpu("h100")) == of_family("hopper")
-    assert of_gpu(gpu("rtx-3090")).gemm == pytest.approx(0.95)
+    assert of_gpu(hardware().gpu("h100")) == of_family("hopper")
+    assert of_gpu(hardware().gpu("rtx-3090")).gemm == pytest.approx(0.95)
     # What is measured, or not known, is as it is.
-    assert of_gpu(gpu("mi300x")) == of_family("cdna")
-    assert of_gpu(gpu("tpu-v5p")) == of_family("tpu")
+    assert of_gpu(hardware().gpu("mi300x")) == of_family("cdna")
+    assert of_gpu(hardware().gpu("tpu-v5p")) == of_family("tpu")
 
 
 def test_several_kinds_of_gpus_are_as_slow_and_as_small_as_the_least() -> None:
-    kinds = [gpu("h100"), gpu("a100-40gb"), gpu("v100-16gb")]
+    kinds = [hardware().gpu("h100"), hardware().gpu("a100-40gb"), hardware().gpu("v100-16gb")]
     slow = slowest(kinds)
     assert (slow.family, slow.flops) == ("volta", {"fp16": 125, "fp32": 15.7})
-    assert (slow.memory, slow.link) == (gpu("v100-16gb").memory, gpu("v100-16gb").link)
-    assert slowest([gpu("h100"), gpu("a100")]).memory == min(gpu("h100").memory, gpu("a100").memory)
+    assert (slow.memory, slow.link) == (
+        hardware().gpu("v100-16gb").memory,
+        hardware().gpu("v100-16gb").link,
+    )
+    assert slowest([hardware().gpu("h100"), hardware().gpu("a100")]).memory == min(
+        hardware().gpu("h100").memory, hardware().gpu("a100").memory
+    )
     assert slowest(kinds[:1]) == kinds[0]
     # An MI300X has the higher peak, and an H100 sustains more.
-    mixed = slowest([gpu("h100"), gpu("mi300x")])
+    mixed = slowest([hardware().gpu("h100"), hardware().gpu("mi300x")])
     assert mixed.name == "mi300x"
-    assert mixed.flops["bf16"] == gpu("mi300x").flops["bf16"]
+    assert mixed.flops["bf16"] == hardware().gpu("mi300x").flops["bf16"]
     # What the one sustains in 16 bits, and the other in fp32.
-    pair = slowest([gpu("h100-pcie-80gb"), gpu("h100-nvl")])
+    pair = slowest([hardware().gpu("h100-pcie-80gb"), hardware().gpu("h100-nvl")])
     assert pair.flops["fp32"] * pair.sustained == pytest.approx(
-        min(one.flops["fp32"] * one.sustained for one in (gpu("h100-pcie-80gb"), gpu("h100-nvl")))
+        min(
+            one.flops["fp32"] * one.sustained
+            for one in (hardware().gpu("h100-pcie-80gb"), hardware().gpu("h100-nvl"))
+        )
     )
     with pytest.raises(UsageError, match="tpu-v4 and v100-16gb have no precision in common"):
-        slowest([gpu("tpu-v4"), gpu("v100-16gb")])
+        slowest([hardware().gpu("tpu-v4"), hardware().gpu("v100-16gb")])

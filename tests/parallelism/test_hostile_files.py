@@ -13,11 +13,11 @@ import pytest
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import AMPERE
-from dtrain.parallelism.cluster.hardware import gpu, hardware
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.model.huggingface import shape_from_config
 
-GPU = gpu("a100-80gb")
+GPU = hardware().gpu("a100-80gb")
 CASES = 500
 
 

@@ -14,7 +14,8 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import BACKENDS, refusals
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.cost import step_time
 from dtrain.parallelism.cost.candidate import Candidate
@@ -73,7 +74,7 @@ def read(config: dict[str, Any]) -> Shape:
 
 
 def candidate(shape: Shape, layout: Layout, chosen: str = "h100-80gb") -> Candidate:
-    kind = gpu(chosen)
+    kind = hardware().gpu(chosen)
     cluster = GpuCluster(kind, layout.world_size, min(8, layout.world_size), 400.0)
     return Candidate(shape, layout, cluster, of_family(kind.family), Assumptions())
 

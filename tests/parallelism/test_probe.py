@@ -16,7 +16,7 @@ from dtrain.launchplan.build import build
 from dtrain.messages import facts
 from dtrain.messages.decode import decode
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import gpu
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
@@ -117,7 +117,7 @@ def test_cpus_are_planned_with_what_they_compute(file: Path) -> None:
 
 
 def test_gpus_are_compared_with_the_catalogue() -> None:
-    h100 = gpu("h100-80gb")
+    h100 = hardware().gpu("h100-80gb")
     rows = tuple((size, 700.0) for size in (4096, 8192))
     found = replace(
         measured(), device="NVIDIA H100 80GB HBM3", products={"bf16": rows}, copy=2680.0
@@ -136,7 +136,7 @@ def test_a_gpu_with_tf32_is_measured_in_tf32() -> None:
 
 
 def test_a_gpu_without_bf16_is_measured_in_fp16() -> None:
-    v100 = gpu("v100-32gb")
+    v100 = hardware().gpu("v100-32gb")
     reports = [report(rank, device="Tesla V100-SXM2-32GB") for rank in range(2)]
     for one in reports:
         one["compute"]["precision"] = {"float16": ((8192, 100.0),), "float32": ((8192, 14.0),)}

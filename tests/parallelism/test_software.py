@@ -9,7 +9,8 @@ import pytest
 from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
 from dtrain.parallelism.backends import MEGATRON_FSDP, PYTORCH_HOOKS, TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.efficiency import KNOWN, OVERLAPPED, of_family, of_gpu
-from dtrain.parallelism.cluster.hardware import GpuCluster, gpu
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.launches import launches
@@ -18,11 +19,11 @@ from dtrain.parallelism.cost.step_time import HOST_MEMORY
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import BackendName, Layout, Sharding
 
-H100 = gpu("h100-80gb")
+H100 = hardware().gpu("h100-80gb")
 
 
 def candidate(name: str, layout: Layout, assumed: Assumptions, chosen: str = "") -> Candidate:
-    device = gpu(chosen) if chosen else H100
+    device = hardware().gpu(chosen) if chosen else H100
     cluster = GpuCluster(device, layout.world_size, min(8, layout.world_size), 400.0)
     return Candidate(model(name), layout, cluster, of_family(device.family), assumed)
 
@@ -299,7 +300,7 @@ def test_torchtitan_gathers_parameters_in_fp8() -> None:
 def test_the_interval_is_wide_for_gpus_that_are_not_measured(
     name: str, interval: tuple[float, float]
 ) -> None:
-    efficiency = of_gpu(gpu(name))
+    efficiency = of_gpu(hardware().gpu(name))
     assert (efficiency.interval_low, efficiency.interval_high) == interval
 
 
@@ -338,7 +339,7 @@ def test_a_fused_loss_reads_fewer_bytes_unless_metrics_repeat_it() -> None:
 
 
 def test_steps_do_not_become_shorter_with_more_hosts() -> None:
-    device = gpu("b200")
+    device = hardware().gpu("b200")
     steps = []
     for hosts in (1, 2, 4, 8, 32, 128):
         layout = Layout(backend="megatron", data=8 * hosts, sharding="optimizer")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import hardware
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.keras_memory import Part, Way, on_gpu, saved
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import shape_for_size

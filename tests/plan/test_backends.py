@@ -14,7 +14,8 @@ from dtrain.launchplan.build import build
 from dtrain.parallelism.answer.alternatives import faster_backend
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision, hardware
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import Plan

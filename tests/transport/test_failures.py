@@ -24,7 +24,7 @@ from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport import retry
 from dtrain.transport.ssh import SshTransport
-from dtrain.transport.ssh_connection import MAX_GREETING, BoundedPacketizer
+from dtrain.transport.ssh_transport import MAX_GREETING, BoundedPacketizer
 from support.limits import HANG, until
 from support.ports import free_port
 from support.ssh_server import Login, SshServer

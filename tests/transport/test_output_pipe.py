@@ -20,7 +20,8 @@ from dtrain.spec.model import Host, Ssh
 from dtrain.transport.contract import RemoteProcess
 from dtrain.transport.output_pipe import WINDOW, OutputPipe
 from dtrain.transport.ssh import SshTransport
-from dtrain.transport.ssh_connection import BoundedPacketizer, ClientTransport, SshConnection
+from dtrain.transport.ssh_connection import SshConnection
+from dtrain.transport.ssh_transport import BoundedPacketizer, ClientTransport
 from support.limits import HANG
 from support.ssh_server import SshServer
 from support.sshd import generate_key, host_on, running_sshd

@@ -12,7 +12,7 @@ import pytest
 from dtrain.parallelism.answer import alternatives, explain, units
 from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import hardware
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.model.sizes import shape_for_size
 from dtrain.parallelism.question import Question
 from dtrain_cli.views.layouts_html import page

@@ -49,9 +49,11 @@ def top(
         output.write("no active runs; `dtrain ps --all` lists all runs\n")
         return
     out = Outlet(sys.stdout)
-    if not can_redraw(out.terminal) or not out.unicode:
+    alone = len(names) == 1
+    moves = not alone or RunFolder.find(names[0]).in_charge() is not None
+    if not (moves and can_redraw(out.terminal) and out.unicode):
         output.write("\n".join(_present(name, _ShownRun(name)) for name in names))
-    elif len(names) == 1:
+    elif alone:
         watch = Watch(stopping=False, display=Display.LIVE)
         code = watch.until_over(
             lambda: existing.watch(RunFolder.find(names[0]), Caller(watch.view, watch.control))
@@ -73,7 +75,8 @@ def _present(name: str, run: _ShownRun) -> str:
     if run.report is not None:
         return _ended(name, run.report)
     if not run.board.attended:
-        return f" {name} has no launcher; {attach_hint(name)}\n"
+        # What is known here is old.
+        return f" {name} has no launcher; `dtrain ps {name}` asks its hosts, {attach_hint(name)}\n"
     return snapshot(run.board, time.monotonic())
 
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.contract import Engine
-from dtrain.failures.cause import Report
+from dtrain.failures.cause import LEFT, Report
 from dtrain.runs.events import Finished, RunLeft
 from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.record import Record
@@ -87,7 +87,7 @@ def _watch(folder: RunFolder, caller: Caller) -> Report | None:
         caller.observer.on_event(Finished(report))
     elif caller.control.interrupted:
         caller.observer.on_event(RunLeft(folder.name))
-        report = Report(ExitCode.INTERRUPTED, "left")
+        report = LEFT
     return report
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.diagnostics import ExitCode, NodeError
-from dtrain.failures.cause import Failure, Report
+from dtrain.failures.cause import LEFT, Failure, Report
 from dtrain.failures.launchers import root_rank
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan, Process
@@ -17,7 +17,6 @@ from dtrain.runs.storage import StorageError
 from dtrain.session.failure_output import explained
 from dtrain.session.run import Run
 
-LEFT = Report(ExitCode.INTERRUPTED, "left")
 _SUMMARY = 64 << 10
 """Bytes at the end of a torchrun's stderr, which has its summary."""
 

@@ -186,6 +186,10 @@ class Report:
         return self.logs.rpartition("/")[2]
 
 
+LEFT = Report(ExitCode.INTERRUPTED, "left")
+"""Of a process that no longer follows a run, which goes on."""
+
+
 def signal_name(number: int) -> str | None:
     """``SIGKILL`` for 9; None for a number that is no signal, or has no name of its own."""
     try:

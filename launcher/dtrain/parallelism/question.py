@@ -13,7 +13,8 @@ from dtrain.parallelism import constraints
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import BACKENDS, refusals, without_backend
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import GpuCluster, Hardware, Precision, hardware
+from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware_table import Hardware, hardware
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape

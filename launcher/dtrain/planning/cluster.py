@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, UsageError
-from dtrain.parallelism.cluster.hardware import FORMAT, GpuCluster, Hardware, hardware, slowest
+from dtrain.parallelism.cluster.hardware import GpuCluster, slowest
+from dtrain.parallelism.cluster.hardware_table import FORMAT, Hardware, hardware
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.planning.files import parsed
 from dtrain.planning.request import LARGEST, AskQueue, PlanRequest

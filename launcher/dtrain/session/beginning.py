@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from dtrain.diagnostics import UsageError
-from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
@@ -40,7 +39,8 @@ def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolde
     try:
         port = spec.job.rendezvous.first_port
         record = Record(name, request, port, sys.executable, begun)
-        plan = save(record, folder)
+        save(record, folder)
+        plan = record.plan
         caller.observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
         started = events.RunStarted(name, plan.host_names)
         Journal(folder.journal).write(begun, started)
@@ -93,9 +93,8 @@ def files_to_send(request: Request, spec: ClusterFile, control: Control) -> Tree
     return tree
 
 
-def save(record: Record, folder: RunFolder) -> LaunchPlan:
-    """Save the record before anything starts, so that other processes find the run. Returns its
-    plan. Raises StorageError."""
+def save(record: Record, folder: RunFolder) -> None:
+    """Save the record before anything starts, so that other processes find the run. Raises
+    StorageError."""
     with storing(folder.path):
         record.save(folder.path)
-    return record.plan

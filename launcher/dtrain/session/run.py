@@ -9,6 +9,7 @@ from typing import Any
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
@@ -20,23 +21,27 @@ from dtrain.session.recorder import Recorder
 
 
 class Run:
-    """Its record, journal and notifications, and the plan and the folder of its current attempt.
-    Only the thread that follows the run calls it."""
+    """Its record, journal and notifications, and the folder of its current attempt. Only the
+    thread that follows the run calls it."""
 
     def __init__(
         self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:
         """``secrets``: those that this process knows."""
         self.record, self.folder, self.secrets = record, folder, secrets
-        self.plan = record.plan
         self.recorder = Recorder(folder, caller.observer)
         self._caller = caller
         self._notifications = Notifications(record.request, folder, self.recorder, secrets)
 
+    @property
+    def plan(self) -> LaunchPlan:
+        """That of the current attempt."""
+        return self.record.plan
+
     def change(self, **fields: Any) -> None:
-        """Save the record with new values. Raises StorageError."""
+        """Save the record with new values. Raises StorageError; they count in this process then."""
         self.record = replace(self.record, **fields)
-        self.plan = save(self.record, self.folder)
+        save(self.record, self.folder)
 
     def attempt_failed(self, report: Report, result: AttemptResult) -> None:
         """Another attempt follows the one that ended with ``report``."""
@@ -48,7 +53,7 @@ class Run:
     def begin_attempt(self, record: Record, dropped: Sequence[str] = ()) -> None:
         """``record``: that of the next attempt. Raises StorageError."""
         self.record, self.folder = record, replace(self.folder, attempt=record.attempt)
-        self.plan = save(self.record, self.folder)
+        save(self.record, self.folder)
         self.recorder.next_attempt(record.attempt, self.plan, dropped)
 
     def left(self, report: Report, *, still_running: bool = True) -> Report:
@@ -59,11 +64,23 @@ class Run:
 
     def finish(self, report: Report) -> Report:
         """Notify about the end of the run, and record it."""
+        report = self._notified(report)
+        self.recorder.finished(report, self.record.request.spec().job)
+        return report
+
+    def finish_unstored(self, report: Report) -> Report:
+        """As `finish`, if this machine could not store all output. The end is not recorded, so that
+        `dtrain attach` fetches the rest."""
+        rest = f"`dtrain attach {self.record.run}` fetches the rest of the output"
+        report = self._notified(replace(report, hint=f"{report.hint}\n{rest}".lstrip()))
+        self._caller.observer.on_event(events.Finished(report))
+        return report
+
+    def _notified(self, report: Report) -> Report:
         report = self._completed(report)
         if report.exit_code is not ExitCode.INTERRUPTED:
             self._notifications.send("done" if report.ok else "failed", self.record.attempt, report)
         self._notifications.close()
-        self.recorder.finished(report, self.record.request.spec().job)
         return report
 
     def _completed(self, report: Report) -> Report:

@@ -20,7 +20,7 @@ from dtrain.transport.keys import Keyring, OfferedKey, PublicKey, UnusableKeyErr
 from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.questions import Ask, never
 from dtrain.transport.retry import DroppedError, Transient
-from dtrain.transport.ssh_connection import ClientTransport
+from dtrain.transport.ssh_transport import ClientTransport
 
 INTERACTIVE = "keyboard-interactive"
 ANSWER_TRIES = 3

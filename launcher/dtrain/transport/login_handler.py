@@ -8,7 +8,7 @@ import paramiko
 from paramiko.auth_handler import AuthHandler
 
 if TYPE_CHECKING:
-    from dtrain.transport.ssh_connection import ClientTransport
+    from dtrain.transport.ssh_transport import ClientTransport
 
 
 class LoginHandler(AuthHandler):

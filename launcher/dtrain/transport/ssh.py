@@ -42,7 +42,8 @@ from dtrain.transport.proxy_command import ProxyCommand
 from dtrain.transport.questions import Ask, one_at_a_time
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
-from dtrain.transport.ssh_connection import ClientTransport, HostKeyProofError, SshConnection
+from dtrain.transport.ssh_connection import SshConnection
+from dtrain.transport.ssh_transport import ClientTransport, HostKeyProofError
 from dtrain.transport.threads import blocking
 
 _Jump: TypeAlias = SshConnection | ControlMaster

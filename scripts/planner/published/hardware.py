@@ -7,7 +7,8 @@ from functools import cache
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Gpu, GpuCluster, hardware
+from dtrain.parallelism.cluster.hardware import Gpu, GpuCluster
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.runtime.layout import Layout
 from planner.published.rows import Row, UnusableError, count
 

@@ -338,6 +338,36 @@ def test_what_was_first_a_failure_or_a_deletion(
     assert [one.summary for one in report.failures] == [by_process]
 
 
+@pytest.mark.parametrize(("failed", "at"), [("a", 21.4), ("b", 20.4), ("a", 19.9), ("b", 19.9)])
+@pytest.mark.parametrize("server", [10.0, 30.0])
+def test_the_clock_of_the_server_may_differ_from_that_of_the_machines(
+    job: KubernetesJob, failed: str, at: float, server: float
+) -> None:
+    """The deleted pod's script has written when the kubelet ended it."""
+    job.job_seen(RUNS, "")
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+    job.pod_seen(replace(pod("b", 1), deleted=server))
+    job.keep(PodLines("b", (BEGINS, b"[dtrain] TERM at 20.25\n"), 5, 1, 5))
+    index = "ab".index(failed)
+    line = f"[dtrain] worker-{index} ended: 1 at {at}\n".encode()
+    job.keep(PodLines(failed, (line,), 6, 1, 6))
+    job.job_seen(FAILED, "")
+    by_deletion = job.ended("").reason == "node1: pod pod-b was deleted outside dtrain"
+    assert by_deletion == (at > 20.25)
+
+
+def test_a_pod_that_is_deleted_before_it_starts_is_the_cause(job: KubernetesJob) -> None:
+    """The other one waits for it in vain."""
+    job.job_seen(RUNS, "")
+    job.pod_seen(pod("a"))
+    waits = replace(pod("b", 1), state=ShownState.PREPARING, phase="Pending", running=False)
+    job.pod_seen(replace(waits, deleted=3.0))
+    ends(job, "a", 1)
+    job.job_seen(FAILED, "")
+    assert job.ended("").reason == "node1: pod pod-b was deleted outside dtrain"
+
+
 def test_a_pod_that_is_deleted_in_the_second_of_its_failure_has_failed(job: KubernetesJob) -> None:
     """dtrain deletes the job if a sidecar goes on."""
     job.job_seen(RUNS, "")

@@ -7,6 +7,7 @@ import pytest
 from dtrain.engines.kubernetes.lines import (
     Cursor,
     LogBegin,
+    PodTerm,
     ProcessEnd,
     ProcessLine,
     labelled,
@@ -91,6 +92,7 @@ def test_times(line: bytes, expected: tuple[int, bytes] | None) -> None:
         (b"[worker-3 err] ", ProcessLine("worker-3", True, b"")),
         (b"[dtrain] ps-0 ended: 7 at 12.5", ProcessEnd("ps-0", 7, 12.5)),
         (b"[dtrain] ps-0 ended: 7 at 1.2.3", None),
+        (b"[dtrain] TERM at 12.5", PodTerm(12.5)),
         (b"bash: line 1", None),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dtrain.diagnostics import SpecError
-from dtrain.engines.kubernetes import manifest, script
+from dtrain.engines.kubernetes import lines, manifest, script
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import parse, read
@@ -163,9 +163,9 @@ def test_processes_that_serve_end_with_the_last_other_one_of_their_pod(tmp_path:
     text = text.replace("script: train.py", f"command: [sh, -c, {json.dumps(program)}]")
     done = run_pod(script.render(plan(text.replace("  sync: {}\n", ""))), tmp_path)
     assert done.returncode == 0
-    lines = [line.split(" at ")[0] for line in done.stdout.splitlines() if line]
+    written = [line.split(" at ")[0] for line in done.stdout.splitlines() if line]
     ends = ["[dtrain] chief-0 ended: 0", "[dtrain] worker-0 ended: 143"]
-    assert lines == ["[dtrain] begins", *ends]
+    assert written == ["[dtrain] begins", *ends]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -181,15 +181,29 @@ def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) ->
         f"framework: none, command: [sh, -c, {json.dumps(program)}]",
     )
     done = run_pod(script.render(plan(text)), tmp_path)
-    lines = done.stdout.splitlines()
+    written = done.stdout.splitlines()
     assert done.returncode == 7
     for rank in range(count):
-        assert f"[worker-{rank}] rank {rank} of {2 * count} at job-node-0-0.job" in lines
-        assert f"[worker-{rank} err] to stderr" in lines
-    begins, *ended = [line.split(" at ")[0] for line in lines if line.startswith("[dtrain]")]
+        assert f"[worker-{rank}] rank {rank} of {2 * count} at job-node-0-0.job" in written
+        assert f"[worker-{rank} err] to stderr" in written
+    begins, *ended = [line.split(" at ")[0] for line in written if line.startswith("[dtrain]")]
     assert begins == "[dtrain] begins"
     assert ended[0] == "[dtrain] worker-0 ended: 7"
     assert set(ended[1:]) == {f"[dtrain] worker-{rank} ended: 143" for rank in range(1, count)}
+
+
+def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path) -> None:
+    """Before the end of its processes, on the same clock."""
+    text = FILE.replace("gpus: 2", "slots: 1").replace(
+        "framework: torch, script: t.py",
+        "framework: none, command: [sh, -c, 'kill $PPID; exec sleep 1000']",
+    )
+    done = run_pod(script.render(plan(text)), tmp_path)
+    assert done.returncode == 143
+    begins, term, ended = map(lines.labelled, done.stdout.encode().splitlines())
+    assert isinstance(begins, lines.LogBegin)
+    assert isinstance(term, lines.PodTerm) and isinstance(ended, lines.ProcessEnd)
+    assert 0 <= ended.time - term.time < HANG and ended.status == 143
 
 
 def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:

@@ -173,6 +173,16 @@ def test_the_log_of_the_container_that_ended_first_is_read(
     assert ["previous" in query for query in server.asked] == previous
 
 
+def test_lines_before_a_question_without_an_answer_are_kept() -> None:
+    """Whether a container was started again, which its first line asks."""
+
+    def both() -> Generator[list[bytes]]:
+        yield [LINE, AGAIN]
+
+    found = events_of_log(Server(both, down, both, none), over=True)
+    assert lines_of(found) == [b"[worker-0] hello\n", b"[dtrain] begins\n"]
+
+
 def test_what_a_kubelet_writes_instead_of_a_log_is_no_line() -> None:
     """It cannot follow the log, so the log is read without."""
     server = Server(no_watch, one_line)

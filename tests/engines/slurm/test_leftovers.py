@@ -111,4 +111,19 @@ def test_a_login_host_that_answers_nonsense_may_have_submitted_the_job(
 ) -> None:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     report = engine({"type": "nonsense"}).run({})
+    assert report.reason == "the job cannot be followed"
     assert Record.load(RunFolder.find(report.run).path).leftovers
+
+
+@pytest.mark.parametrize("job", [None, "7"])
+def test_a_job_may_exist_if_an_earlier_launcher_submitted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str | None
+) -> None:
+    """Also if that launcher was killed before it learned the job's number."""
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-1")
+    record = Record("run-1", REQUEST, 29500, "python3", 1e9, job_id=job)
+    report = engine({"type": "nonsense"}).attach(record, folder, {})
+    assert report.reason == "the job cannot be followed"
+    assert report.hint.endswith("`dtrain stop run-1` ends it")
+    assert Record.load(folder.path).leftovers

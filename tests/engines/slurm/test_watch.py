@@ -17,6 +17,7 @@ from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
+from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
 from dtrain.session.observer import Observer
 
@@ -78,3 +79,19 @@ def test_the_last_phases_of_a_job_are_journaled(folder: RunFolder) -> None:
     phases = [event.seconds for event in found if isinstance(event, events.PhasesSpent)]
     assert phases == [{"data": 0.25}, {"data": 0.75}]
     assert isinstance(found[-1], events.Finished)
+
+
+def test_a_cancellation_that_is_repeated_is_recorded_once(folder: RunFolder) -> None:
+    job = followed(folder, Observer())
+    for kill in (False, False, True, True):
+        job.cancelling("SIGHUP", kill=kill)
+    assert [*map(type, journaled(folder))] == [events.StopRequested, *[events.NoticeShown] * 2]
+
+
+def test_machines_are_watched_although_the_record_cannot_be_saved(folder: RunFolder) -> None:
+    """As on a full disk. The job still runs on them."""
+    job = followed(folder, Observer())
+    (folder.path / "run.json").mkdir()  # nothing can replace it
+    with pytest.raises(StorageError):
+        job.update(SlurmState("RUNNING", hosts=("gpu03",)))
+    assert job.plan.host_names == job.watch.plan.host_names == ("gpu03",)

@@ -10,6 +10,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import process_failure
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
+from dtrain.engines.kubernetes.output import PodOutput
 from dtrain.engines.kubernetes.script import serving_pods
 from dtrain.failures.cause import SIGNALLED, Failure, Report, all_finished, signal_name
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
@@ -25,9 +26,22 @@ class PodEnding:
 
     pod: Pod
     """Its last state."""
-    ends: Sequence[ProcessEnd]
-    words: Sequence[str]
+    ends: Sequence[ProcessEnd] = ()
+    words: Sequence[str] = ()
     """The last lines that its script wrote."""
+    term: float = 0.0
+    """Time of the first TERM, on the clock of the pod's machine; 0 if it is unknown."""
+
+    @classmethod
+    def read(cls, pod: Pod, output: PodOutput) -> PodEnding:
+        position = output.position
+        return cls(pod, position.ends, tuple(output.words), position.term)
+
+    @property
+    def deleted(self) -> float:
+        """When it was deleted; 0 if it was not. The clock of the API server may differ from that of
+        the pod's machine, which has the times of failures."""
+        return self.pod.deleted and (self.term or self.pod.deleted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,7 @@ class KubernetesEnding:
     @property
     def _ended_by_deletion(self) -> bool:
         """Whether no process failed before a pod was deleted."""
-        deleted = {self._host(one.pod): one.pod.deleted for one in self.pods if one.pod.deleted}
+        deleted = {self._host(one.pod): one.deleted for one in self.pods if one.deleted}
         # Kubernetes writes whole seconds, and deletes the other pods at once after a failure.
         first = min(deleted.values(), default=math.inf) + 1
         return all(

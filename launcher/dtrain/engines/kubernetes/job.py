@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dtrain.engines.followed_run import LEFT, FollowedRun
+from dtrain.engines.followed_run import FollowedRun
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding, done, failures
 from dtrain.engines.kubernetes.host_states import HostStates
 from dtrain.engines.kubernetes.kinds import job_kind
@@ -17,7 +17,7 @@ from dtrain.engines.kubernetes.lines import Cursor
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.engines.kubernetes.output import LogPosition, LogPositions, PodOutput
 from dtrain.engines.kubernetes.reading import PodLines
-from dtrain.failures.cause import Report, in_order_of_blame
+from dtrain.failures.cause import LEFT, Report, in_order_of_blame
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass
@@ -275,11 +275,12 @@ class KubernetesJob(FollowedRun):
         return self._ending(stopped_by).report()
 
     def _ending(self, stopped_by: str) -> KubernetesEnding:
+        never_started = [pod for pod in self._deleted if pod.uid not in self.pods]
         pods = [
-            PodEnding(known.pod, known.output.position.ends, tuple(known.output.words))
-            for known in self.pods.values()
-            if self.hosts.counts(known.pod)
+            *(PodEnding.read(known.pod, known.output) for known in self.pods.values()),
+            *(PodEnding(pod) for pod in never_started),
         ]
+        pods = [ending for ending in pods if self.hosts.counts(ending.pod)]
         failed = failures(self.plan, pods, time.time())
         return KubernetesEnding(
             name=self.name,

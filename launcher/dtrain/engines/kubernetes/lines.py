@@ -20,6 +20,7 @@ _LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?\] ?")
 _ENDED = re.compile(
     re.escape(MARK).encode() + rb" ([a-z]{1,20}-[0-9]{1,7}) ended: ([0-9]{1,3}) at ([0-9.]{1,20})"
 )
+_TERM = re.compile(re.escape(MARK).encode() + rb" TERM at ([0-9.]{1,20})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +44,27 @@ class LogBegin:
     """The script's first line."""
 
 
-def labelled(text: bytes) -> ProcessLine | ProcessEnd | LogBegin | None:
+@dataclass(frozen=True, slots=True)
+class PodTerm:
+    """The script's line about a TERM: the pod is deleted."""
+
+    time: float
+    """As that of a `ProcessEnd`."""
+
+
+def labelled(text: bytes) -> ProcessLine | ProcessEnd | PodTerm | LogBegin | None:
     """What a line of the script means; None if another program wrote the line."""
     if text == BEGINS.encode():
         return LogBegin()
     if found := _LABELLED.match(text):
         return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :])
-    if found := _ENDED.match(text):
-        try:
+    try:
+        if found := _ENDED.match(text):
             return ProcessEnd(found[1].decode(), int(found[2]), float(found[3]))
-        except ValueError:
-            return None
+        if found := _TERM.match(text):
+            return PodTerm(float(found[1]))
+    except ValueError:
+        pass
     return None
 
 

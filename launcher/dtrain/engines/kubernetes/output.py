@@ -8,7 +8,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from dtrain.engines.kubernetes.lines import LogBegin, ProcessEnd, ProcessLine, labelled
+from dtrain.engines.kubernetes.lines import LogBegin, PodTerm, ProcessEnd, ProcessLine, labelled
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.decode import Length, Range, decode
 from dtrain.records import dataclass
@@ -40,6 +40,8 @@ class LogPosition:
     """Bytes of each stream that come before the next line."""
     ends: tuple[ProcessEnd, ...] = ()
     """The processes that have ended. Their lines are not read again."""
+    term: float = 0.0
+    """Time of the first TERM, on the clock of the pod's machine; 0 without one."""
 
 
 class LogPositions:
@@ -117,6 +119,9 @@ class PodOutput:
                         pieces.setdefault(name, []).append(line + b"\n")
                         continue
                 case LogBegin():
+                    continue
+                case PodTerm():
+                    self.position.term = self.position.term or found.time
                     continue
                 case ProcessEnd():
                     if f"{found.process}.out" in self._writers:

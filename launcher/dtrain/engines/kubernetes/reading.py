@@ -24,8 +24,9 @@ from dtrain.engines.kubernetes.client import (
 from dtrain.engines.kubernetes.kinds import EVENTS, PODS
 from dtrain.engines.kubernetes.kueue import Queue
 from dtrain.engines.kubernetes.launched import LaunchedJob
-from dtrain.engines.kubernetes.lines import Cursor, LogBegin, labelled, stamped
+from dtrain.engines.kubernetes.lines import Cursor, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
+from dtrain.engines.kubernetes.script import BEGINS
 from dtrain.launchplan.pods import REPLICATED_JOB, child_job
 from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.records import dataclass
@@ -43,6 +44,7 @@ CREATION_SECONDS = 2.0
 """Longest pause between two questions for the log of a container that is being created."""
 WATCH_SECONDS = 240
 """Seconds after which the server ends a watch, and the next one begins."""
+_BEGINS = f"{BEGINS}\n".encode()
 MAX_PROBLEM = 500
 """Bytes of a kubelet's message that are shown."""
 MAX_WAITING = 1000
@@ -336,6 +338,9 @@ class Readers:
         cursor.begin()
         with contextlib.closing(stream) as pieces:
             for several in pieces:
+                # Before the cursor moves: the server may not answer, and these lines come again.
+                if not previous and any(self._starts_again(pod, cursor, line) for line in several):
+                    raise _StartedAgainError
                 new: list[bytes] = []
                 gap = False
                 for line in several:
@@ -348,8 +353,6 @@ class Readers:
                             self._send(LogProblem(pod.uid, problem))
                         continue
                     moment, text = read
-                    if not previous and moment > cursor.latest and self._starts_again(pod, text):
-                        raise _StartedAgainError
                     gap |= cursor.takes_gap(moment)
                     if cursor.is_new(moment):
                         new.append(text)
@@ -361,11 +364,13 @@ class Readers:
                     break
         return clean
 
-    def _starts_again(self, pod: Pod, line: bytes) -> bool:
-        """Whether this line of a pod's log is the first one of a container that is not the pod's
-        first one."""
-        begins = isinstance(labelled(line.rstrip(b"\n")), LogBegin)
-        if not (begins and self._launched.restarts_containers):
+    def _starts_again(self, pod: Pod, cursor: Cursor, line: bytes) -> bool:
+        """Whether this line of a pod's log is new, and the first one of a container that is not the
+        pod's first one."""
+        if not (self._launched.restarts_containers and line.endswith(_BEGINS)):
+            return False
+        read = stamped(line)
+        if read is None or read[0] <= cursor.latest or read[1] != _BEGINS:
             return False
         try:
             with contextlib.closing(self._log_of(pod, previous=True, limitBytes="1")) as pieces:

@@ -5,8 +5,8 @@ node rank from ``JOB_COMPLETION_INDEX``, and all addresses from the name of the 
 gets the environment of an SSH launch.
 
 Kubernetes keeps one log for each container. So the script puts the name of the process in front of
-each line, and adds a line about the end of each process. `dtrain.engines.kubernetes.lines` reads
-them.
+each line, and adds lines about the end of each process, and about the TERM that a deletion sends.
+`dtrain.engines.kubernetes.lines` reads them.
 """
 
 from __future__ import annotations
@@ -159,7 +159,17 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield f"  dtrain_deadline=$((SECONDS + {ceil(plan.job.grace)}))"
     yield '  kill -TERM "${dtrain_processes[@]}" 2>/dev/null'
     yield "}"
-    yield "trap 'dtrain_status=${dtrain_status:-143}; dtrain_stop' TERM"
+    yield "dtrain_now() {"
+    yield "  dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
+    yield "  dtrain_time=${dtrain_time/,/.}"
+    yield "}"
+    yield "dtrain_term() {"
+    yield "  dtrain_now"
+    yield f'  echo "{MARK} TERM at $dtrain_time"'
+    yield "  dtrain_status=${dtrain_status:-143}"
+    yield "  dtrain_stop"
+    yield "}"
+    yield "trap dtrain_term TERM"
     yield ""
     sizes = [len(part.processes) for part in plan.hosts]
     if len(set(sizes)) == 1:
@@ -202,11 +212,9 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield '    kill -0 "${dtrain_processes[dtrain_number]}" 2>/dev/null && continue'
     yield '    wait "${dtrain_processes[dtrain_number]}"'
     yield "    dtrain_ended=$?"
-    yield "    dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
-    yield (
-        f'    echo "{MARK} ${{dtrain_names[dtrain_number]}} ended: $dtrain_ended'
-        ' at ${dtrain_time/,/.}"'
-    )
+    yield "    dtrain_now"
+    name = "${dtrain_names[dtrain_number]}"
+    yield f'    echo "{MARK} {name} ended: $dtrain_ended at $dtrain_time"'
     yield '    unset "dtrain_processes[dtrain_number]"'
     if _serves(plan):
         yield '    [ -z "$dtrain_done" ] || continue'

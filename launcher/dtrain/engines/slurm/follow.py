@@ -76,6 +76,7 @@ class SlurmFollower:
     def follow(self, order: Submission | None) -> Report:
         """Follow the job until it is over, or left. ``order`` submits it first."""
         job = self._job
+        job.may_exist = order is None
         self._control.hand_to(self)
         if order is not None and self._force:
             return job.finish(Report(ExitCode.INTERRUPTED, self._control.why))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode, NodeError
-from dtrain.engines.followed_run import LEFT, FollowedRun, not_begun
+from dtrain.engines.followed_run import FollowedRun, not_begun
 from dtrain.engines.slurm.ending import (
     SlurmEnding,
     failed_tasks,
@@ -20,7 +20,7 @@ from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import job_order
 from dtrain.engines.slurm.watch import JobWatch
-from dtrain.failures.cause import Report, in_order_of_blame
+from dtrain.failures.cause import LEFT, Report, in_order_of_blame
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import Following, OutputFiles
 from dtrain.runs import events
@@ -44,6 +44,7 @@ class SlurmJob(FollowedRun):
         self.watch = JobWatch(self.plan, self.folder, self.recorder)
         self._state: SlurmState | None = None
         self._script = ""
+        self._stopping = False
 
     def follow_order(self) -> Following:
         """The order to follow the job from what has arrived."""
@@ -110,7 +111,10 @@ class SlurmJob(FollowedRun):
             self._show_hosts(self._state)
 
     def cancelling(self, why: str, *, kill: bool) -> None:
-        self.recorder.record(events.StopRequested(why))
+        """It is repeated for as long as the controller is away."""
+        if not self._stopping:
+            self._stopping = True
+            self.recorder.record(events.StopRequested(why))
         verb = "stopping the step in" if self.record.request.allocation else "cancelling"
         self.recorder.notice_once(f"{verb} job {self.record.job_id} ({why})")
         if kill:
@@ -118,9 +122,11 @@ class SlurmJob(FollowedRun):
             self.recorder.notice_once(text, f"{text}; Ctrl-C again no longer waits for Slurm")
 
     def _allocate(self, hosts: tuple[str, ...]) -> None:
-        self.change(allocated=hosts)
-        self.watch.allocated(self.plan)
-        self.recorder.allocated(self.plan)
+        try:
+            self.change(allocated=hosts)
+        finally:
+            self.watch.allocated(self.plan)
+            self.recorder.allocated(self.plan)
 
     def _show_hosts(self, state: SlurmState) -> None:
         lost = lost_hosts(self._script)
@@ -152,9 +158,9 @@ class SlurmJob(FollowedRun):
         job = self.record.job_id
         if job is None:
             if stopped_by:
-                return self._without_job(Report(ExitCode.INTERRUPTED, stopped_by))
-            never = Report(ExitCode.NODE_FAILED, "the job was never submitted")
-            return self._without_job(never)
+                return self._unended(Report(ExitCode.INTERRUPTED, stopped_by))
+            why = "Slurm does not know the job" if self.may_exist else "the job was never submitted"
+            return self._unended(Report(ExitCode.NODE_FAILED, why))
         report = self._ending(job, stopped_by).report()
         if report.exit_code is ExitCode.INTERRUPTED and self._state is not None:
             inside = self.record.request.allocation
@@ -164,15 +170,13 @@ class SlurmJob(FollowedRun):
 
     def failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""
-        if self.record.job_id is None:
-            return self._without_job(not_begun("submitted", error))
-        self.left_over()
-        problems = (error.message, self.still_there())
-        return Report(error.exit_code, "the job cannot be followed", problems=problems,
-                      hint=error.hint)  # fmt: skip
+        if not self.may_exist:
+            return not_begun("submitted", error)
+        why, problems = "the job cannot be followed", (error.message,)
+        return self._unended(Report(error.exit_code, why, problems=problems, hint=error.hint))
 
-    def _without_job(self, report: Report) -> Report:
-        """``report`` of a run whose job has no number."""
+    def _unended(self, report: Report) -> Report:
+        """``report`` of a run whose job is not known to have ended."""
         if not self.may_exist:
             return report
         self.left_over()

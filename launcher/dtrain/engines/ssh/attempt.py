@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from dtrain import hostlist
-from dtrain.diagnostics import DtrainError, ExitCode, NodeError, PortBusyError, PrepareError
+from dtrain.diagnostics import DtrainError, NodeError, PortBusyError, PrepareError
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.ending import Ending
@@ -24,7 +24,7 @@ from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostCondition
 from dtrain.engines.ssh.many_hosts import prepared_for
 from dtrain.engines.ssh.requests import pack
-from dtrain.failures.cause import Report
+from dtrain.failures.cause import LEFT, Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events, restart
 from dtrain.session.control import Force
@@ -111,7 +111,7 @@ class Attempt:
         with prepared_for(len(self._links)):
             self._run_machine(begin, meanwhile)
         if self._state.phase is AttemptPhase.DETACHED:
-            return Report(ExitCode.INTERRUPTED, "left")
+            return LEFT
         if warning := self._ending.separate_trainings(self._state):
             self._context.recorder.notice(warning)
         return self._ending.report(self._state)
@@ -289,7 +289,12 @@ class Attempt:
     def has_failed(self) -> bool:
         """Whether it failed in a way that another attempt could fix."""
         failed = self._state.outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED)
-        return failed and not self._ending.storage_failed
+        return failed and not self.lacks_output
+
+    @property
+    def lacks_output(self) -> bool:
+        """Whether this machine could not store all output."""
+        return self._ending.storage_failed
 
     @property
     def is_unknown(self) -> bool:

@@ -281,7 +281,9 @@ class SshEngine:
             running = self._attempt is not None and self._attempt.still_running
             return run.left(report, still_running=running)
         self._save_uncleaned(run)
-        return run.finish(with_uncleaned(report, run.record))
+        report = with_uncleaned(report, run.record)
+        lacks_output = self._attempt is not None and self._attempt.lacks_output
+        return run.finish_unstored(report) if lacks_output else run.finish(report)
 
 
 def _describe_next_attempt(record: Record, decision: restart.Retry) -> str:
