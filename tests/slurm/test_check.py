@@ -152,6 +152,27 @@ def test_an_interrupt_ends_the_step(slurm: Slurm, launcher: Launcher, write_job:
     until(lambda: slurm.run("squeue", "--noheader") == "", "the end of the step")
 
 
+def test_an_interrupt_ends_a_command_that_waits_on_the_login_node(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    """As one without a configuration does."""
+    config_for_login(slurm, launcher)
+    sinfo = slurm.login.home / "bin" / "sinfo"
+    sinfo.parent.mkdir(exist_ok=True)
+    sinfo.write_text("#!/bin/sh\nexec sleep 501\n")
+    sinfo.chmod(0o755)
+    bashrc = slurm.login.home / ".bashrc"
+    bashrc.write_text("PATH=~/bin:$PATH\n")
+    waits = lambda: "sleep 501" in slurm.login.processes().values()  # noqa: E731
+    check = launcher.command("check", str(write_job("", slurm={"login": "login01"})))
+    until(waits, "sinfo")
+    check.send(signal.SIGINT)
+    assert check.wait().code == 130
+    until(lambda: not waits(), "the end of sinfo")
+    sinfo.unlink()
+    bashrc.unlink()
+
+
 def test_no_slurm_here(launcher: Launcher, write_job: WriteJob) -> None:
     env = {"PATH": "/no/such/folder"}
     done = launcher.command("check", str(write_job("")), env=env).wait()

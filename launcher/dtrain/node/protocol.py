@@ -34,7 +34,8 @@ class FrameDecoder:
         self._before = bytearray()
         """What came before the preamble, and then the last of it."""
         self._searched = 0
-        self._synced = False
+        self.synced = False
+        """Whether the preamble has come."""
         # Pieces are joined once the frame is complete: a large one comes in many.
         self._pieces: list[bytes] = []
         self._missing = HEADER.size
@@ -50,7 +51,7 @@ class FrameDecoder:
         Raises ProtocolError for output that no relay writes, and for more than `MAX_NOISE` bytes
         before the preamble.
         """
-        if not self._synced:
+        if not self.synced:
             data = self._sync(data)
         self._pieces.append(data)
         self._missing -= len(data)
@@ -86,7 +87,7 @@ class FrameDecoder:
         rest = bytes(self._before[at + len(PREAMBLE) :])
         del self._before[at:]
         del self._before[:-KEPT_NOISE]
-        self._synced = True
+        self.synced = True
         return rest
 
 

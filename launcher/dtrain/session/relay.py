@@ -110,6 +110,11 @@ class RelayChannel:
         return data
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the relay has written anything. It does so before it reads its first command."""
+        return self._decoder.synced
+
+    @property
     def quiet(self) -> bool:
         """Whether nothing arrives although the connection is open: the network may be cut."""
         with self._lock:

@@ -49,7 +49,7 @@ def failure(
         reason = f"the program that dtrain started with {python} {how}"
         reason += f": {printed[-MAX_PRINTED:]}" if printed else ""
         hint = (
-            "log in there: its memory may be full, its Python damaged, or a login script may print"
-            " or replace the shell"
+            "log in there: its memory may be full, its Python damaged, or a login script (or a"
+            " ForceCommand of its sshd) may print, read its input, or replace the shell"
         )
     return PrepareError(host, attempted, reason, hint=hint)

@@ -115,6 +115,16 @@ def test_a_login_host_that_answers_nonsense_may_have_submitted_the_job(
     assert Record.load(RunFolder.find(report.run).path).leftovers
 
 
+def test_a_login_host_that_does_not_start_the_program_has_not_submitted_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a login script ended the shell."""
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    report = SlurmEngine(REQUEST, Caller(), ScriptedHosts({HERE: b"Welcome\n"})).run({})
+    assert report.reason == "not submitted: running the agent failed"
+    assert not Record.load(RunFolder.find(report.run).path).leftovers
+
+
 @pytest.mark.parametrize("job", [None, "7"])
 def test_a_job_may_exist_if_an_earlier_launcher_submitted_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str | None

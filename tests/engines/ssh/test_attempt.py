@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError
+from dtrain.engines.ssh import attempt as attempt_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import Post
@@ -17,9 +18,10 @@ from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.runs import events
 from dtrain.runs.journal import JournalReader
+from dtrain.session.control import Force
 from dtrain.spec.model import Host
 from support.attempts import GONE, HELLO, TWO_HOSTS, context_of
-from support.limits import HANG
+from support.limits import HANG, until
 from support.scripted import ScriptedHosts, ScriptedProcess, SilentHost, relay_stdout
 
 
@@ -39,6 +41,24 @@ def test_an_interrupt_while_the_links_start_closes_them(
     with pytest.raises(KeyboardInterrupt):
         Attempt(context_of(hosts, tmp_path), lambda: None).run()
     assert hosts.closed.wait(HANG)
+
+
+def test_a_host_that_never_answers_gets_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a login script waited for a key."""
+    monkeypatch.setattr(attempt_module, "WAITING_NOTICE_SECONDS", 0.0)
+    context = context_of(SilentHost(), tmp_path)
+    attempt = Attempt(context, lambda: None)
+    run = threading.Thread(target=attempt.run)
+    run.start()
+    why = "if `ssh first true` does not end, a login script waits there"
+    journal = context.folder.journal
+    until(lambda: journal.exists() and why in journal.read_text())
+    for force in (Force.TERM, Force.KILL, Force.GIVE_UP):
+        attempt.interrupt("Ctrl-C", force)
+    run.join(HANG)
+    assert not run.is_alive()
 
 
 def test_an_answer_that_has_arrived_comes_before_the_time_limit(tmp_path: Path) -> None:

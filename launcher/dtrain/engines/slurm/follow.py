@@ -139,7 +139,7 @@ class SlurmFollower:
             self._login.opened(order) as channel,
             self._writing_to(channel),
         ):
-            job.may_exist = True
+            existed, job.may_exist = job.may_exist, True
             # Requests that came before the writer had this connection are lost.
             if self._control.left or self._gave_up:
                 return False
@@ -161,6 +161,7 @@ class SlurmFollower:
                 raise AnswerError(self._login.name, "following the job", error) from None
             if self._control.left or self._gave_up:
                 return False
+            job.may_exist = existed or channel.has_begun
             raise channel.failure(self._login.python)
 
     def _watch(self) -> None:

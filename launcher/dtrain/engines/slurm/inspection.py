@@ -188,7 +188,7 @@ def _in_step(
         return Evidence.without_hosts(plan, request=[problem])
     try:
         stdin = framed(program("step")) + json.dumps(order).encode() + b"\n"
-        done = shell.run(_srun(plan, inside), stdin, PATIENCE + 60.0 * STEP_MINUTES, held=True)
+        done = shell.run(_srun(plan, inside), stdin, PATIENCE + 60.0 * STEP_MINUTES)
     finally:
         shell.run(sh("rm -f -- ", path(shared)))
     if not _STARTED.search(done.out):

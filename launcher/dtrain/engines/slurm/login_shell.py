@@ -50,7 +50,7 @@ exec 3<&0
 exec "${@:2}" < <(head -c "$1" <&3; exec >/dev/null 2>&1; cat <&3; kill $$) 3<&-
 """
 """Runs a command with the first bytes of the input, until it or the input ends. As in
-`dtrain.node.slurm.commands`, no variable adds options of srun."""
+`dtrain.node.slurm.commands`, no variable adds options."""
 
 
 class LoginShell:
@@ -65,16 +65,15 @@ class LoginShell:
         command: Sequence[str] | ShellCommand,
         stdin: bytes = b"",
         limit: float = LIMIT,
-        *,
-        held: bool = False,
     ) -> CommandAnswer:
-        """Run a command to its end. If ``held``, it ends with the connection, and so with this
-        process. Raises ConnectError if the connection is lost."""
+        """Run a command to its end. One of Slurm, which may wait long for a controller, ends with
+        the connection, and so with this process. Raises ConnectError if the connection is lost."""
+        held = not isinstance(command, ShellCommand)
         if isinstance(command, ShellCommand):
             text, name = command, str(command).partition(" ")[0]
         else:
-            holder = ("bash", "-c", _HELD, "dtrain", str(len(stdin))) if held else ()
-            text, name = words([*holder, *command]), command[0]
+            text = words(["bash", "-c", _HELD, "dtrain", str(len(stdin)), *command])
+            name = command[0]
         process = self._connection.start(str(text))
         late = threading.Event()
 

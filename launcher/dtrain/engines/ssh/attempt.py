@@ -258,7 +258,10 @@ class Attempt:
             inspection = self._context.inspection
             if inspection is not None and inspection.late:
                 late = [host for host in late if host in inspection.late]
-            self._context.recorder.notice(f"still waiting for {hostlist.brief(late)} to be ready")
+            notice = f"still waiting for {hostlist.brief(late)} to be ready"
+            if silent := [host for host in late if not self._links[host].has_answered]:
+                notice += f"; if `ssh {silent[0]} true` does not end, a login script waits there"
+            self._context.recorder.notice(notice)
 
     def _drain(self) -> None:
         """Wait for output that hosts have not sent yet. A second stop request ends the wait."""

@@ -107,6 +107,12 @@ class Link:
         """Whether the connection works, as far as is known."""
         return self._outage.reachable and not self._commands.quiet
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether a relay has answered on the host."""
+        relay = self._commands.relay
+        return relay is not None and relay.pid is not None
+
     def drained(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds. Returns whether everything from the host has arrived."""
         if self._commands.relay is None and not self.state.started:
