@@ -320,13 +320,13 @@ class LaunchedRun:
         found = status(self._folder)
         if not ask_hosts or found.state != "unattended":
             return found
-        from dtrain.engines.select import engine
+        from dtrain.engines import select
         from dtrain.runs.record import Record
         from dtrain.session.caller import Caller
 
         record = Record.load(self._folder.path)
-        with engine(record.request, Caller()) as asked:
-            return replace(found, hosts=asked.status(record, found.hosts))
+        with select.engine(record.request, Caller()) as engine:
+            return replace(found, hosts=engine.status(record, found.hosts))
 
     def wait(self, timeout: float | None = None) -> Report:
         """Wait until the run ends, and return its report. Takes over if its launcher is gone.

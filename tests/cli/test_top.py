@@ -106,7 +106,8 @@ def test_a_run_without_a_launcher_is_not_taken_over() -> None:
     shown = os.read(read, 1 << 16).decode().replace("\r\n", "\n")
     os.close(read)
     attach = "`dtrain attach one-1` takes charge of it and shows it"
-    text = f" one-1 has no launcher; `dtrain ps one-1` asks its hosts, {attach}\n"
+    asks = "`dtrain ps one-1` asks its hosts for its state"
+    text = f" one-1 has no launcher: {asks}, and {attach}\n"
     assert [shown, dtrain("top").stdout] == [text] * 2
     hint = f"no launcher; {attach}"
     board = Board("one-1", attended=False)

@@ -50,8 +50,9 @@ def top(
         return
     out = Outlet(sys.stdout)
     alone = len(names) == 1
-    moves = not alone or RunFolder.find(names[0]).in_charge() is not None
-    if not (moves and can_redraw(out.terminal) and out.unicode):
+    # A run without a launcher does not change; of several runs, some may.
+    changes = not alone or RunFolder.find(names[0]).in_charge() is not None
+    if not (changes and can_redraw(out.terminal) and out.unicode):
         output.write("\n".join(_present(name, _ShownRun(name)) for name in names))
     elif alone:
         watch = Watch(stopping=False, display=Display.LIVE)
@@ -75,8 +76,8 @@ def _present(name: str, run: _ShownRun) -> str:
     if run.report is not None:
         return _ended(name, run.report)
     if not run.board.attended:
-        # What is known here is old.
-        return f" {name} has no launcher; `dtrain ps {name}` asks its hosts, {attach_hint(name)}\n"
+        asks = f"`dtrain ps {name}` asks its hosts for its state"
+        return f" {name} has no launcher: {asks}, and {attach_hint(name)}\n"
     return snapshot(run.board, time.monotonic())
 
 

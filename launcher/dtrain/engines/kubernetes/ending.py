@@ -41,7 +41,9 @@ class PodEnding:
     def deleted(self) -> float:
         """When it was deleted; 0 if it was not. The clock of the API server may differ from that of
         the pod's machine, which has the times of failures."""
-        return self.pod.deleted and (self.term or self.pod.deleted)
+        if not self.pod.deleted:
+            return 0.0
+        return self.term or self.pod.deleted
 
 
 @dataclass(frozen=True, slots=True)
