@@ -92,6 +92,24 @@ def test_a_wrong_call_is_refused_with_the_same_words(
     assert messages[0] == messages[1]
 
 
+@pytest.mark.parametrize(
+    ("fields", "bases"),
+    [
+        ({"a": dataclasses.field(default=1), "b": dataclasses.field()}, ()),
+        ({"z": dataclasses.field()}, (shapes(records.dataclass)[1],)),
+        ({"a": dataclasses.field(kw_only=True)}, ()),
+        ({"a": dataclasses.field(init=False, default=1)}, ()),
+        ({"a": dataclasses.field(init=False, default_factory=list)}, ()),
+    ],
+)
+def test_a_class_that_would_differ_from_the_standard_library_is_refused(
+    fields: dict[str, Any], bases: tuple[type, ...]
+) -> None:
+    given = type("Given", bases, {**fields, "__annotations__": dict.fromkeys(fields, "int")})
+    with pytest.raises(TypeError, match=r"^Given: fields with defaults come last"):
+        records.dataclass(given)
+
+
 def test_each_object_gets_its_own_default() -> None:
     box = shapes(records.dataclass)[2]
     first, second = box("a"), box("b")

@@ -61,7 +61,7 @@ else:
         frozen: bool = False,
         slots: bool = False,
     ) -> Any:
-        """As `dataclasses.dataclass`. A field with ``init=False`` has no default."""
+        """As `dataclasses.dataclass`. Raises TypeError for fields that no class of dtrain has."""
 
         def make(given: type) -> type:
             given.__doc__ = given.__doc__ or given.__name__  # or its signature would be inspected
@@ -84,6 +84,16 @@ else:
 
 def _initializer(made: type, found: Sequence[Field[Any]]) -> Callable[..., None]:
     taken = [one for one in found if one.init]
+    required = [not _has_default(one) for one in taken]
+    if (
+        required != sorted(required, reverse=True)
+        or any(one.kw_only for one in taken)
+        or any(_has_default(one) for one in found if not one.init)
+    ):
+        raise TypeError(
+            f"{made.__qualname__}: fields with defaults come last, none is `kw_only`, and one with "
+            "`init=False` has no default"
+        )
     makers = {at: one.default_factory for at, one in enumerate(taken)}
     makers = {at: make for at, make in makers.items() if make is not MISSING}
     code = _initializer_code(len(taken), tuple(makers), hasattr(made, "__post_init__"))
@@ -94,11 +104,15 @@ def _initializer(made: type, found: Sequence[Field[Any]]) -> Callable[..., None]
     )
     scope = {"MISSING": MISSING, **{f"make_{at}": make for at, make in makers.items()}}
     # A factory's argument is MISSING by default, as is that of a field without a default.
-    optional = [one for at, one in enumerate(taken) if one.default is not MISSING or at in makers]
+    optional = [one for one in taken if _has_default(one)]
     init = FunctionType(code, scope, "__init__", tuple(one.default for one in optional))
     init.__qualname__ = f"{made.__qualname__}.__init__"
     init.__annotations__ = {**{one.name: one.type for one in taken}, "return": None}
     return init
+
+
+def _has_default(one: Field[Any]) -> bool:
+    return one.default is not MISSING or one.default_factory is not MISSING
 
 
 @functools.cache
