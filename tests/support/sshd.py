@@ -80,12 +80,15 @@ class Sshd:
 
     def stop(self) -> None:
         """End the server and its sessions. Safe to call twice."""
-        for child in _descendants(self.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        self.end_sessions()
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def end_sessions(self) -> None:
+        for child in _descendants(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
     def _follow(self) -> None:
         assert self.process.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from dtrain.diagnostics import AuthError
 from dtrain.transport.ssh import SshTransport
+from support.limits import HANG, until
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
@@ -246,6 +248,30 @@ def test_a_wrong_passphrase_can_be_corrected(
     answers = ["typo", SECRET]
     transport = make_transport(ask=lambda _prompt, **_options: answers.pop(0))
     transport.connect(host_on(sshd, identity=str(key))).close()
+
+
+def test_a_question_that_is_open_at_the_end_is_withdrawn(
+    make_transport: Callable[..., SshTransport],
+    sshd: Sshd,
+    tmp_path: Path,
+    allow: Callable[[Path], None],
+) -> None:
+    """When `close` returns, the terminal is as before."""
+    key = generate_key(tmp_path / "key", passphrase=SECRET)
+    allow(key)
+    asked, states = threading.Event(), []
+
+    def ask(_prompt: str, *, unwanted: Callable[[], bool], **_options: object) -> None:
+        states.append("asks")
+        asked.set()
+        until(unwanted)
+        states.append("as before")
+
+    transport = make_transport(ask=ask)
+    transport.connect_early([host_on(sshd, name, identity=str(key)) for name in ("a", "b")])
+    assert asked.wait(HANG)
+    transport.close()
+    assert states == ["asks", "as before"]
 
 
 def test_an_encrypted_key_without_a_terminal(

@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+WITHDRAW_SECONDS = 2.0
+"""Seconds that `Questions.close` waits for an ``ask`` that does not look at ``unwanted``."""
+
 
 def never() -> bool:
     return False
@@ -28,19 +31,33 @@ class Ask(Protocol):
         """
 
 
-def one_at_a_time(ask: Ask) -> Ask:
-    """Make ``ask`` usable from many threads: a question waits until the previous one is answered.
+class Questions:
+    """Asks one question at a time, from many threads: a question waits until the previous one is
+    answered.
 
-    The returned function raises NoLongerWantedError if ``unwanted`` is true before its turn.
+    A call raises NoLongerWantedError if ``unwanted`` is true before its turn.
     """
-    turn = threading.Lock()
 
-    def wait_and_ask(
-        prompt: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._turn = threading.Lock()
+        self._closed = threading.Event()
+
+    def __call__(
+        self, prompt: str, /, *, echo: bool = False, unwanted: Callable[[], bool] = never
     ) -> str | None:
-        with turn:
+        with self._turn:
             if unwanted():
                 raise NoLongerWantedError
-            return ask(prompt, echo=echo, unwanted=unwanted)
+            if self._closed.is_set():
+                return None
+            return self._ask(
+                prompt, echo=echo, unwanted=lambda: self._closed.is_set() or unwanted()
+            )
 
-    return wait_and_ask
+    def close(self) -> None:
+        """Withdraw the open question, and ask no other. Without this, a process that ends would
+        leave the terminal as the question needs it."""
+        self._closed.set()
+        if self._turn.acquire(timeout=WITHDRAW_SECONDS):
+            self._turn.release()

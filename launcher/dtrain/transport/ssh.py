@@ -39,7 +39,7 @@ from dtrain.transport.host_keys import KnownHosts
 from dtrain.transport.keys import Keyring
 from dtrain.transport.live_socket import ByteStream
 from dtrain.transport.proxy_command import ProxyCommand
-from dtrain.transport.questions import Ask, one_at_a_time
+from dtrain.transport.questions import Ask, Questions
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
 from dtrain.transport.ssh_connection import SshConnection
@@ -82,7 +82,7 @@ class SshTransport:
         self._noticed: set[str] = set()
         self._lock = threading.Lock()
         self._resolver = Resolver(base, self._notice)
-        self._ask = one_at_a_time(ask) if ask else None
+        self._ask = Questions(ask) if ask else None
         self._keyring = Keyring(self._ask)
         self._known_hosts = KnownHosts()
         self._handshakes = threading.BoundedSemaphore(HANDSHAKES)
@@ -106,12 +106,18 @@ class SshTransport:
         early = self._early.pop(host.name, None)
         if early is None or early.cancel():  # no thread has been free for it
             return self._connect(host)
-        return early.result()
+        connection = early.result()
+        if connection.alive:
+            return connection
+        connection.close()  # the server has ended it meanwhile
+        return self._connect(host)
 
     def close(self) -> None:
         """Close the connections that nobody has used, and those to jump hosts and to the ssh agent.
-        End waiting attempts."""
+        End waiting attempts and the open question."""
         self._closing.set()
+        if self._ask is not None:
+            self._ask.close()
         for early in list(self._early.values()):
             if not early.cancel():
                 early.add_done_callback(_close)
