@@ -387,7 +387,8 @@ def test_a_full_disk_on_this_machine_stops_the_job(scene: Scene) -> None:
 
 
 def test_output_that_could_not_be_stored_is_fetched_later(scene: Scene) -> None:
-    """Also if the journal, which is small, could be written meanwhile."""
+    """Also if the journal, which is small, could be written meanwhile. The job does not start
+    again."""
     go = scene.folder / "go"
     program = scene.script(
         "import os, time\n"
@@ -396,7 +397,7 @@ def test_output_that_could_not_be_stored_is_fetched_later(scene: Scene) -> None:
         "for number in range(20000): print('line', number, flush=True)\n"
         "time.sleep(500)\n"
     )
-    launch = scene.launch(scene.cluster_file(program, hosts=1, slots=1))
+    launch = scene.launch(scene.cluster_file(program, hosts=1, slots=1, restart={"max": 3}))
     launch.until("up")
     resource.prlimit(launch.process.pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     go.touch()
@@ -406,6 +407,7 @@ def test_output_that_could_not_be_stored_is_fetched_later(scene: Scene) -> None:
     run = scene.run_folder().name
     assert f"`dtrain attach {run}` fetches the rest of the output" in done.stderr
     assert scene.leftovers() == []
+    assert "files; this launcher ends" in scene.command("report", run).wait().stdout
     done = scene.command("attach", run).wait()
     assert done.code == 1, str(done)
     assert "stopped the job: this machine cannot store the run's files" in done.stderr

@@ -13,7 +13,7 @@ from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan, Process
 from dtrain.runs.log_store import tail
 from dtrain.runs.restart import AttemptResult
-from dtrain.runs.storage import StorageError
+from dtrain.runs.storage import CANNOT_STORE, StorageError
 from dtrain.session.failure_output import explained
 from dtrain.session.run import Run
 
@@ -68,9 +68,8 @@ class FollowedRun(Run):
     def leave_unstored(self, error: StorageError) -> Report:
         """As `leave`: this machine cannot store the run's files. A later process can fetch them."""
         self.recorder.notice(f"{error.message}; {error.hint}")
-        reason = "this machine cannot store the run's files"
         problems = (error.message,)
-        return self.leave(Report(error.exit_code, reason, problems=problems, hint=error.hint))
+        return self.leave(Report(error.exit_code, CANNOT_STORE, problems=problems, hint=error.hint))
 
 
 def process_failure(

@@ -15,6 +15,10 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
+CANNOT_STORE = "this machine cannot store the run's files"
+"""Why a launcher stops a job or leaves it. Hosts keep it, so a later launcher knows."""
+
+
 class StorageError(DtrainError):
     """This machine cannot store the run's files; the message names the file."""
 

@@ -14,6 +14,7 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
+from dtrain.runs.storage import CANNOT_STORE
 from dtrain.session.beginning import save
 from dtrain.session.caller import Caller
 from dtrain.session.notifications import Notifications
@@ -71,8 +72,11 @@ class Run:
     def finish_unstored(self, report: Report) -> Report:
         """As `finish`, if this machine could not store all output. The end is not recorded, so that
         `dtrain attach` fetches the rest."""
-        rest = f"`dtrain attach {self.record.run}` fetches the rest of the output"
-        report = self._notified(replace(report, hint=f"{report.hint}\n{rest}".lstrip()))
+        self.recorder.notice(f"{CANNOT_STORE}; this launcher ends")
+        if self.folder.path.is_dir():
+            rest = f"`dtrain attach {self.record.run}` fetches the rest of the output"
+            report = replace(report, hint=f"{report.hint}\n{rest}".lstrip())
+        report = self._notified(report)
         self._caller.observer.on_event(events.Finished(report))
         return report
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError
-from dtrain.engines.ssh import attempt as attempt_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import Post
@@ -43,16 +42,15 @@ def test_an_interrupt_while_the_links_start_closes_them(
     assert hosts.closed.wait(HANG)
 
 
-def test_a_host_that_never_answers_gets_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_never_answers_gets_its_reason(tmp_path: Path) -> None:
     """As if a login script waited for a key."""
-    monkeypatch.setattr(attempt_module, "WAITING_NOTICE_SECONDS", 0.0)
     context = context_of(SilentHost(), tmp_path)
     attempt = Attempt(context, lambda: None)
     run = threading.Thread(target=attempt.run)
     run.start()
-    why = "if `ssh first true` does not end, a login script waits there"
+    until(lambda: all(link.is_silent for link in attempt._links.values()))
+    attempt._late_notice_at = 0.0
+    why = "if a login to first takes as long, a login script waits there"
     journal = context.folder.journal
     until(lambda: journal.exists() and why in journal.read_text())
     for force in (Force.TERM, Force.KILL, Force.GIVE_UP):

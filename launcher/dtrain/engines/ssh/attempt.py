@@ -259,8 +259,8 @@ class Attempt:
             if inspection is not None and inspection.late:
                 late = [host for host in late if host in inspection.late]
             notice = f"still waiting for {hostlist.brief(late)} to be ready"
-            if silent := [host for host in late if not self._links[host].has_answered]:
-                notice += f"; if `ssh {silent[0]} true` does not end, a login script waits there"
+            if silent := [host for host in late if self._links[host].is_silent]:
+                notice += f"; if a login to {silent[0]} takes as long, a login script waits there"
             self._context.recorder.notice(notice)
 
     def _drain(self) -> None:

@@ -26,7 +26,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
-from dtrain.runs.storage import StorageError
+from dtrain.runs.storage import CANNOT_STORE, StorageError
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session import history
 from dtrain.session.beginning import earlier_run, files_to_send, new_run
@@ -91,7 +91,7 @@ class SshEngine:
         # A previous launcher may already have journaled the end of this attempt.
         earlier = ObservedRun.read(run.folder).results
         results = [earlier[number] for number in sorted(earlier) if number < run.record.attempt]
-        report = Report(ExitCode.NODE_FAILED, "this machine cannot store the run's files")
+        report = Report(ExitCode.NODE_FAILED, CANNOT_STORE)
         try:
             report, attempt = first()
             while not self._caller.control.left:

@@ -19,7 +19,7 @@ from dtrain.failures.cause import Failure, Report, all_finished, in_order_of_bla
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.records import dataclass
 from dtrain.runs import restart
-from dtrain.runs.storage import StorageError
+from dtrain.runs.storage import CANNOT_STORE, StorageError
 from dtrain.session.failure_output import explained
 from dtrain.session.worker_watch import WorkerWatch
 
@@ -129,15 +129,14 @@ class Ending:
             case AttemptOutcome.WORKER_FAILED if failures:
                 return failures[0].summary
             case AttemptOutcome.WORKER_FAILED:
-                for link in self.links.values():
-                    if link.state.stop_reason:
-                        return f"an earlier launcher stopped the job: {link.state.stop_reason}"
+                if self._stop_reasons:
+                    return f"an earlier launcher stopped the job: {self._stop_reasons[0]}"
                 return "something outside dtrain stopped a worker"
             case _ if self._findings:
                 return refusal(len(self._findings))[0]
             case _:
                 if self.storage_failed:
-                    return "this machine cannot store the run's files"
+                    return CANNOT_STORE
                 hosts = self._failed_hosts(state)
                 if not hosts:
                     return "dtrain failed"
@@ -194,6 +193,12 @@ class Ending:
         ]
 
     @property
+    def _stop_reasons(self) -> list[str]:
+        """Why an earlier launcher stopped the job, as its hosts report it."""
+        reasons = (link.state.stop_reason for link in self.links.values())
+        return [reason for reason in reasons if reason]
+
+    @property
     def storage_failed(self) -> bool:
         return any(isinstance(problem, StorageError) for problem in self.problems)
 
@@ -202,6 +207,8 @@ class Ending:
         """Whether no policy allows another attempt."""
         if self.watch.why:
             return self.context.plan.job.watchdog.then == "stop"
+        if CANNOT_STORE in self._stop_reasons:
+            return True  # only the rest of the output was still to be fetched
         # The user must fix what the first check finds.
         return self.context.plan.attempt == 1 and bool(self._findings)
 

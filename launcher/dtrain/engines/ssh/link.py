@@ -108,10 +108,12 @@ class Link:
         return self._outage.reachable and not self._commands.quiet
 
     @property
-    def has_answered(self) -> bool:
-        """Whether a relay has answered on the host."""
+    def is_silent(self) -> bool:
+        """Whether dtrain has logged in to the host, and no relay has answered there yet."""
         relay = self._commands.relay
-        return relay is not None and relay.pid is not None
+        logged_in = self.state.shown in (ShownState.CHECKING, ShownState.PREPARING)
+        remote = self._part.host.transport == "ssh"
+        return remote and logged_in and (relay is None or relay.pid is None)
 
     def drained(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds. Returns whether everything from the host has arrived."""
