@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,26 +61,7 @@ class Transports:
     def _ssh_transport(self) -> SshTransport:
         with self._lock:
             if self._ssh is None:
-                with _without("invoke"):
-                    from dtrain.transport.ssh import SshTransport
+                from dtrain.transport.ssh import SshTransport
 
                 self._ssh = SshTransport(self._base, self._ask, self._notice)
             return self._ssh
-
-
-@contextmanager
-def _without(module: str) -> Iterator[None]:
-    """Modules that are imported meanwhile find ``module`` missing, unless it is loaded already.
-
-    paramiko imports `invoke`, and with it asyncio and unittest, for a keyword of ssh's
-    configuration; it takes 40 % of paramiko's own import. dtrain reads that configuration itself.
-    """
-    if module in sys.modules:
-        yield
-        return
-    # As documented for `sys.modules`: importing a name that is None raises ImportError.
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
