@@ -111,7 +111,7 @@ class RelayHello(JournalEvent):
 
 @dataclass(frozen=True, slots=True)
 class HostEvent(JournalEvent):
-    """An event of a host's supervisor, from `dtrain.node.protocol`."""
+    """An event of a host's supervisor, see `dtrain.messages.agent`."""
 
     kind = "event"
     host: str

@@ -104,8 +104,11 @@ def differences(expected: Expected, found: Measured, gpus: int) -> list[Differen
     ]
 
 
-def explanation(found: Measured, of: Sequence[Difference], slow: bool) -> str:
-    """Which part differs from the plan, as a sentence; empty if the run is close to it."""
+def explanation(
+    found: Measured, of: Sequence[Difference], *, slow: bool, compute_time: float | None
+) -> str:
+    """Which part differs from the plan, as a sentence; empty if the run is close to it. ``slow``:
+    whether some ranks are. ``compute_time``: the seconds of computation in a planned step."""
     time = next((one for one in of if one.what == "step time"), None)
     if time is None or abs(time.ratio - 1) <= CLOSE:
         return ""
@@ -119,7 +122,11 @@ def explanation(found: Measured, of: Sequence[Difference], slow: bool) -> str:
         )
     if slow:
         return "slow ranks held up the others; see slow ranks"
-    return "computation or communication is slower than planned; waits for data are not the reason"
+    planned = ""
+    if compute_time is not None:
+        rest = max(0.0, time.planned - compute_time)
+        planned = f" ({compute_time:.3g} s and {rest:.3g} s of a step)"
+    return f"computation or communication is slower than planned{planned}, not the wait for data"
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -1,6 +1,7 @@
 """The state of a run, from its events in the order of time. Pure.
 
-The only place that says what an event changes: all views and all launchers of a run read it.
+The views and the launchers of a run read it. `dtrain.runs.attempt_events` reads the same events for
+where the time went.
 """
 
 from __future__ import annotations

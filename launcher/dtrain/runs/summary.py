@@ -135,7 +135,12 @@ def summary(folder: RunFolder, now: float) -> Summary:
         measured=found,
         expected=expected,
         differences=tuple(compared),
-        differs=explanation(found, compared, bool(slow)),
+        differs=explanation(
+            found,
+            compared,
+            slow=bool(slow),
+            compute_time=expected.compute_time if expected else None,
+        ),
         events=tuple(_events(records)),
         slow=slow,
         report=known.report or known.failure,
