@@ -122,7 +122,7 @@ def launch(
       failed. A background process then controls the run; the handle refers to it.
 
     Returns the report, also if the job failed. Raises UsageError and SpecError for invalid input,
-    before anything starts.
+    before anything starts; with an ``observer``, each DtrainError that prevents the start.
     """
     from dtrain.engines.slurm import allocation
     from dtrain.failures.cause import Report

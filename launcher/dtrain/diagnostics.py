@@ -5,8 +5,11 @@ The exception tree, with the exit code of each branch:
     DtrainError
     ├── InternalError   70   dtrain itself is wrong
     ├── SpecError        2   the cluster file is wrong; carries every problem found
-    ├── UsageError       2   the command line is wrong
+    ├── UsageError       2   a request is wrong: an option, an argument, the name of a run
     ├── StoppedError   130   the user stopped it before it had started anything
+    ├── StorageError     3   this machine cannot store the run's files
+    ├── BackgroundError  3   the launcher in the background did not start
+    ├── OutputError      3   standard output cannot be written
     ├── LimitError       3   this machine lets dtrain start no more threads, or open no more files
     └── NodeError        3   a host could not be reached or prepared
         ├── ConnectError     no connection (name, route, port, timeout)
@@ -93,7 +96,7 @@ class SpecError(DtrainError):
 
 
 class UsageError(DtrainError):
-    """The command line is invalid."""
+    """A request is invalid: an option, an argument, the name of a run, a file that it names."""
 
     exit_code = ExitCode.INVALID
 

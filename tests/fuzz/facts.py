@@ -82,7 +82,7 @@ def _gathered() -> list[str]:
 
 
 def _dialed() -> dict[str, Any]:
-    """Answers for the targets in `TARGETS_DIALED`."""
+    """Answers for the targets in `DIALED`."""
     errors: list[dict[str, Any]] = [
         {"error": "connection refused"},
         {"error": "stalled", "mss": 1448},

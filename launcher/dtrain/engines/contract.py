@@ -2,14 +2,6 @@
 
 SSH, Slurm and Kubernetes are engines. Commands, views, records and logs do not know which one
 runs.
-
-    render   `dtrain.launchplan.shell` for SSH, `dtrain.engines.slurm.script` for Slurm,
-             `dtrain.engines.kubernetes.manifest` for Kubernetes: pure
-    submit   `Engine.run`: give the run a name and a folder, start the job, then follow it
-    follow   `Engine.attach`: show a run that was submitted before, until it ends
-    stop     a request to the `Control` of `run` or `attach`
-    status   `Engine.status`: ask for the state of a run that no process follows
-    places   where `dtrain exec` runs a command on each host: pure
 """
 
 from __future__ import annotations
