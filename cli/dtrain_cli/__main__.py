@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     # Imports make no garbage, and the default of 700 objects looks for it hundreds of times.
     gc.set_threshold(100_000)
-    # As if `invoke` were not installed. paramiko imports it, with asyncio and unittest, in 50 ms, for
+    # As if `invoke` were not installed. paramiko imports it, with asyncio and unittest (50 ms), for
     # a keyword of ssh's configuration, which dtrain reads itself.
     sys.modules["invoke"] = None  # type: ignore[assignment]
     try:
