@@ -123,7 +123,7 @@ def test_a_longer_micro_batch_never_needs_less_memory() -> None:
 def test_a_layout_may_fit_although_its_full_recomputation_does_not() -> None:
     """With recomputation, this one is estimated 0.2 GiB larger."""
     asked = PlanRequest(
-        model="deepseek-v2", gpus=8, gpu="gaudi3", network_gbps=100, global_batch=16,
+        model="deepseek-v2", gpus=8, gpu="gaudi3", network_gbps=100, global_batch=32,
         backend="runtime",
     )  # fmt: skip
     question = pose(asked)

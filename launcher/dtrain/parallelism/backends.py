@@ -71,6 +71,9 @@ class Backend:
     """Whether the first and the last pipeline stage can share the vocabulary matrix."""
     uneven_pieces: bool = True
     """Whether an interleaved pipeline can have pieces of different sizes."""
+    offloads_parameters: bool = False
+    """Whether offload also moves the parameters and the sums of gradients to the host: FSDP2's
+    ``CPUOffloadPolicy``. If False, only the optimizer's states."""
     trains_parts: tuple[type[LayerPart], ...] = (LayerPart,)
     """Parts of layers that it has, beside attention and the MLP."""
     splits_diffusion: bool = True
@@ -116,6 +119,7 @@ BACKENDS: dict[BackendName, Backend] = {
             splits_any_layer=False,
             ties_across_stages=False,
             uneven_pieces=False,
+            offloads_parameters=True,
             trains_parts=(),
             omits_blocks=False,
             trains_adapters=False,

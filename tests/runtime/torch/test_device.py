@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
-from dtrain.runtime.torch.run import ParallelRun, _device
+from dtrain.runtime.layout import Layout
+from dtrain.runtime.torch.run import ParallelRun, _device, init
 
 pytestmark = pytest.mark.torch
 
@@ -54,6 +57,23 @@ def test_no_gpu_means_the_cpu(monkeypatch: pytest.MonkeyPatch, named: str) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert _device(None) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("given", "shared"), [("1", True), ("3", False)])
+def test_the_cores_of_the_host_update_offloaded_states(
+    monkeypatch: pytest.MonkeyPatch, given: str, shared: bool
+) -> None:
+    """Unless the user has chosen the threads: a launcher sets 1."""
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(12))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with init(device="cpu", layout=Layout(offload=True)):
+            assert torch.get_num_threads() == (12 if shared else 3)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("kind", "closes"), [("cpu", True), ("cuda", False)])

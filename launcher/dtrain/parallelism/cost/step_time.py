@@ -29,6 +29,8 @@ LAUNCHES = 100
 """Approximate number of kernels of one micro-batch outside of the layers."""
 PCIE = 20e9
 """Bytes/s of one GPU to its host's memory and back (PCIe 4.0 x16, sustained)."""
+PAGEABLE = PCIE / 2
+"""The same to memory that is not pinned: the copy goes through a pinned buffer. An estimate."""
 HOST_MEMORY = 100e9
 """Bytes/s that all processors of a host sustain together while they update parameters. DeepSpeed's
 Adam reaches 50 (Qwen 72B on four hosts takes 10 s, its issue 6834) to 110 (Llama 2 7B on one host
@@ -386,17 +388,17 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     halved = layout.reduce == "bf16" or not kernels.assumed.fp32_gradients
     gradient = 2 if halved else 4
     mine = dense / shards + experts / min(shards, expert_replicas)
+    traffic = 0.0
     if layout.offload:
-        # Gradients go to the host and parameters return over PCIe. The host's processors
-        # update at the speed of its memory, which its GPUs share.
+        # The host's processors update at the speed of its memory, which its GPUs share.
         each = HOST_MEMORY / kernels.cluster.gpus_per_host
-        optimizer = mine * ((gradient + 2) / PCIE + on_host / each)
+        traffic, copies = _copies_of_states(layout, mine, gradient, each)
+        optimizer = copies + mine * on_host / each
     else:
         optimizer = on_gpu * mine / (kernels.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
     if ranks == 1:
-        return 0.0, optimizer
+        return _exposed(traffic, busy, efficiency.exposed_data), optimizer
 
-    traffic = 0.0
     # Experts are copied only on every ``expert``-th rank, further apart.
     for count, size, apart in (
         (dense, ranks, layout.tensor),
@@ -413,6 +415,24 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
         late = _gathers(kernels, dense, layers) / 2
         traffic -= late
     return late + _exposed(traffic, busy, efficiency.exposed_data), optimizer
+
+
+def _copies_of_states(
+    layout: Layout, mine: float, gradient: int, host: float
+) -> tuple[float, float]:
+    """Return the seconds in which offloaded states are copied over PCIe in a step, beside the
+    computation and while a rank waits. ``mine``: the parameters of this rank's share; ``gradient``:
+    bytes of one's gradient; ``host``: bytes/s of the host's memory for one rank.
+
+    In FSDP2 (``all_gather_inputs``, ``foreach_reduce``) every gather copies the share from the
+    host, in 32 bits, and every reduction returns its gradients. Those after the first one wait for
+    the copy, and the host adds them up.
+    """
+    if not backend_of(layout).offloads_parameters:
+        return 0.0, mine * (gradient + 2) / PCIE
+    gathers = 2 * layout.grad_accumulation if layout.shards_parameters else 1
+    added = layout.grad_accumulation - 1 if reduces_each_micro_batch(layout) else 0
+    return 4 * mine * (gathers + 1) / PCIE, added * mine * (4 / PAGEABLE + 12 / host)
 
 
 def _gathers(kernels: Kernels, count: float, layers: int) -> float:

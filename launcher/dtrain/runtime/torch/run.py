@@ -236,6 +236,9 @@ def init(
     own_batch = job.layout is not None and job.training.global_batch is None
     resolved = resolve(name, job.layout or layout, chosen, world, own_batch=own_batch)
     use_tensor_cores(chosen.precision)
+    # The host's cores update offloaded states. 1 is what torchrun and dtrain set by default.
+    if resolved.offload and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        _use_all_cores()
     owns = not dist.is_initialized()
     if owns:
         _join(where)
@@ -269,10 +272,16 @@ def _device(name: str | None) -> torch.device:
             f"{asked}, but this process sees no GPU: {how}; or train on the CPU, by"
             ' init(device="cpu")'
         )
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+        _use_all_cores()
     return torch.device("cpu")
+
+
+def _use_all_cores() -> None:
+    """Share the host's cores among its ranks."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = min((os.cpu_count() or 1) // ranks, len(os.sched_getaffinity(0)))
+    torch.set_num_threads(max(1, cores))
 
 
 def _join(device: torch.device) -> None:
