@@ -76,7 +76,7 @@ class Efficiency(KeepsHash):
     interval_high: float = 1.9
     """Step times as multiples of the estimate, between which 80 % of runs are. The default, for
     GPUs that are not `MEASURED`, is a guess: on those with published runs, 80 % of 397 step times
-    of dense models are 0.79 to 1.81 times the estimate, with equal weight for each of 39
+    of dense models are 0.79 to 1.66 times the estimate, with equal weight for each of 39
     publishers."""
 
     def ring_start(self, members: int, hosts: float) -> float:
