@@ -420,8 +420,40 @@ def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> N
     attached = followed_again(job)
     attached.pod_seen(pod("a"))
     attached.keep(PodLines("a", (b"[worker-0] new\n",), 9, 1, 9, gap=True))
-    log = job.folder.logs / "node0" / "worker-0.out"
-    assert log.read_text() == "stored\nnew\n"
+    assert stored(job, "out") == "stored\nnew\n"
+
+
+def stored(job: KubernetesJob, stream: str) -> str:
+    return (job.folder.logs / "node0" / f"worker-0.{stream}").read_text()
+
+
+def test_a_line_in_pieces_is_stored_as_one(job: KubernetesJob) -> None:
+    job.pod_seen(pod("a"))
+    pieces = (BEGINS, b"[worker-0+] a\n", b"[worker-0 err] c\n", b"[worker-0+]  b\n")
+    job.keep(PodLines("a", pieces, 5, 1, 5))
+    job.leave()
+    attached = followed_again(job)
+    attached.pod_seen(pod("a"))
+    attached.keep(PodLines("a", (b"[worker-0] \n", b"[worker-0] d\n"), 6, 1, 6))
+    assert stored(job, "out") == "a b\nd\n"
+    assert stored(job, "err") == "c\n"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_script_writes_lines_of_its_own(job: KubernetesJob, at_once: bool) -> None:
+    """Not into a long line of the process whose stream has them."""
+    job.pod_seen(pod("a"))
+    lines = [BEGINS, b"[worker-0 err+] a\n", b"bash: killed\n", b"[worker-0 err] b\n"]
+    for time, some in enumerate([lines] if at_once else [[line] for line in lines]):
+        job.keep(PodLines("a", tuple(some), time, 1, time))
+    assert stored(job, "err") == "a\nbash: killed\nb\n"
+
+
+def test_a_line_whose_end_is_missing_ends_before_the_next_one(job: KubernetesJob) -> None:
+    job.pod_seen(pod("a"))
+    job.keep(PodLines("a", (BEGINS, b"[worker-0+] a\n"), 5, 1, 5))
+    job.keep(PodLines("a", (b"[worker-0] b\n",), 9, 1, 9, gap=True))
+    assert stored(job, "out") == "a\nb\n"
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,10 @@ def test_times(line: bytes, expected: tuple[int, bytes] | None) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b"[worker-3] a [b] c", ProcessLine("worker-3", False, b"a [b] c")),
-        (b"[worker-3 err] ", ProcessLine("worker-3", True, b"")),
+        (b"[worker-3] a [b] c", ProcessLine("worker-3", False, b"a [b] c\n")),
+        (b"[worker-3 err] ", ProcessLine("worker-3", True, b"\n")),
+        (b"[worker-3+]  a", ProcessLine("worker-3", False, b" a")),
+        (b"[worker-3 err+] a", ProcessLine("worker-3", True, b"a")),
         (b"[dtrain] ps-0 ended: 7 at 12.5", ProcessEnd("ps-0", 7, 12.5)),
         (b"[dtrain] ps-0 ended: 7 at 1.2.3", None),
         (b"[dtrain] TERM at 12.5", PodTerm(12.5)),

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import select
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,8 @@ from dtrain_cli.dry_run import rendered
 from support.kubernetes_rules import problems
 from support.limits import HANG
 
+SURELY_ATOMIC = 512
+"""Bytes of a write to a pipe that POSIX never mixes with others (_POSIX_PIPE_BUF)."""
 FOLDER = Path(__file__).parent / "cases"
 CONFIGS = Path(__file__).parents[3] / "configs"
 CASES = sorted(FOLDER.glob("*.yaml"))
@@ -176,11 +182,7 @@ def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) ->
         f": >{tmp_path}/up-$RANK; [ $RANK = 0 ] || exec sleep 1000; "
         f"until [ $(ls {tmp_path}/up-* | wc -l) = {count} ]; do sleep 0.02; done; exit 7"
     )
-    text = FILE.replace("gpus: 2", f"slots: {count}").replace(
-        "framework: torch, script: t.py",
-        f"framework: none, command: [sh, -c, {json.dumps(program)}]",
-    )
-    done = run_pod(script.render(plan(text)), tmp_path)
+    done = run_pod(script.render(plan(file_of(program, count))), tmp_path)
     written = done.stdout.splitlines()
     assert done.returncode == 7
     for rank in range(count):
@@ -192,12 +194,32 @@ def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) ->
     assert set(ended[1:]) == {f"[dtrain] worker-{rank} ended: 143" for rank in range(1, count)}
 
 
+def test_lines_of_all_lengths_reach_the_log_whole(tmp_path: Path) -> None:
+    """With all bytes, and the last one without its newline."""
+    sizes = (0, 1, *range(script.PIECE - 1, script.PIECE + 2), 2 * script.PIECE, 5000)
+    hostile = bytes(set(range(256)) - {10})
+    text = b"\n".join((hostile * size)[:size] for size in sizes)
+    (tmp_path / "text").write_bytes(text)
+    written = log_of(file_of(f"cat {tmp_path}/text"), tmp_path)
+    assert joined(written)["worker-0", False] == text + b"\n"
+
+
+def test_long_lines_of_several_streams_do_not_mix(tmp_path: Path) -> None:
+    program = (
+        'lines() { for n in 1 2 3; do head -c 30000 /dev/zero | tr "\\0" "$1"; echo; done; };'
+        " lines $RANK & lines $((RANK + 3)) >&2; wait"
+    )
+    written = log_of(file_of(program, slots=3), tmp_path)
+    assert max(map(len, written.splitlines(keepends=True))) <= SURELY_ATOMIC
+    found = joined(written)
+    for rank in range(3):
+        assert found[f"worker-{rank}", False] == (b"%d" % rank * 30000 + b"\n") * 3
+        assert found[f"worker-{rank}", True] == (b"%d" % (rank + 3) * 30000 + b"\n") * 3
+
+
 def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path) -> None:
     """Before the end of its processes, on the same clock."""
-    text = FILE.replace("gpus: 2", "slots: 1").replace(
-        "framework: torch, script: t.py",
-        "framework: none, command: [sh, -c, 'kill $PPID; exec sleep 1000']",
-    )
+    text = file_of("kill $PPID; exec sleep 1000")
     done = run_pod(script.render(plan(text)), tmp_path)
     assert done.returncode == 143
     begins, term, ended = map(lines.labelled, done.stdout.encode().splitlines())
@@ -216,11 +238,43 @@ def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:
 
 def run_pod(job: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the script of the first pod."""
+    command, environment = pod(job, folder)
     return subprocess.run(
-        ["bash", "-c", job.replace("/dtrain/run", str(folder / "run"))],
-        env={"JOB_COMPLETION_INDEX": "0", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
+        command, env=environment, capture_output=True, text=True, timeout=HANG, check=False
     )
+
+
+def pod(job: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of the first pod."""
+    command = ["bash", "-c", job.replace("/dtrain/run", str(folder / "run"))]
+    return command, {"JOB_COMPLETION_INDEX": "0", "PATH": "/usr/bin:/bin"}
+
+
+def file_of(program: str, slots: int = 1) -> str:
+    """A job whose processes run a program of the shell."""
+    return FILE.replace("gpus: 2", f"slots: {slots}").replace(
+        "framework: torch, script: t.py",
+        f"framework: none, command: [sh, -c, {json.dumps(program)}]",
+    )
+
+
+def log_of(text: str, folder: Path) -> bytes:
+    """What the first pod writes to a pipe that takes no more than the shortest writes at once."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
+    command, environment = pod(script.render(plan(text)), folder)
+    with subprocess.Popen(command, env=environment, stdout=write) as process:
+        os.close(write)
+        with open(read, "rb", buffering=0) as log:
+            written = b"".join(iter(lambda: log.read(select.PIPE_BUF), b""))
+    assert process.returncode == 0
+    return written
+
+
+def joined(log: bytes) -> dict[tuple[str, bool], bytes]:
+    """The text of each stream."""
+    streams: dict[tuple[str, bool], bytes] = defaultdict(bytes)
+    for line in map(lines.labelled, log.split(b"\n")):
+        if isinstance(line, lines.ProcessLine):
+            streams[line.process, line.stderr] += line.text
+    return streams

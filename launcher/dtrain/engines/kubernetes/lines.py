@@ -16,7 +16,7 @@ _STAMPED = re.compile(
     rb"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
     rb"(Z|[+-][0-9]{2}:[0-9]{2}) ?"
 )
-_LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?\] ?")
+_LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?(\+)?\] ?")
 _ENDED = re.compile(
     re.escape(MARK).encode() + rb" ([a-z]{1,20}-[0-9]{1,7}) ended: ([0-9]{1,3}) at ([0-9.]{1,20})"
 )
@@ -28,6 +28,7 @@ class ProcessLine:
     process: str
     stderr: bool
     text: bytes
+    """With its newline; without one if the next line of the stream goes on with this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ def labelled(text: bytes) -> ProcessLine | ProcessEnd | PodTerm | LogBegin | Non
     if text == BEGINS.encode():
         return LogBegin()
     if found := _LABELLED.match(text):
-        return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :])
+        end = b"" if found[3] else b"\n"
+        return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :] + end)
     try:
         if found := _ENDED.match(text):
             return ProcessEnd(found[1].decode(), int(found[2]), float(found[3]))

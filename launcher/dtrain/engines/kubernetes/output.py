@@ -102,8 +102,12 @@ class PodOutput:
 
     def skip(self) -> None:
         """Lines are missing, maybe also some that are stored here and come after the position: what
-        follows begins at the end of each stream."""
-        self.position.sizes |= {name: writer.size for name, (writer, _) in self._writers.items()}
+        follows begins at the end of each stream, and with a line of its own. Raises
+        StorageError."""
+        for name, (writer, _) in self._writers.items():
+            if writer.is_within_line(writer.size):
+                writer.append(writer.size, b"\n")
+            self.position.sizes[name] = writer.size
 
     def keep(
         self, lines: Iterable[bytes], last: int, count: int, latest: int
@@ -116,7 +120,7 @@ class PodOutput:
                 case ProcessLine(process, stderr, line):
                     name = f"{process}.{'err' if stderr else 'out'}"
                     if name in self._writers:
-                        pieces.setdefault(name, []).append(line + b"\n")
+                        pieces.setdefault(name, []).append(line)
                         continue
                 case LogBegin():
                     continue
@@ -130,7 +134,11 @@ class PodOutput:
                             self.position.ends += (found,)
                         continue
             self.words.append(text.decode(errors="replace").rstrip("\n"))
-            pieces.setdefault(f"{self._first}.err", []).append(text.rstrip(b"\n") + b"\n")
+            name = f"{self._first}.err"
+            parts = pieces.setdefault(name, [])
+            if self._within_line(name, parts):
+                parts.append(b"\n")
+            parts.append(text.rstrip(b"\n") + b"\n")
         grown = {}
         position = self.position
         sizes = dict(position.sizes)
@@ -143,3 +151,9 @@ class PodOutput:
         position.sizes = sizes
         position.last, position.count, position.latest = last, count, latest
         return grown
+
+    def _within_line(self, name: str, parts: Sequence[bytes]) -> bool:
+        """Whether a stream with ``parts`` after its position ends within a line."""
+        if parts:
+            return not parts[-1].endswith(b"\n")
+        return self._writers[name][0].is_within_line(self.position.sizes[name])

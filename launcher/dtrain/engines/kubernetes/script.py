@@ -1,12 +1,13 @@
 """The script of each pod, ``job.sh``: all processes of one host. Pure.
 
-The script needs no dtrain in the image, only bash and the basic programs of Linux. A pod knows its
-node rank from ``JOB_COMPLETION_INDEX``, and all addresses from the name of the JobSet. Each process
-gets the environment of an SSH launch.
+The script needs no dtrain in the image, only bash, GNU sed and the basic programs of Linux. A pod
+knows its node rank from ``JOB_COMPLETION_INDEX``, and all addresses from the name of the JobSet.
+Each process gets the environment of an SSH launch.
 
 Kubernetes keeps one log for each container. So the script puts the name of the process in front of
 each line, and adds lines about the end of each process, and about the TERM that a deletion sends.
-`dtrain.engines.kubernetes.lines` reads them.
+It splits a long line into pieces: all streams share one pipe, in which longer writes of several
+programs would mix. `dtrain.engines.kubernetes.lines` reads the lines and pieces.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ RESTARTS = "DTRAIN_RESTARTS"
 """Variable with the number of restarts so far."""
 MARK = "[dtrain]"
 """In front of the script's own lines."""
+PIECE = 450
+"""Bytes of a long line in each of its pieces. With a name, a piece has less than the 512 bytes that
+POSIX writes to a pipe without others in between. A larger number makes sed slow: from 1,000 on, its
+table for the regular expression is full before a long line ends."""
 BEGINS = f"{MARK} begins"
 """The first line of a log. A log without it has lost its first lines."""
 
@@ -143,11 +148,14 @@ def _process(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
 
 def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     """Lines that start the processes of the pod in the background."""
-    yield "# Puts a name in front of each line."
+    yield "# Puts a name in front of each line, and name+ in front of a piece of a longer one."
     yield "dtrain_label() {"
     yield "  trap '' TERM"
-    # grep completes a last line without a newline. sed would read the next line before.
-    yield "  LC_ALL=C grep -a --line-buffered '' | LC_ALL=C sed -u \"s/^/[$1] /\""
+    # G adds a newline, which P writes, also after a last line that had none.
+    yield '  LC_ALL=C sed -nu "'
+    yield f"    /\\n/!{{ /^.\\{{{PIECE}\\}}/s/.\\{{{PIECE}\\}}/[$1+] &\\n/g; }}"
+    yield "    /\\n/{ P; D; }"
+    yield '    s/^/[$1] /; G; P"'
     yield "}"
     yield ""
     yield "# TERM for all processes, and KILL after job.grace."
