@@ -94,12 +94,18 @@ def test_times(line: bytes, expected: tuple[int, bytes] | None) -> None:
         (b"[worker-3 err+] a", ProcessLine("worker-3", True, b"a")),
         (b"[dtrain] ps-0 ended: 7 at 12.5", ProcessEnd("ps-0", 7, 12.5)),
         (b"[dtrain] ps-0 ended: 7 at 1.2.3", None),
-        (b"[dtrain] TERM at 12.5", PodTerm(12.5)),
         (b"bash: line 1", None),
     ],
 )
 def test_writers(text: bytes, expected: object) -> None:
     assert labelled(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "deleted"), [(b"[dtrain] TERM", True), (b"[worker-0] [dtrain] TERM", False)]
+)
+def test_the_line_about_a_deletion(text: bytes, deleted: bool) -> None:
+    assert isinstance(labelled(text), PodTerm) == deleted
 
 
 @pytest.mark.parametrize(

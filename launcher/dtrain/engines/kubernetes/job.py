@@ -251,12 +251,12 @@ class KubernetesJob(FollowedRun):
 
     @property
     def _failed(self) -> list[Pod]:
-        """Pods with a process that failed."""
+        """Pods with a process that failed on its own."""
         return [
             pod
             for pod in self._counted
             if (pod.ended is not None and pod.ended.exitCode)
-            or any(end.status for end in self.pods[pod.uid].output.position.ends)
+            or any(one.failed for one in self.pods[pod.uid].output.position.ends)
         ]
 
     def _host(self, pod: Pod) -> str:

@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timezone
 from typing import Annotated
 
-from dtrain.engines.kubernetes.script import BEGINS, MARK
+from dtrain.engines.kubernetes.script import BEGINS, MARK, TERM
 from dtrain.messages.decode import Length, Range
 from dtrain.records import dataclass
 
@@ -20,7 +20,6 @@ _LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?(\+)?\] ?")
 _ENDED = re.compile(
     re.escape(MARK).encode() + rb" ([a-z]{1,20}-[0-9]{1,7}) ended: ([0-9]{1,3}) at ([0-9.]{1,20})"
 )
-_TERM = re.compile(re.escape(MARK).encode() + rb" TERM at ([0-9.]{1,20})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +38,35 @@ class ProcessEnd:
     status: Annotated[int, Range(0, 999)]
     time: float
     """Seconds since the epoch, on the clock of the pod's machine."""
+    after_term: bool = False
+    """Whether the script had written before that its pod is deleted."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed on its own."""
+        return self.status != 0 and not self.after_term
 
 
 class LogBegin:
     """The script's first line."""
 
 
-@dataclass(frozen=True, slots=True)
 class PodTerm:
     """The script's line about a TERM: the pod is deleted."""
-
-    time: float
-    """As that of a `ProcessEnd`."""
 
 
 def labelled(text: bytes) -> ProcessLine | ProcessEnd | PodTerm | LogBegin | None:
     """What a line of the script means; None if another program wrote the line."""
     if text == BEGINS.encode():
         return LogBegin()
+    if text == TERM.encode():
+        return PodTerm()
     if found := _LABELLED.match(text):
         end = b"" if found[3] else b"\n"
         return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :] + end)
     try:
         if found := _ENDED.match(text):
             return ProcessEnd(found[1].decode(), int(found[2]), float(found[3]))
-        if found := _TERM.match(text):
-            return PodTerm(float(found[1]))
     except ValueError:
         pass
     return None

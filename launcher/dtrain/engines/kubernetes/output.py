@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,8 +40,8 @@ class LogPosition:
     """Bytes of each stream that come before the next line."""
     ends: tuple[ProcessEnd, ...] = ()
     """The processes that have ended. Their lines are not read again."""
-    term: float = 0.0
-    """Time of the first TERM, on the clock of the pod's machine; 0 without one."""
+    deleted: bool = False
+    """Whether the script has written that its pod is deleted."""
 
 
 class LogPositions:
@@ -125,13 +125,14 @@ class PodOutput:
                 case LogBegin():
                     continue
                 case PodTerm():
-                    self.position.term = self.position.term or found.time
+                    self.position.deleted = True
                     continue
                 case ProcessEnd():
                     if f"{found.process}.out" in self._writers:
                         known = {one.process for one in self.position.ends}
                         if found.process not in known:
-                            self.position.ends += (found,)
+                            end = replace(found, after_term=self.position.deleted)
+                            self.position.ends += (end,)
                         continue
             self.words.append(text.decode(errors="replace").rstrip("\n"))
             name = f"{self._first}.err"

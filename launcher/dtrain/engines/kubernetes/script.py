@@ -40,6 +40,8 @@ POSIX writes to a pipe without others in between. A larger number makes sed slow
 table for the regular expression is full before a long line ends."""
 BEGINS = f"{MARK} begins"
 """The first line of a log. A log without it has lost its first lines."""
+TERM = f"{MARK} TERM"
+"""Before the processes get the TERM of a deletion."""
 
 
 def render(plan: LaunchPlan) -> str:
@@ -167,13 +169,8 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield f"  dtrain_deadline=$((SECONDS + {ceil(plan.job.grace)}))"
     yield '  kill -TERM "${dtrain_processes[@]}" 2>/dev/null'
     yield "}"
-    yield "dtrain_now() {"
-    yield "  dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
-    yield "  dtrain_time=${dtrain_time/,/.}"
-    yield "}"
     yield "dtrain_term() {"
-    yield "  dtrain_now"
-    yield f'  echo "{MARK} TERM at $dtrain_time"'
+    yield f'  echo "{TERM}"'
     yield "  dtrain_status=${dtrain_status:-143}"
     yield "  dtrain_stop"
     yield "}"
@@ -220,9 +217,9 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield '    kill -0 "${dtrain_processes[dtrain_number]}" 2>/dev/null && continue'
     yield '    wait "${dtrain_processes[dtrain_number]}"'
     yield "    dtrain_ended=$?"
-    yield "    dtrain_now"
+    yield "    dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
     name = "${dtrain_names[dtrain_number]}"
-    yield f'    echo "{MARK} {name} ended: $dtrain_ended at $dtrain_time"'
+    yield f'    echo "{MARK} {name} ended: $dtrain_ended at ${{dtrain_time/,/.}}"'
     yield '    unset "dtrain_processes[dtrain_number]"'
     if _serves(plan):
         yield '    [ -z "$dtrain_done" ] || continue'
