@@ -204,6 +204,17 @@ def test_lines_of_all_lengths_reach_the_log_whole(tmp_path: Path) -> None:
     assert joined(written)["worker-0", False] == text + b"\n"
 
 
+@pytest.mark.parametrize("text", ["a line\\n", "no newline", "z" * 1000])
+def test_a_process_that_a_worker_has_left_keeps_no_text_back(tmp_path: Path, text: str) -> None:
+    """It has the pipe of the worker, which does not end."""
+    goes_on = tmp_path / "goes-on"
+    os.mkfifo(goes_on)
+    program = f"(: <{goes_on}) & printf '{text}'"
+    written = log_of(file_of(program), tmp_path)
+    os.close(os.open(goes_on, os.O_WRONLY | os.O_NONBLOCK))  # there is somebody who reads it
+    assert joined(written)["worker-0", False] == text.replace("\\n", "").encode() + b"\n"
+
+
 def test_long_lines_of_several_streams_do_not_mix(tmp_path: Path) -> None:
     program = (
         'lines() { for n in 1 2 3; do head -c 30000 /dev/zero | tr "\\0" "$1"; echo; done; };'

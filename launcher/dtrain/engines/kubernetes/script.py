@@ -150,14 +150,20 @@ def _process(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
 
 def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     """Lines that start the processes of the pod in the background."""
-    yield "# Puts a name in front of each line, and name+ in front of a piece of a longer one."
+    yield "# Puts a name in front of each line, and name+ in front of a piece of a longer one. Ends"
+    yield "# with its input, or after $dtrain_last, which may follow a line without a newline."
+    yield "dtrain_last=dtrain-$RANDOM$RANDOM$RANDOM"
     yield "dtrain_label() {"
     yield "  trap '' TERM"
-    # G adds a newline, which P writes, also after a last line that had none.
+    # G adds a newline, which P writes, also after a last line that had none. The hold space is
+    # empty until that line.
     yield '  LC_ALL=C sed -nu "'
-    yield f"    /\\n/!{{ /^.\\{{{PIECE}\\}}/s/.\\{{{PIECE}\\}}/[$1+] &\\n/g; }}"
+    yield "    /\\n/!{"
+    yield "      /$dtrain_last\\$/{ s///; x; s/^/last/; x; /^\\$/q; }"
+    yield f"      /^.\\{{{PIECE}\\}}/s/.\\{{{PIECE}\\}}/[$1+] &\\n/g"
+    yield "    }"
     yield "    /\\n/{ P; D; }"
-    yield '    s/^/[$1] /; G; P"'
+    yield '    s/^/[$1] /; G; P; /\\nlast\\$/q"'
     yield "}"
     yield ""
     yield "# TERM for all processes, and KILL after job.grace."
@@ -243,8 +249,14 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield "  fi"
     yield "done"
     yield "# The last lines. A process that a worker has left may keep its pipe open."
-    yield "for ((dtrain_number = 0; dtrain_number < 25; dtrain_number++)); do"
-    yield '  kill -0 "${dtrain_readers[@]}" 2>/dev/null || break'
-    yield "  read -r -t 0.2 -u 9"
+    yield 'for dtrain_name in "${dtrain_names[@]}"; do'
+    yield '  for dtrain_pipe in "$DTRAIN_RUN_DIR/$dtrain_name".{out,err}; do'
+    yield '    echo "$dtrain_last" 1<>"$dtrain_pipe" # <>: there may be no reader any more'
+    yield "  done"
+    yield "done"
+    yield 'for dtrain_reader in "${dtrain_readers[@]}"; do'
+    yield '  while kill -0 "$dtrain_reader" 2>/dev/null; do'
+    yield '    wait "$dtrain_reader" # also ends when a TERM comes'
+    yield "  done"
     yield "done"
     yield "exit $((dtrain_status))"
