@@ -7,6 +7,7 @@ import pytest
 from dtrain.engines.kubernetes.lines import (
     Cursor,
     LogBegin,
+    LogEnd,
     PodTerm,
     ProcessEnd,
     ProcessLine,
@@ -102,19 +103,14 @@ def test_writers(text: bytes, expected: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "deleted"), [(b"[dtrain] TERM", True), (b"[worker-0] [dtrain] TERM", False)]
-)
-def test_the_line_about_a_deletion(text: bytes, deleted: bool) -> None:
-    assert isinstance(labelled(text), PodTerm) == deleted
-
-
-@pytest.mark.parametrize(
-    ("text", "begins"),
+    ("text", "kind"),
     [
-        (b"[dtrain] begins", True),
-        (b"[dtrain] begins ", False),
-        (b"[worker-0] [dtrain] begins", False),
+        (b"[dtrain] begins", LogBegin),
+        (b"[dtrain] ends", LogEnd),
+        (b"[dtrain] TERM", PodTerm),
+        (b"[dtrain] begins ", type(None)),
+        (b"[worker-0] [dtrain] begins", ProcessLine),
     ],
 )
-def test_the_first_line_of_a_log(text: bytes, begins: bool) -> None:
-    assert isinstance(labelled(text), LogBegin) == begins
+def test_lines_of_the_script(text: bytes, kind: type) -> None:
+    assert type(labelled(text)) is kind

@@ -171,7 +171,7 @@ def test_processes_that_serve_end_with_the_last_other_one_of_their_pod(tmp_path:
     assert done.returncode == 0
     written = [line.split(" at ")[0] for line in done.stdout.splitlines() if line]
     ends = ["[dtrain] chief-0 ended: 0", "[dtrain] worker-0 ended: 143"]
-    assert written == ["[dtrain] begins", *ends]
+    assert written == ["[dtrain] begins", *ends, "[dtrain] ends"]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -188,8 +188,10 @@ def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) ->
     for rank in range(count):
         assert f"[worker-{rank}] rank {rank} of {2 * count} at job-node-0-0.job" in written
         assert f"[worker-{rank} err] to stderr" in written
-    begins, *ended = [line.split(" at ")[0] for line in written if line.startswith("[dtrain]")]
-    assert begins == "[dtrain] begins"
+    begins, *ended, ends = [
+        line.split(" at ")[0] for line in written if line.startswith("[dtrain]")
+    ]
+    assert (begins, ends) == ("[dtrain] begins", "[dtrain] ends") and written[-1] == ends
     assert ended[0] == "[dtrain] worker-0 ended: 7"
     assert set(ended[1:]) == {f"[dtrain] worker-{rank} ended: 143" for rank in range(1, count)}
 
@@ -233,7 +235,7 @@ def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path) -> None:
     text = file_of("kill $PPID; exec sleep 1000")
     done = run_pod(script.render(plan(text)), tmp_path)
     assert done.returncode == 143
-    begins, term, ended = map(lines.labelled, done.stdout.encode().splitlines())
+    begins, term, ended, _ = map(lines.labelled, done.stdout.encode().splitlines())
     assert isinstance(begins, lines.LogBegin)
     assert isinstance(term, lines.PodTerm) and isinstance(ended, lines.ProcessEnd)
     assert ended.status == 143

@@ -184,7 +184,7 @@ class KubernetesJob(FollowedRun):
         known.read = True
         pod = known.pod
         ran = pod.running or pod.ended is not None or known.cursor.last >= 0
-        if ran and not whole and not known.output.is_whole:
+        if ran and not whole and not known.output.position.whole:
             self.recorder.notice(
                 f"{self._host(pod)}: the last lines of the output may be missing: the log of pod"
                 f" {pod.name} could not be read to its end"

@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timezone
 from typing import Annotated
 
-from dtrain.engines.kubernetes.script import BEGINS, MARK, TERM
+from dtrain.engines.kubernetes.script import BEGINS, ENDS, MARK, TERM
 from dtrain.messages.decode import Length, Range
 from dtrain.records import dataclass
 
@@ -51,16 +51,25 @@ class LogBegin:
     """The script's first line."""
 
 
+class LogEnd:
+    """The script's last line."""
+
+
 class PodTerm:
     """The script's line about a TERM: the pod is deleted."""
 
 
-def labelled(text: bytes) -> ProcessLine | ProcessEnd | PodTerm | LogBegin | None:
+_ALONE: dict[bytes, type[LogBegin | LogEnd | PodTerm]] = {
+    BEGINS.encode(): LogBegin,
+    ENDS.encode(): LogEnd,
+    TERM.encode(): PodTerm,
+}
+
+
+def labelled(text: bytes) -> ProcessLine | ProcessEnd | LogBegin | LogEnd | PodTerm | None:
     """What a line of the script means; None if another program wrote the line."""
-    if text == BEGINS.encode():
-        return LogBegin()
-    if text == TERM.encode():
-        return PodTerm()
+    if (alone := _ALONE.get(text)) is not None:
+        return alone()
     if found := _LABELLED.match(text):
         end = b"" if found[3] else b"\n"
         return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :] + end)

@@ -8,7 +8,14 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from dtrain.engines.kubernetes.lines import LogBegin, PodTerm, ProcessEnd, ProcessLine, labelled
+from dtrain.engines.kubernetes.lines import (
+    LogBegin,
+    LogEnd,
+    PodTerm,
+    ProcessEnd,
+    ProcessLine,
+    labelled,
+)
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.decode import Length, Range, decode
 from dtrain.records import dataclass
@@ -42,6 +49,8 @@ class LogPosition:
     """The processes that have ended. Their lines are not read again."""
     deleted: bool = False
     """Whether the script has written that its pod is deleted."""
+    whole: bool = False
+    """Whether the script has written its last line."""
 
 
 class LogPositions:
@@ -86,12 +95,6 @@ class PodOutput:
                 # A file that someone has cut off goes on at its end.
                 position.sizes[name] = min(known, writer.size)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the script has written its last line: about the end of its last process."""
-        ended = {f"{one.process}.out" for one in self.position.ends}
-        return {name for name in self._writers if name.endswith(".out")} <= ended
-
     def lacks(self, lines: Sequence[bytes], *, gap: bool) -> bool:
         """Whether lines before these are missing. ``gap``: the last stored line is not there any
         more, for example because the container was started again and has a new log."""
@@ -123,6 +126,9 @@ class PodOutput:
                         pieces.setdefault(name, []).append(line)
                         continue
                 case LogBegin():
+                    continue
+                case LogEnd():
+                    self.position.whole = True
                     continue
                 case PodTerm():
                     self.position.deleted = True

@@ -40,6 +40,8 @@ POSIX writes to a pipe without others in between. A larger number makes sed slow
 table for the regular expression is full before a long line ends."""
 BEGINS = f"{MARK} begins"
 """The first line of a log. A log without it has lost its first lines."""
+ENDS = f"{MARK} ends"
+"""The last line of a log that lacks none at its end."""
 TERM = f"{MARK} TERM"
 """Before the processes get the TERM of a deletion."""
 
@@ -259,4 +261,5 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield '    wait "$dtrain_reader" # also ends when a TERM comes'
     yield "  done"
     yield "done"
+    yield f'echo "{ENDS}"'
     yield "exit $((dtrain_status))"
