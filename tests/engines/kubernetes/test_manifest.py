@@ -230,15 +230,16 @@ def test_long_lines_of_several_streams_do_not_mix(tmp_path: Path) -> None:
         assert found[f"worker-{rank}", True] == (b"%d" % (rank + 3) * 30000 + b"\n") * 3
 
 
-def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path) -> None:
-    """Before it ends its processes."""
-    text = file_of("kill $PPID; exec sleep 1000")
-    done = run_pod(script.render(plan(text)), tmp_path)
+@pytest.mark.parametrize("count", [1, 6])
+def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path, count: int) -> None:
+    """Before it ends its processes, of which some start after the TERM."""
+    program = "[ $RANK != 0 ] || kill $PPID; exec sleep 1000"
+    done = run_pod(script.render(plan(file_of(program, count))), tmp_path)
     assert done.returncode == 143
-    begins, term, ended, _ = map(lines.labelled, done.stdout.encode().splitlines())
-    assert isinstance(begins, lines.LogBegin)
-    assert isinstance(term, lines.PodTerm) and isinstance(ended, lines.ProcessEnd)
-    assert ended.status == 143
+    begins, term, *ended, end = map(lines.labelled, done.stdout.encode().splitlines())
+    assert isinstance(begins, lines.LogBegin) and isinstance(end, lines.LogEnd)
+    assert isinstance(term, lines.PodTerm)
+    assert [one.status for one in ended if isinstance(one, lines.ProcessEnd)] == [143] * count
 
 
 def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:

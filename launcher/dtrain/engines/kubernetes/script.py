@@ -213,6 +213,8 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     if _serves(plan):
         yield '  [ -n "$dtrain_service" ] || dtrain_main+=("$dtrain_local_rank")'
     yield "done"
+    yield "# dtrain_stop does not know a process that has just started."
+    yield '[ -z "$dtrain_deadline" ] || kill -TERM "${dtrain_processes[@]}" 2>/dev/null'
 
 
 def _end(plan: LaunchPlan) -> Iterator[str]:
