@@ -96,6 +96,20 @@ def test_a_job_runs_and_leaves_nothing(desk: Desk) -> None:
     assert desk.is_empty()
 
 
+def test_long_lines_arrive_whole(desk: Desk) -> None:
+    """They are longer than what a pipe, a container runtime or the launcher takes at once."""
+    program = (
+        'line() { head -c "$2" /dev/zero | tr "\\0" "$1"; echo; }; letter=({a..d});'
+        ' line $RANK 1200000 & for n in 1 2 3; do line "${letter[RANK]}" 100000; done >&2; wait'
+    )
+    done = desk.launch(program).wait()
+    assert done.code == 0, str(done)[:2000]
+    for rank in range(4):
+        assert desk.log(rank) == str(rank) * 1_200_000 + "\n"
+        assert desk.log(rank, "err") == ("abcd"[rank] * 100_000 + "\n") * 3
+    assert "(1,200,000 bytes, whole in" in done.stdout
+
+
 def test_the_first_cause_of_a_failure(desk: Desk) -> None:
     program = '[ $RANK = 3 ] && { echo "ValueError: bad batch" >&2; exit 7; }; exec sleep 500'
     done = desk.launch(program).wait()

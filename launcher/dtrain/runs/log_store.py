@@ -14,7 +14,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass
 from dtrain.runs import arrival_times
 from dtrain.runs.storage import storing
-from dtrain.runs.stored_file import open_stored
+from dtrain.runs.stored_file import open_output, open_stored
 
 _WRITE = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """In a run's folder, which no other user can change. If a pipe is in a file's place, to open it
@@ -92,6 +92,17 @@ class LogWriter:
             finally:
                 os.close(fd)
         return self.size
+
+    def is_within_line(self, size: int) -> bool:
+        """Whether the first ``size`` bytes end within a line. Raises StorageError."""
+        if not size:
+            return False
+        with storing(self.path):
+            fd = open_output(self.path)
+            try:
+                return os.pread(fd, 1, size - 1) != b"\n"
+            finally:
+                os.close(fd)
 
 
 def tail(path: Path, max_bytes: int) -> bytes:

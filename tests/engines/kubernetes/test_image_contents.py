@@ -46,8 +46,8 @@ MISSING = "torch is not installed for python3"
 
 def test_what_is_missing() -> None:
     assert judged(log(TORCH, *CODE, output="a warning of an image")) == []
-    assert judged(log({"version": "2.13.0+cpu"}, "missing=sed", "workdir=yes")) == [
-        (Severity.ERROR, "the image has no sed"),
+    assert judged(log({"version": "2.13.0+cpu"}, "missing=GNU sed", "workdir=yes")) == [
+        (Severity.ERROR, "the image has no GNU sed"),
         (Severity.ERROR, "torch 2.13.0+cpu is a CPU-only build"),
         NO_SCRIPT,
     ]
@@ -109,3 +109,19 @@ job: {{framework: torch, script: t.py, workdir: {tmp_path}}}
     assert (contents.workdir, contents.script, contents.missing) == (True, True, frozenset())
     assert contents.interpreter is not None
     assert contents.interpreter["framework"]["version"] == version("torch")
+
+
+def test_a_sed_that_keeps_lines_back(tmp_path: Path) -> None:
+    """As that of BusyBox, which does not know the option."""
+    sed = tmp_path / "sed"
+    sed.write_text("#!/bin/sh\necho \"sed: invalid option -- 'u'\" >&2\nexit 1\n")
+    sed.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    cluster = 'cluster: {kubernetes: {image: "train:1"}, nodes: 2, gpus: 2}'
+    text = f"{cluster}\njob: {{framework: none, command: [x]}}\n"
+    script = image_contents.script(build(parse(text, "job.yaml")))
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], env=environment, capture_output=True, check=True
+    )
+    contents = image_contents.read(done.stdout)
+    assert contents is not None and contents.missing == {"GNU sed"}

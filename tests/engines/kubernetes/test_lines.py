@@ -7,6 +7,7 @@ import pytest
 from dtrain.engines.kubernetes.lines import (
     Cursor,
     LogBegin,
+    LogEnd,
     PodTerm,
     ProcessEnd,
     ProcessLine,
@@ -88,11 +89,12 @@ def test_times(line: bytes, expected: tuple[int, bytes] | None) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b"[worker-3] a [b] c", ProcessLine("worker-3", False, b"a [b] c")),
-        (b"[worker-3 err] ", ProcessLine("worker-3", True, b"")),
+        (b"[worker-3] a [b] c", ProcessLine("worker-3", False, b"a [b] c\n")),
+        (b"[worker-3 err] ", ProcessLine("worker-3", True, b"\n")),
+        (b"[worker-3+]  a", ProcessLine("worker-3", False, b" a")),
+        (b"[worker-3 err+] a", ProcessLine("worker-3", True, b"a")),
         (b"[dtrain] ps-0 ended: 7 at 12.5", ProcessEnd("ps-0", 7, 12.5)),
         (b"[dtrain] ps-0 ended: 7 at 1.2.3", None),
-        (b"[dtrain] TERM at 12.5", PodTerm(12.5)),
         (b"bash: line 1", None),
     ],
 )
@@ -101,12 +103,14 @@ def test_writers(text: bytes, expected: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "begins"),
+    ("text", "kind"),
     [
-        (b"[dtrain] begins", True),
-        (b"[dtrain] begins ", False),
-        (b"[worker-0] [dtrain] begins", False),
+        (b"[dtrain] begins", LogBegin),
+        (b"[dtrain] ends", LogEnd),
+        (b"[dtrain] TERM", PodTerm),
+        (b"[dtrain] begins ", type(None)),
+        (b"[worker-0] [dtrain] begins", ProcessLine),
     ],
 )
-def test_the_first_line_of_a_log(text: bytes, begins: bool) -> None:
-    assert isinstance(labelled(text), LogBegin) == begins
+def test_lines_of_the_script(text: bytes, kind: type) -> None:
+    assert type(labelled(text)) is kind

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import select
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,8 @@ from dtrain_cli.dry_run import rendered
 from support.kubernetes_rules import problems
 from support.limits import HANG
 
+SURELY_ATOMIC = 512
+"""Bytes of a write to a pipe that POSIX never mixes with others (_POSIX_PIPE_BUF)."""
 FOLDER = Path(__file__).parent / "cases"
 CONFIGS = Path(__file__).parents[3] / "configs"
 CASES = sorted(FOLDER.glob("*.yaml"))
@@ -165,7 +171,7 @@ def test_processes_that_serve_end_with_the_last_other_one_of_their_pod(tmp_path:
     assert done.returncode == 0
     written = [line.split(" at ")[0] for line in done.stdout.splitlines() if line]
     ends = ["[dtrain] chief-0 ended: 0", "[dtrain] worker-0 ended: 143"]
-    assert written == ["[dtrain] begins", *ends]
+    assert written == ["[dtrain] begins", *ends, "[dtrain] ends"]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -176,34 +182,64 @@ def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) ->
         f": >{tmp_path}/up-$RANK; [ $RANK = 0 ] || exec sleep 1000; "
         f"until [ $(ls {tmp_path}/up-* | wc -l) = {count} ]; do sleep 0.02; done; exit 7"
     )
-    text = FILE.replace("gpus: 2", f"slots: {count}").replace(
-        "framework: torch, script: t.py",
-        f"framework: none, command: [sh, -c, {json.dumps(program)}]",
-    )
-    done = run_pod(script.render(plan(text)), tmp_path)
+    done = run_pod(script.render(plan(file_of(program, count))), tmp_path)
     written = done.stdout.splitlines()
     assert done.returncode == 7
     for rank in range(count):
         assert f"[worker-{rank}] rank {rank} of {2 * count} at job-node-0-0.job" in written
         assert f"[worker-{rank} err] to stderr" in written
-    begins, *ended = [line.split(" at ")[0] for line in written if line.startswith("[dtrain]")]
-    assert begins == "[dtrain] begins"
+    begins, *ended, ends = [
+        line.split(" at ")[0] for line in written if line.startswith("[dtrain]")
+    ]
+    assert (begins, ends) == ("[dtrain] begins", "[dtrain] ends") and written[-1] == ends
     assert ended[0] == "[dtrain] worker-0 ended: 7"
     assert set(ended[1:]) == {f"[dtrain] worker-{rank} ended: 143" for rank in range(1, count)}
 
 
-def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path) -> None:
-    """Before the end of its processes, on the same clock."""
-    text = FILE.replace("gpus: 2", "slots: 1").replace(
-        "framework: torch, script: t.py",
-        "framework: none, command: [sh, -c, 'kill $PPID; exec sleep 1000']",
+def test_lines_of_all_lengths_reach_the_log_whole(tmp_path: Path) -> None:
+    """With all bytes, and the last one without its newline."""
+    sizes = (0, 1, *range(script.PIECE - 1, script.PIECE + 2), 2 * script.PIECE, 5000)
+    hostile = bytes(set(range(256)) - {10})
+    text = b"\n".join((hostile * size)[:size] for size in sizes)
+    (tmp_path / "text").write_bytes(text)
+    written = log_of(file_of(f"cat {tmp_path}/text"), tmp_path)
+    assert joined(written)["worker-0", False] == text + b"\n"
+
+
+@pytest.mark.parametrize("text", ["a line\\n", "no newline", "z" * 1000])
+def test_a_process_that_a_worker_has_left_keeps_no_text_back(tmp_path: Path, text: str) -> None:
+    """It has the pipe of the worker, which does not end."""
+    goes_on = tmp_path / "goes-on"
+    os.mkfifo(goes_on)
+    program = f"(: <{goes_on}) & printf '{text}'"
+    written = log_of(file_of(program), tmp_path)
+    os.close(os.open(goes_on, os.O_WRONLY | os.O_NONBLOCK))  # there is somebody who reads it
+    assert joined(written)["worker-0", False] == text.replace("\\n", "").encode() + b"\n"
+
+
+def test_long_lines_of_several_streams_do_not_mix(tmp_path: Path) -> None:
+    program = (
+        'lines() { for n in 1 2 3; do head -c 30000 /dev/zero | tr "\\0" "$1"; echo; done; };'
+        " lines $RANK & lines $((RANK + 3)) >&2; wait"
     )
-    done = run_pod(script.render(plan(text)), tmp_path)
+    written = log_of(file_of(program, slots=3), tmp_path)
+    assert max(map(len, written.splitlines(keepends=True))) <= SURELY_ATOMIC
+    found = joined(written)
+    for rank in range(3):
+        assert found[f"worker-{rank}", False] == (b"%d" % rank * 30000 + b"\n") * 3
+        assert found[f"worker-{rank}", True] == (b"%d" % (rank + 3) * 30000 + b"\n") * 3
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path, count: int) -> None:
+    """Before it ends its processes, of which some start after the TERM."""
+    program = "[ $RANK != 0 ] || kill $PPID; exec sleep 1000"
+    done = run_pod(script.render(plan(file_of(program, count))), tmp_path)
     assert done.returncode == 143
-    begins, term, ended = map(lines.labelled, done.stdout.encode().splitlines())
-    assert isinstance(begins, lines.LogBegin)
-    assert isinstance(term, lines.PodTerm) and isinstance(ended, lines.ProcessEnd)
-    assert 0 <= ended.time - term.time < HANG and ended.status == 143
+    begins, term, *ended, end = map(lines.labelled, done.stdout.encode().splitlines())
+    assert isinstance(begins, lines.LogBegin) and isinstance(end, lines.LogEnd)
+    assert isinstance(term, lines.PodTerm)
+    assert [one.status for one in ended if isinstance(one, lines.ProcessEnd)] == [143] * count
 
 
 def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:
@@ -216,11 +252,43 @@ def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:
 
 def run_pod(job: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the script of the first pod."""
+    command, environment = pod(job, folder)
     return subprocess.run(
-        ["bash", "-c", job.replace("/dtrain/run", str(folder / "run"))],
-        env={"JOB_COMPLETION_INDEX": "0", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
+        command, env=environment, capture_output=True, text=True, timeout=HANG, check=False
     )
+
+
+def pod(job: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of the first pod."""
+    command = ["bash", "-c", job.replace("/dtrain/run", str(folder / "run"))]
+    return command, {"JOB_COMPLETION_INDEX": "0", "PATH": "/usr/bin:/bin"}
+
+
+def file_of(program: str, slots: int = 1) -> str:
+    """A job whose processes run a program of the shell."""
+    return FILE.replace("gpus: 2", f"slots: {slots}").replace(
+        "framework: torch, script: t.py",
+        f"framework: none, command: [sh, -c, {json.dumps(program)}]",
+    )
+
+
+def log_of(text: str, folder: Path) -> bytes:
+    """What the first pod writes to a pipe that takes no more than the shortest writes at once."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
+    command, environment = pod(script.render(plan(text)), folder)
+    with subprocess.Popen(command, env=environment, stdout=write) as process:
+        os.close(write)
+        with open(read, "rb", buffering=0) as log:
+            written = b"".join(iter(lambda: log.read(select.PIPE_BUF), b""))
+    assert process.returncode == 0
+    return written
+
+
+def joined(log: bytes) -> dict[tuple[str, bool], bytes]:
+    """The text of each stream."""
+    streams: dict[tuple[str, bool], bytes] = defaultdict(bytes)
+    for line in map(lines.labelled, log.split(b"\n")):
+        if isinstance(line, lines.ProcessLine):
+            streams[line.process, line.stderr] += line.text
+    return streams

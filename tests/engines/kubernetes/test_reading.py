@@ -12,7 +12,7 @@ import pytest
 
 from dtrain.diagnostics import ConnectError, PrepareError
 from dtrain.engines.kubernetes import reading
-from dtrain.engines.kubernetes.client import ForbiddenError, NotFoundError, QuietError
+from dtrain.engines.kubernetes.client import MAX_LINE, ForbiddenError, NotFoundError, QuietError
 from dtrain.engines.kubernetes.lines import Cursor
 from dtrain.engines.kubernetes.reading import (
     RECOVERED,
@@ -194,6 +194,19 @@ def test_what_a_kubelet_writes_instead_of_a_log_is_no_line() -> None:
 
 def test_a_stream_that_ends_within_a_line_is_no_message_of_the_kubelet() -> None:
     assert events_of_log(Server(cut, one_line), over=True) == [NEW, LogEnded("uid", True)]
+
+
+def test_a_line_that_is_cut_is_reported() -> None:
+    """Another program than the script wrote it."""
+    stamp = LINE.partition(b" ")[0]
+
+    def long() -> Generator[list[bytes]]:
+        yield [b"%s %s\n" % (stamp, b"x" * MAX_LINE)]
+
+    problem, found, _ = events_of_log(Server(long), over=True)
+    assert problem == LogProblem("uid", "a line is cut after 1,048,576 bytes")
+    assert isinstance(found, PodLines)
+    assert found.lines == (b"x" * (MAX_LINE - len(stamp) - 1) + b"\n",)
 
 
 def test_trouble_with_a_log_is_over_when_the_log_is() -> None:

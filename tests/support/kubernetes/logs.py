@@ -103,12 +103,14 @@ class Log:
                 found = self._entries[at:]
                 over = not found or self._cuts > cuts or stopped()
             at += len(found)
-            chunk = b""
+            pieces = []
             for moment, text in found:
                 if moment >= since:
-                    prefix = clock.nanoseconds(moment).encode() + b" "
-                    chunk += (prefix if timestamps and begins else b"") + text
+                    if timestamps and begins:
+                        pieces.append(clock.nanoseconds(moment).encode() + b" ")
+                    pieces.append(text)
                     begins = text.endswith(b"\n")
+            chunk = b"".join(pieces)
             if limit is not None:
                 chunk = chunk[:limit]
                 limit -= len(chunk)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Iterator, Sequence
 
@@ -13,6 +12,7 @@ from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
 from dtrain.engines.kubernetes.output import PodOutput
 from dtrain.engines.kubernetes.script import serving_pods
 from dtrain.failures.cause import SIGNALLED, Failure, Report, all_finished, signal_name
+from dtrain.launchplan.names import process_name
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.records import dataclass
 
@@ -29,21 +29,10 @@ class PodEnding:
     ends: Sequence[ProcessEnd] = ()
     words: Sequence[str] = ()
     """The last lines that its script wrote."""
-    term: float = 0.0
-    """Time of the first TERM, on the clock of the pod's machine; 0 if it is unknown."""
 
     @classmethod
     def read(cls, pod: Pod, output: PodOutput) -> PodEnding:
-        position = output.position
-        return cls(pod, position.ends, tuple(output.words), position.term)
-
-    @property
-    def deleted(self) -> float:
-        """When it was deleted; 0 if it was not. The clock of the API server may differ from that of
-        the pod's machine, which has the times of failures."""
-        if not self.pod.deleted:
-            return 0.0
-        return self.term or self.pod.deleted
+        return cls(pod, output.position.ends, tuple(output.words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +104,16 @@ class KubernetesEnding:
 
     @property
     def _ended_by_deletion(self) -> bool:
-        """Whether no process failed before a pod was deleted."""
-        deleted = {self._host(one.pod): one.deleted for one in self.pods if one.deleted}
-        # Kubernetes writes whole seconds, and deletes the other pods at once after a failure.
-        first = min(deleted.values(), default=math.inf) + 1
+        """Whether no process failed before a pod was deleted. Compares no times: the server and
+        each machine have their own clock."""
+        deleted = {self._host(one.pod) for one in self.pods if one.pod.deleted}
+        after = _after_term(self.pods)
         return all(
-            one.cut_off or one.is_echo or one.time >= deleted.get(one.host, first)
+            one.cut_off
+            or one.is_echo
+            or process_name(one.role, one.index) in after
+            # In a pod that was not deleted, what dtrain has seen first came first.
+            or (self.deleted is not None and one.host not in deleted)
             for one in self.failures
         )
 
@@ -156,8 +149,15 @@ def done(plan: LaunchPlan, pods: Sequence[Pod]) -> bool:
 def failures(plan: LaunchPlan, pods: Sequence[PodEnding], time: float) -> list[Failure]:
     """The processes that failed. ``time``: when the attempt ended, in seconds since the epoch."""
     found = [failure for ending in pods for failure in _of_pod(plan, ending, time)]
+    after = _after_term(pods)
     # The script and Kubernetes end the others after the first failure.
-    return [one for one in found if not one.cut_off] or found
+    own = [one for one in found if not (one.cut_off or process_name(one.role, one.index) in after)]
+    return own or found
+
+
+def _after_term(pods: Sequence[PodEnding]) -> set[str]:
+    """The processes that ended after the deletion of their pod."""
+    return {end.process for one in pods for end in one.ends if end.after_term}
 
 
 def _of_pod(plan: LaunchPlan, ending: PodEnding, time: float) -> Iterator[Failure]:

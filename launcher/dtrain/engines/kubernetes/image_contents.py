@@ -24,8 +24,10 @@ from dtrain.node.boot import boot_text, framed
 from dtrain.quoting import path, sh, word, words
 from dtrain.records import dataclass
 
-PROGRAMS = ("bash", "grep", "sed", "mkfifo")
+PROGRAMS = ("bash", "mkfifo")
 """What the script of a pod uses in any case."""
+SED = "GNU sed"
+"""That of BusyBox does not have -u, without which lines arrive late."""
 _UNPACKING = ("tar", "gzip")
 _LABEL = "dtrain-check"
 
@@ -38,6 +40,7 @@ def script(plan: LaunchPlan) -> str:
         f"for program in {words(_needed(plan))}; do",
         f'  command -v "$program" >/dev/null || echo "{MARK} missing=$program"',
         "done",
+        f'sed -u "" </dev/null >/dev/null 2>&1 || echo "{MARK} missing={SED}"',
         f'cd -- {path(part.workdir)} 2>/dev/null && echo "{MARK} workdir=yes"',
     ]
     if plan.job.script is not None:
@@ -111,13 +114,14 @@ def judge(
     plan: LaunchPlan, contents: ImageContents, runtime: TrainingRuntime | None = None
 ) -> Iterator[Finding]:
     """What the job needs and the image does not have. ``runtime``: of a TrainJob."""
-    missing = [name for name in _needed(plan) if name in contents.missing]
+    needed = (*_needed(plan), SED)
+    missing = [name for name in needed if name in contents.missing]
     if missing:
         yield error(
             "image",
             [],
             f"the image has no {', '.join(missing)}",
-            f"the image has {', '.join(_needed(plan))}, which the script of each pod uses",
+            f"the image has {', '.join(needed)}, which the script of each pod uses",
             "add them to the image, or set cluster.kubernetes.image to another one",
         )
     part = plan.hosts[0]

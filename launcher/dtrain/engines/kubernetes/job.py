@@ -184,7 +184,7 @@ class KubernetesJob(FollowedRun):
         known.read = True
         pod = known.pod
         ran = pod.running or pod.ended is not None or known.cursor.last >= 0
-        if ran and not whole and not known.output.is_whole:
+        if ran and not whole and not known.output.position.whole:
             self.recorder.notice(
                 f"{self._host(pod)}: the last lines of the output may be missing: the log of pod"
                 f" {pod.name} could not be read to its end"
@@ -251,12 +251,12 @@ class KubernetesJob(FollowedRun):
 
     @property
     def _failed(self) -> list[Pod]:
-        """Pods with a process that failed."""
+        """Pods with a process that failed on its own."""
         return [
             pod
             for pod in self._counted
             if (pod.ended is not None and pod.ended.exitCode)
-            or any(end.status for end in self.pods[pod.uid].output.position.ends)
+            or any(one.failed for one in self.pods[pod.uid].output.position.ends)
         ]
 
     def _host(self, pod: Pod) -> str:

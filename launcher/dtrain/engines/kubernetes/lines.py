@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timezone
 from typing import Annotated
 
-from dtrain.engines.kubernetes.script import BEGINS, MARK
+from dtrain.engines.kubernetes.script import BEGINS, ENDS, MARK, TERM
 from dtrain.messages.decode import Length, Range
 from dtrain.records import dataclass
 
@@ -16,11 +16,10 @@ _STAMPED = re.compile(
     rb"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
     rb"(Z|[+-][0-9]{2}:[0-9]{2}) ?"
 )
-_LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?\] ?")
+_LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?(\+)?\] ?")
 _ENDED = re.compile(
     re.escape(MARK).encode() + rb" ([a-z]{1,20}-[0-9]{1,7}) ended: ([0-9]{1,3}) at ([0-9.]{1,20})"
 )
-_TERM = re.compile(re.escape(MARK).encode() + rb" TERM at ([0-9.]{1,20})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,7 @@ class ProcessLine:
     process: str
     stderr: bool
     text: bytes
+    """With its newline; without one if the next line of the stream goes on with this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +38,44 @@ class ProcessEnd:
     status: Annotated[int, Range(0, 999)]
     time: float
     """Seconds since the epoch, on the clock of the pod's machine."""
+    after_term: bool = False
+    """Whether the script had written before that its pod is deleted."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed on its own."""
+        return self.status != 0 and not self.after_term
 
 
 class LogBegin:
     """The script's first line."""
 
 
-@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The script's last line."""
+
+
 class PodTerm:
     """The script's line about a TERM: the pod is deleted."""
 
-    time: float
-    """As that of a `ProcessEnd`."""
+
+_ALONE: dict[bytes, type[LogBegin | LogEnd | PodTerm]] = {
+    BEGINS.encode(): LogBegin,
+    ENDS.encode(): LogEnd,
+    TERM.encode(): PodTerm,
+}
 
 
-def labelled(text: bytes) -> ProcessLine | ProcessEnd | PodTerm | LogBegin | None:
+def labelled(text: bytes) -> ProcessLine | ProcessEnd | LogBegin | LogEnd | PodTerm | None:
     """What a line of the script means; None if another program wrote the line."""
-    if text == BEGINS.encode():
-        return LogBegin()
+    if (alone := _ALONE.get(text)) is not None:
+        return alone()
     if found := _LABELLED.match(text):
-        return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :])
+        end = b"" if found[3] else b"\n"
+        return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :] + end)
     try:
         if found := _ENDED.match(text):
             return ProcessEnd(found[1].decode(), int(found[2]), float(found[3]))
-        if found := _TERM.match(text):
-            return PodTerm(float(found[1]))
     except ValueError:
         pass
     return None

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from dtrain.engines.kubernetes.lines import LogBegin, PodTerm, ProcessEnd, ProcessLine, labelled
+from dtrain.engines.kubernetes.lines import (
+    LogBegin,
+    LogEnd,
+    PodTerm,
+    ProcessEnd,
+    ProcessLine,
+    labelled,
+)
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.decode import Length, Range, decode
 from dtrain.records import dataclass
@@ -40,8 +47,10 @@ class LogPosition:
     """Bytes of each stream that come before the next line."""
     ends: tuple[ProcessEnd, ...] = ()
     """The processes that have ended. Their lines are not read again."""
-    term: float = 0.0
-    """Time of the first TERM, on the clock of the pod's machine; 0 without one."""
+    deleted: bool = False
+    """Whether the script has written that its pod is deleted."""
+    whole: bool = False
+    """Whether the script has written its last line."""
 
 
 class LogPositions:
@@ -86,12 +95,6 @@ class PodOutput:
                 # A file that someone has cut off goes on at its end.
                 position.sizes[name] = min(known, writer.size)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the script has written its last line: about the end of its last process."""
-        ended = {f"{one.process}.out" for one in self.position.ends}
-        return {name for name in self._writers if name.endswith(".out")} <= ended
-
     def lacks(self, lines: Sequence[bytes], *, gap: bool) -> bool:
         """Whether lines before these are missing. ``gap``: the last stored line is not there any
         more, for example because the container was started again and has a new log."""
@@ -102,8 +105,12 @@ class PodOutput:
 
     def skip(self) -> None:
         """Lines are missing, maybe also some that are stored here and come after the position: what
-        follows begins at the end of each stream."""
-        self.position.sizes |= {name: writer.size for name, (writer, _) in self._writers.items()}
+        follows begins at the end of each stream, and with a line of its own. Raises
+        StorageError."""
+        for name, (writer, _) in self._writers.items():
+            if writer.is_within_line(writer.size):
+                writer.append(writer.size, b"\n")
+            self.position.sizes[name] = writer.size
 
     def keep(
         self, lines: Iterable[bytes], last: int, count: int, latest: int
@@ -116,21 +123,29 @@ class PodOutput:
                 case ProcessLine(process, stderr, line):
                     name = f"{process}.{'err' if stderr else 'out'}"
                     if name in self._writers:
-                        pieces.setdefault(name, []).append(line + b"\n")
+                        pieces.setdefault(name, []).append(line)
                         continue
                 case LogBegin():
                     continue
+                case LogEnd():
+                    self.position.whole = True
+                    continue
                 case PodTerm():
-                    self.position.term = self.position.term or found.time
+                    self.position.deleted = True
                     continue
                 case ProcessEnd():
                     if f"{found.process}.out" in self._writers:
                         known = {one.process for one in self.position.ends}
                         if found.process not in known:
-                            self.position.ends += (found,)
+                            end = replace(found, after_term=self.position.deleted)
+                            self.position.ends += (end,)
                         continue
             self.words.append(text.decode(errors="replace").rstrip("\n"))
-            pieces.setdefault(f"{self._first}.err", []).append(text.rstrip(b"\n") + b"\n")
+            name = f"{self._first}.err"
+            parts = pieces.setdefault(name, [])
+            if self._within_line(name, parts):
+                parts.append(b"\n")
+            parts.append(text.rstrip(b"\n") + b"\n")
         grown = {}
         position = self.position
         sizes = dict(position.sizes)
@@ -143,3 +158,9 @@ class PodOutput:
         position.sizes = sizes
         position.last, position.count, position.latest = last, count, latest
         return grown
+
+    def _within_line(self, name: str, parts: Sequence[bytes]) -> bool:
+        """Whether a stream with ``parts`` after its position ends within a line."""
+        if parts:
+            return not parts[-1].endswith(b"\n")
+        return self._writers[name][0].is_within_line(self.position.sizes[name])

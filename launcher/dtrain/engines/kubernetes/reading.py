@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from dtrain.diagnostics import AuthError, ConnectError, NodeError, PrepareError
 from dtrain.engines.kubernetes import objects
 from dtrain.engines.kubernetes.client import (
+    MAX_LINE,
     Client,
     ForbiddenError,
     GoneError,
@@ -344,6 +345,10 @@ class Readers:
                 new: list[bytes] = []
                 gap = False
                 for line in several:
+                    if len(line) > MAX_LINE:  # of no process: the script writes pieces
+                        problem = f"a line is cut after {MAX_LINE:,} bytes"
+                        self._send(LogProblem(pod.uid, problem))
+                        line = line[:MAX_LINE] + b"\n"
                     read = stamped(line)
                     if read is None or not line.endswith(b"\n"):
                         clean = False

@@ -1,12 +1,13 @@
 """The script of each pod, ``job.sh``: all processes of one host. Pure.
 
-The script needs no dtrain in the image, only bash and the basic programs of Linux. A pod knows its
-node rank from ``JOB_COMPLETION_INDEX``, and all addresses from the name of the JobSet. Each process
-gets the environment of an SSH launch.
+The script needs no dtrain in the image, only bash, GNU sed and the basic programs of Linux. A pod
+knows its node rank from ``JOB_COMPLETION_INDEX``, and all addresses from the name of the JobSet.
+Each process gets the environment of an SSH launch.
 
 Kubernetes keeps one log for each container. So the script puts the name of the process in front of
 each line, and adds lines about the end of each process, and about the TERM that a deletion sends.
-`dtrain.engines.kubernetes.lines` reads them.
+It splits a long line into pieces: all streams share one pipe, in which longer writes of several
+programs would mix. `dtrain.engines.kubernetes.lines` reads the lines and pieces.
 """
 
 from __future__ import annotations
@@ -33,8 +34,16 @@ RESTARTS = "DTRAIN_RESTARTS"
 """Variable with the number of restarts so far."""
 MARK = "[dtrain]"
 """In front of the script's own lines."""
+PIECE = 450
+"""Bytes of a long line in each of its pieces. With a name, a piece has less than the 512 bytes that
+POSIX writes to a pipe without others in between. A larger number makes sed slow: from 1,000 on, its
+table for the regular expression is full before a long line ends."""
 BEGINS = f"{MARK} begins"
 """The first line of a log. A log without it has lost its first lines."""
+ENDS = f"{MARK} ends"
+"""The last line of a log that lacks none at its end."""
+TERM = f"{MARK} TERM"
+"""Before the processes get the TERM of a deletion."""
 
 
 def render(plan: LaunchPlan) -> str:
@@ -143,11 +152,20 @@ def _process(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
 
 def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     """Lines that start the processes of the pod in the background."""
-    yield "# Puts a name in front of each line."
+    yield "# Puts a name in front of each line, and name+ in front of a piece of a longer one. Ends"
+    yield "# with its input, or after $dtrain_last, which may follow a line without a newline."
+    yield "dtrain_last=dtrain-$RANDOM$RANDOM$RANDOM"
     yield "dtrain_label() {"
     yield "  trap '' TERM"
-    # grep completes a last line without a newline. sed would read the next line before.
-    yield "  LC_ALL=C grep -a --line-buffered '' | LC_ALL=C sed -u \"s/^/[$1] /\""
+    # G adds a newline, which P writes, also after a last line that had none. The hold space is
+    # empty until that line.
+    yield '  LC_ALL=C sed -nu "'
+    yield "    /\\n/!{"
+    yield "      /$dtrain_last\\$/{ s///; x; s/^/last/; x; /^\\$/q; }"
+    yield f"      /^.\\{{{PIECE}\\}}/s/.\\{{{PIECE}\\}}/[$1+] &\\n/g"
+    yield "    }"
+    yield "    /\\n/{ P; D; }"
+    yield '    s/^/[$1] /; G; P; /\\nlast\\$/q"'
     yield "}"
     yield ""
     yield "# TERM for all processes, and KILL after job.grace."
@@ -159,13 +177,8 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield f"  dtrain_deadline=$((SECONDS + {ceil(plan.job.grace)}))"
     yield '  kill -TERM "${dtrain_processes[@]}" 2>/dev/null'
     yield "}"
-    yield "dtrain_now() {"
-    yield "  dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
-    yield "  dtrain_time=${dtrain_time/,/.}"
-    yield "}"
     yield "dtrain_term() {"
-    yield "  dtrain_now"
-    yield f'  echo "{MARK} TERM at $dtrain_time"'
+    yield f'  echo "{TERM}"'
     yield "  dtrain_status=${dtrain_status:-143}"
     yield "  dtrain_stop"
     yield "}"
@@ -200,6 +213,8 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     if _serves(plan):
         yield '  [ -n "$dtrain_service" ] || dtrain_main+=("$dtrain_local_rank")'
     yield "done"
+    yield "# dtrain_stop does not know a process that has just started."
+    yield '[ -z "$dtrain_deadline" ] || kill -TERM "${dtrain_processes[@]}" 2>/dev/null'
 
 
 def _end(plan: LaunchPlan) -> Iterator[str]:
@@ -212,9 +227,9 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield '    kill -0 "${dtrain_processes[dtrain_number]}" 2>/dev/null && continue'
     yield '    wait "${dtrain_processes[dtrain_number]}"'
     yield "    dtrain_ended=$?"
-    yield "    dtrain_now"
+    yield "    dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
     name = "${dtrain_names[dtrain_number]}"
-    yield f'    echo "{MARK} {name} ended: $dtrain_ended at $dtrain_time"'
+    yield f'    echo "{MARK} {name} ended: $dtrain_ended at ${{dtrain_time/,/.}}"'
     yield '    unset "dtrain_processes[dtrain_number]"'
     if _serves(plan):
         yield '    [ -z "$dtrain_done" ] || continue'
@@ -238,8 +253,15 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield "  fi"
     yield "done"
     yield "# The last lines. A process that a worker has left may keep its pipe open."
-    yield "for ((dtrain_number = 0; dtrain_number < 25; dtrain_number++)); do"
-    yield '  kill -0 "${dtrain_readers[@]}" 2>/dev/null || break'
-    yield "  read -r -t 0.2 -u 9"
+    yield 'for dtrain_name in "${dtrain_names[@]}"; do'
+    yield '  for dtrain_pipe in "$DTRAIN_RUN_DIR/$dtrain_name".{out,err}; do'
+    yield '    echo "$dtrain_last" 1<>"$dtrain_pipe" # <>: there may be no reader any more'
+    yield "  done"
     yield "done"
+    yield 'for dtrain_reader in "${dtrain_readers[@]}"; do'
+    yield '  while kill -0 "$dtrain_reader" 2>/dev/null; do'
+    yield '    wait "$dtrain_reader" # also ends when a TERM comes'
+    yield "  done"
+    yield "done"
+    yield f'echo "{ENDS}"'
     yield "exit $((dtrain_status))"
