@@ -108,11 +108,13 @@ class SshEngine:
                         run.recorder.notice(f"not restarted: {decision.why}")
                     break
                 self._clean_up(run, uncleaned)
+                then = _describe_next_attempt(run.record, decision)
+                if not run.recorder.latest.startswith(report.reason):
+                    then = f"{report.reason}; {then}"
                 run.attempt_failed(report, results[-1])
                 for problem in report.problems:
                     run.recorder.notice(problem)
-                then = _describe_next_attempt(run.record, decision)
-                run.recorder.notice(f"{report.reason}; {then}")
+                run.recorder.notice(then)
                 if self._caller.control.wait(decision.delay):
                     why = self._caller.control.why
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
