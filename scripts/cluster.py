@@ -3,7 +3,8 @@
 process list, home folder, sshd and firewall.
 
     sudo .venv/bin/python scripts/cluster.py up 8   start 8 hosts, print a cluster file for them
-    sudo .venv/bin/python scripts/cluster.py down   stop every cluster started this way
+    sudo .venv/bin/python scripts/cluster.py down   stop every cluster that this checkout started so
+    sudo .venv/bin/python scripts/cluster.py down /var/tmp/dtrain-cluster-x   stop one cluster
 
 A host is a set of Linux namespaces (network, host name, mounts, processes) under one small init.
 All hosts connect to a bridge in a separate network namespace. One virtual cable connects that
@@ -37,6 +38,7 @@ from namespace_host import USER, ClusterError, Host, run_script
 
 PREFIX = "dtrain-cluster-"
 STATE = Path("/var/tmp")  # noqa: S108 - every cluster takes a fresh folder with mkdtemp
+CHECKOUT = str(Path(__file__).resolve().parents[1])
 BOOT_LIMIT = 300.0
 """Seconds until every sshd must answer: a busy machine starts many hosts slowly."""
 
@@ -353,7 +355,7 @@ def keep(count: int, port: int, home_size: str) -> None:
     """Hold a cluster until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Cluster(count, port=port, home_size=home_size) as cluster:
-        (cluster.folder / "kept").touch()
+        (cluster.folder / "kept").write_text(CHECKOUT)
         script = Path(__file__).resolve().parent / "recipes" / "train_lm.py"
         file = {
             "cluster": cluster.section(hosts=[f"node[1-{count}]"]),
@@ -382,15 +384,30 @@ def up(arguments: argparse.Namespace) -> int:
     return 0 if text else keeper.wait()
 
 
-def down() -> int:
-    """Stop every kept cluster and wait until it has ended."""
-    for folder in STATE.glob(f"{PREFIX}*"):
-        owner = _owner(folder)
-        if owner and (folder / "kept").exists():
+def kept(folder: str) -> dict[Path, int]:
+    """The folders of the kept clusters that run, each with its owner: ``folder``, or those of this
+    checkout if it is empty."""
+    found = {}
+    for one in STATE.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            checkout = (one / "kept").read_text()
+            wanted = one == Path(folder).absolute() if folder else checkout == CHECKOUT
+            if wanted and (owner := _owner(one)):
+                found[one] = owner
+    return found
+
+
+def down(folder: str) -> int:
+    """Stop `kept` clusters and wait until they have ended."""
+    found = kept(folder)
+    if folder and not found:
+        raise ClusterError(f"no cluster that `up` started runs in {folder}")
+    for one, owner in found.items():
+        with contextlib.suppress(ProcessLookupError):
             os.kill(owner, signal.SIGTERM)
-            while _owner(folder):
-                time.sleep(0.05)
-            print(f"stopped the cluster in {folder}", file=sys.stderr)
+        while _owner(one):
+            time.sleep(0.05)
+        print(f"stopped the cluster in {one}", file=sys.stderr)
     return 0
 
 
@@ -402,13 +419,14 @@ def main() -> int:
         command.add_argument("count", type=int, help="how many hosts")
         command.add_argument("--port", type=int, default=22, help="where sshd listens")
         command.add_argument("--home-size", default="", help="size of the home disks, e.g. 16M")
-    verbs.add_parser("down", help="stop every cluster that `up` started")
+    stop = verbs.add_parser("down", help="stop clusters that `up` started")
+    stop.add_argument("folder", nargs="?", default="", help="of one; default: all of this checkout")
     arguments = parser.parse_args()
     try:
         if arguments.verb == "up":
             return up(arguments)
         if arguments.verb == "down":
-            return down()
+            return down(arguments.folder)
         keep(arguments.count, arguments.port, arguments.home_size)
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -303,7 +303,7 @@ def observed(desk: Desk, command: str) -> None:
 
 def init(desk: Desk, command: str) -> None:
     desk.succeeds(command)
-    assert "8 processes on 8 hosts" in desk.succeeds("dtrain launch first.yaml --dry-run")
+    assert "64 processes on 8 hosts" in desk.succeeds("dtrain launch first.yaml --dry-run")
 
 
 def show_help(desk: Desk, command: str) -> None:

@@ -22,6 +22,8 @@ class Answers:
     framework: str
     script: str
     user: str | None = None
+    gpus: int | None = None
+    """Of each host, unless a probe counts them; None if it is unknown."""
 
 
 def text(answers: Answers, evidence: Evidence | None) -> str:
@@ -35,7 +37,7 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
             "#   dtrain check FILE",
             "cluster:",
             f"  hosts: {json.dumps(hostlist.fold(answers.hosts))}  # the order is the node rank",
-            *_devices(hosts, probed=evidence is not None),
+            *_devices(hosts, answers, probed=evidence is not None),
             *_network(hosts),
             *([f"  ssh: {{user: {literal(answers.user)}}}"] if answers.user else []),
             *_python(hosts, answers),
@@ -51,10 +53,14 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
     )
 
 
-def _devices(hosts: Sequence[HostFacts], *, probed: bool) -> Iterator[str]:
-    if not hosts:
+def _devices(hosts: Sequence[HostFacts], answers: Answers, *, probed: bool) -> Iterator[str]:
+    """Without a number, nothing can be launched: a guess would start the wrong workers."""
+    if not hosts and answers.gpus is None:
         why = "no host could be reached" if probed else "the hosts were not inspected"
-        yield f"  gpus: 0  # CHANGE: number of GPUs per host; {why}"
+        yield f"  gpus:  # CHANGE: number of GPUs per host, 0 for CPU workers; {why}"
+        return
+    if not hosts:
+        yield f"  gpus: {answers.gpus}  # on each host"
         return
     count = _usual([_gpus(host) for host in hosts])
     yield f"  gpus: {count}  # on each host"
@@ -102,7 +108,7 @@ def _python(hosts: Sequence[HostFacts], answers: Answers) -> Iterator[str]:
         for host in hosts
         if not host.fact("interpreter").get("framework", {}).get("version")
     ]
-    if without:
+    if without and answers.framework != "none":
         where = hostlist.fold(without)
         yield f"  python: python3  # CHANGE: {answers.framework} is not installed in it on {where}"
 

@@ -22,15 +22,24 @@ FLAGS = ("--hosts", "gpu[01-02]", "--framework", "torch", "--script", "train.py"
 
 
 def test_from_flags_alone(launcher: Launcher) -> None:
-    done = launcher.command("init", "first.yaml", *FLAGS, "--no-probe").wait()
+    done = launcher.command("init", "first.yaml", *FLAGS, "--gpus", "4", "--no-probe").wait()
     assert done.code == 0, done
     spec = read(launcher.folder / "first.yaml")
     assert [host.name for host in spec.cluster.hosts] == ["gpu01", "gpu02"]
     assert spec.job.script == "train.py"
     assert spec.job.sync == Sync(".", (".git", ".venv"))
-    assert "CHANGE" in done.stdout
+    assert "CHANGE" not in done.stdout
     dry = launcher.command("launch", "first.yaml", "--dry-run").wait()
-    assert dry.code == 0, dry
+    assert "8 processes on 2 hosts" in dry.stdout
+
+
+def test_a_file_without_a_number_of_gpus_cannot_be_launched(launcher: Launcher) -> None:
+    done = launcher.command("init", "first.yaml", *FLAGS, "--no-probe").wait()
+    assert (done.code, "edit the lines marked CHANGE" in done.stdout) == (0, True), done
+    launched = launcher.command("launch", "first.yaml").wait()
+    assert launched.code == 2
+    assert "cluster.gpus has no value" in launched.stderr
+    assert "CHANGE: number of GPUs per host" in launched.stderr
 
 
 def test_hosts_from_a_hostfile(launcher: Launcher) -> None:
@@ -38,11 +47,20 @@ def test_hosts_from_a_hostfile(launcher: Launcher) -> None:
     (launcher.folder / "hosts").write_text("\n".join(lines), encoding="utf-8-sig")
     home = {"HOME": str(launcher.folder)}
     for name in ("./hosts", "~/hosts"):
-        argv = ("init", "--force", *FLAGS, "--hosts", name, "--no-probe")
+        # gpu02 may have any number of slots.
+        argv = ("init", "--force", *FLAGS, "--hosts", name, "--gpus", "2", "--no-probe")
         done = launcher.command(*argv, env=home).wait()
         assert done.code == 0, done
         spec = read(launcher.folder / "cluster.yaml")
         assert [host.name for host in spec.cluster.hosts] == ["gpu01", "gpu02", "gpu03", "gpu04"]
+    (launcher.folder / "hosts").write_text("gpu01 slots=8\ngpu02:8 # of Open MPI\n")
+    argv = ("init", "--force", *FLAGS, "--hosts", "./hosts", "--no-probe")
+    assert launcher.command(*argv).wait().code == 0
+    spec = read(launcher.folder / "cluster.yaml")
+    assert [(host.name, len(host.gpus)) for host in spec.cluster.hosts] == [
+        ("gpu01", 8),
+        ("gpu02", 8),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +88,7 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
     assert done.code == 2
     assert "--force" in done.stderr
     assert file.read_text() == "mine\n"
-    assert launcher.command("init", *FLAGS, "--force").wait().code == 0
+    assert launcher.command("init", *FLAGS, "--gpus", "0", "--force").wait().code == 0
     assert read(file).job.script == "train.py"
 
 
@@ -79,7 +97,8 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
     [
         (("--framework", "torch", "--script", "a.py"), "set --hosts, or --slurm"),
         (("--hosts", "gpu[1-", "--framework", "torch", "--script", "a.py"), "--hosts gpu[1-"),
-        (("--hosts", "a", "--framework", "jax", "--script", "a.py"), "use torch or tensorflow"),
+        (("--hosts", "a", "--framework", "jx", "--script", "a.py"), "tensorflow, jax or none\n"),
+        ((*FLAGS, "--gpus", "-1"), "error: --gpus must be a whole number from 0 to"),
         (("--hosts", "a", "--framework", "torch", "--script", ""), "--script is missing"),
         ((*FLAGS, "--user", "x y"), "error: --user cannot contain spaces\n"),
         ((*FLAGS, "--user", "x y", "--probe"), "error: --user cannot contain spaces\n"),
@@ -97,12 +116,13 @@ def test_answers_that_make_no_file(launcher: Launcher, argv: tuple[str, ...], me
 def test_a_question_is_asked_again_after_a_wrong_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = iter(["gpu[01-", "ml@gpu01", "gpu[01-02]", "jax", "torch", "-x", "train.py"])
+    hosts, others = ["gpu[01-", "ml@gpu01", "gpu[01-02]"], ["jx", "jax", "-x", "train.py"]
+    answers = iter([*hosts, *others, "maybe", "n", "many", "2"])
     monkeypatch.setattr("shutil.which", lambda _: None)  # no Slurm
     monkeypatch.setattr(command, "_interactive", lambda: True)
     monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
     file = tmp_path / "first.yaml"
-    command.init(file, probe=False)
+    command.init(file)
     spec = read(file)
     assert ([host.name for host in spec.cluster.hosts], spec.job.script) == (
         ["gpu01", "gpu02"],
@@ -112,7 +132,10 @@ def test_a_question_is_asked_again_after_a_wrong_answer(
     assert "--hosts gpu[01-: " in said
     assert "--hosts: the host name 'ml@gpu01' contains a user" in said
     assert "--script cannot start with '-'" in said
-    assert "--framework jax is unknown (use torch or tensorflow)" in said
+    assert "--framework jx is unknown (use torch, tensorflow, jax or none)" in said
+    assert "answer yes or no\n" in said
+    assert "'many' is not a number\n" in said
+    assert len(spec.cluster.hosts[0].gpus) == 2
 
 
 @pytest.mark.parametrize(("file", "message"), [("no/c.yaml", "no such folder"), (".", "a folder")])

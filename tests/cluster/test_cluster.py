@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import cluster as script
 from cluster import PREFIX, STATE, Cluster
 from namespace_host import Host
 from support.limits import HANG, until
@@ -107,3 +108,25 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
     with Cluster(1):
         assert not Path(folder).exists()
     assert Path(folder).parent == STATE
+
+
+def test_down_stops_no_cluster_of_another_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "STATE", tmp_path)
+    me = os.getpid()
+    for name, checkout, owner in (
+        ("mine", script.CHECKOUT, script._identity(me)),
+        ("ended", script.CHECKOUT, f"{me} 1"),
+        ("theirs", "/elsewhere", script._identity(me)),
+        ("of-a-test", None, script._identity(me)),
+    ):
+        folder = tmp_path / f"{PREFIX}{name}"
+        folder.mkdir()
+        (folder / "owner").write_text(owner)
+        if checkout is not None:
+            (folder / "kept").write_text(checkout)
+    mine, theirs = (tmp_path / f"{PREFIX}{name}" for name in ("mine", "theirs"))
+    assert script.kept("") == {mine: me}
+    assert script.kept(str(theirs)) == {theirs: me}
+    assert script.kept(str(tmp_path / f"{PREFIX}of-a-test")) == {}

@@ -264,7 +264,7 @@ def test_a_failed_job_resumes_where_it_was(scene: Scene) -> None:
     file = scene.cluster_file(scene.script(RESTARTED), args=[str(scene.folder)], restart={"max": 3})
     done = scene.run(file)
     assert done.code == 0, str(done)
-    assert "attempt 3 starts in 2 s" in done.stderr
+    assert "dtrain: attempt 3 starts in 2 s" in done.stderr, "its reason was just shown"
     assert done.lines("node1", 3) == [
         "attempt 1 from step 0 on node1",
         "attempt 2 from step 1 on node1",

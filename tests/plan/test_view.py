@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import re
@@ -129,6 +130,20 @@ def test_a_terminal_gets_bars_and_color_unless_disabled(tmp_path: Path) -> None:
     plain = on_terminal(tmp_path, 80, *argv, NO_COLOR="1")
     assert "\x1b" not in plain
     assert max(map(len, plain.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("columns", [40, 50, 60, 70, 80])
+def test_the_table_of_layouts_leaves_out_columns_but_no_digits(
+    tmp_path: Path, columns: int
+) -> None:
+    argv = ("plan", "--model", "llama-3-70b", "--gpus", "128", "--gpu", "h100")
+    text = on_terminal(tmp_path, columns, *argv, NO_COLOR="1").replace("\r", "")
+    table = text.partition("Best distinct layouts\n")[2]
+    titles, *rows = [line.split() for line in table.splitlines()[:9]]
+    assert titles[:4] == ["TP", "PP", "CP", "DP"]
+    assert all(128 % math.prod(map(int, row[:4])) == 0 for row in rows)
+    assert any(row[3] == "128" for row in rows)
+    assert ("no room here for" in " ".join(text.split())) == ("causal" not in titles)
 
 
 def test_assumptions_about_the_cluster_are_shown(shown: Shown) -> None:

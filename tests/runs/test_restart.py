@@ -34,8 +34,9 @@ def test_restarts_are_off_by_default() -> None:
 
 
 def test_a_hang_ends_a_job_that_must_stop_on_hangs() -> None:
-    hung = AttemptResult(ran=True, step=3, culprit=None, final=True)
-    assert decide(Restart(9), [hung], ["s"]) == GiveUp("")
+    hung = AttemptResult(ran=True, step=3, culprit=None, final="it must stop")
+    assert decide(Restart(9), [hung], ["s"]) == GiveUp("it must stop")
+    assert decide(Restart(0), [hung], ["s"]) == GiveUp("")
 
 
 def test_the_number_of_restarts_and_their_growing_delays() -> None:

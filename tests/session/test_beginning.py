@@ -33,10 +33,18 @@ def request(folder: Path, program: str) -> Request:
 )
 def test_a_script_that_is_not_sent(tmp_path: Path, script: str) -> None:
     asked = request(tmp_path, f"script: {script}")
-    with pytest.raises(UsageError, match=f"has no {script} that would be sent"):
+    with pytest.raises(UsageError, match=f"has no {script} that would be sent") as caught:
         files_to_send(asked, asked.spec(), Control())
+    assert caught.value.message.startswith(f"{tmp_path / 'c.yaml'}:3:24: job.script: ")
     unchecked = replace(asked, check=False)
     assert files_to_send(unchecked, unchecked.spec(), Control()) is not None
+
+
+def test_a_misspelled_script(tmp_path: Path) -> None:
+    asked = request(tmp_path, "script: ./sub/tain.py")
+    with pytest.raises(UsageError) as caught:
+        files_to_send(asked, asked.spec(), Control())
+    assert caught.value.hint.startswith("did you mean 'sub/train.py'? ")
 
 
 @pytest.mark.parametrize(

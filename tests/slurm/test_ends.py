@@ -106,8 +106,9 @@ def test_a_refused_job_is_reported_with_the_words_of_sbatch(
     done = launcher.command("launch", str(file), "--no-check", env=slurm.environment).wait()
     assert done.code == 3, str(done)
     words = "sbatch: error: invalid partition specified: nope"
-    assert f"this machine: submitting the job: {words}" in done.stderr
-    assert ": sbatch --parsable" in done.stderr
+    assert f"error: not submitted: {words}" in done.stderr
+    (command,) = re.findall(r"ended with status 1: (sbatch .*\.sbatch)$", done.stderr, re.M)
+    assert command.count("--job-name=") == command.count("--output=") == 1
     assert "hint: `sinfo` lists the partitions" in done.stderr
 
 

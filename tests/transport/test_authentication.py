@@ -387,8 +387,10 @@ def test_an_identity_file_that_is_not_a_key(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text("my diary")
-    with pytest.raises(AuthError, match="key: not a private key"):
-        transport.connect(host_on(sshd, identity="key"))
+    for name, why in (("key", "not a private key"), ("nope", "no such file")):
+        with pytest.raises(AuthError, match=f"{name}: {why}") as caught:
+            transport.connect(host_on(sshd, identity=name))
+        assert caught.value.hint.startswith("correct `identity` under `ssh` in the cluster file")
 
 
 def test_a_server_that_accepts_only_passwords(transport: SshTransport, tmp_path: Path) -> None:

@@ -124,3 +124,9 @@ def test_done_and_stopped_are_one_line():
 def test_a_problem_that_is_the_reason_is_shown_once():
     report = Report(ExitCode.NODE_FAILED, "gpu01: lost", problems=("gpu01: lost",))
     assert render(report, {}, color=False).count("gpu01: lost") == 1
+
+
+def test_a_hint_is_never_cut():
+    hint = "install a key with `ssh-copy-id -o UserKnownHostsFile=" + 500 * "x" + "`; then retry"
+    report = Report(ExitCode.NODE_FAILED, "it failed", hint=hint)
+    assert f"hint: {hint}\n" in render(report, {}, color=False)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 import typer
 
@@ -22,7 +22,7 @@ from dtrain.framing import clean
 from dtrain.runs.request import Request
 from dtrain.session.gather_order import Depth
 from dtrain.spec.load import contents, parse
-from dtrain.spec.model import Slurm
+from dtrain.spec.model import Framework, Slurm
 from dtrain.spec.source import MAX_SIZE
 from dtrain.transport.select import Transports
 from dtrain.wording import counted, either
@@ -36,17 +36,21 @@ _T = TypeVar("_T")
 
 _OPTIONS = {
     "cluster.hosts": "--hosts",
+    "cluster.gpus": "--gpus",
     "cluster.ssh.user": "--user",
     "cluster.slurm.login": "--login",
     "job.script": "--script",
 }
 """The options for keys of the file."""
-_EXAMPLE = first_file.Answers(("gpu01",), "torch", "train.py")
+_EXAMPLE = first_file.Answers(("gpu01",), "torch", "train.py", gpus=1)
 _HOSTS = "Hosts, as ssh knows them (such as gpu[01-08])"
-_FRAMEWORK = "Framework, torch or tensorflow"
+_FRAMEWORKS: tuple[str, ...] = get_args(Framework)
+_FRAMEWORK = f"Framework, {either(_FRAMEWORKS)}"
 _HOSTFILE = "name a file with a host on each line"
-_SLOTS = re.compile(r"^([^:]+):[0-9]+$")
+_SLOTS = re.compile(r"(?:([^:]+):|slots=)([0-9]+)")
 _SCRIPT = "Training script"
+_PROBE = "Inspect the hosts over SSH now, yes or no"
+_GPUS = "GPUs of each host"
 _SLURM = ", or --slurm for a Slurm cluster"
 
 
@@ -56,11 +60,16 @@ def init(
         str | None, option("The machines, e.g. gpu[01-08], or a hostfile, e.g. ./hosts.", "HOSTS")
     ] = None,
     framework: Annotated[
-        str | None, option("torch or tensorflow.", "NAME", completion.one_of("torch", "tensorflow"))
+        str | None,
+        option(f"{either(_FRAMEWORKS)}.", "NAME", completion.one_of(*_FRAMEWORKS)),
     ] = None,
     script: Annotated[str | None, option("The training script.", "FILE")] = None,
     user: Annotated[
         str | None, option("SSH user; default: from the SSH configuration.", "NAME")
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        option("GPUs of each host; default: the probe, or the hostfile's slots.", "N"),
     ] = None,
     probe: Annotated[bool | None, flag("Inspect the hosts over SSH; default: ask.")] = None,
     slurm: Annotated[bool, flag("For Slurm; the default where `sinfo` works.", "--slurm")] = False,
@@ -75,7 +84,8 @@ def init(
             f"{str(file)!r} exists already", hint="name another file, or replace it with --force"
         )
     wanted = slurm or login is not None or partition is not None or nodes is not None
-    for name, given in (("--hosts", hosts), ("--user", user), ("--probe", probe)):
+    over_ssh = {"--hosts": hosts, "--user": user, "--gpus": gpus, "--probe": probe}
+    for name, given in over_ssh.items():
         if wanted and given is not None:
             raise UsageError(
                 f"{name} is for hosts that dtrain reaches over SSH; Slurm chooses its machines",
@@ -85,17 +95,25 @@ def init(
         partitions = _partitions(login, file, required=wanted)
         if partitions:
             text = _for_slurm(partitions, file, framework, script, login, partition, nodes)
+            _check(text)
             _write(file, text)
             return
+    named, slots = _ask("--hosts", hosts, _HOSTS, _hosts, or_else=_SLURM)
     answers = first_file.Answers(
-        _ask("--hosts", hosts, _HOSTS, _hosts, or_else=_SLURM),
+        named,
         _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
         _ask("--script", script, _SCRIPT, _script, "train.py"),
         user,
+        slots if gpus is None else _gpus(str(gpus)),
     )
+    # The probe inspects GPUs only if the file has some.
+    draft = first_file.text(replace(answers, gpus=answers.gpus or 1), None)
+    _check(draft)
     if probe is None:
-        probe = _interactive() and typer.confirm("Inspect the hosts over SSH now?", default=True)
-    evidence = _look(answers, file) if probe else None
+        probe = _interactive() and _ask("--probe", None, _PROBE, _yes, "yes")
+    evidence = _look(draft, len(named), file) if probe else None
+    if answers.gpus is None and not probe and _interactive():
+        answers = replace(answers, gpus=_ask("--gpus", None, _GPUS, _gpus))
     _write(file, first_file.text(answers, evidence), evidence.failures if evidence else ())
 
 
@@ -111,7 +129,6 @@ def _check(text: str) -> None:
 
 
 def _write(file: Path, text: str, failures: Sequence[NodeError] = ()) -> None:
-    _check(text)
     write_text(file, text)
     message = f"{file} written\n"
     for failure in failures:
@@ -129,10 +146,11 @@ def _partitions(login: str | None, file: Path, *, required: bool) -> tuple[Parti
         try:
             with progress("asking Slurm for its partitions …"):
                 return login_shell.partitions(transport, Slurm(login=login))
-        except NodeError:
-            if required:
-                raise
-            return ()
+        except NodeError as error:
+            if not required:
+                return ()
+            error.hint = error.hint.replace("cluster.slurm.login", "--login")
+            raise
 
 
 def _for_slurm(
@@ -164,7 +182,7 @@ def _for_slurm(
     if nodes is None:
         nodes = min(2, most)
         if _interactive():
-            nodes = typer.prompt(f"Machines, 1 to {most}", default=nodes, err=True, type=int)
+            nodes = _ask("--nodes", None, f"Machines, 1 to {most}", _number, str(nodes))
     if not 1 <= nodes <= most:
         raise UsageError(
             f"--nodes {nodes}: partition {chosen.name} has {most} machines of one kind",
@@ -181,19 +199,20 @@ def _for_slurm(
     return first_slurm_file.text(answers, partitions)
 
 
-def _hosts(text: str) -> tuple[str, ...]:
+def _hosts(text: str) -> tuple[tuple[str, ...], int | None]:
+    """The hosts, and how many slots each has: None if that is unknown or differs."""
     is_file = text.startswith(("/", "./", "../", "~")) or ("/" in text and Path(text).is_file())
-    listed = _listed(text) if is_file else text
+    listed, slots = _listed(text) if is_file else (text, None)
     hosts = unfolded("--hosts", listed)
-    if listed is not text:  # Open MPI's hostfiles may repeat a host.
+    if is_file:  # Open MPI's hostfiles may repeat a host.
         hosts = tuple(dict.fromkeys(hosts))
     _check(first_file.text(replace(_EXAMPLE, hosts=hosts), None))
-    return hosts
+    return hosts, slots
 
 
-def _listed(hostfile: str) -> str:
-    """The hosts of a hostfile, as a host list: the first word of each line, without its number of
-    slots. So both ``gpu01 slots=8`` and ``gpu01:8`` are ``gpu01``."""
+def _listed(hostfile: str) -> tuple[str, int | None]:
+    """The hosts of a hostfile, as a host list, and their number of slots if it is the same. Lines
+    are such as ``gpu01 slots=8`` and ``gpu01:8``."""
     path = Path(hostfile)
     with suppress(RuntimeError):  # There is no such user.
         path = path.expanduser()
@@ -201,10 +220,15 @@ def _listed(hostfile: str) -> str:
     if len(content) > MAX_SIZE:
         raise UsageError(f"{hostfile!r} is larger than {MAX_SIZE >> 10} KiB", hint=_HOSTFILE)
     lines = content.decode("utf-8-sig", "replace").splitlines()
-    hosts = [words[0] for line in lines if (words := line.partition("#")[0].split())]
+    hosts: list[str] = []
+    slots: set[int | None] = set()
+    for words in filter(None, (line.partition("#")[0].split() for line in lines)):
+        found = [match for word in words if (match := _SLOTS.fullmatch(word))]
+        hosts.append(next((match[1] for match in found if match[1]), words[0]))
+        slots.add(int(found[0][2]) if found else None)
     if not hosts:
         raise UsageError(f"{hostfile!r} lists no host", hint=_HOSTFILE)
-    return ",".join(_SLOTS.sub(r"\1", host) for host in hosts)
+    return ",".join(hosts), slots.pop() if len(slots) == 1 else None
 
 
 def _script(name: str) -> str:
@@ -213,9 +237,26 @@ def _script(name: str) -> str:
 
 
 def _framework(name: str) -> str:
-    if name not in ("torch", "tensorflow"):
-        raise UsageError(f"--framework {name} is unknown", hint="use torch or tensorflow")
+    if name not in _FRAMEWORKS:
+        raise UsageError(f"--framework {name} is unknown", hint=f"use {either(_FRAMEWORKS)}")
     return name
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch("-?[0-9]{1,9}", text):
+        raise UsageError(f"{text!r} is not a number")
+    return int(text)
+
+
+def _gpus(text: str) -> int:
+    _check(first_file.text(replace(_EXAMPLE, gpus=_number(text)), None))
+    return int(text)
+
+
+def _yes(text: str) -> bool:
+    if text.lower() not in ("y", "yes", "n", "no"):
+        raise UsageError("answer yes or no")
+    return text.lower() in ("y", "yes")
 
 
 def _ask(
@@ -248,13 +289,10 @@ def _interactive() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _look(answers: first_file.Answers, file: Path) -> Evidence:
-    # The probe inspects GPUs only if the file has some.
-    draft = first_file.text(answers, None).replace("gpus: 0", "gpus: 1", 1)
-    _check(draft)
+def _look(draft: str, hosts: int, file: Path) -> Evidence:
     request = Request(str(file), str(file.absolute().parent), draft)
     probes = ("machine", "names", "network", "infiniband", "gpus", "interpreter")
-    with progress(f"inspecting {counted(len(answers.hosts), 'host')} …"):
+    with progress(f"inspecting {counted(hosts, 'host')} …"):
         return api.examine(
             request, depth=Depth(probes, thorough=False), ask=prompt.asker(), on_notice=notice
         )

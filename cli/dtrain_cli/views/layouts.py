@@ -13,6 +13,7 @@ from dtrain.parallelism.answer import alternatives, explain, units
 from dtrain.parallelism.answer.remedies import remedies
 from dtrain.parallelism.cost.candidate import CLOSE, Candidate
 from dtrain.parallelism.question import Answer
+from dtrain.wording import either
 from dtrain_cli.options import as_options
 from dtrain_cli.views import trials
 from dtrain_cli.views.paper import Paper
@@ -133,6 +134,8 @@ _TITLES = {
 }  # fmt: skip
 """Short column titles, for narrow terminals."""
 _TEXTS = ("sharding", "recompute", "offload")
+_DISPENSABLE = ("causal", "MFU", "offload", "recompute", "sharding", "batch")
+"""Columns that a narrow terminal does without, in this order."""
 _NEGLIGIBLE = 0.005
 """Parts below this share of the whole are left out."""
 
@@ -142,15 +145,25 @@ def _table(candidates: Sequence[Candidate], paper: Paper) -> Iterator[Renderable
         return
     yield paper.line(("Best distinct layouts", "bold"))
     columns = _columns(candidates)
-    align = "".join("l" if title in _TEXTS else "r" for title in columns)
-    rows = [*zip(*columns.values(), strict=True)]
-    for short in (False, True):
-        titles = {title: _TITLES.get(title, title) if short else title for title in columns}
+    for titles in _titles(columns):
+        align = "".join("l" if title in _TEXTS else "r" for title in titles)
+        rows = zip(*(columns[title] for title in titles), strict=True)
         table = paper.table(align, rows, titles=[*titles.values()], styles=["bold"], indent=2)
         if paper.fits(table):
             break
     yield table
     yield paper.paragraph(_legend(titles, columns, candidates), "dim", head="  ")
+
+
+def _titles(columns: Iterable[str]) -> Iterator[Mapping[str, str]]:
+    """Yield the titles of the columns to show, for narrower and narrower terminals."""
+    yield {title: title for title in columns}
+    shown = {title: _TITLES.get(title, title) for title in columns}
+    yield shown
+    for title in _DISPENSABLE:
+        if title in shown:
+            shown = {each: short for each, short in shown.items() if each != title}
+            yield shown
 
 
 def _trials(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
@@ -181,12 +194,17 @@ def _legend(
     titles: Mapping[str, str], columns: Mapping[str, list[str]], candidates: Sequence[Candidate]
 ) -> str:
     notes = [f"{short} {title}" for title, short in titles.items() if short != title]
-    notes.append("batch: sequences in a micro-batch × micro-batches a step")
+    if "batch" in titles:
+        notes.append("batch: sequences in a micro-batch × micro-batches a step")
     if any("×" in value for value in columns["pipeline"]):
         notes.append("pipeline: stages × virtual stages")
     notes.append(f"order: {explain.order(candidates)}")
-    notes.append("MFU: with non-causal attention, then with causal")
+    if "MFU" in titles:
+        then = ", then with causal" if "causal" in titles else ""
+        notes.append(f"MFU: with non-causal attention{then}")
     notes.append(f"steps within {units.percent(CLOSE)} of each other are too close to call")
+    if left_out := [title for title in columns if title not in titles]:
+        notes.append(f"no room here for {either(left_out, 'and')}")
     return "; ".join(notes) + "."
 
 

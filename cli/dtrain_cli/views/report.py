@@ -115,7 +115,9 @@ def _problems(report: Report, color: bool, columns: int | None) -> list[str]:
 
 def _marked(word: str, style: str, text: str, color: bool, columns: int | None) -> list[str]:
     mark, indent = f"{word}:", "    "
-    lines = [_cut(clean(line)) for line in text.strip("\n").split("\n")]
+    lines = [clean(line) for line in text.strip("\n").split("\n")]
+    if word != "hint":  # dtrain's own words, often with a command
+        lines = [*map(_cut, lines)]
     first, *rest = [f"{mark} {lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
     if columns is not None:
         wrap = textwrap.TextWrapper(

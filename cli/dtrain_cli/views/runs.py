@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from dtrain_cli.views.paper import Paper
 
 SCHEMA = 1
-_LEAST = 8
-"""Columns of a terminal for the hosts and the progress of a run."""
+_WRAPPED = ("HOSTS", "PROGRESS")
+"""Columns that wrap between words if the terminal is too narrow."""
 
 
 def table(runs: Sequence[RunStatus], paper: Paper, *, of: int) -> str:
     """Return one line for each of ``runs``; ``of`` is the number of all runs."""
     if not runs:
         return "no runs on this machine\n"
-    whole = _table(runs, paper, short=False)
+    whole = _table(_columns(runs, short=False), paper)
     fits = paper.fits(whole) or not paper.terminal
     lines: list[RenderableType] = [whole] if fits else _narrow(runs, paper)
     if any(run.state == "unattended" for run in runs):
@@ -70,25 +70,31 @@ def old_as_json(found: Sequence[OldRun], *, removed: bool) -> str:
 
 def _narrow(runs: Sequence[RunStatus], paper: Paper) -> list[RenderableType]:
     """For a narrow terminal, or if names are long."""
-    least = [(run.run, run.state, f"{_age(run, short=True)} ago") for run in runs]
-    columns = zip(("RUN", "STATE", "STARTED"), *least, strict=True)
-    if sum(max(map(len, column)) + 2 for column in columns) - 2 <= paper.columns:
-        return [_table(runs, paper, short=True)]
-    return _stacked(least, paper)
+    columns = _columns(runs, short=True)
+    widths = [
+        max(map(len, " ".join((title, *cells)).split() if title in _WRAPPED else (title, *cells)))
+        for title, cells in columns.items()
+    ]
+    if sum(widths) + 2 * (len(widths) - 1) <= paper.columns:
+        return [_table(columns, paper)]
+    return _stacked(zip(*columns.values(), strict=True), paper)
 
 
 def _stacked(rows: Iterable[Sequence[str]], paper: Paper) -> list[RenderableType]:
     """Two lines for each run. Its name stays whole, because users copy it."""
     return [
-        paper.line(text)
-        for name, state, age, *size in rows
-        for text in (name, f"  {', '.join((state, f'started {age}', *size))}")
+        part
+        for name, state, age, *more in rows
+        for part in (
+            paper.line(name),
+            paper.paragraph(", ".join(filter(None, (state, f"started {age}", *more))), head="  "),
+        )
     ]
 
 
-def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
-    """``short`` is for a narrow terminal: times in one unit, no workers, no loss, no empty column,
-    and nothing that wraps if that would leave it no room."""
+def _columns(runs: Sequence[RunStatus], *, short: bool) -> dict[str, list[str]]:
+    """The cells of a table by title. ``short`` is for a narrow terminal: times in one unit, no
+    workers, no loss and no empty column."""
     columns = {
         "RUN": [run.run for run in runs],
         "STATE": [run.state for run in runs],
@@ -97,14 +103,12 @@ def _table(runs: Sequence[RunStatus], paper: Paper, *, short: bool) -> Table:
         "WORKERS": ["" if run.unreadable or short else str(run.workers) for run in runs],
         "PROGRESS": [clean(run.unreadable) or _progress(run, short=short) for run in runs],
     }
-    shown = {title: values for title, values in columns.items() if not short or any(values)}
-    wrapped = ("HOSTS", "PROGRESS")
-    fixed = [[title, *values] for title, values in shown.items() if title not in wrapped]
-    room = paper.columns - sum(max(map(len, column)) + 2 for column in fixed)
-    if short and room < _LEAST:
-        shown = {title: values for title, values in shown.items() if title not in wrapped}
-    align = "".join("w" if title in wrapped else "l" for title in shown)
-    return paper.table(align, [*zip(*shown.values(), strict=True)], titles=[*shown])
+    return {title: cells for title, cells in columns.items() if not short or any(cells)}
+
+
+def _table(columns: Mapping[str, Sequence[str]], paper: Paper) -> Table:
+    align = "".join("w" if title in _WRAPPED else "l" for title in columns)
+    return paper.table(align, [*zip(*columns.values(), strict=True)], titles=[*columns])
 
 
 def _age(run: RunStatus, *, short: bool) -> str:

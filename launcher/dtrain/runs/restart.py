@@ -34,8 +34,8 @@ class AttemptResult:
     """The last step it reported."""
     culprit: str | None
     """The host of the first failure."""
-    final: bool = False
-    """Whether no attempt may follow, whatever the policy."""
+    final: str | None = None
+    """Why no attempt may follow, whatever the policy; empty if the report already says it."""
     lost: frozenset[str] = field(default_factory=frozenset)
     """Hosts that could not be reached, or whose hardware failed."""
     seconds: float = 0.0
@@ -75,8 +75,10 @@ def decide(
     ``fits`` says whether a spare can run the ranks of a host.
     """
     last = history[-1]
-    if policy.max == 0 or last.final:
+    if policy.max == 0:
         return GiveUp("")
+    if last.final is not None:
+        return GiveUp(last.final)
     if not last.ran and not last.lost:
         return GiveUp("a job that a host refuses is not retried")
     if len(history) > policy.max:

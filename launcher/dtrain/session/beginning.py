@@ -22,6 +22,7 @@ from dtrain.session.control import Control
 from dtrain.session.signals import are_handled
 from dtrain.session.stop_requests import listening
 from dtrain.spec.model import ClusterFile
+from dtrain.spec.problems import nearest, shown
 from dtrain.sync import Tree, local_folder, scan
 
 
@@ -85,9 +86,12 @@ def files_to_send(request: Request, spec: ClusterFile, control: Control) -> Tree
     tree = scan(source, sync.exclude, lambda: control.interrupted)
     script = os.path.normpath(spec.job.script or "/")
     if request.check and not script.startswith(("/", "~")) and not tree.has(script):
+        close = nearest(script, (file.path for file in tree.files))
         raise UsageError(
-            f"job.sync.source: {tree.source} has no {spec.job.script} that would be sent",
-            hint="job.script is a path in that folder, and job.sync.exclude must not match it"
+            f"{request.place('job.script')}: job.script: {tree.source} has no {spec.job.script}"
+            " that would be sent",
+            hint=(f"did you mean {shown(close)}? " if close else "")
+            + "job.script is a path in job.sync.source, and job.sync.exclude must not match it"
             " (`--no-check` launches without it)",
         )
     return tree

@@ -31,6 +31,8 @@ class Recorder:
         self._journal = Journal(folder.journal)
         self._incomplete = False
         self._noticed: set[str] = set()
+        self.latest = ""
+        """The last notice."""
 
     def record(self, event: JournalEvent) -> None:
         self._write(event)
@@ -40,6 +42,7 @@ class Recorder:
     def notice(self, text: str, here: str | None = None) -> None:
         """Show ``text`` to the user, now or when they read the journal. This process's user sees
         ``here`` instead: elsewhere, Ctrl-C does not stop the job."""
+        self.latest = text
         self._write(events.NoticeShown(text))
         self.observer.notice(text if here is None else here)
 

@@ -84,7 +84,12 @@ class MapOf(Type[dict[str, T]]):
             wrong = self.key(entry.key.text) if self.key else ""
             if wrong:
                 problems.add(f"the key {shown(entry.key.text)} of {name} {wrong}", entry.key.place)
-            value = self.value.read(entry.value, problems, f"{name}.{short(entry.key.text)}")
+            full = f"{name}.{short(entry.key.text)}"
+            if isinstance(entry.value, Scalar) and entry.value.null:
+                hint = f'remove the key, or write "{entry.value.text}" to pass that text'
+                problems.add(f"{full} has no value", entry.value.place, hint)
+                continue
+            value = self.value.read(entry.value, problems, full)
             if value is not None and not wrong:
                 values[entry.key.text] = value
         return values

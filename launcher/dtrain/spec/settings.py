@@ -16,7 +16,6 @@ from dtrain.spec.source import Broken, Entry, Mapping, Node, Scalar
 from dtrain.spec.spans import BREAK
 
 _PART = re.compile(r'"([^"]+)"|([^".=]+)')
-_NULL = ("null", "~")
 
 
 def compose(text: str | bytes, file: str, settings: Sequence[str]) -> tuple[Node, Problems]:
@@ -57,7 +56,7 @@ def _set(root: Node, setting: str, line: int, problems: Problems) -> Node:
     problems.settings.add(".".join(part.text for part in path))
     value = source.compose_value(setting[end:], TextSpan(line, end + 1), problems)
     if isinstance(value, Scalar) and value.plain:
-        if value.text in _NULL:
+        if value.null:
             return _without(root, path) if _known(path, problems) else root
         if not value.text:
             # In a file, a section without a value has its defaults.

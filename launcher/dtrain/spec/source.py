@@ -30,6 +30,7 @@ MAX_NODES = 50_000
 text counts once more for each `LONG` characters: aliases repeat it, too."""
 LONG = 256
 
+_NULL = ("null", "Null", "NULL", "~")
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _KNOWN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")) | {"!"}
 
@@ -47,6 +48,11 @@ class Scalar:
     def empty(self) -> bool:
         """Whether the value is missing."""
         return self.plain and not self.text
+
+    @property
+    def null(self) -> bool:
+        """Whether YAML reads the value as null."""
+        return self.plain and self.text in _NULL
 
     def part(self, offset: int, width: int = 1) -> TextSpan:
         """The position of ``width`` characters of ``text``, from ``offset``."""

@@ -304,6 +304,10 @@ def _refused(
         reason += f" (not tried: {'; '.join(left_out)})"
         if any("encrypted" in entry for entry in left_out):
             hint = f"load the encrypted key first: `ssh-add`; then {hint}"
+        elif endpoint.identities_first and any(
+            entry.startswith(f"{path}: ") for path in endpoint.identities for entry in left_out
+        ):
+            hint = "correct `identity` under `ssh` in the cluster file, or the file that it names"
     error = endpoint.error(AuthError, reason, hint=hint)
     error.asked = attempt.asked
     return error

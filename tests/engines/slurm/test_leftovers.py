@@ -125,6 +125,19 @@ def test_a_login_host_that_does_not_start_the_program_has_not_submitted_the_job(
     assert not Record.load(RunFolder.find(report.run).path).leftovers
 
 
+def test_the_report_of_a_refused_job_begins_with_the_words_of_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    said = "sbatch: error: invalid partition specified: gpuu"
+    refused = {**REFUSED, "command": "sbatch --partition=gpuu", "text": said, "uncertain": False}
+    report = engine(refused).run({})
+    assert report.reason == f"not submitted: {said}"
+    assert report.problems == (
+        f"{HERE}: the command, which ended with status 1: sbatch --partition=gpuu",
+    )
+
+
 @pytest.mark.parametrize("job", [None, "7"])
 def test_a_job_may_exist_if_an_earlier_launcher_submitted_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str | None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import ConnectError
+from dtrain.engines.ssh import controller
 from dtrain.engines.ssh.cleanup import Cleanups
 from dtrain.engines.ssh.controller import SshEngine
 from dtrain.node.agent.wire import VERSION, encode
@@ -102,6 +103,28 @@ def test_a_host_that_keeps_processes_is_named(
     assert not engine.clean(record, folder)
     assert said == [NoticeShown("processes of the run may be left on gpu01")]
     assert Record.load(folder.path).leftovers == record.leftovers
+
+
+def test_a_host_out_of_reach_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    monkeypatch.setattr(controller, "CLEAN_SECONDS", 0.5)
+    monkeypatch.setattr(controller, "CLEAN_NOTICE_SECONDS", 0.0)
+    folder = RunFolder.create("run")
+    record = replace(RECORD, leftovers=(("gpu01", 1),))
+    record.save(folder.path)
+    said: list[str] = []
+
+    class Heard(Observer):
+        def on_event(self, event: RunEvent) -> None:
+            said.append(str(event))
+
+    class Away(ScriptedHosts):
+        def connect(self, host: Host) -> Away:
+            raise ConnectError(host.name, "connecting", "timed out")
+
+    engine = SshEngine(record.request, Caller(Heard()), Away({}))
+    assert not engine.clean(record, folder)
+    assert "gpu01 cannot be reached yet; retrying for 0.5 s; Ctrl-C gives up" in said[0]
 
 
 def test_why_a_host_cannot_be_reached_is_known() -> None:

@@ -18,7 +18,7 @@ from dtrain.engines.slurm.ending import (
 from dtrain.engines.slurm.output import JobOutput, roles, torchruns
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
-from dtrain.engines.slurm.submission import job_order
+from dtrain.engines.slurm.submission import SubmitError, job_order
 from dtrain.engines.slurm.watch import JobWatch
 from dtrain.failures.cause import LEFT, Report, in_order_of_blame
 from dtrain.node import protocol
@@ -170,6 +170,11 @@ class SlurmJob(FollowedRun):
 
     def failed(self, error: NodeError) -> Report:
         """The report if the job was not submitted, or cannot be followed."""
+        if not self.may_exist and isinstance(error, SubmitError):
+            said, _, more = error.reason.partition("\n")
+            problems = (f"{error.host}: {more}",) if more else ()
+            reason = f"not submitted: {said}"
+            return Report(error.exit_code, reason, problems=problems, hint=error.hint)
         if not self.may_exist:
             return not_begun("submitted", error)
         why, problems = "the job cannot be followed", (error.message,)

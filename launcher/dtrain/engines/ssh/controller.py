@@ -39,6 +39,8 @@ from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 
 CLEAN_POLL = 0.2
+CLEAN_SECONDS = 60.0
+"""Seconds that `SshEngine.clean` tries to reach a host: the user waits, and can repeat it."""
 CLEAN_NOTICE_SECONDS = 3.0
 """Seconds after which a notice names the hosts that cannot be reached yet."""
 
@@ -106,11 +108,13 @@ class SshEngine:
                         run.recorder.notice(f"not restarted: {decision.why}")
                     break
                 self._clean_up(run, uncleaned)
+                then = _describe_next_attempt(run.record, decision)
+                if not run.recorder.latest.startswith(report.reason):
+                    then = f"{report.reason}; {then}"
                 run.attempt_failed(report, results[-1])
                 for problem in report.problems:
                     run.recorder.notice(problem)
-                then = _describe_next_attempt(run.record, decision)
-                run.recorder.notice(f"{report.reason}; {then}")
+                run.recorder.notice(then)
                 if self._caller.control.wait(decision.delay):
                     why = self._caller.control.why
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
@@ -161,12 +165,12 @@ class SshEngine:
     def clean(self, record: Record, folder: RunFolder) -> bool:
         """End processes that a finished run may have left on hosts that were unreachable then.
 
-        Hosts must be reachable within ``job.restart.node_timeout``. Returns whether all are clean.
+        Hosts must be reachable within `CLEAN_SECONDS`. Returns whether all are clean.
         """
         run = Run(record, folder, self._caller, {})
         self._clean_up(run, run.record.leftovers)
         begun = time.monotonic()
-        until = begun + self._spec.job.restart.node_timeout
+        until = begun + CLEAN_SECONDS
         notified = False
         while self._cleanups.pending and time.monotonic() < until:
             if self._caller.control.wait(CLEAN_POLL):
@@ -174,7 +178,8 @@ class SshEngine:
             if not notified and time.monotonic() > begun + CLEAN_NOTICE_SECONDS:
                 notified = True
                 waiting = hostlist.fold(self._cleanups.pending)
-                run.recorder.notice(f"{waiting} cannot be reached yet; retrying")
+                limit = f"retrying for {CLEAN_SECONDS:g} s; Ctrl-C gives up"
+                run.recorder.notice(f"{waiting} cannot be reached yet; {limit}")
                 for why in alike.messages(self._cleanups.problems, self._spec.cluster.hosts):
                     run.recorder.notice(why)
         self._cleanups.close()

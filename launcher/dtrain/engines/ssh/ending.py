@@ -159,7 +159,7 @@ class Ending:
         steps = [step for step in reported if step is not None]
         return restart.AttemptResult(
             ran=state.started,
-            final=self._is_final,
+            final=self._final,
             step=max(steps, default=None),
             culprit=failures[0].host if failures else None,
             lost=frozenset({*_lost(state), *unreachable, *faulty}),
@@ -203,14 +203,14 @@ class Ending:
         return any(isinstance(problem, StorageError) for problem in self.problems)
 
     @property
-    def _is_final(self) -> bool:
-        """Whether no policy allows another attempt."""
-        if self.watch.why:
-            return self.context.plan.job.watchdog.then == "stop"
+    def _final(self) -> str | None:
+        """See `restart.AttemptResult.final`."""
+        if self.watch.why and self.context.plan.job.watchdog.then == "stop":
+            return "job.watchdog.then is stop; `then: restart` restarts the job"
         if CANNOT_STORE in self._stop_reasons:
-            return True  # only the rest of the output was still to be fetched
+            return ""  # only the rest of the output was still to be fetched
         # The user must fix what the first check finds.
-        return self.context.plan.attempt == 1 and bool(self._findings)
+        return "" if self.context.plan.attempt == 1 and self._findings else None
 
     @property
     def _findings(self) -> tuple[Finding, ...]:

@@ -79,9 +79,9 @@ class BatchJob:
         """Submit the job's script, unless another program has done so. Sets `number`."""
         output = re.sub(r"([\\%])", r"\\\1", shown(self.path(OUTPUT)))
         # Variables such as SBATCH_PARTITION come before the lines of a script.
-        command = ["sbatch", "--parsable", *order["options"], "--job-name=" + self.run,
-                   "--output=" + output, "--error=" + output, "--open-mode=append",
-                   shown(self.path(SCRIPT))]  # fmt: skip
+        own = ["--parsable", "--job-name=" + self.run, "--output=" + output, "--error=" + output,
+               "--open-mode=append"]  # fmt: skip
+        script = shown(self.path(SCRIPT))
         try:
             make_private(self.folder)
             with locked(self.folder) as lock:
@@ -92,7 +92,10 @@ class BatchJob:
                 self.prepare(order)
                 # It holds the lock too: it goes on if this program is killed.
                 variables = environment(order, own_variables())
+                command = ["sbatch", *order["options"], *own, script]
                 answer = _run(command, expand(order["workdir"]), variables, (lock,))
+                # Enough to repeat it: the other options say only where this program reads.
+                answer.command = " ".join(["sbatch", *order["options"], script])
                 if answer.uncertain:
                     with contextlib.suppress(OSError):  # as on a full disk
                         self.save(UNANSWERED, answer.text[-500:].encode())
