@@ -107,11 +107,23 @@ def test_unsupported_layouts_are_refused_with_a_backend_that_supports_them(
             PlanRequest(model="qwen3-8b", gpus=8, lora_rank=8, base_bits=4, fixed={"tensor": 2}),
             "tensor or pipeline parallelism of weights of 4 bits",
         ),
+        (
+            PlanRequest(model="llama-3-8b", gpu="t4", gpus=1, lora_rank=16, base_bits=4),
+            r"fp16 together with frozen weights of 4 bits \(QLoRA\)",
+        ),
     ],
 )
 def test_a_constraint_that_no_backend_meets_is_named(asked: PlanRequest, reason: str) -> None:
     with pytest.raises(UsageError, match=f"no backend supports {reason}"):
         pose(asked).answer()
+
+
+def test_the_hint_has_precisions_that_a_backend_has_for_the_model() -> None:
+    asked = PlanRequest(model="llama-3-8b", gpu="t4", gpus=1, lora_rank=16, base_bits=4)
+    with pytest.raises(UsageError) as refused:
+        pose(asked).answer()
+    assert refused.value.hint == "use `precision` fp32, another model or a GPU with bf16"
+    assert pose(replace(asked, precision="fp32")).answer().plan.considered
 
 
 def test_torchtitan_does_not_shard_the_optimizer_alone() -> None:
