@@ -134,6 +134,12 @@ def test_a_terminal_gets_bars_and_color_unless_disabled(tmp_path: Path) -> None:
 def test_assumptions_about_the_cluster_are_shown(shown: Shown) -> None:
     model = ("--model-size", "1B", "--gpus", "8")
     assert "assumed" in shown(*model)
+    asked = (*model, "--gpu", "rtx-4090", "--global-batch", "64")
+    assert "between hosts (assumed: --gpus-per-host 4, --network-gbps 10)" in shown(*asked)
+    asked = (*asked, "--gpus-per-host", "2")
+    assert "hosts of 2, 10 Gb/s between hosts (assumed: --network-gbps 10)" in shown(*asked)
+    assert "assumed" not in shown(*asked, "--network-gbps", "25")
+    # One host needs neither.
     assert "assumed" not in shown(*model, "--gpu", "h100", "--global-batch", "64")
 
 
