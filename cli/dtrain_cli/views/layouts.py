@@ -172,8 +172,9 @@ def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
         stages if each == "1" else f"{stages}×{each}"
         for stages, each in zip(columns["pipeline"], pieces, strict=True)
     ]
-    columns["MFU"] = [units.percent(one.speed.mfu) for one in candidates]
-    columns["causal"] = [units.percent(one.speed.mfu_causal) for one in candidates]
+    if not candidates[0].cluster.gpu.is_cpu:
+        columns["MFU"] = [units.percent(one.speed.mfu) for one in candidates]
+        columns["causal"] = [units.percent(one.speed.mfu_causal) for one in candidates]
     return columns
 
 
@@ -185,7 +186,8 @@ def _legend(
     if any("×" in value for value in columns["pipeline"]):
         notes.append("pipeline: stages × virtual stages")
     notes.append(f"order: {explain.order(candidates)}")
-    notes.append("MFU: with non-causal attention, then with causal")
+    if "MFU" in columns:
+        notes.append("MFU: with non-causal attention, then with causal")
     notes.append(f"steps within {units.percent(CLOSE)} of each other are too close to call")
     return "; ".join(notes) + "."
 

@@ -30,8 +30,8 @@ NVLink (NVIDIA/nccl issue 964), 0.56 on GB200s (sglang pull request 30908)."""
 
 
 def communicator(gpu: Gpu) -> float:
-    """Return the GiB of a communicator's buffers: TPUs have none."""
-    return 0.0 if gpu.family == "tpu" else COMMUNICATOR
+    """Return the GiB of a communicator's buffers: TPUs and CPUs have none."""
+    return 0.0 if gpu.family == "tpu" or gpu.is_cpu else COMMUNICATOR
 
 
 def fp8_copies(gpu: Gpu) -> float:
@@ -274,7 +274,9 @@ class Assumptions(KeepsHash):
             module_work=BACKENDS[backend].module_work,
             sharding_work=BACKENDS[backend].sharding_work,
             communicator=communicator(gpu),
-            habits=MemoryHabits(fused_adam=BACKENDS[backend].fused_adam),
+            habits=MemoryHabits(
+                fused_adam=BACKENDS[backend].fused_adam, context=0.0 if gpu.is_cpu else CONTEXT
+            ),
         )
 
     @property

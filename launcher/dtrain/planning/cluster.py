@@ -143,7 +143,8 @@ class _OfFile:
         if not counts[0] and self.request.gpus is None:
             raise UsageError(
                 f"{self.name}: its hosts have no GPUs, and layouts are planned for GPUs",
-                hint="set cluster.gpus, or use `gpus` and `gpus_per_host`",
+                hint="set cluster.gpus, use `gpus` and `gpus_per_host`, or add `probe` to measure "
+                "the CPUs and plan for them",
             )
         return counts[0]
 
