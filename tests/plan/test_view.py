@@ -90,7 +90,7 @@ def test_the_cost_of_constraints_is_shown(shown: Shown) -> None:
 )
 def test_a_pipe_gets_plain_ascii_that_fits(dtrain: Any, job: tuple[str, ...], columns: int) -> None:
     done = dtrain("plan", *job, COLUMNS=str(columns))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 1), done.stderr
     assert done.stdout.isascii()
     assert "\x1b" not in done.stdout
     long = [line for line in done.stdout.splitlines() if len(line) > max(columns, 80)]

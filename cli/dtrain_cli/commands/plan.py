@@ -10,8 +10,10 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+import typer
+
 from dtrain import api
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.parallelism.answer.alternatives import faster_backend
 from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Answer
@@ -181,6 +183,7 @@ def plan(
     Give the model in one way: --model-size, --model, --model-config, or --layers and --hidden.
     Options override FILE's values; without both, the cluster is 8 hosts of 8 A100-80GB. Options
     marked "Only" narrow the search; with all sizes fixed, dtrain evaluates that one layout.
+    The exit code is 1 if no layout fits.
     """
     given = locals()  # the options, which have the names of the request's fields
     if top < 1:
@@ -206,7 +209,7 @@ def plan(
     if isinstance(answer, Answer):
         with _uncollected():
             write(_layouts(answer, top, settings, json=json, file=file, output=output, html=html))
-        return
+        raise typer.Exit(ExitCode.OK if answer.fits else ExitCode.JOB_FAILED)
     for name, path in (("--output", output), ("--html", html)):
         if path is not None:
             raise UsageError(
@@ -214,6 +217,7 @@ def plan(
                 hint="set job.strategy in the cluster file to the strategy that is shown",
             )
     write(_strategies(answer, json=json))
+    raise typer.Exit(ExitCode.OK if answer.fits else ExitCode.JOB_FAILED)
 
 
 @contextmanager
@@ -267,10 +271,7 @@ def _write_layout(answer: Answer, output: Path, file: Path | None, settings: Seq
     from dtrain_cli.files import read_text, write_text
 
     if not answer.fits:
-        raise UsageError(
-            f"no layout fits, so nothing is written to {str(output)!r}",
-            hint="run without --output to see what would fit",
-        )
+        return f"{output}: nothing, because no layout fits"
     source, base = output, read_text(output)
     if base is None and file is not None:
         source, base = file, read_text(file)
