@@ -14,7 +14,7 @@ import typer
 
 from dtrain import api
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.parallelism.answer.alternatives import faster_backend
+from dtrain.parallelism.answer.alternatives import faster_backend, hidden_exchange
 from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Answer
 from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
@@ -103,6 +103,10 @@ def plan(
             "else 32."
         ),
     ] = None,
+    overlap_experts: Annotated[
+        bool,
+        flag("Software that computes while experts exchange tokens.", "--overlap-experts"),
+    ] = False,
     gpus: Annotated[int | None, option("Cluster: total number of GPUs.")] = None,
     gpu: Annotated[
         str | None, option("Cluster: GPU model, such as h100-80gb.", "NAME", completion.gpus)
@@ -243,8 +247,8 @@ def _layouts(
 ) -> str:
     """Write the requested files, and return the text for stdout."""
     # Each output imports what it needs: most plans read and write no file.
-    other = faster_backend(answer)
-    notes = (*answer.question.notes, *([other] if other else []))
+    others = filter(None, (faster_backend(answer), hidden_exchange(answer)))
+    notes = (*answer.question.notes, *others)
     done: list[str] = []
     if output is not None:
         done.append(_write_layout(answer, output, file, settings or ()))

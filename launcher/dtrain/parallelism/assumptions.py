@@ -259,7 +259,13 @@ class Assumptions(KeepsHash):
 
     @classmethod
     def usual(
-        cls, precision: Precision, gpu: Gpu, backend: BackendName, *, narrow_states: bool = False
+        cls,
+        precision: Precision,
+        gpu: Gpu,
+        backend: BackendName,
+        *,
+        narrow_states: bool = False,
+        hides_exchange: bool = False,
     ) -> Assumptions:
         """Return what ``backend`` does on a GPU. FlashAttention-2 needs an A100 or newer; on older
         GPUs, PyTorch has a kernel that keeps no score matrix either, and other software has none.
@@ -270,6 +276,7 @@ class Assumptions(KeepsHash):
             fp32_gradients=precision != "fp16",
             quantized=fp8_copies(gpu) if precision == "fp8" and backend == "megatron" else 0.0,
             narrow_states=narrow_states,
+            hides_exchange=hides_exchange,
             expert_kernels=BACKENDS[backend].expert_kernels,
             module_work=BACKENDS[backend].module_work,
             sharding_work=BACKENDS[backend].sharding_work,

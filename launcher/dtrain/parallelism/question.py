@@ -58,6 +58,8 @@ class Question:
     precision: Precision = "bf16"
     narrow_states: bool = False
     """Whether all states have 16 bits, as in `Assumptions`."""
+    hides_exchange: bool = False
+    """As in `Assumptions`."""
     framework: Literal["torch", "tensorflow"] = "torch"
     backend: BackendName = "runtime"
     backend_from: Literal["", "backend", "trials", "strategy"] = "backend"
@@ -122,11 +124,18 @@ class Question:
         return self.backend_from in ("backend", "trials")
 
     def _answered(self, plan: Plan) -> Answer:
-        if not self.narrow_states or without_backend(self.cluster.gpu):
+        if without_backend(self.cluster.gpu):
             return Answer(self, plan)
-        backend = BACKENDS[self.backend]
-        note = f"states of 16 bits need `{backend.narrow_states}` in {backend.title}"
-        return Answer(replace(self, notes=(*self.notes, note)), plan)
+        backend, notes = BACKENDS[self.backend], [*self.notes]
+        if self.narrow_states:
+            notes.append(f"states of 16 bits need `{backend.narrow_states}` in {backend.title}")
+        if self.hides_exchange:
+            notes.append(
+                "exchanges between experts beside the computation need "
+                f"`{backend.hides_exchange}` in {backend.title} (a pipeline of it must be "
+                "interleaved), or other software such as DualPipe"
+            )
+        return Answer(replace(self, notes=tuple(notes)), plan)
 
     @cached_property
     def others(self) -> tuple[Plan, ...]:
@@ -234,17 +243,28 @@ class Question:
             global_batch=self.global_batch,
             precision=self.precision,
             narrow_states=self.narrow_states,
+            hides_exchange=self.hides_exchange,
             fixed=fixed,
             start=Layout(backend=self.backend, **(self.kept if self.backend == "runtime" else {})),
         )
 
     def refusals(self, layout: Layout) -> Iterator[str]:
         """Yield the reasons why the layout's backend cannot train the model this way."""
-        return refusals(self.shape, layout, self.precision, narrow_states=self.narrow_states)
+        return refusals(
+            self.shape,
+            layout,
+            self.precision,
+            narrow_states=self.narrow_states,
+            hides_exchange=self.hides_exchange,
+        )
 
     def candidate(self, layout: Layout) -> Candidate:
         assumed = Assumptions.usual(
-            self.precision, self.cluster.gpu, layout.backend, narrow_states=self.narrow_states
+            self.precision,
+            self.cluster.gpu,
+            layout.backend,
+            narrow_states=self.narrow_states,
+            hides_exchange=self.hides_exchange,
         )
         return Candidate(self.shape, layout, self.cluster, self.efficiency, assumed)
 

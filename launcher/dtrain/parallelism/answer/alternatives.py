@@ -12,7 +12,7 @@ from dtrain.parallelism.answer.explain import MEMORY_PARTS, TIME_PARTS, brief
 from dtrain.parallelism.answer.units import both, faster, gib, percent, seconds, slower
 from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.constraints import divisors
-from dtrain.parallelism.cost.candidate import RAN_OUT, ROOMY, Candidate
+from dtrain.parallelism.cost.candidate import CLOSE, RAN_OUT, ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
 from dtrain.parallelism.question import Answer
 from dtrain.parallelism.search import compared_time
@@ -280,6 +280,26 @@ def unconstrained(answer: Answer) -> Candidate | None:
         return None
     other = replace(answer.question, fixed={}).fastest()
     return None if other is None or answer.ruled_out(other) else answer.corrected(other)
+
+
+def hidden_exchange(answer: Answer) -> str:
+    """Return one line on the time that a step takes if exchanges between experts run beside the
+    computation; '' if that is no large gain, or if they do already."""
+    best = answer.best
+    hidden = replace(best, assumed=replace(best.assumed, hides_exchange=True))
+    gain = best.time.total / hidden.time.total
+    if (
+        gain - 1 < CLOSE
+        or best.layout.recompute == "full"
+        or without_backend(answer.question.cluster.gpu)
+    ):
+        return ""
+    share = percent(best.time.expert / best.time.total)
+    return (
+        f"exchanges between experts take {share} of a step: software that computes meanwhile "
+        f"(Megatron-LM's `{BACKENDS['megatron'].hides_exchange}`, DualPipe) would take "
+        f"{seconds(hidden.time.total)} for this layout; plan for it with `overlap_experts`"
+    )
 
 
 def faster_backend(answer: Answer) -> str:
