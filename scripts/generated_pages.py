@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from dtrain.parallelism.answer.units import large
+from dtrain.parallelism.cluster.hardware import Gpu
+from dtrain.parallelism.cluster.hardware_table import hardware
+from dtrain.parallelism.model.models import models
 from dtrain.spec.clusterfile import CLUSTER_FILE
 from dtrain.spec.engines import FEATURES, NAMES
 from dtrain.spec.hosts import Overrides
@@ -66,3 +71,58 @@ def features() -> str:
         has = ("yes" if engine in one.engines else "no" for engine in ("ssh", *NAMES))
         rows.append((one.name, keys, *has))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+_MODELS_HEAD = """\
+# Known models and GPUs
+
+<!-- Generated from models.json and hardware.json by scripts/reference. -->
+
+Names for `--model` and `--gpu` of `dtrain plan`; `cluster.gpu` takes the same GPUs. Capital
+letters, spaces and dashes do not matter, and common other names work too (`--gpu A100-SXM4-80GB`).
+
+## Models
+
+Each with its parameters. Plan another model from its Hugging Face file (`--model-config`), a size
+(`--model-size 7B`), or its shape (`--layers`, `--hidden`, …).
+
+"""
+
+_GPUS_HEAD = """
+## GPUs
+
+Speeds are TFLOP/s of dense products: in bf16, or in fp16 (*) without it. The last two columns
+are what a plan assumes without `--gpus-per-host` and `--network-gbps`. Describe another GPU in a
+file for `--hardware`.
+
+| GPU | GiB | bf16 | fp8 | GPUs per host | Gb/s of a host |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def known() -> str:
+    """Models, those of a family in one line, and GPUs with their memory, speed and usual hosts."""
+    families: dict[str, list[str]] = {}
+    for one in models():
+        # The letters before the first number or dash, such as "llama" and "gpt".
+        family = re.match("[a-z]+", one.name)
+        assert family, one.name
+        families.setdefault(family[0], []).append(f"{one.name} ({large(one.parameters)})")
+    # Names with one model are no families.
+    lines = [", ".join(names) for names in families.values() if len(names) > 1]
+    lines.append(", ".join(names[0] for names in families.values() if len(names) == 1))
+    rows = "".join(f"| {' | '.join(_gpu(gpu))} |\n" for gpu in hardware().gpus)
+    return _MODELS_HEAD + "".join(f"- {line}\n" for line in lines) + _GPUS_HEAD + rows
+
+
+def _gpu(gpu: Gpu) -> tuple[str, ...]:
+    host = hardware().machine(gpu.machine)
+    mark = "" if gpu.usual == "bf16" else " *"
+    return (
+        gpu.name,
+        f"{gpu.memory:.0f}",
+        f"{gpu.flops[gpu.usual]:,.0f}{mark}",
+        f"{gpu.flops['fp8']:,.0f}" if "fp8" in gpu.flops else "",
+        str(host.gpus_per_host),
+        f"{host.network_gbps:g}",
+    )

@@ -263,16 +263,23 @@ def _sweeps(report: Report) -> Iterator[str]:
 
 def _near_limit(report: Report) -> Iterator[str]:
     for low, high in ((0.85, ROOMY), (ROOMY, 1.0)):
-        near = [
-            outcome.run.fitted
-            for outcome in report.estimated
-            if outcome.run.fitted is not None and low <= outcome.share < high
-        ]
-        if near:
+        failed, runs = ran_out(report, low, high)
+        if runs:
             yield (
-                f"Of {len(near)} runs estimated at {100 * low:.0f} to {100 * high:.0f} % of the "
-                f"memory, {near.count(False)} ran out of it"
+                f"Of {runs} runs estimated at {100 * low:.0f} to {100 * high:.0f} % of the "
+                f"memory, {failed} ran out of it"
             )
+
+
+def ran_out(report: Report, low: float, high: float) -> tuple[int, int]:
+    """How many runs ran out of memory, of how many whose estimate is from ``low`` to below ``high``
+    of it."""
+    near = [
+        outcome.run.fitted
+        for outcome in report.estimated
+        if outcome.run.fitted is not None and low <= outcome.share < high
+    ]
+    return near.count(False), len(near)
 
 
 def sweeps(report: Report) -> list[list[Outcome]]:

@@ -37,6 +37,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     JOB_FAILED = 1
+    """Of `dtrain plan`: no layout fits."""
     INVALID = 2
     NODE_FAILED = 3
     INTERNAL = 70

@@ -119,7 +119,9 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         hardware().gpu("")
     with pytest.raises(UsageError) as caught:
         hardware().gpu("zzz")
-    assert caught.value.hint == "describe another with `hardware=FILE`"
+    assert caught.value.hint == (
+        "describe another with `hardware=FILE`; 'dtrain help models' lists those it knows"
+    )
 
 
 def test_an_unknown_precision_lists_the_known_ones() -> None:

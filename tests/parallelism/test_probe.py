@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from dtrain.parallelism.cluster.probe import Probe
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
 from dtrain.spec.load import parse
+from dtrain_cli.views.layouts import as_text
+from dtrain_cli.views.paper import Paper
 
 TEXT = """
 cluster: {hosts: [a, b], gpus: 0, slots: 2, transport: local}
@@ -114,6 +118,25 @@ def test_cpus_are_planned_with_what_they_compute(file: Path) -> None:
     # All arithmetic at the measured peak is a lower limit of the step.
     least = 6 * question.shape.parameters * question.global_batch * 256 / 4 / 0.025e12
     assert least < best.time.total < 20 * least
+
+
+def test_a_plan_for_cpus_speaks_of_processes(file: Path) -> None:
+    request = PlanRequest(file=file, model_size="20M", seq_len=256, probe=True)
+    answer = pose(request, probe=measured()).answer()
+    text = as_text(answer, Paper(100, color=False, unicode=False), count=8)
+    assert re.search(r"0\.0\d+ model TFLOP/s\s+per process\.\n", text)
+    assert "Copy the model to 4 processes" in text
+    # The speed of the network is known from few bytes, and that of products is the peak itself.
+    assert re.search(r"hosts of 2, [\d.]{1,5} Gb/s between hosts", text)
+    assert "MFU" not in text
+    # They have neither a CUDA context nor NCCL's buffers.
+    assert (answer.best.memory.context, answer.best.memory.communication) == (0, 0)
+
+
+def test_the_stored_table_plans_for_the_same_cpus(file: Path) -> None:
+    gpu = measured().as_gpu()
+    table = json.dumps(measured().hardware(gpu))
+    assert hardware().extended(table, "cpu-x2-hardware.json").gpu("cpu") == gpu
 
 
 def test_gpus_are_compared_with_the_catalogue() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan.build import build
-from dtrain.parallelism.answer.alternatives import faster_backend
+from dtrain.parallelism.answer.alternatives import faster_backend, hidden_exchange
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
@@ -107,11 +107,23 @@ def test_unsupported_layouts_are_refused_with_a_backend_that_supports_them(
             PlanRequest(model="qwen3-8b", gpus=8, lora_rank=8, base_bits=4, fixed={"tensor": 2}),
             "tensor or pipeline parallelism of weights of 4 bits",
         ),
+        (
+            PlanRequest(model="llama-3-8b", gpu="t4", gpus=1, lora_rank=16, base_bits=4),
+            r"fp16 together with frozen weights of 4 bits \(QLoRA\)",
+        ),
     ],
 )
 def test_a_constraint_that_no_backend_meets_is_named(asked: PlanRequest, reason: str) -> None:
     with pytest.raises(UsageError, match=f"no backend supports {reason}"):
         pose(asked).answer()
+
+
+def test_the_hint_has_precisions_that_a_backend_has_for_the_model() -> None:
+    asked = PlanRequest(model="llama-3-8b", gpu="t4", gpus=1, lora_rank=16, base_bits=4)
+    with pytest.raises(UsageError) as refused:
+        pose(asked).answer()
+    assert refused.value.hint == "use `precision` fp32, another model or a GPU with bf16"
+    assert pose(replace(asked, precision="fp32")).answer().plan.considered
 
 
 def test_torchtitan_does_not_shard_the_optimizer_alone() -> None:
@@ -281,6 +293,49 @@ def test_states_of_16_bits_in_the_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"c\.yaml: job\.training\.state_bits 16 needs bf16, not"):
         pose(replace(request, precision="fp8"))
     assert not pose(replace(request, precision="fp8", state_bits=32)).narrow_states
+
+
+DEEPSEEK = PlanRequest(
+    model="deepseek-v3", gpus=2048, gpu="h800", precision="fp8", global_batch=15360
+)
+DEEPSEEK_STEP = 2.664e6 * 3600 / 2048 / (14.8e12 / (15360 * 4096))
+"""Seconds of a step of DeepSeek-V3's pretraining: 14.8T tokens in 2.664M GPU-hours."""
+
+
+def test_exchanges_beside_the_computation_give_the_layout_and_time_of_deepseek_v3() -> None:
+    answer = pose(replace(DEEPSEEK, overlap_experts=True)).answer()
+    best = answer.best
+    assert (best.layout.pipeline, best.layout.expert, best.layout.tensor) == (16, 64, 1)
+    assert best.time.total == pytest.approx(DEEPSEEK_STEP, rel=0.09)
+    assert any("overlap-moe-expert-parallel-comm" in note for note in answer.question.notes)
+    assert hidden_exchange(answer) == ""
+
+
+def test_a_plan_says_what_exchanges_beside_the_computation_would_gain() -> None:
+    fixed = {"pipeline": 16, "expert": 64}
+    asked = replace(DEEPSEEK, fixed=fixed)
+    answer = pose(asked).answer()
+    hidden = pose(replace(asked, overlap_experts=True)).answer().best
+    assert hidden.layout == answer.best.layout
+    line = hidden_exchange(answer)
+    assert f"would take {hidden.time.total:.1f} s for this layout" in line
+    assert "`overlap_experts`" in line
+    assert hidden_exchange(ask("llama-3-8b", "h100-80gb", 32).answer()) == ""
+
+
+def test_only_megatron_exchanges_beside_the_computation_and_without_full_recompute() -> None:
+    mixture = PlanRequest(model="mixtral-8x7b", gpus=16, gpu="h100", overlap_experts=True)
+    answer = pose(mixture).answer()
+    assert answer.question.backend == "megatron"
+    assert {one.layout.recompute for one in answer.plan.layouts} == {"none", "selective"}
+    with pytest.raises(UsageError, match="does not go with `recompute='full'`"):
+        pose(replace(mixture, fixed={"recompute": "full"}))
+    with pytest.raises(UsageError, match="runtime does not support exchanges between experts"):
+        pose(replace(mixture, backend="runtime")).answer()
+    with pytest.raises(UsageError, match="is for models with experts"):
+        pose(replace(mixture, model="llama-3-8b"))
+    with pytest.raises(UsageError, match="applies only to torch"):
+        pose(replace(mixture, framework="tensorflow"))
 
 
 def test_a_faster_backend_is_shown_in_one_line() -> None:

@@ -156,6 +156,7 @@ def test_options_override_the_file_with_a_note(
     ("changed", "message", "hint"),
     [
         ({"gpus": 0}, "have no GPUs", "cluster.gpus"),
+        ({"gpus": 0}, "have no GPUs", "add --probe to measure the CPUs"),
         ({"gpu": "z9000"}, "z9000", ""),
         ({"overrides": {"gpu02": {"gpus": 4}}}, "4 and 8 GPUs", "--gpus-per-host 4"),
     ],

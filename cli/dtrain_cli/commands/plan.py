@@ -10,9 +10,11 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+import typer
+
 from dtrain import api
-from dtrain.diagnostics import UsageError
-from dtrain.parallelism.answer.alternatives import faster_backend
+from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.parallelism.answer.alternatives import faster_backend, hidden_exchange
 from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Answer
 from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
@@ -101,6 +103,10 @@ def plan(
             "else 32."
         ),
     ] = None,
+    overlap_experts: Annotated[
+        bool,
+        flag("Software that computes while experts exchange tokens.", "--overlap-experts"),
+    ] = False,
     gpus: Annotated[int | None, option("Cluster: total number of GPUs.")] = None,
     gpu: Annotated[
         str | None, option("Cluster: GPU model, such as h100-80gb.", "NAME", completion.gpus)
@@ -181,6 +187,7 @@ def plan(
     Give the model in one way: --model-size, --model, --model-config, or --layers and --hidden.
     Options override FILE's values; without both, the cluster is 8 hosts of 8 A100-80GB. Options
     marked "Only" narrow the search; with all sizes fixed, dtrain evaluates that one layout.
+    The exit code is 1 if no layout fits.
     """
     given = locals()  # the options, which have the names of the request's fields
     if top < 1:
@@ -206,7 +213,7 @@ def plan(
     if isinstance(answer, Answer):
         with _uncollected():
             write(_layouts(answer, top, settings, json=json, file=file, output=output, html=html))
-        return
+        raise typer.Exit(ExitCode.OK if answer.fits else ExitCode.JOB_FAILED)
     for name, path in (("--output", output), ("--html", html)):
         if path is not None:
             raise UsageError(
@@ -214,6 +221,7 @@ def plan(
                 hint="set job.strategy in the cluster file to the strategy that is shown",
             )
     write(_strategies(answer, json=json))
+    raise typer.Exit(ExitCode.OK if answer.fits else ExitCode.JOB_FAILED)
 
 
 @contextmanager
@@ -239,8 +247,8 @@ def _layouts(
 ) -> str:
     """Write the requested files, and return the text for stdout."""
     # Each output imports what it needs: most plans read and write no file.
-    other = faster_backend(answer)
-    notes = (*answer.question.notes, *([other] if other else []))
+    others = filter(None, (faster_backend(answer), hidden_exchange(answer)))
+    notes = (*answer.question.notes, *others)
     done: list[str] = []
     if output is not None:
         done.append(_write_layout(answer, output, file, settings or ()))
@@ -267,10 +275,7 @@ def _write_layout(answer: Answer, output: Path, file: Path | None, settings: Seq
     from dtrain_cli.files import read_text, write_text
 
     if not answer.fits:
-        raise UsageError(
-            f"no layout fits, so nothing is written to {str(output)!r}",
-            hint="run without --output to see what would fit",
-        )
+        return f"{output}: nothing, because no layout fits"
     source, base = output, read_text(output)
     if base is None and file is not None:
         source, base = file, read_text(file)

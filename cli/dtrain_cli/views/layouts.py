@@ -185,8 +185,9 @@ def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
         stages if each == "1" else f"{stages}×{each}"
         for stages, each in zip(columns["pipeline"], pieces, strict=True)
     ]
-    columns["MFU"] = [units.percent(one.speed.mfu) for one in candidates]
-    columns["causal"] = [units.percent(one.speed.mfu_causal) for one in candidates]
+    if not candidates[0].cluster.gpu.is_cpu:
+        columns["MFU"] = [units.percent(one.speed.mfu) for one in candidates]
+        columns["causal"] = [units.percent(one.speed.mfu_causal) for one in candidates]
     return columns
 
 

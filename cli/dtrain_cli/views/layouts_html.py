@@ -223,17 +223,20 @@ def _round_step(least: float) -> float:
 def _compared(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
     if not candidates:
         return None
-    speeds = [one.speed for one in candidates]
+    speeds, gpu = [one.speed for one in candidates], candidates[0].cluster.gpu
     columns = {
         "": [str(rank + 1) for rank in range(len(candidates))],
         **explain.columns(candidates),
-        "tokens/s per GPU": [units.amount(one.tokens_per_s_per_gpu) for one in speeds],
-        "TFLOP/s per GPU": [f"{one.model_tflops_per_gpu:,.0f}" for one in speeds],
-        "MFU": [units.percent(one.mfu) for one in speeds],
-        "causal MFU": [units.percent(one.mfu_causal) for one in speeds],
-        "HFU": [units.percent(one.hfu) for one in speeds],
-        "causal HFU": [units.percent(one.hfu_causal) for one in speeds],
+        f"tokens/s per {gpu.unit}": [units.amount(one.tokens_per_s_per_gpu) for one in speeds],
+        f"TFLOP/s per {gpu.unit}": [units.tflops(one.model_tflops_per_gpu) for one in speeds],
     }
+    if not gpu.is_cpu:
+        columns |= {
+            "MFU": [units.percent(one.mfu) for one in speeds],
+            "causal MFU": [units.percent(one.mfu_causal) for one in speeds],
+            "HFU": [units.percent(one.hfu) for one in speeds],
+            "causal HFU": [units.percent(one.hfu_causal) for one in speeds],
+        }
     return {"head": [*columns], "rows": [*zip(*columns.values(), strict=True)]}
 
 

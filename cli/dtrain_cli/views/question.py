@@ -65,14 +65,18 @@ def _cluster(cluster: GpuCluster) -> str:
         return f"{gpus} in one host" if cluster.gpus > 1 else gpus
     hosts = (
         f"{gpus} in {cluster.hosts:,} hosts of {cluster.gpus_per_host}, "
-        f"{cluster.network * 8:g} Gb/s between hosts"
+        f"{_gbps(cluster.network)} between hosts"
     )
     if not cluster.rack_hosts:
         return hosts
     return (
-        f"{hosts}, {cluster.between_racks * 8:g} Gb/s of a host between racks of "
-        f"{cluster.rack_hosts}"
+        f"{hosts}, {_gbps(cluster.between_racks)} of a host between racks of {cluster.rack_hosts}"
     )
+
+
+def _gbps(speed: float) -> str:
+    """Measured speeds have many digits."""
+    return f"{round(speed * 8, 2):g} Gb/s"
 
 
 def _batch(asked: Question) -> str:

@@ -30,8 +30,8 @@ NVLink (NVIDIA/nccl issue 964), 0.56 on GB200s (sglang pull request 30908)."""
 
 
 def communicator(gpu: Gpu) -> float:
-    """Return the GiB of a communicator's buffers: TPUs have none."""
-    return 0.0 if gpu.family == "tpu" else COMMUNICATOR
+    """Return the GiB of a communicator's buffers: TPUs and CPUs have none."""
+    return 0.0 if gpu.family == "tpu" or gpu.is_cpu else COMMUNICATOR
 
 
 def fp8_copies(gpu: Gpu) -> float:
@@ -259,7 +259,13 @@ class Assumptions(KeepsHash):
 
     @classmethod
     def usual(
-        cls, precision: Precision, gpu: Gpu, backend: BackendName, *, narrow_states: bool = False
+        cls,
+        precision: Precision,
+        gpu: Gpu,
+        backend: BackendName,
+        *,
+        narrow_states: bool = False,
+        hides_exchange: bool = False,
     ) -> Assumptions:
         """Return what ``backend`` does on a GPU. FlashAttention-2 needs an A100 or newer; on older
         GPUs, PyTorch has a kernel that keeps no score matrix either, and other software has none.
@@ -270,11 +276,14 @@ class Assumptions(KeepsHash):
             fp32_gradients=precision != "fp16",
             quantized=fp8_copies(gpu) if precision == "fp8" and backend == "megatron" else 0.0,
             narrow_states=narrow_states,
+            hides_exchange=hides_exchange,
             expert_kernels=BACKENDS[backend].expert_kernels,
             module_work=BACKENDS[backend].module_work,
             sharding_work=BACKENDS[backend].sharding_work,
             communicator=communicator(gpu),
-            habits=MemoryHabits(fused_adam=BACKENDS[backend].fused_adam),
+            habits=MemoryHabits(
+                fused_adam=BACKENDS[backend].fused_adam, context=0.0 if gpu.is_cpu else CONTEXT
+            ),
         )
 
     @property

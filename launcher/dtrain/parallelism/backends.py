@@ -86,6 +86,8 @@ class Backend:
     """Bits in which it can keep frozen matrices."""
     narrow_states: str = ""
     """The setting with which parameters, gradients and Adam's moments all have 16 bits, if any."""
+    hides_exchange: str = ""
+    """The setting with which tokens are exchanged between experts while others compute, if any."""
     shards_optimizer_alone: bool = True
     """Whether it has ZeRO-1. torchtitan shards by FSDP2: the gradients too, and at least between
     steps the parameters."""
@@ -132,6 +134,7 @@ BACKENDS: dict[BackendName, Backend] = {
             module_work=TRANSFORMER_ENGINE,
             sharding_work=MEGATRON_FSDP,
             frozen_bits=(16, 8),
+            hides_exchange="--overlap-moe-expert-parallel-comm",
         ),
         Backend(
             "torchtitan",
@@ -208,7 +211,12 @@ def most_pieces(shape: Shape, layout: Layout) -> int:
 
 
 def refusals(
-    shape: Shape, layout: Layout, precision: Precision, *, narrow_states: bool = False
+    shape: Shape,
+    layout: Layout,
+    precision: Precision,
+    *,
+    narrow_states: bool = False,
+    hides_exchange: bool = False,
 ) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend = backend_of(layout)
@@ -219,6 +227,10 @@ def refusals(
         yield "an optimizer that is sharded without the gradients (ZeRO-1)"
     if narrow_states and not backend.narrow_states:
         yield "states of 16 bits without a copy in 32"
+    if hides_exchange and not backend.hides_exchange:
+        yield "exchanges between experts beside the computation"
+    elif hides_exchange and layout.recompute == "full":
+        yield "full recompute with exchanges between experts beside the computation"
     if shape.lora is not None:
         yield from _untrained_adapters(shape.lora, layout)
     if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:

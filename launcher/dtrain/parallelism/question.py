@@ -13,7 +13,7 @@ from dtrain.parallelism import constraints
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import BACKENDS, refusals, without_backend
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware import PRECISIONS, GpuCluster, Precision
 from dtrain.parallelism.cluster.hardware_table import Hardware, hardware
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.cost.candidate import Candidate
@@ -23,7 +23,7 @@ from dtrain.parallelism.search import Plan, candidates, compared_time, search
 from dtrain.parallelism.trial import Trial, common
 from dtrain.records import dataclass
 from dtrain.runtime.layout import SIZES, BackendName, Layout
-from dtrain.wording import counted
+from dtrain.wording import counted, either
 
 MUCH_SLOWER = 1.5
 """Times that a step takes with the backend ``runtime`` from which a plan is for another backend, if
@@ -58,6 +58,8 @@ class Question:
     precision: Precision = "bf16"
     narrow_states: bool = False
     """Whether all states have 16 bits, as in `Assumptions`."""
+    hides_exchange: bool = False
+    """As in `Assumptions`."""
     framework: Literal["torch", "tensorflow"] = "torch"
     backend: BackendName = "runtime"
     backend_from: Literal["", "backend", "trials", "strategy"] = "backend"
@@ -122,11 +124,18 @@ class Question:
         return self.backend_from in ("backend", "trials")
 
     def _answered(self, plan: Plan) -> Answer:
-        if not self.narrow_states or without_backend(self.cluster.gpu):
+        if without_backend(self.cluster.gpu):
             return Answer(self, plan)
-        backend = BACKENDS[self.backend]
-        note = f"states of 16 bits need `{backend.narrow_states}` in {backend.title}"
-        return Answer(replace(self, notes=(*self.notes, note)), plan)
+        backend, notes = BACKENDS[self.backend], [*self.notes]
+        if self.narrow_states:
+            notes.append(f"states of 16 bits need `{backend.narrow_states}` in {backend.title}")
+        if self.hides_exchange:
+            notes.append(
+                "exchanges between experts beside the computation need "
+                f"`{backend.hides_exchange}` in {backend.title} (a pipeline of it must be "
+                "interleaved), or other software such as DualPipe"
+            )
+        return Answer(replace(self, notes=tuple(notes)), plan)
 
     @cached_property
     def others(self) -> tuple[Plan, ...]:
@@ -164,11 +173,33 @@ class Question:
         known.setdefault("data", self.cluster.gpus // math.prod(known.get(s, 1) for s in SIZES))
         # The runtime is last: the others have most features that it lacks.
         layouts = (Layout(**{**known, "backend": name}) for name in reversed(BACKENDS))
-        reasons = min(([*self.refusals(layout)] for layout in layouts), key=len)
-        if reasons:
-            hint = "leave a constraint out" if self.fixed else "choose another model or precision"
-            return UsageError(f"no backend supports {reasons[0]}", hint=hint)
+        lacking = [[*self.refusals(layout)] for layout in layouts]
+        if reasons := min(lacking, key=len):
+            text, hint = reasons[0], "choose another model or precision"
+            if text == self.precision:
+                able = (others for others in lacking if text not in others)
+                if rest := min(able, key=len, default=None):
+                    text += f" together with {rest[0]}"
+                hint = self._other_precision()
+            if self.fixed:
+                hint = "leave a constraint out"
+            return UsageError(f"no backend supports {text}", hint=hint)
         return constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
+
+    def _other_precision(self) -> str:
+        """Return the hint for a precision that no backend has for this model."""
+        gpu = self.cluster.gpu
+        usable = [
+            one
+            for one in PRECISIONS
+            if one in gpu.flops
+            and any(
+                replace(self, precision=one, backend=name).search().considered for name in BACKENDS
+            )
+        ]
+        choices = [f"`precision` {either(usable)}"] * bool(usable)
+        choices += ["another model", *(["a GPU with bf16"] if "bf16" not in gpu.flops else [])]
+        return f"use {either(choices)}"
 
     def _lacking(self) -> str:
         """Return what this question's backend lacks for all layouts of the fastest other one, else
@@ -212,17 +243,28 @@ class Question:
             global_batch=self.global_batch,
             precision=self.precision,
             narrow_states=self.narrow_states,
+            hides_exchange=self.hides_exchange,
             fixed=fixed,
             start=Layout(backend=self.backend, **(self.kept if self.backend == "runtime" else {})),
         )
 
     def refusals(self, layout: Layout) -> Iterator[str]:
         """Yield the reasons why the layout's backend cannot train the model this way."""
-        return refusals(self.shape, layout, self.precision, narrow_states=self.narrow_states)
+        return refusals(
+            self.shape,
+            layout,
+            self.precision,
+            narrow_states=self.narrow_states,
+            hides_exchange=self.hides_exchange,
+        )
 
     def candidate(self, layout: Layout) -> Candidate:
         assumed = Assumptions.usual(
-            self.precision, self.cluster.gpu, layout.backend, narrow_states=self.narrow_states
+            self.precision,
+            self.cluster.gpu,
+            layout.backend,
+            narrow_states=self.narrow_states,
+            hides_exchange=self.hides_exchange,
         )
         return Candidate(self.shape, layout, self.cluster, self.efficiency, assumed)
 

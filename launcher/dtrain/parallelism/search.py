@@ -104,6 +104,7 @@ def candidates(
     global_batch: int,
     precision: Precision,
     narrow_states: bool = False,
+    hides_exchange: bool = False,
     fixed: Mapping[str, Any] | None = None,
     start: Layout | None = None,
 ) -> Iterator[Candidate]:
@@ -119,7 +120,8 @@ def candidates(
     cluster.gpu.peak(precision)
     start = start or Layout()
     assumed = Assumptions.usual(
-        precision, cluster.gpu, start.backend, narrow_states=narrow_states
+        precision, cluster.gpu, start.backend,
+        narrow_states=narrow_states, hides_exchange=hides_exchange,
     )  # fmt: skip
     fixed = fixed or {}
     start = replace(start, offload=fixed.get("offload", False))
@@ -186,6 +188,7 @@ class _Choices:
                                 layout,
                                 self.assumed.precision,
                                 narrow_states=self.assumed.narrow_states,
+                                hides_exchange=self.assumed.hides_exchange,
                             )
                         ):
                             yield layout

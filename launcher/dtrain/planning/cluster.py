@@ -61,12 +61,16 @@ def _of_options(request: PlanRequest, table: Hardware) -> Found:
     if gpus is None:
         gpus = USUAL_HOSTS * (per_host or table.machine(gpu.machine).gpus_per_host)
     chosen = (request.gpus, request.gpu, per_host, request.network_gbps)
+    cluster = table.cluster(gpu, gpus, gpus_per_host=per_host, network_gbps=request.network_gbps)
     assumed = [f"`gpus={gpus}`"] * (request.gpus is None)
     assumed += [f"`gpu={gpu.name!r}`"] * (request.gpu is None)
+    if cluster.hosts > 1:
+        assumed += [f"`gpus_per_host={cluster.gpus_per_host}`"] * (per_host is None)
+        network = f"`network_gbps={cluster.network * 8:g}`"
+        assumed += [network] * (request.network_gbps is None)
     source = f"assumed: {', '.join(assumed)}" if assumed else ""
     if all(value is None for value in chosen):
         source = "assumed: give a cluster file, or `gpus` and `gpu`, for yours"
-    cluster = table.cluster(gpu, gpus, gpus_per_host=per_host, network_gbps=request.network_gbps)
     return Found(cluster, source)
 
 
@@ -139,7 +143,8 @@ class _OfFile:
         if not counts[0] and self.request.gpus is None:
             raise UsageError(
                 f"{self.name}: its hosts have no GPUs, and layouts are planned for GPUs",
-                hint="set cluster.gpus, or use `gpus` and `gpus_per_host`",
+                hint="set cluster.gpus, use `gpus` and `gpus_per_host`, or add `probe` to measure "
+                "the CPUs and plan for them",
             )
         return counts[0]
 

@@ -55,6 +55,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         batch,
         precision=precision,
         narrow_states=_narrow_states(request, training, framework, precision),
+        hides_exchange=_hides_exchange(request, shape),
         framework=framework,
         backend=backend or "runtime",
         backend_from=_backend_from(request, backend, strategy),
@@ -94,6 +95,7 @@ def _framework(
         raise UsageError(text, hint="use torch or tensorflow")
     names = ("backend", "lora_rank", "state_bits")
     for_torch = [*request.fixed, *(name for name in names if getattr(request, name) is not None)]
+    for_torch += ["overlap_experts"] * request.overlap_experts
     if for_torch:
         raise UsageError(
             f"`{for_torch[0]}` applies only to torch layouts",
@@ -201,6 +203,20 @@ def _narrow_states(
             f"{source} needs bf16, not {precision}", hint="use `state_bits` 32, or `precision` bf16"
         )
     return True
+
+
+def _hides_exchange(request: PlanRequest, shape: Shape) -> bool:
+    if request.overlap_experts and not shape.experts:
+        raise UsageError(
+            "`overlap_experts` is for models with experts",
+            hint="leave it out, or choose another model",
+        )
+    if request.overlap_experts and request.fixed.get("recompute") == "full":
+        raise UsageError(
+            "`overlap_experts` does not go with `recompute='full'`: Megatron-LM does not have both",
+            hint="use `recompute='selective'`",
+        )
+    return request.overlap_experts
 
 
 def _tokens_of(request: PlanRequest, step: int) -> int | None:

@@ -12,7 +12,7 @@ from dtrain.parallelism.answer.explain import MEMORY_PARTS, TIME_PARTS, brief
 from dtrain.parallelism.answer.units import both, faster, gib, percent, seconds, slower
 from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.constraints import divisors
-from dtrain.parallelism.cost.candidate import ROOMY, Candidate
+from dtrain.parallelism.cost.candidate import CLOSE, RAN_OUT, ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
 from dtrain.parallelism.question import Answer
 from dtrain.parallelism.search import compared_time
@@ -87,23 +87,26 @@ def textbook(answer: Answer) -> str:
 
 
 def reserve(answer: Answer) -> str:
-    """Name the layout to take if the best one runs out of memory; '' if that is improbable, or if
-    no layout needs clearly less.
+    """Say how often layouts that are as full as the best one run out of memory, and name the layout
+    to take then, if one needs clearly less; '' if that is improbable.
 
     Trials have shown whether the best one fits.
     """
-    if not answer.fits or answer.trials or answer.best.has_room:
+    best = answer.best
+    if not answer.fits or answer.trials or best.has_room or best.cluster.gpu.is_cpu:
         return ""
+    failed, all_runs = RAN_OUT
+    risk = f"Of {all_runs} published runs with so full an estimate, {failed} ran out of memory."
     # Such a layout also has room on the GPU, as the best one fits.
-    most = ROOMY * answer.best.memory.total
+    most = ROOMY * best.memory.total
     roomy = [one for one in islice(answer.plan.ranked(), LOOKED_AT) if one.memory.total <= most]
     if not roomy:
-        return ""
+        return risk
     spare = min(roomy, key=lambda one: one.time.total)
-    ratio = spare.time.total / answer.best.time.total
+    ratio = spare.time.total / best.time.total
     compared = slower(ratio) if ratio >= 1 else faster(1 / ratio)
     return (
-        f"If it runs out of memory, take {brief(spare)}, with micro-batches of "
+        f"{risk} If this one does, take {brief(spare)}, with micro-batches of "
         f"{counted(spare.layout.micro_batch, 'sequence')}: {gib(spare.memory.total)}, "
         f"{seconds(spare.time.total)} a step ({compared})."
     )
@@ -277,6 +280,26 @@ def unconstrained(answer: Answer) -> Candidate | None:
         return None
     other = replace(answer.question, fixed={}).fastest()
     return None if other is None or answer.ruled_out(other) else answer.corrected(other)
+
+
+def hidden_exchange(answer: Answer) -> str:
+    """Return one line on the time that a step takes if exchanges between experts run beside the
+    computation; '' if that is no large gain, or if they do already."""
+    best = answer.best
+    hidden = replace(best, assumed=replace(best.assumed, hides_exchange=True))
+    gain = best.time.total / hidden.time.total
+    if (
+        gain - 1 < CLOSE
+        or best.layout.recompute == "full"
+        or without_backend(answer.question.cluster.gpu)
+    ):
+        return ""
+    share = percent(best.time.expert / best.time.total)
+    return (
+        f"exchanges between experts take {share} of a step: software that computes meanwhile "
+        f"(Megatron-LM's `{BACKENDS['megatron'].hides_exchange}`, DualPipe) would take "
+        f"{seconds(hidden.time.total)} for this layout; plan for it with `overlap_experts`"
+    )
 
 
 def faster_backend(answer: Answer) -> str:

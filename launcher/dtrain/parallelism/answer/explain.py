@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dtrain.parallelism.answer.units import amount, gib, percent, seconds
+from dtrain.parallelism.answer.units import amount, gib, percent, seconds, tflops
 from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
@@ -78,9 +78,12 @@ def _kind(layer: Shape) -> str:
 def _split(candidate: Candidate) -> str:
     shape, layout, cluster = candidate.shape, candidate.layout, candidate.cluster
     steps: list[str] = []
+    unit = cluster.gpu.unit
     if layout.tensor > 1:
         inside = layout.tensor <= cluster.gpus_per_host and cluster.hosts > 1
-        steps.append(f"split each layer over {layout.tensor} GPUs{' of one host' * inside}")
+        steps.append(
+            f"split each layer over {counted(layout.tensor, unit)}{' of one host' * inside}"
+        )
     if layout.pipeline > 1:
         each = shape.layers / layout.pipeline
         size = f"{each:.0f}" if each.is_integer() else f"about {each:.0f}"
@@ -91,33 +94,37 @@ def _split(candidate: Candidate) -> str:
             f"{size}{interleaved}"
         )
     if layout.context > 1:
-        steps.append(f"split each sequence over {layout.context} GPUs (context parallelism)")
+        steps.append(
+            f"split each sequence over {counted(layout.context, unit)} (context parallelism)"
+        )
     if layout.tensor > 1 and candidate.assumed.spreads_experts(shape, layout):
         over = layout.expert * layout.tensor
         split = f"{layout.expert} x {layout.tensor} tensor ranks; no expert is split"
-        steps.append(f"spread the {shape.experts} experts over {over} GPUs ({split})")
+        steps.append(f"spread the {shape.experts} experts over {counted(over, unit)} ({split})")
     elif layout.expert > 1:
-        steps.append(f"spread the {shape.experts} experts over {layout.expert} GPUs")
+        steps.append(f"spread the {shape.experts} experts over {counted(layout.expert, unit)}")
     ranks = layout.copies
     if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
-        steps.append(_replicas(layout, ranks, split=layout.world_size > layout.data))
+        steps.append(_replicas(layout, counted(ranks, unit), split=layout.world_size > layout.data))
     if not steps:
-        return "Keep the whole model on the GPU."
+        return f"Keep the whole model {'in' if cluster.gpu.is_cpu else 'on'} the {unit}."
     text = steps[0] if len(steps) == 1 else f"{', '.join(steps[:-1])}, and {steps[-1]}"
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
-    """Describe what the data ranks do; ``split``: whether each has more than one GPU."""
+def _replicas(layout: Layout, devices: str, *, split: bool) -> str:
+    """Describe what the data ranks do; ``devices``: their number and unit; ``split``: whether each
+    has more than one of them."""
+    ranks = layout.copies
     if layout.sharding == "full":
-        over = f"{ranks:,} such groups" if split and layout.context == 1 else f"{ranks:,} GPUs"
+        over = f"{ranks:,} such groups" if split and layout.context == 1 else devices
         return f"shard parameters, gradients and optimizer over {over} (FSDP, ZeRO-3)"
     if layout.sharding == "hybrid":
         return (
             f"shard parameters, gradients and optimizer over {layout.shards:,} of them and keep "
             f"{ranks // layout.shards:,} copies of that (HSDP)"
         )
-    over = f" over {ranks:,} GPUs" if ranks != layout.data else ""
+    over = f" over {devices}" if ranks != layout.data else ""
     shared = {
         "none": "",
         "optimizer": f"optimizer states{over} (ZeRO-1)",
@@ -125,7 +132,7 @@ def _replicas(layout: Layout, ranks: int, *, split: bool) -> str:
     }[layout.sharding]
     if layout.data == 1:
         return f"shard its {shared}"
-    run = f"run {layout.data:,} replicas of that" if split else f"copy the model to {ranks:,} GPUs"
+    run = f"run {layout.data:,} replicas of that" if split else f"copy the model to {devices}"
     return f"{run}, which shard their {shared}" if shared else f"{run} (DDP)"
 
 
@@ -162,39 +169,45 @@ def _savings(candidate: Candidate) -> Iterator[str]:
 
 def figures(candidate: Candidate) -> str:
     """Return the speed and its interval in one sentence, with both definitions of MFU."""
-    speed, gpus = candidate.speed, candidate.cluster.gpus
+    speed, gpus, unit = candidate.speed, candidate.cluster.gpus, candidate.cluster.gpu.unit
     low, high = map(seconds, candidate.interval)
     return (
         f"A step of {counted(candidate.layout.global_batch, 'sequence')} takes "
         f"{seconds(candidate.time.total)}, {low} to {high} with 80 % confidence: "
-        f"{amount(speed.tokens_per_s_per_gpu)} tokens/s on each GPU "
+        f"{amount(speed.tokens_per_s_per_gpu)} tokens/s on each {unit} "
         f"({amount(speed.tokens_per_s_per_gpu * gpus)} on all), "
-        f"{speed.model_tflops_per_gpu:,.0f} model TFLOP/s per GPU, MFU {percent(speed.mfu)} "
-        f"(non-causal attention; {percent(speed.mfu_causal)} causal)"
-        + (
-            f", HFU {percent(speed.hfu)} ({percent(speed.hfu_causal)} causal)."
-            if speed.hfu > speed.mfu
-            else "."
-        )
+        f"{tflops(speed.model_tflops_per_gpu)} model TFLOP/s per {unit}{_utilization(candidate)}."
     )
+
+
+def _utilization(candidate: Candidate) -> str:
+    """Return the share of the peak that a step uses; empty if the peak was measured."""
+    speed = candidate.speed
+    if candidate.cluster.gpu.is_cpu:
+        return ""
+    text = f", MFU {percent(speed.mfu)} (non-causal attention; {percent(speed.mfu_causal)} causal)"
+    if speed.hfu > speed.mfu:
+        text += f", HFU {percent(speed.hfu)} ({percent(speed.hfu_causal)} causal)"
+    return text
 
 
 def fullness(candidate: Candidate) -> str:
     """Compare memory with the limit, in one sentence."""
-    total, limit, whole = candidate.memory.total, candidate.limit, candidate.cluster.gpu.memory
-    room = f"{gib(limit)} usable ({gib(whole)}, less {HEADROOM * 100:.0f} % headroom)"
+    total, limit, gpu = candidate.memory.total, candidate.limit, candidate.cluster.gpu
+    room = f"{gib(limit)} usable ({gib(gpu.memory)}, less {HEADROOM * 100:.0f} % headroom)"
     if candidate.fits:
         low, high = map(gib, candidate.memory_interval)
         return (
-            f"The fullest GPU needs {gib(total)}, {low} to {high} with 80 % confidence, of {room}."
+            f"The fullest {gpu.unit} needs {gib(total)}, {low} to {high} with 80 % confidence, of "
+            f"{room}."
         )
-    return f"The fullest GPU needs {gib(total)}: {gib(total - limit)} more than its {room}."
+    return f"The fullest {gpu.unit} needs {gib(total)}: {gib(total - limit)} more than its {room}."
 
 
 def brief(candidate: Candidate) -> str:
     """``tensor 4 x pipeline 4 x data 4, ZeRO-1``."""
     layout = candidate.layout
-    text = layout.product(layout.split_by()) or "one GPU"
+    text = layout.product(layout.split_by()) or f"one {candidate.cluster.gpu.unit}"
     if layout.expert > 1:
         text += f", experts over {layout.expert}"
     if layout.sharding != "none":
@@ -231,7 +244,7 @@ def columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
 
 def order(candidates: Sequence[Candidate]) -> str:
     """Return how the layouts of a table are ordered."""
-    extra = ["4 % for each split of layers or sequences", "3 % for a GPU more than 93 % full"]
+    extra = ["4 % for each split of layers or sequences", "3 % for memory more than 93 % full"]
     if any(one.layout.offload for one in candidates):
         extra.append("50 % for offload")
     return f"by time, plus {either(extra, 'and')}"

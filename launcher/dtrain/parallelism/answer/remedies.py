@@ -15,11 +15,17 @@ from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
+from dtrain.parallelism.search import rank_key
 from dtrain.runtime.layout import BackendName
 from dtrain.wording import counted
 
 SHORTEST = 1024
 """Least tokens of a sequence that are suggested."""
+
+
+LOSS_CHUNKS = 8
+"""Parts of a sequence whose logits torchtitan's ``ChunkedCELoss`` computes one after the other, by
+default (``num_chunks`` in ``components/loss.py``, its pull request 2937)."""
 
 
 def remedies(answer: Answer) -> tuple[str, ...]:
@@ -41,7 +47,7 @@ def remedies(answer: Answer) -> tuple[str, ...]:
             if fixed.get(field, value) != value:
                 found.append(_if_changed(question, field, value))
         found += [_shorter_sequences(question), _in_fewer_bits(question)]
-        found.append(_only_adapters(question))
+        found += [_only_adapters(question), _chunked_loss(question)]
         if fixed and not fixed.get("offload"):
             found.append(_if_changed(question, "offload", True))
         elif not fixed:
@@ -106,6 +112,23 @@ def _only_adapters(question: Question) -> str:
                 wanted.append(f"`backend={backend!r}`")
             return _fits(f"To fine-tune only adapters, with {' and '.join(wanted)}", one)
     return ""
+
+
+def _chunked_loss(question: Question) -> str:
+    """Find the fastest layout that does not fit only because its logits all exist at once."""
+    fixed = {"offload": False, **question.fixed}
+    examples = (
+        group.example for group in replace(question, backend="torchtitan").search(**fixed).rejected
+    )
+    chunked = (
+        replace(one, assumed=replace(one.assumed, loss_chunks=LOSS_CHUNKS)) for one in examples
+    )
+    one = min((one for one in chunked if one.fits), key=rank_key, default=None)
+    return _fits(
+        f"With a loss that computes the logits of {LOSS_CHUNKS} parts of a sequence one after the "
+        "other (torchtitan's `ChunkedCELoss`)",
+        one,
+    )
 
 
 def _offload_too_little(answer: Answer) -> str:

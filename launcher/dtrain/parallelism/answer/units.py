@@ -40,6 +40,11 @@ def _compared(ratio: float, factor: str, share: str) -> str:
     return f"{times(ratio)} as {factor}" if ratio >= 1.995 else f"{percent(ratio - 1)} {share}"
 
 
+def tflops(value: float) -> str:
+    """``412``, ``8.3``, ``0.04``."""
+    return f"{value:,.0f}" if value >= 9.5 else f"{value:.2g}"
+
+
 def amount(value: float) -> str:
     """``19,200``, ``300``, ``4.2``: three digits, as estimates have no more."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"

@@ -15,6 +15,9 @@ Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32")
 
 
+CPU = "cpu"
+"""The name and the architecture of a share of a host's CPUs."""
+
 MAX_GPUS = 1_000_000
 """Upper limit; no cluster has more, and larger searches are slow."""
 
@@ -50,6 +53,17 @@ class Gpu:
     watts: float = 0.0
     """Rated power of the board; 0 if it is not published."""
     aliases: tuple[str, ...] = ()
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the share of a host's CPUs that one process has. Its figures are measured:
+        there are no others, and so no MFU."""
+        return self.family == CPU
+
+    @property
+    def unit(self) -> str:
+        """What a rank of a layout is called."""
+        return "process" if self.is_cpu else "GPU"
 
     def peak(self, precision: Precision) -> float:
         """TFLOP/s of dense matrix multiplication.

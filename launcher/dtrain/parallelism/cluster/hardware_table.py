@@ -33,7 +33,10 @@ class Hardware:
         Raises:
             UsageError: no GPU has this name; suggests the nearest.
         """
-        return cast(Gpu, _find(name, self.gpus, "GPU", "Describe another with `hardware=FILE`"))
+        otherwise = (
+            "Describe another with `hardware=FILE`; 'dtrain help models' lists those it knows"
+        )
+        return cast(Gpu, _find(name, self.gpus, "GPU", otherwise))
 
     def machine(self, name: str) -> Machine:
         """Return the machine with this name or alias, such as ``dgx-a100`` or ``p4d``.

@@ -8,10 +8,9 @@ from typing import Any
 
 from dtrain.parallelism.cluster.calibration import SCHEMA
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import Gpu, Precision
+from dtrain.parallelism.cluster.hardware import CPU, Gpu, Precision
 from dtrain.records import dataclass
 
-CPU = "cpu"
 ALL_REDUCES = {"link": "all-reduce in a host", "network": "all-reduce over all hosts"}
 
 
@@ -66,6 +65,7 @@ class Probe:
             bandwidth=self.copy,
             flops=flops,
             link=self.link or self.copy,
+            family=CPU,
             source="dtrain plan --probe",
         )
 
@@ -86,7 +86,7 @@ class Probe:
 
     def hardware(self, gpu: Gpu) -> dict[str, Any]:
         """Return a table for `hardware` with the measured CPU."""
-        kept = ("name", "memory", "bandwidth", "flops", "link", "source")
+        kept = ("name", "memory", "bandwidth", "flops", "link", "family", "source")
         values = asdict(gpu)
         return {"gpus": [{name: values[name] for name in kept}]}
 

@@ -33,8 +33,10 @@ have the same factor: the only published runs that have any took 1.08 to 1.19 ti
 
 ROOMY = 0.93
 """Maximum share of a GPU's memory in a layout that leaves room for the estimate's error. Of
-published runs whose estimate is 85 to 93 % of the memory, 6 of 278 ran out of it; with 93 to 100 %,
-17 of 148."""
+published runs whose estimate is 85 to 93 % of the memory, 6 of 278 ran out of it."""
+
+RAN_OUT = 17, 148
+"""How many published runs ran out of memory, of those whose estimate is `ROOMY` to 100 % of it."""
 
 MEMORY_INTERVAL = 0.85, 1.30
 """Measured peaks of memory as multiples of the estimate: 80 % of the published peaks are between

@@ -78,6 +78,7 @@ def model(name: str) -> Shape:
         index((known.name, known.aliases, known) for known in models()),
         [known.name for known in models()],
         what="model",
-        otherwise="Give its Hugging Face file with `model_config`, or a size with `model_size`",
+        otherwise="Give its Hugging Face file with `model_config`, or a size with `model_size`; "
+        "'dtrain help models' lists those it knows",
     )
     return found.shape

@@ -85,6 +85,12 @@ class TensorFlowPlan:
         """The recommended strategy."""
         return self.verdicts[0] if self.verdicts[0].fits else None
 
+    @property
+    def fits(self) -> bool:
+        """Whether a strategy or the split by hand holds the model."""
+        by_hand = self.assignment is not None and self.assignment.fits
+        return self.strategy is not None or by_hand
+
     def to_document(self) -> dict[str, Any]:
         """Return the document of `dtrain plan --json`: GiB, counts and sentences."""
         assignment = self.assignment
