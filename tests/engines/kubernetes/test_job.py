@@ -39,9 +39,12 @@ RUNS, HELD, FAILED = (
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesJob:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
-    folder = RunFolder.create("run-1")
-    record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
-    return KubernetesJob(record, folder, Caller(), {})
+    return job_of(FILE)
+
+
+def job_of(file: str) -> KubernetesJob:
+    record = Record("run-1", Request("c.yaml", "/", file), 29500, "python3", 1e9)
+    return KubernetesJob(record, RunFolder.create("run-1"), Caller(), {})
 
 
 def pod(uid: str, index: int = 0, created: str = "10:00") -> Pod:
@@ -441,6 +444,32 @@ def test_the_status_of_a_pod_whose_log_cannot_be_read(job: KubernetesJob) -> Non
     job.pod_seen(ended)
     job.job_seen(FAILED, "")
     assert job.ended("").problems == ("node1 exited with status 7: Error",)
+
+
+def test_the_traceback_of_a_rank_is_in_the_output_of_its_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    program = "framework: torch, script: t.py, rendezvous: {backend: static}"
+    job = job_of(FILE.replace("framework: none, command: [x]", program))
+    stderr = """\
+Traceback (most recent call last):
+  File "t.py", line 3, in <module>
+ValueError: bad batch
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 0)
+  exitcode  : 1 (pid: 7)
+"""
+    lines = [f"[torchrun-1 err] {line}\n".encode() for line in stderr.splitlines()]
+    end = b"[dtrain] torchrun-1 ended: 1 at 5.0\n"
+    job.pod_seen(pod("a", 1))
+    job.keep(PodLines("a", (BEGINS, *lines, end), 5, 1, 5))
+    job.job_seen(FAILED, "")
+    (failure,) = job.ended("").failures
+    assert (failure.rank, failure.message) == (1, "ValueError: bad batch")
 
 
 def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
