@@ -13,7 +13,7 @@ import pytest
 
 from dtrain.diagnostics import ConnectError, ExitCode
 from dtrain.engines.kubernetes import follow, launched, reading
-from dtrain.engines.kubernetes.client import AbsentError, ConflictError
+from dtrain.engines.kubernetes.client import AbsentError, ConflictError, ForbiddenError
 from dtrain.engines.kubernetes.follow import KubernetesFollower
 from dtrain.engines.kubernetes.job import KubernetesJob
 from dtrain.engines.kubernetes.objects import INDEX_LABEL
@@ -372,6 +372,29 @@ def test_requests_to_stop_end_the_wait_for_pods(job: KubernetesJob) -> None:
     assert "pods are still there: c-1-node-0-0" in report.problems[-1]
     assert deleted == ["c-1", "c-1", "c-1-node-0-0"]
     assert job.record.leftovers
+
+
+def test_a_user_who_may_not_list_pods_waits_for_the_job_alone(
+    job: KubernetesJob, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its object goes after its pods."""
+    monkeypatch.setattr(reading, "JOB_SECONDS", 0.01)
+    looks = iter(range(2))
+    deleted = []
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        if path.endswith("/pods"):
+            raise ForbiddenError("10.0.0.1", f"{method} {path}", "cannot list pods")
+        if method == "DELETE":
+            deleted.append(path)
+        elif deleted and next(looks, None) is None:
+            absent(method, path)
+        return RUNS
+
+    report = stopped(job, answer, Control())
+    assert (report.exit_code, report.problems) == (ExitCode.INTERRUPTED, ())
+    assert next(looks, None) is None
+    assert shown.notices[-1] == "c-1 is deleted; nothing of it runs"
 
 
 def test_a_server_that_does_not_answer_does_not_delay_requests_to_stop(job: KubernetesJob) -> None:
