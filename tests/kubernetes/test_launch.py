@@ -377,6 +377,7 @@ def test_a_user_who_may_not_list_pods_can_stop_a_job(desk: Desk) -> None:
     launch.send(signal.SIGINT)
     done = launch.wait()
     assert done.code == 130, str(done)
+    assert "nothing of it runs" in done.stderr
     assert desk.is_empty()
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,20 +22,13 @@ from dtrain.node.agent.worker_files import MAX_DEPTH, decode, open_regular
 from dtrain.node.programs import program
 from support.limits import until
 from support.node import Node
+from support.traced import traced
 
 GOOD: dict[str, Any] = {
     "event": "progress", "time": 1.5, "step": 1, "total": 9, "loss": 0.5, "tokens": None,
     "metrics": {"lr": 0.1},
 }  # fmt: skip
 LINE = json.dumps(GOOD)
-TRACE = """
-import ctypes, os, sys
-ATTACH = 16
-pid = int(sys.argv[1])
-print(ctypes.CDLL(None).ptrace(ATTACH, pid, None, None), flush=True)
-for _ in ("it stops", "it ends"):
-    os.waitpid(pid, 0x40000000)
-"""
 THINGS = {
     "FIFO": "os.mkfifo(path)",
     "socket": "import socket; socket.socket(socket.AF_UNIX).bind(path)",
@@ -213,21 +205,12 @@ def test_a_supervisor_that_cannot_be_continued_is_killed(host: Node) -> None:
     (supervisor,) = host.processes("dtrain-supervisor")
     agent.command("start")
     agent.event("started")
-    tracer = subprocess.Popen(
-        [sys.executable, "-c", TRACE, str(supervisor)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert tracer.stdout is not None
-        if tracer.stdout.readline() != "0\n":
-            pytest.skip("this user may not trace processes")
+    with traced(supervisor):
         agent.command("ping")
         agent.command("stop", grace=0.0)
         agent.until(lambda: any("killed it" in str(one.get("text")) for one in agent.messages))
         assert agent.expect("lost")["survivors"] == []
         agent.expect("bye")
-    finally:
-        tracer.kill()
-        tracer.communicate()
     host.until_nothing_runs()
 
 
@@ -238,24 +221,11 @@ def test_an_ended_worker_held_by_a_debugger_does_not_keep_the_run(host: Node) ->
     agent.expect("prepared")
     agent.command("start")
     worker = agent.event("started")["pid"]
-    trace = TRACE.replace("for _ in", "input()\nfor _ in")
-    tracer = subprocess.Popen(
-        [sys.executable, "-c", trace, str(worker)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert tracer.stdout is not None
-        if tracer.stdout.readline() != "0\n":
-            pytest.skip("this user may not trace processes")
+    with traced(worker, hold=True):
         agent.command("kill")
         survivors = agent.event("ended")["survivors"]
         assert [one["pid"] for one in survivors] == [worker]
         agent.expect("bye")
-    finally:
-        tracer.kill()
-        tracer.communicate()
     host.until_nothing_runs()
 
 

@@ -6,14 +6,17 @@ import os
 import re
 import signal
 import subprocess
+from typing import Any
 
 import pytest
 
+from dtrain.node.agent.processes import look
 from dtrain.node.boot import framed
 from dtrain.node.programs import boot_command, program
 from dtrain.node.protocol import encode_command
 from support.limits import HANG, until
-from support.node import Node
+from support.node import Agent, Node, patient
+from support.traced import traced
 
 # Each creates `ready` once it has escaped.
 READY = "import os,signal,sys,time\ndef ready(name='ready'): open(name,'w').close()\n"
@@ -281,6 +284,45 @@ def test_the_job_ends_with_a_killed_supervisor(host: Node) -> None:
     agent.expect("bye")
     agent.wait()
     assert host.processes() == {}
+
+
+def test_pings_are_answered_until_the_processes_of_a_killed_supervisor_have_ended(
+    host: Node,
+) -> None:
+    """The launcher gives up a relay that answers no pings."""
+    endless = patient().replace(b"PATIENCE = 10.0", b"PATIENCE = %d" % HANG)
+    assert endless != patient()
+    agent = host.launch(host.shell("exec sleep 600"), agent=host.agent(source=endless))
+    agent.expect("prepared")
+    agent.command("start")
+    worker = agent.event("started")["pid"]
+    supervisor = supervisor_pid(host)
+    with traced(worker, hold=True) as tracer:
+        os.kill(supervisor, signal.SIGSTOP)
+        silent = until(lambda: (alive := ping(agent))["silent"] > 0.2 and alive)["silent"]
+        os.kill(supervisor, signal.SIGKILL)
+        # The relay has killed it, and waits until it can reap it.
+        until(lambda: (now := look(worker)) and not now.alive)
+        for _ in range(3):
+            # The supervisor is known to be dead, not silent.
+            assert ping(agent)["silent"] < silent
+        assert not [one for one in agent.messages if one["type"] == "lost"]
+        tracer.kill()
+        assert agent.expect("lost")["survivors"] == []
+    agent.expect("bye")
+    assert host.processes() == {}
+
+
+def ping(agent: Agent) -> dict[str, Any]:
+    """The relay's answer."""
+
+    def answers() -> list[dict[str, Any]]:
+        return [one for one in agent.messages if one["type"] == "alive"]
+
+    before = len(answers())
+    agent.command("ping")
+    answer: dict[str, Any] = agent.until(lambda: answers()[before:])[0]
+    return answer
 
 
 def test_a_supervisor_killed_without_a_relay_is_reported_lost(host: Node) -> None:

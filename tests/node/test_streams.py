@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
-import time
-from typing import Any
-
-import pytest
 
 from dtrain.node.programs import program
 from support.limits import HANG, until
-from support.node import Agent, Node
+from support.node import Node
 
 FLOOD = """
 import os, sys
@@ -147,24 +142,6 @@ def test_a_relay_ends_if_its_launcher_is_silent(host: Node) -> None:
     assert second.expect("attached")["running"]
     second.command("kill")
     second.expect("bye")
-
-
-def test_a_closed_agent_takes_no_data_of_the_next(
-    host: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pipes of the next one get the same descriptors."""
-    take, reading = Agent._take, threading.Event()
-
-    def take_slowly(agent: Agent, frame: Any) -> None:
-        reading.set()
-        time.sleep(0.2)
-        take(agent, frame)
-
-    monkeypatch.setattr(Agent, "_take", take_slowly)
-    agent = host.agent()
-    assert reading.wait(HANG)
-    agent.close()
-    assert not any(thread.is_alive() for thread in agent._threads)
 
 
 def test_zeros_follow_the_last_event(host: Node) -> None:

@@ -57,9 +57,10 @@ class FollowedRun(Run):
         """The failure with what its process wrote about it; of a torchrun, that of the first
         rank."""
         logs = self.folder.logs
-        name = f"{names.process_name(failure.role, failure.index)}.err"
-        stderr = tail(logs / failure.host / name, _SUMMARY).decode(errors="replace")
-        return explained(root_rank(failure, stderr), logs)
+        name = names.process_name(failure.role, failure.index)
+        stderr = tail(logs / failure.host / f"{name}.err", _SUMMARY).decode(errors="replace")
+        # In a pod, ranks write to the stderr of their torchrun.
+        return explained(root_rank(failure, stderr), logs, launcher=name)
 
     def leave(self, report: Report = LEFT) -> Report:
         """The job goes on without this process."""

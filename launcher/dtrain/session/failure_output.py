@@ -21,8 +21,11 @@ _ABORT = re.compile(rb"^F\d{4} \d\d:\d\d:\d\d\.", re.MULTILINE)
 """Begins the report of a C++ library (glog, Abseil) that aborts the process."""
 
 
-def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
-    """The failure with the end of the process's stderr, if it left no traceback.
+def explained(
+    failure: Failure, logs: Path, since: float | None = None, launcher: str = ""
+) -> Failure:
+    """The failure with the end of the process's stderr, if it left no traceback. ``launcher``: the
+    process to whose stderr it may have written instead.
 
     With ``since``, only a traceback that arrived after this time counts: the process was killed,
     so an earlier one was caught.
@@ -32,6 +35,8 @@ def explained(failure: Failure, logs: Path, since: float | None = None) -> Failu
     written_by = [names.process_name(failure.role, failure.index)]
     if failure.rank is not None:
         written_by.append(names.rank_name(failure.rank))
+    if launcher:
+        written_by.append(launcher)
     for name in written_by:
         file = logs / failure.host / f"{name}.err"
         written = tail(file, _STDERR_TAIL)

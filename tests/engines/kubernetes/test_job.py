@@ -1,25 +1,18 @@
-"""What is known of a job, and what the thread that follows it does, without a server."""
+"""What is known of a job, without a server."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dtrain.diagnostics import ConnectError, ExitCode
-from dtrain.engines.kubernetes import follow, host_states, launched
-from dtrain.engines.kubernetes.client import AbsentError, ConflictError
+from dtrain.engines.kubernetes import host_states
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding
-from dtrain.engines.kubernetes.follow import KubernetesFollower
 from dtrain.engines.kubernetes.job import KubernetesJob
-from dtrain.engines.kubernetes.objects import INDEX_LABEL, KubernetesJobState, Pod, Terminated
-from dtrain.engines.kubernetes.reading import JobSeen, LogEnded, PodLines, PodsListed
-from dtrain.failures.cause import Report
+from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, Terminated
+from dtrain.engines.kubernetes.reading import PodLines
 from dtrain.launchplan.build import build
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
@@ -28,11 +21,8 @@ from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
-from dtrain.session import recorder
 from dtrain.session.caller import Caller
-from dtrain.session.control import Control
 from dtrain.spec.load import parse
-from support.limits import HANG, until
 
 FILE = """
 cluster: {kubernetes: {image: i, queue: gpu}, nodes: 2, slots: 1}
@@ -49,9 +39,12 @@ RUNS, HELD, FAILED = (
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubernetesJob:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
-    folder = RunFolder.create("run-1")
-    record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9)
-    return KubernetesJob(record, folder, Caller(), {})
+    return job_of(FILE)
+
+
+def job_of(file: str) -> KubernetesJob:
+    record = Record("run-1", Request("c.yaml", "/", file), 29500, "python3", 1e9)
+    return KubernetesJob(record, RunFolder.create("run-1"), Caller(), {})
 
 
 def pod(uid: str, index: int = 0, created: str = "10:00") -> Pod:
@@ -514,6 +507,32 @@ def test_the_status_of_a_pod_whose_log_cannot_be_read(job: KubernetesJob) -> Non
     assert job.ended("").problems == ("node1 exited with status 7: Error",)
 
 
+def test_the_traceback_of_a_rank_is_in_the_output_of_its_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    program = "framework: torch, script: t.py, rendezvous: {backend: static}"
+    job = job_of(FILE.replace("framework: none, command: [x]", program))
+    stderr = """\
+Traceback (most recent call last):
+  File "t.py", line 3, in <module>
+ValueError: bad batch
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 0)
+  exitcode  : 1 (pid: 7)
+"""
+    lines = [f"[torchrun-1 err] {line}\n".encode() for line in stderr.splitlines()]
+    end = b"[dtrain] torchrun-1 ended: 1 at 5.0\n"
+    job.pod_seen(pod("a", 1))
+    job.keep(PodLines("a", (BEGINS, *lines, end), 5, 1, 5))
+    job.job_seen(FAILED, "")
+    (failure,) = job.ended("").failures
+    assert (failure.rank, failure.message) == (1, "ValueError: bad batch")
+
+
 def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
     """The script does not run again in the same pod."""
     again = replace(pod("a", 1), again=True, state=ShownState.ENDED)
@@ -526,163 +545,6 @@ def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
     report = job.ended("")
     assert [failure.out_of_memory for failure in report.failures] == [True]
     assert "deleted outside" not in report.reason
-
-
-def test_a_full_disk_does_not_hide_the_report(
-    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full() -> None:
-        raise StorageError("no space left on device")
-
-    monkeypatch.setattr(job._positions, "save", full)
-    report = job.finish(job.ended("Ctrl-C"))
-    assert report.exit_code is ExitCode.INTERRUPTED
-    assert [event.report.reason for event in journaled(job, events.Finished)] == ["Ctrl-C"]
-
-
-# Following ---------------------------------------------------------------------------------------
-
-Answer = Callable[[str, str], dict[str, Any]]
-
-
-class Server:
-    """Answers requests with a function."""
-
-    namespace, host, context = "ml", "10.0.0.1", "prod"
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-
-    def request(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
-        return self._answer(method, path)
-
-    def stream(self, path: str, **_: Any) -> Any:
-        raise ConnectError(self.host, "GET", "connection refused")
-
-
-def absent(method: str, path: str) -> dict[str, Any]:
-    raise AbsentError("10.0.0.1", f"{method} {path}", "not found")
-
-
-def follower(
-    job: KubernetesJob, answer: Answer, control: Control | None = None
-) -> KubernetesFollower:
-    client: Any = Server(answer)
-    return KubernetesFollower(job, client, control or Control())
-
-
-def report_after_ctrl_c(job: KubernetesJob, answer: Answer, control: Control) -> Report:
-    followed = follower(job, answer, control)
-    control.hand_to(followed)
-    control.stop("Ctrl-C")
-    report = None
-    while report is None:
-        report = followed._stop()
-    return report
-
-
-def refuse(method: str, path: str) -> dict[str, Any]:
-    raise ConnectError("10.0.0.1", f"{method} {path}", "connection refused")
-
-
-def test_a_stop_that_has_to_wait_is_recorded_once(
-    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    control = Control()
-    waits = []
-
-    def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        if len(waits) == 3:
-            control.stop()
-            control.stop()
-        return False
-
-    monkeypatch.setattr(control, "wait", wait)
-    report = report_after_ctrl_c(job, refuse, control)
-    assert "may still be there" in report.problems[0]
-    assert job.record.leftovers
-    assert len(waits) == 3
-    assert journaled(job, events.StopRequested) == [events.StopRequested("Ctrl-C")]
-
-
-def test_a_deleted_job_that_does_not_go_away(
-    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine that does not answer keeps its pods."""
-    monkeypatch.setattr(follow, "GONE_SECONDS", -1000.0)
-    control = Control()
-    followed = follower(job, lambda method, path: {"metadata": {"name": "c-1"}}, control)
-    control.hand_to(followed)
-    control.stop("Ctrl-C")
-    monkeypatch.setattr(followed, "_attempt_is_read", lambda: control.leave())
-    followed._follow()
-    assert "c-1 is not gone yet" in notices(job)[-1]
-
-
-def test_a_container_that_starts_again_alone_ends_the_job(
-    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the runtimes of Trainer ask. The others would wait for it in vain."""
-    control = Control()
-    asked: list[str] = []
-
-    def answer(method: str, path: str) -> dict[str, Any]:
-        asked.append(f"{method} {path.rpartition('/')[2]}")
-        if len(asked) == 1:
-            refuse(method, path)
-        return {"items": []}
-
-    monkeypatch.setattr(control, "wait", lambda seconds: False)
-    followed = follower(job, answer, control)
-    monkeypatch.setattr(followed._readers, "read_log", lambda *_: None)
-    followed._handle(JobSeen(RUNS))
-    followed._handle(PodsListed((replace(pod("a", 1), again=True, state=ShownState.ENDED),)))
-    followed._handle(LogEnded("a", whole=True))
-    looks = iter([False, False, False, True])
-
-    def over() -> bool:
-        if next(looks):
-            control.leave()
-        return False
-
-    monkeypatch.setattr(followed, "_attempt_is_read", over)
-    followed._follow()
-    assert asked == ["DELETE c-1", "DELETE c-1"]
-    started, failed = notices(job)
-    assert started.startswith("node1: Kubernetes has started the failed container again")
-    assert failed.endswith("connection refused; trying again")
-
-
-def test_what_may_be_left_of_a_job_that_could_not_be_created(
-    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launched, "GONE_SECONDS", -60.0)
-
-    def answer(method: str, path: str) -> dict[str, Any]:
-        return (absent if method == "GET" else refuse)(method, path)
-
-    report = follower(job, answer).follow({"ConfigMap": {}, "job": {}})
-    assert report.reason.startswith("not created: POST ")
-    command = "kubectl delete jobset/c-1 configmap/c-1 --namespace ml --context prod"
-    assert f"`{command}` ends it" in report.problems[1]
-    assert job.record.leftovers == (("node0", 1), ("node1", 1))
-
-
-def test_a_full_disk_leaves_the_job(job: KubernetesJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not over: another process may follow it."""
-
-    def full() -> None:
-        raise StorageError("no space left on device", hint="free some")
-
-    followed = follower(job, refuse)
-    monkeypatch.setattr(followed._readers, "start", lambda: None)
-    monkeypatch.setattr(followed, "_follow", full)
-    monkeypatch.setattr(job._positions, "save", full)
-    report = followed.follow(None)
-    assert report.exit_code is ExitCode.NODE_FAILED
-    assert notices(job) == ["no space left on device; free some"]
-    assert journaled(job, events.Finished) == []
 
 
 def test_lines_of_which_some_cannot_be_stored_are_stored_once(job: KubernetesJob) -> None:
@@ -699,164 +561,3 @@ def test_lines_of_which_some_cannot_be_stored_are_stored_once(job: KubernetesJob
     job.keep(lines)
     assert (folder / "worker-0.out").read_bytes() == b"out\n"
     assert error.read_bytes() == b"err\n"
-
-
-def test_a_full_disk_does_not_keep_a_job_from_being_stopped(job: KubernetesJob) -> None:
-    control, asked = Control(), []
-
-    def full() -> None:
-        raise StorageError("no space left on device", hint="free some")
-
-    def answer(method: str, path: str) -> dict[str, Any]:
-        asked.append(f"{method} {path.rpartition('/')[2]}")
-        return {"items": []} if path.endswith("/pods") else absent(method, path)
-
-    followed = follower(job, answer, control)
-    followed._follow = full  # type: ignore[assignment, method-assign]
-    control.stop("Ctrl-C")
-    assert followed.follow(None).exit_code is ExitCode.INTERRUPTED
-    assert "DELETE c-1" in asked
-    assert notices(job) == ["no space left on device", "c-1 is deleted; nothing of it runs"]
-
-
-def test_a_slow_server_is_waited_for_aloud(
-    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recorder, "SLOW", 0.0)
-    waits = "waiting for the API server 10.0.0.1 to answer"
-
-    def answer(method: str, path: str) -> dict[str, Any]:
-        until(lambda: waits in notices(job))
-        return refuse(method, path)
-
-    assert follower(job, answer).follow({"job": {}}).reason.startswith("not created: ")
-
-
-def test_a_job_that_a_busy_server_creates_late_is_deleted(job: KubernetesJob) -> None:
-    """It may answer the deletion first."""
-    control, deleted, created = Control(), threading.Event(), threading.Event()
-    there: list[str] = []
-
-    def answer(method: str, path: str) -> dict[str, Any]:
-        if method == "POST":
-            control.stop("Ctrl-C")
-            assert deleted.wait(HANG)
-            there.append("c-1")
-            created.set()
-        elif path.endswith("/pods"):
-            return {"items": []}
-        elif method == "DELETE" and path.endswith("/jobsets/c-1"):
-            if not there:
-                deleted.set()
-                absent(method, path)
-            there.clear()
-        elif not there:
-            absent(method, path)
-        return {"metadata": {"name": "c-1"}}
-
-    assert follower(job, answer, control).follow({"job": {}}).problems
-    assert created.wait(HANG)
-    assert there == []
-
-
-def test_a_secret_that_may_be_left_is_named(job: KubernetesJob) -> None:
-    """It has no owner until the job is there, so the deletion of the job does not delete it."""
-    plan = build(parse(FILE.replace("[x]", "[x], secrets: [TOKEN]"), "c.yaml"))
-    client: Any = Server(absent)
-    left = launched.LaunchedJob(client, job.record, plan).still_there
-    assert " secret/c-1 " in left
-
-
-@pytest.mark.parametrize("answers", [(), ("GET",)])
-def test_what_is_not_created_is_not_deleted(job: KubernetesJob, answers: tuple[str, ...]) -> None:
-    """Without a connection, or with objects of the same name that belong to another run."""
-    asked = []
-
-    def answer(method: str, path: str) -> dict[str, Any]:
-        asked.append(method)
-        if not answers:
-            refuse(method, path)
-        if method in answers:
-            absent(method, path)
-        raise ConflictError("10.0.0.1", method, "already exists")
-
-    report = follower(job, answer).follow({"ConfigMap": {}, "job": {}})
-    assert report.reason.startswith("not created: ")
-    assert asked == ["GET", "POST"][: len(answers) + 1]
-    assert job.record.leftovers == ()
-
-
-def test_requests_to_stop_end_the_wait_for_pods(job: KubernetesJob) -> None:
-    """A pod on a machine that does not answer stays."""
-    deleted = []
-    control = Control()
-    left = {"metadata": {"name": "c-1-node-0-0", "labels": {INDEX_LABEL: "0"}}}
-
-    def answer(method: str, path: str) -> dict[str, Any]:
-        if method == "DELETE":
-            deleted.append(path.rpartition("/")[2])
-            control.stop("Ctrl-C")
-        elif deleted.count("c-1-node-0-0"):
-            control.stop("Ctrl-C")
-        return {"items": [left]}
-
-    followed = follower(job, answer, control)
-    control.hand_to(followed)
-    job.job_seen(FAILED, "")
-    report = followed._end()
-    assert report.exit_code is ExitCode.JOB_FAILED
-    assert "pods are still there: c-1-node-0-0" in report.problems[-1]
-    assert deleted == ["c-1", "c-1", "c-1-node-0-0"]
-    assert job.record.leftovers
-
-
-def test_a_server_that_does_not_answer_does_not_delay_requests_to_stop(job: KubernetesJob) -> None:
-    control, over = Control(), threading.Event()
-    asked = []
-
-    def answer(method: str, path: str) -> dict[str, Any]:
-        asked.append(method)
-        control.stop("Ctrl-C")
-        assert over.wait(HANG)
-        return {"items": []}
-
-    report = report_after_ctrl_c(job, answer, control)
-    assert report.exit_code is ExitCode.INTERRUPTED
-    assert asked == ["DELETE", "DELETE"]
-    over.set()
-
-
-def test_a_job_is_deleted_once_its_object_is_gone(
-    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not before: a finalizer may hold it, and its controller may start pods again."""
-    monkeypatch.setattr(launched, "GONE_SECONDS", -60.0)
-    client: Any = Server(lambda method, path: {"items": [], "metadata": {"name": "c-1"}})
-    left = launched.LaunchedJob(client, job.record, job.plan).delete_or_report()
-    assert left.startswith("JobSet c-1 is still there\n")
-
-
-def test_output_is_awaited_for_as_long_as_it_arrives(
-    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    followed = follower(job, lambda method, path: {"items": []})
-    followed._handle(PodsListed((pod("a"),)))
-    followed._handle(JobSeen(FAILED))
-    assert not followed._attempt_is_read()
-    limit = follow.LOG_SECONDS + job.plan.job.grace
-    for _ in range(3):
-        now[0] += limit - 1
-        followed._handle(PodLines("a", (b"[worker-0] x\n",), 5, 1, 5))
-        assert not followed._attempt_is_read()
-    now[0] += limit + 1
-    assert followed._attempt_is_read()
-    assert "could not be read to its end" in notices(job)[-1]
-
-
-def test_a_job_that_another_process_has_deleted(job: KubernetesJob) -> None:
-    followed = follower(job, lambda method, path: {"items": []})
-    assert not followed._attempt_is_read()
-    followed._handle(JobSeen(None))
-    assert followed._attempt_is_read()

@@ -104,19 +104,21 @@ def failed(why: str) -> ServerNotice:
 
 def readers(server: Server) -> Readers:
     client: Any = server
-    launched: Any = SimpleNamespace(selector="", name="job", restarts_containers=True)
+    launched: Any = SimpleNamespace(
+        selector="", name="job", restarts_containers=True, state=lambda: None
+    )
     return Readers(client, launched)
 
 
-def first_events(followed: Readers, run: Callable[[], None], count: int) -> list[PodEvent]:
-    """What a reader reports first."""
-    thread = threading.Thread(target=run)
-    thread.start()
-    found = [followed.events.get(timeout=HANG) for _ in range(count)]
+def first_events(followed: Readers, count: int, *kinds: type[PodEvent]) -> list[PodEvent]:
+    """The first events of ``kinds`` that the readers report."""
+    followed.start()
+    found: list[PodEvent] = []
+    while len(found) < count:
+        event = followed.events.get(timeout=HANG)
+        if isinstance(event, kinds):
+            found.append(event)
     followed.stop()
-    while thread.is_alive():
-        followed.events.queue.clear()
-        thread.join(0.1)
     return found
 
 
@@ -262,7 +264,7 @@ def test_a_watch_that_the_server_ends_with_an_error(code: int, expected: PodEven
         yield [json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"]
 
     followed = readers(Server(error, *[down] * 1000))
-    assert first_events(followed, followed._watch_pods, 2) == [PodsListed(()), expected]
+    assert first_events(followed, 2, PodsListed, ServerNotice) == [PodsListed(()), expected]
 
 
 def test_a_user_who_may_list_pods_and_not_watch_them_is_told_once() -> None:
@@ -273,23 +275,20 @@ def test_a_user_who_may_list_pods_and_not_watch_them_is_told_once() -> None:
     server.stream = forbidden
     followed = readers(server)
     listed, trouble = PodsListed(()), failed("server: GET pods: cannot watch pods")
-    found = first_events(followed, followed._watch_pods, 4)
+    found = first_events(followed, 4, PodsListed, ServerNotice)
     assert found == [listed, trouble, listed, listed]
 
 
 def test_why_a_job_has_no_pods() -> None:
     """The JobSet has failed to create the Job, or the Job its pods."""
-    server: Any = Server()
-    asked = []
+    server: Any = Server(*[down] * 1000)
 
-    def request(method: str, path: str, *, fieldSelector: str) -> dict[str, Any]:
+    def request(method: str, path: str, *, fieldSelector: str = "", **_: str) -> dict[str, Any]:
         name = fieldSelector.removeprefix("involvedObject.name=")
-        asked.append(name)
         return {"items": [{"type": "Warning", "reason": "FailedCreate", "message": name}]}
 
     server.request = request
     followed = readers(server)
     followed.pods_missing = True
-    followed._ask_for_warnings()
-    warned = [followed.events.get_nowait() for _ in range(2)]
+    warned = first_events(followed, 2, Warned)
     assert warned == [Warned("FailedCreate: job"), Warned("FailedCreate: job-node-0")]

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
 from dtrain.engines.kubernetes import objects
-from dtrain.engines.kubernetes.client import AbsentError, Client
+from dtrain.engines.kubernetes.client import AbsentError, Client, ForbiddenError
 from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, TRAINJOB, job_kind, kubectl
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name
@@ -139,7 +139,7 @@ class LaunchedJob:
                 if self._asked() is Force.KILL and not killed:
                     self.kill_pods()
                     killed = True
-                if left := self.pods():
+                if left := self._pods_left():
                     some = ", ".join(pod.name for pod in left[:5])
                     problem = f"pods are still there: {some}"
                 elif self.state() is not None:
@@ -153,6 +153,12 @@ class LaunchedJob:
             if time.monotonic() > deadline or self._asked() is Force.GIVE_UP:
                 return f"{problem}\n{self.still_there}"
             time.sleep(0.3)
+
+    def _pods_left(self) -> tuple[objects.Pod, ...]:
+        try:
+            return self.pods()
+        except ForbiddenError:
+            return ()  # The job's object goes after its pods.
 
     def _delete(self, path: str, **query: str | int) -> None:
         try:
