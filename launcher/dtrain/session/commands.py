@@ -137,7 +137,6 @@ class Commands:
             else:
                 group.targets.append(target)
         self._events: queue.Queue[_Event] = queue.Queue(QUEUED)
-        self._force = Force.NONE
         self._over = threading.Event()
 
     def run(self, receiver: Receiver, control: Control) -> list[Outcome]:
@@ -147,8 +146,7 @@ class Commands:
         receiver.started([target.host for group in self._groups for target in group.targets])
         for group in self._groups:
             threading.Thread(target=self._follow, args=(group,), daemon=True).start()
-        threading.Thread(target=self._watch, daemon=True).start()
-        control.hand_to(self)
+        threading.Thread(target=self._watch, args=(control,), daemon=True).start()
         try:
             while not all(group.over for group in self._groups):
                 try:
@@ -171,20 +169,13 @@ class Commands:
             self._over.set()
         return [outcomes[target.host] for group in self._groups for target in group.targets]
 
-    def interrupt(self, why: str, force: Force) -> None:
-        # A signal handler may call this, so it takes no lock.
-        self._force = force
-
-    def detach(self) -> None:
-        self._force = max(self._force, Force.TERM)
-
-    def _watch(self) -> None:
+    def _watch(self, control: Control) -> None:
         """Send stop requests, and give up on hosts that do not answer in time."""
         acted = Force.NONE
         deadline = float("inf") if self._limit is None else time.monotonic() + self._limit + LATE
         while not self._over.wait(POLL):
             late = time.monotonic() > deadline
-            force = self._force
+            force = max(control.force, Force.TERM if control.left else Force.NONE)
             for group in self._groups:
                 if group.over or group.given_up:
                     continue

@@ -512,7 +512,6 @@ def follower(
 
 def report_after_ctrl_c(job: KubernetesJob, answer: Answer, control: Control) -> Report:
     followed = follower(job, answer, control)
-    control.hand_to(followed)
     control.stop("Ctrl-C")
     report = None
     while report is None:
@@ -552,7 +551,6 @@ def test_a_deleted_job_that_does_not_go_away(
     monkeypatch.setattr(follow, "GONE_SECONDS", -1000.0)
     control = Control()
     followed = follower(job, lambda method, path: {"metadata": {"name": "c-1"}}, control)
-    control.hand_to(followed)
     control.stop("Ctrl-C")
     monkeypatch.setattr(followed, "_attempt_is_read", lambda: control.leave())
     followed._follow()
@@ -740,7 +738,6 @@ def test_requests_to_stop_end_the_wait_for_pods(job: KubernetesJob) -> None:
         return {"items": [left]}
 
     followed = follower(job, answer, control)
-    control.hand_to(followed)
     job.job_seen(FAILED, "")
     report = followed._end()
     assert report.exit_code is ExitCode.JOB_FAILED
