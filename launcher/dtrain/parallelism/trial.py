@@ -23,13 +23,13 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
+from dtrain.parallelism.cluster.hardware import GIB
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 MOST_TRIALS = 16
-GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)

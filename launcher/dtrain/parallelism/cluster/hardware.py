@@ -14,7 +14,7 @@ Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32")
 
-
+GIB = 2.0**30
 MAX_GPUS = 1_000_000
 """Upper limit; no cluster has more, and larger searches are slow."""
 
