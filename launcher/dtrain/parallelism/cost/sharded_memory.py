@@ -226,14 +226,9 @@ class _Rank(StageRank):
         return self.summed * self.share(self.summing) * self.graded
 
     @cached_property
-    def head(self) -> float:
-        return self.shape.head_parameters / self.layout.tensor if self.last else 0.0
-
-    @cached_property
     def root(self) -> float:
         """Parameters around the layers."""
-        root = self.head if self.last and not (self.shape.tied and self.first) else 0.0
-        return root + (self.shape.embedding_parameters / self.layout.tensor if self.first else 0.0)
+        return self.embedding + (0.0 if self.shape.tied and self.first else self.head)
 
     @property
     def largest_unit(self) -> float:
