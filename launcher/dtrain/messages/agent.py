@@ -64,8 +64,6 @@ class Started(Event):
     index: Index
     rank: Index | None
     pid: Pid
-    numa_node: Index | None = None
-    """The NUMA node that the process is bound to."""
 
 
 @dataclass(frozen=True, slots=True)
