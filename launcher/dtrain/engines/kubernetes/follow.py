@@ -41,6 +41,7 @@ class KubernetesFollower:
         self._job = job
         self._launched = LaunchedJob(client, job.record, job.plan, lambda: control.force)
         self._control = control
+        # Readers go on after a request to stop, which would end their requests early.
         self._readers = Readers(client, LaunchedJob(client, job.record, job.plan))
         self._done = Force.NONE
         """The force of the last stop request that the server has."""
