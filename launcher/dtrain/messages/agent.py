@@ -116,7 +116,7 @@ class Exited(Event):
     error: ErrorReport | None = None
     out_of_memory: bool = False
     ranks: tuple[RankFailure, ...] | None = None
-    """Those that failed, if the process is a torchrun."""
+    """The ranks that failed, if the process is a torchrun."""
 
     @property
     def failed(self) -> bool:

@@ -101,7 +101,7 @@ class Trial:
     """A layout of which small steps were trained, or an attempt at that."""
 
     planned: Candidate
-    """As estimated without the trial."""
+    """The estimate without the trial."""
     measured: tuple[MeasuredCase, ...] = ()
     failure: str = ""
     """Why it did not train all cases; '' if it did."""

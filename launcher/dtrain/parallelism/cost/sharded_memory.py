@@ -105,7 +105,7 @@ class _Layers(NamedTuple):
 
     mean: float
     experts: float
-    """Those of the mean layer that are experts."""
+    """Parameters of the mean layer's experts."""
     largest: float
 
 
