@@ -32,7 +32,8 @@ from track_memory import GPT, Tracker, config_of, cross_entropy
 from train_gpt import first_weights
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.cost.runtime_phases import allocated
+from dtrain.parallelism.cluster.hardware import GIB
+from dtrain.parallelism.cost.memory import stage_memory
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime import torch as parallel
 from dtrain.runtime.torch import recompute
@@ -120,7 +121,7 @@ def main() -> None:
         errors = []
         for stage in range(layout.pipeline):
             peak = max(int(bytes_) for place, bytes_ in every if place == stage)
-            planned = allocated(shape, layout, Assumptions(), stage)
+            planned = stage_memory(shape, layout, Assumptions(), stage).allocated * GIB
             errors.append(planned / peak - 1)
             run.print(
                 f"stage {stage}: {peak / 2**20:.1f} MiB, planned {planned / 2**20:.1f} MiB"

@@ -19,7 +19,8 @@ from dtrain.messages.decode import (
     decode,
     parse,
 )
-from dtrain.transport.incoming import MAX_NOISE, Incoming
+from dtrain.messages.pieces import MAX_NOISE
+from dtrain.transport.incoming import Incoming
 from support.scripted import ScriptedProcess
 
 

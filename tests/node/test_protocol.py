@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.messages.decode import ProtocolError
+from dtrain.messages.pieces import KEPT, MAX_NOISE
 from dtrain.node.agent.wire import DATA, HEADER, MAX_PAYLOAD, MESSAGE, PREAMBLE
 from dtrain.node.protocol import (
-    KEPT_NOISE,
-    MAX_NOISE,
     Data,
     FrameDecoder,
     Message,
@@ -73,7 +72,7 @@ def test_noise_is_kept_and_read_up_to_a_limit() -> None:
     decoder = FrameDecoder()
     for _ in range(100):
         assert list(decoder.feed(b"motd\n" * 1000)) == []
-    assert len(decoder.noise) <= KEPT_NOISE
+    assert len(decoder.noise) <= KEPT
     assert list(decoder.feed(PREAMBLE + encoded(Data(1, 2, b"x")))) == [Data(1, 2, b"x")]
     decoder = FrameDecoder()
     with pytest.raises(ProtocolError, match="1 MiB"):

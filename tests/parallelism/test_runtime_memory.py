@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.cost.runtime_phases import allocated
+from dtrain.parallelism.cluster.hardware import GIB
+from dtrain.parallelism.cost.memory import stage_memory
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 from support.limits import HANG
@@ -32,7 +33,7 @@ def planned(case: dict[str, Any]) -> float:
     """Bytes that the planner counts for the allocator, on the case's stage."""
     model, layout = case["model"], Layout(**case["layout"])
     shape = Shape(head_size=model["hidden"] // model["heads"], **model)
-    return allocated(shape, layout, Assumptions(), case.get("stage", 0))
+    return stage_memory(shape, layout, Assumptions(), case.get("stage", 0)).allocated * GIB
 
 
 @pytest.mark.parametrize("case", RECORD["cases"], ids=lambda case: case["name"])

@@ -23,18 +23,18 @@ job:
 
 def test_a_script_reads_the_settings_of_the_cluster_file() -> None:
     plan = build(parse(FILE, "cluster.yaml"))
-    job = current_job({**plan.hosts[1].environment, "DTRAIN_RUN_ID": "run"})
+    job = current_job(plan.hosts[1].environment)
     layout = Layout(
         tensor=2, pipeline=2, data=2, sharding="full", micro_batch=3, grad_accumulation=4
     )
     # The file sets grad_accumulation, which determines the global batch.
     training = Training(global_batch=24, precision="bf16", seq_len=512)
-    assert job == JobSettings("3d", layout, training, launched=True)
+    assert job == JobSettings("3d", layout, training)
     assert (layout.world_size, layout.global_batch) == (8, 24)
 
 
 def test_a_script_on_its_own() -> None:
-    assert current_job({}) == JobSettings(None, None, Training(), launched=False)
+    assert current_job({}) == JobSettings(None, None, Training())
 
 
 @pytest.mark.parametrize(

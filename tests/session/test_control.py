@@ -52,3 +52,4 @@ def test_each_request_raises_the_force(
     for request in requests:
         request(control)
     assert attempt.forces == forces
+    assert control.force is forces[-1]

@@ -47,7 +47,10 @@ def test_a_known_host_is_accepted(transport: SshTransport, sshd: Sshd) -> None:
 def test_hashed_names_are_recognised(transport: SshTransport, sshd: Sshd, tmp_path: Path) -> None:
     path = known_hosts(tmp_path, sshd.known_hosts.read_text())
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", path], check=True, capture_output=True)
-    assert "127.0.0.1" not in Path(path).read_text()
+    hashed = Path(path).read_text()
+    assert "127.0.0.1" not in hashed
+    damaged = "".join(f"{names} {sshd.host_key()}\n" for names in ("|1|", "|1|x|y", "|1|YWJj|YWJj"))
+    known_hosts(tmp_path, damaged + hashed)
     transport.connect(host_on(sshd, known_hosts=path)).close()
 
 

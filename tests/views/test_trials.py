@@ -8,8 +8,9 @@ import pytest
 
 from dtrain import PlanRequest
 from dtrain.parallelism.answer import alternatives
+from dtrain.parallelism.cluster.hardware import GIB
 from dtrain.parallelism.question import Answer
-from dtrain.parallelism.trial import GIB, MeasuredCase, Trial, cases
+from dtrain.parallelism.trial import MeasuredCase, Trial, cases
 from dtrain.planning.question import pose
 from dtrain_cli.output import stdout_paper
 from dtrain_cli.views import layouts

@@ -62,7 +62,7 @@ def fitted(lines: list[Text], columns: int, rows: int) -> list[Text]:
 
 
 def snapshot(board: Board, now: float, columns: int = 120) -> str:
-    """The same as text, with all hosts and without output."""
+    """The dashboard as text, with all hosts and without output."""
     troubles = board.troubles()
     table = _Table(board, troubles, columns, now).lines(len(board.hosts) + 1)
     lines = [*_head(board, columns, now), *table, *words(board, troubles, now)]

@@ -1,4 +1,9 @@
-"""Renders a template of an HTML page. Every value is escaped."""
+"""Renders a template of a self-contained HTML page. Every value is escaped.
+
+The pages have no script, no font and make no request. Charts are inline SVG whose horizontal places
+and lengths are shares of the page's width, so that text keeps its size on every screen. A table
+repeats what a chart shows by color. A module for each page computes the values of its template.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,11 @@ def rendered(template: str, styles: Sequence[str], **values: object) -> str:
         digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         **values,
     )
+
+
+def percent(part: float, whole: float = 1.0) -> str:
+    """A place or a length of a chart of which ``whole`` is the width."""
+    return f"{min(max(part / whole, 0.0), 1.0) * 100:.3f}%"
 
 
 def _printable(value: object) -> object:

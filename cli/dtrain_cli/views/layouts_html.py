@@ -1,9 +1,4 @@
-"""The result of `dtrain plan` as one self-contained HTML page.
-
-The page has no script, no font and makes no request. Charts are inline SVG; their lengths are
-shares of the page's width, so that text keeps its size on every screen. A table repeats what a
-chart shows by color. The template is `templates/layouts.html`; this module computes its values.
-"""
+"""The result of `dtrain plan` as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from dtrain.parallelism.question import Answer
 from dtrain.records import dataclass
 from dtrain_cli.options import as_options
 from dtrain_cli.views import trials
-from dtrain_cli.views.html import rendered
+from dtrain_cli.views.html import percent, rendered
 from dtrain_cli.views.question import described, training_time
 
 _FAR = 4
@@ -142,7 +137,7 @@ def _chart(
         "over": limit is not None and longest > limit,
         "limit": limit
         and {
-            "x": _share(limit, scale),
+            "x": percent(limit, scale),
             "anchor": "end" if limit > scale / 2 else "start",
             "text": measure.format_value(limit),
         },
@@ -169,8 +164,8 @@ def _bar(
         share = f"{value / bar.total * 100:.0f} %"
         parts.append(
             {
-                "x": _share(before, scale),
-                "width": _share(value, scale),
+                "x": percent(before, scale),
+                "width": percent(value, scale),
                 "color": colors[part],
                 "value": f"{value:.9g}",
                 "title": f"{measure.parts[part]}: {measure.format_value(value)}, {share}",
@@ -184,7 +179,7 @@ def _bar(
         "aside": bar.aside,
         "description": f"{bar.label}: {measure.format_value(bar.total)}: {breakdown}",
         "parts": parts,
-        "excess": _share(before - limit, scale) if over and limit is not None else "",
+        "excess": percent(before - limit, scale) if over and limit is not None else "",
     }
 
 
@@ -193,7 +188,7 @@ def _ticks(longest: float, scale: float, measure: _Measure) -> Iterator[dict[str
     for number in range(int(scale / step) + 1):
         unit = f" {measure.unit}" if number == 0 else ""
         yield {
-            "x": _share(number * step, scale),
+            "x": percent(number * step, scale),
             "anchor": "start"
             if number == 0
             else "middle"
@@ -205,10 +200,6 @@ def _ticks(longest: float, scale: float, measure: _Measure) -> Iterator[dict[str
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}" if value < 10 else f"{value:.1f}"
-
-
-def _share(value: float, scale: float) -> str:
-    return f"{value / scale * 100:.5f}%"
 
 
 def _round_step(least: float) -> float:

@@ -1,9 +1,6 @@
 """A run as one self-contained HTML page: `dtrain report --html`.
 
-The page has no script, no font and makes no request. Charts are inline SVG whose horizontal places
-are shares of the page's width. A table repeats what a chart shows by color. Long runs are thinned:
-the page of a week on 1,024 GPUs stays below 5 MB. The template is `templates/run.html`; this module
-computes its values.
+Long runs are thinned: the page of a week on 1,024 GPUs stays below 5 MB.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from dtrain.messages.telemetry import Sample
 from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.summary import Summary
 from dtrain_cli.views import names
-from dtrain_cli.views.html import rendered
+from dtrain_cli.views.html import percent, rendered
 from dtrain_cli.views.summary import (
     TITLES,
     attempt_row,
@@ -121,8 +118,8 @@ def _goodput(run: Summary) -> list[dict[str, Any]]:
                 "time": names.spent(seconds),
                 "share": f"{of * 100:.1f} %",
                 "seconds": f"{seconds:.6g}",
-                "x": _percent(before),
-                "width": _percent(of),
+                "x": percent(before),
+                "width": percent(of),
             }
         )
         before += of
@@ -139,8 +136,8 @@ def _attempt(one: AttemptTime, began: float, length: float) -> dict[str, Any]:
         lasted = names.spent(end - begin)
         segments.append(
             {
-                "x": _percent((begin - began) / length),
-                "width": _percent((end - begin) / length),
+                "x": percent((begin - began) / length),
+                "width": percent((end - begin) / length),
                 "color": color(what),
                 "title": f"{TITLES[what]}: {lasted} from +{names.spent(begin - began)}",
             }
@@ -151,7 +148,7 @@ def _attempt(one: AttemptTime, began: float, length: float) -> dict[str, Any]:
         "number": number,
         "segments": segments[: 4 * BUCKETS],
         "mark": ends,
-        "over": _percent((one.over - began) / length),
+        "over": percent((one.over - began) / length),
         "description": (
             f"attempt {number}, {begun}, lasted {lasted}, steps {steps or 'none'}: {why}"
         ),
@@ -247,7 +244,7 @@ def _heat_row(host: str, bins: dict[int, list[float]]) -> dict[str, Any]:
         parts = [one for _, one in group]
         first, level = parts[0]
         cells.append(
-            {"x": _percent(first / BINS), "width": _percent(len(parts) / BINS), "level": level}
+            {"x": percent(first / BINS), "width": percent(len(parts) / BINS), "level": level}
         )
     everything = [value for values in bins.values() for value in values]
     mean = sum(everything) / len(everything)
@@ -272,13 +269,9 @@ def _ticks(length: float) -> list[dict[str, str]]:
     """Three times along an axis."""
     return [
         {
-            "x": _percent(part / 2),
+            "x": percent(part / 2),
             "anchor": ("start", "middle", "end")[part],
             "text": f"+{names.spent(length * part / 2)}",
         }
         for part in range(3)
     ]
-
-
-def _percent(part: float) -> str:
-    return f"{min(max(part, 0.0), 1.0) * 100:.3f}%"

@@ -15,7 +15,7 @@ from dtrain.environ.template import Slot, Template
 LOGS_OF_RANKS = {"PET_REDIRECTS": "3"}
 """Makes torchrun write stdout and stderr of each rank to files."""
 LOGS = {"PET_REDIRECTS": Template(Slot("3", "${PET_REDIRECTS:-0}"))}
-"""The same for the agent. A command that users run by hand does not need it."""
+"""What the agent sets for it. A command that users run by hand does not need it."""
 
 
 def node_environment(world: World, node_rank: int) -> dict[str, str]:

@@ -64,8 +64,6 @@ class Started(Event):
     index: Index
     rank: Index | None
     pid: Pid
-    numa_node: Index | None = None
-    """The NUMA node that the process is bound to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ class Exited(Event):
     error: ErrorReport | None = None
     out_of_memory: bool = False
     ranks: tuple[RankFailure, ...] | None = None
-    """Those that failed, if the process is a torchrun."""
+    """The ranks that failed, if the process is a torchrun."""
 
     @property
     def failed(self) -> bool:

@@ -293,7 +293,6 @@ class Dial(TypedDict):
     """The host that answered if ``error`` is ``wrong``; empty for another program than dtrain."""
     mss: NotRequired[Count]
     seconds: NotRequired[Seconds]
-    bulk_seconds: NotRequired[Seconds]
     source: NotRequired[Address | None]
 
 

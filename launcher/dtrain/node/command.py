@@ -24,7 +24,7 @@ from dtrain.node.agent.folder import expand
 from dtrain.node.agent.processes import exit_of, reap
 from dtrain.node.agent.spawn import cannot_start, spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, Tag, adopt_orphans, load_prctl
-from dtrain.node.agent.wire import DATA, HEADER, MESSAGE, PREAMBLE, encode, raw
+from dtrain.node.agent.wire import DATA, PREAMBLE, encode, frame, raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class CommandRelay:
             self._poll(LINGER if pause is None else pause)
             self._obey()
             pause = self._advance()
-        self._frame(MESSAGE, 0, 0, encode({"type": "bye"}))
+        self._send(frame(encode({"type": "bye"})))
         while self._outbox and not self._lost:
             self._poll(LINGER)
 
@@ -187,7 +187,7 @@ class CommandRelay:
                 for fd in command.outputs:
                     os.close(fd)
                 command.outputs.clear()
-                self._frame(MESSAGE, 0, 0, encode(command.message()))
+                self._send(frame(encode(command.message())))
         if self._deadline is not None:
             pause = min(self._deadline - now, LINGER if pause is None else pause)
         return pause
@@ -223,15 +223,15 @@ class CommandRelay:
             return
         stream = command.outputs[fd]
         if data:
-            self._frame(DATA, stream, command.offsets[stream], data)
+            self._send(frame(data, DATA, stream, command.offsets[stream]))
             command.offsets[stream] += len(data)
         else:
             os.close(fd)
             del command.outputs[fd]
 
-    def _frame(self, kind: int, stream: int, offset: int, payload: bytes) -> None:
+    def _send(self, parts: tuple[bytes, bytes]) -> None:
         if not self._lost:
-            self._outbox += HEADER.pack(kind, stream, offset, len(payload)) + payload
+            self._outbox += b"".join(parts)
 
     def _write(self) -> None:
         try:

@@ -7,12 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dtrain.messages.decode import ProtocolError, excerpt, parse_object
+from dtrain.messages.pieces import KEPT, Pieces
 from dtrain.node.agent.wire import DATA, HEADER, MAX_PAYLOAD, MESSAGE, PREAMBLE
 from dtrain.records import dataclass
-
-MAX_NOISE = 1 << 20
-"""Bytes that may come before the preamble."""
-KEPT_NOISE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +28,33 @@ class FrameDecoder:
     """Decodes frames from the relay's stdout, which arrives in pieces of any size."""
 
     def __init__(self) -> None:
-        self._before = bytearray()
-        """What came before the preamble, and then the last of it."""
-        self._searched = 0
-        self.synced = False
-        """Whether the preamble has come."""
+        self._start = Pieces()
+        self._noise: bytes | None = None
         # Pieces are joined once the frame is complete: a large one comes in many.
         self._pieces: list[bytes] = []
         self._missing = HEADER.size
 
     @property
+    def synced(self) -> bool:
+        """Whether the preamble has come."""
+        return self._noise is not None
+
+    @property
     def noise(self) -> bytes:
         """The last bytes before the preamble."""
-        return bytes(self._before[-KEPT_NOISE:])
+        return self._start.end if self._noise is None else self._noise
 
     def feed(self, data: bytes) -> Iterator[Message | Data]:
         """Yield the frames that ``data`` completes.
 
-        Raises ProtocolError for output that no relay writes, and for more than `MAX_NOISE` bytes
-        before the preamble.
+        Raises ProtocolError for output that no relay writes, and without a preamble.
         """
-        if not self.synced:
-            data = self._sync(data)
+        if self._noise is None:
+            self._start.add(data)
+            noise = self._start.preamble(PREAMBLE)
+            if noise is None:
+                return
+            self._noise, data = noise[-KEPT:], self._start.rest()
         self._pieces.append(data)
         self._missing -= len(data)
         if self._missing > 0:
@@ -73,22 +75,6 @@ class FrameDecoder:
         finally:
             self._pieces = [data[start:]]
             self._missing = end - len(data)
-
-    def _sync(self, data: bytes) -> bytes:
-        """What follows the preamble in ``data``."""
-        self._before += data
-        at = self._before.find(PREAMBLE, self._searched)
-        if at < 0 and len(self._before) > MAX_NOISE:
-            raise ProtocolError(f"it printed {MAX_NOISE >> 20} MiB without the agent's preamble")
-        if at < 0:
-            # The preamble may be cut in two.
-            self._searched = max(0, len(self._before) - len(PREAMBLE) + 1)
-            return b""
-        rest = bytes(self._before[at + len(PREAMBLE) :])
-        del self._before[at:]
-        del self._before[:-KEPT_NOISE]
-        self.synced = True
-        return rest
 
 
 def _message(payload: bytes) -> Message:

@@ -39,7 +39,7 @@ the planner's error, and noise of the machine."""
 COMMON = 1.5
 """Standard deviation of the mean of both logarithms, before any run is known."""
 APART = 1.4
-"""The same of their difference."""
+"""Standard deviation of the difference of both logarithms, before any run is known."""
 _TRAFFIC = ("tensor", "context", "expert", "pipeline", "data")
 
 

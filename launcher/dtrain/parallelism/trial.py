@@ -23,13 +23,13 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
+from dtrain.parallelism.cluster.hardware import GIB
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 MOST_TRIALS = 16
-GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Trial:
     """A layout of which small steps were trained, or an attempt at that."""
 
     planned: Candidate
-    """As estimated without the trial."""
+    """The estimate without the trial."""
     measured: tuple[MeasuredCase, ...] = ()
     failure: str = ""
     """Why it did not train all cases; '' if it did."""

@@ -94,7 +94,7 @@ class QueueGpus:
 
     partition: str
     types: tuple[str, ...]
-    """As the cluster's configuration names them; empty if it names none."""
+    """The names of GPUs in the cluster's configuration; empty if it names none."""
     per_host: int
 
 

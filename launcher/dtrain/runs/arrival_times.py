@@ -30,7 +30,7 @@ def add(stream: Path, second: int, offset: int) -> None:
 
 
 class ArrivalTimes:
-    """Those of one stream, from its beginning to its end."""
+    """When the lines of one stream arrived, from its beginning to its end."""
 
     def __init__(self, stream: Path) -> None:
         self._path = _beside(stream)

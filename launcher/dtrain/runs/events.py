@@ -237,9 +237,9 @@ class Cleaned(JournalEvent):
     kind = "cleaned"
     left: tuple[str, ...]
     problems: tuple[str, ...] | None = None
-    """Those of the run's report now; None from an earlier version."""
+    """The problems in the run's report now; None from an earlier version."""
     hint: str = ""
-    """That of the run's report now."""
+    """The hint in the run's report now."""
 
 
 @dataclass(frozen=True, slots=True)

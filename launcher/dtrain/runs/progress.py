@@ -19,7 +19,7 @@ WINDOW = 60.0
 """Seconds over which a rate is averaged."""
 MAX_METRICS, MAX_METRIC_NAME = 32, 64
 PHASES = ("data", "save", "load")
-"""Those of `dtrain.runtime.steps`. A newer one may report more."""
+"""The phases of `dtrain.runtime.steps`. A newer one may report more."""
 _PROCESS = re.compile(r"(rank|chief|worker|ps|evaluator)-([0-9]{1,6})")
 _ORDER = ("rank", "chief", "worker", "ps", "evaluator")
 

@@ -111,7 +111,7 @@ class Record:
 
     @cached_property
     def plan(self) -> LaunchPlan:
-        """That of this attempt. Raises MisfitError as `spec` does."""
+        """The plan of this attempt. Raises MisfitError as `spec` does."""
         plan = build(
             self.spec(),
             run=self.on_hosts,

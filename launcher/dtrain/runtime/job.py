@@ -19,8 +19,6 @@ class JobSettings:
     """The name in ``job.strategy``; ``None`` if it is not set."""
     layout: Layout | None
     training: Training
-    launched: bool
-    """Whether dtrain started this process."""
 
 
 def current_job(environment: Mapping[str, str] = os.environ) -> JobSettings:
@@ -33,7 +31,6 @@ def current_job(environment: Mapping[str, str] = os.environ) -> JobSettings:
         strategy=environment.get("DTRAIN_STRATEGY"),
         layout=_read("DTRAIN_LAYOUT", Layout, environment),
         training=_read("DTRAIN_TRAINING", Training, environment) or Training(),
-        launched="DTRAIN_RUN_ID" in environment,
     )
 
 

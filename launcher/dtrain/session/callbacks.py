@@ -31,7 +31,7 @@ class Line:
     rank: int | None
     stream: Literal["stdout", "stderr"]
     text: str
-    """As the worker wrote it, without the newline; may contain escape sequences."""
+    """The line that the worker wrote, without the newline; may contain escape sequences."""
 
     def __str__(self) -> str:
         label = names.label(self.role, self.index, self.rank)

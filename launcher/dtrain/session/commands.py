@@ -23,9 +23,10 @@ from dtrain.node import protocol
 from dtrain.node.command_orders import CommandRequest, StopCommands
 from dtrain.records import dataclass
 from dtrain.session.control import Control, Force
+from dtrain.session.relay import RelayChannel
 from dtrain.spec.model import Host
 from dtrain.transport import node_program
-from dtrain.transport.contract import Connection, RemoteProcess, Transport
+from dtrain.transport.contract import Connection, Transport
 
 GRACE = 5.0
 """Seconds between TERM and KILL."""
@@ -94,7 +95,7 @@ class _Group:
 
     targets: list[Target]
     connection: Connection | None = None
-    process: RemoteProcess | None = None
+    relay: RelayChannel | None = None
     """Set once the commands are requested."""
     reported: set[int] = field(default_factory=set)
     """Commands whose end the reader has seen."""
@@ -137,7 +138,6 @@ class Commands:
             else:
                 group.targets.append(target)
         self._events: queue.Queue[_Event] = queue.Queue(QUEUED)
-        self._force = Force.NONE
         self._over = threading.Event()
 
     def run(self, receiver: Receiver, control: Control) -> list[Outcome]:
@@ -147,8 +147,7 @@ class Commands:
         receiver.started([target.host for group in self._groups for target in group.targets])
         for group in self._groups:
             threading.Thread(target=self._follow, args=(group,), daemon=True).start()
-        threading.Thread(target=self._watch, daemon=True).start()
-        control.hand_to(self)
+        threading.Thread(target=self._watch, args=(control,), daemon=True).start()
         try:
             while not all(group.over for group in self._groups):
                 try:
@@ -171,32 +170,24 @@ class Commands:
             self._over.set()
         return [outcomes[target.host] for group in self._groups for target in group.targets]
 
-    def interrupt(self, why: str, force: Force) -> None:
-        # A signal handler may call this, so it takes no lock.
-        self._force = force
-
-    def detach(self) -> None:
-        self._force = max(self._force, Force.TERM)
-
-    def _watch(self) -> None:
+    def _watch(self, control: Control) -> None:
         """Send stop requests, and give up on hosts that do not answer in time."""
         acted = Force.NONE
         deadline = float("inf") if self._limit is None else time.monotonic() + self._limit + LATE
         while not self._over.wait(POLL):
             late = time.monotonic() > deadline
-            force = self._force
+            force = max(control.force, Force.TERM if control.left else Force.NONE)
             for group in self._groups:
                 if group.over or group.given_up:
                     continue
                 if late:
                     self._give_up(group, f"no answer within {LATE:g} s after the time limit")
-                elif force is Force.GIVE_UP or (force and group.process is None):
+                elif force is Force.GIVE_UP or (force and group.relay is None):
                     self._give_up(group, "interrupted before it answered")
-                elif force > acted and group.process is not None:
+                elif force > acted and group.relay is not None:
                     grace = 0.0 if force is Force.KILL else GRACE
                     stop: StopCommands = {"op": "stop", "grace": grace}
-                    with suppress(NodeError):
-                        group.process.write(protocol.encode_command(stop))
+                    group.relay.send(stop)
             acted = force
 
     def _give_up(self, group: _Group, why: str) -> None:
@@ -221,7 +212,6 @@ class Commands:
     def _follow(self, group: _Group) -> None:
         via, python = group.targets[0].via, group.targets[0].python
         failure: NodeError
-        decoder = protocol.FrameDecoder()
         try:
             group.connection = connection = self._transport.connect(via)
             if group.given_up:
@@ -229,13 +219,12 @@ class Commands:
                 return
             process = node_program.start(connection, "command", python, label="exec")
             process.write(protocol.encode_command(self._request(group)))
-            group.process = process
-            while data := process.read():
-                for frame in decoder.feed(data):
-                    self._take(group, frame)
+            group.relay = relay = RelayChannel(via.name, connection, process)
+            for frame in relay.frames():
+                self._take(group, frame)
             if len(group.reported) == len(group.targets):
                 return
-            failure = node_program.failure(via.name, ATTEMPTED, python, process, decoder.noise)
+            failure = relay.failure(python, ATTEMPTED)
         except ProtocolError as error:
             failure = AnswerError(via.name, ATTEMPTED, error)
         except NodeError as error:

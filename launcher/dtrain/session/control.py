@@ -55,6 +55,12 @@ class Control:
         return self._hung_up or self._left or self._asked > 0
 
     @property
+    def force(self) -> Force:
+        """What the requests so far ask for. `why` has their reason."""
+        with self._lock:
+            return Force(min(self._requests, Force.GIVE_UP))
+
+    @property
     def left(self) -> bool:
         return self._left
 
@@ -117,7 +123,10 @@ class Control:
     def _pass_on(self, why: str) -> None:
         self._why = self._why or why
         self._roused.put(None)
-        asked = max(self._asked, self._hung_up)
-        if self._attempt is not None and self._passed_on < asked:
-            self._passed_on = asked
-            self._attempt.interrupt(self._why, Force(min(asked, Force.GIVE_UP)))
+        if self._attempt is not None and self._passed_on < self._requests:
+            self._passed_on = self._requests
+            self._attempt.interrupt(self._why, self.force)
+
+    @property
+    def _requests(self) -> int:
+        return max(self._asked, self._hung_up)

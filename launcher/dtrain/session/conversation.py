@@ -133,7 +133,7 @@ class Conversation:
                 self._incoming.preamble(PREAMBLE)
         except _EndedError:
             failure = node_program.failure(
-                self.part.host.name, ATTEMPTED, python, process, self._incoming.rest
+                self.part.host.name, ATTEMPTED, python, process, self._incoming.pieces.end
             )
             process.close()
             raise failure from None

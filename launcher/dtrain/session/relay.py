@@ -137,11 +137,10 @@ class RelayChannel:
         else:
             self.send({"op": "ping"})
 
-    def failure(self, python: str) -> NodeError:
+    def failure(self, python: str, attempted: str = "running the agent") -> NodeError:
         """Why the relay's output ended. Waits a few seconds for its exit status."""
-        return node_program.failure(
-            self._host, "running the agent", python, self._process, self._decoder.noise
-        )
+        noise = self._decoder.noise
+        return node_program.failure(self._host, attempted, python, self._process, noise)
 
 
 class CommandWriter(Generic[_Command]):

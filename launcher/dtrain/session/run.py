@@ -36,7 +36,7 @@ class Run:
 
     @property
     def plan(self) -> LaunchPlan:
-        """That of the current attempt."""
+        """The plan of the current attempt."""
         return self.record.plan
 
     def change(self, **fields: Any) -> None:

@@ -186,7 +186,7 @@ CLUSTER = SectionType(
                         example="ib0",
                     ),
                     "gbps": Field(
-                        Number(above=0),
+                        Number(),
                         "Bandwidth of one host in Gbit/s, all NICs together, for `dtrain plan`.",
                         otherwise="from the planner's hardware table",
                         example="1600",

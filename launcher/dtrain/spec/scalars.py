@@ -150,21 +150,16 @@ _DECIMAL = r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][+-]?[0-9]{1,2
 
 @dataclass(frozen=True)
 class Number(Type[float]):
-    above: float
-    """Values are greater than this."""
-
-    @property
-    def expects(self) -> str:
-        return f"a number above {self.above:g}"
+    expects: str = "a number above 0"
 
     def read(self, node: Node, problems: Problems, name: str) -> float | None:
         text = plain_text(node, _DECIMAL)
-        if text is None or float(text) <= self.above:
+        if text is None or float(text) <= 0:
             return self.refuse(node, problems, name, unquote_hint(node, _DECIMAL))
         return float(text)
 
     def json_schema(self) -> JsonSchema:
-        return {"type": "number", "exclusiveMinimum": self.above}
+        return {"type": "number", "exclusiveMinimum": 0}
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class _Receiver:
             found = read_answer(line, len(files))
         except EOFError:
             raise node_program.failure(
-                host.name, ATTEMPTED, self._python, self.process, self._incoming.rest
+                host.name, ATTEMPTED, self._python, self.process, self._incoming.pieces.end
             ) from None
         except ProtocolError as error:
             raise AnswerError(host.name, ATTEMPTED, error) from None

@@ -14,8 +14,6 @@ import base64
 import binascii
 import fcntl
 import fnmatch
-import hashlib
-import hmac
 import os
 import re
 import threading
@@ -23,6 +21,8 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+
+from paramiko.hostkeys import HostKeys
 
 from dtrain.diagnostics import HostKeyError
 from dtrain.records import dataclass
@@ -199,7 +199,7 @@ class KnownHosts:
                     return ""
                 existing = file.read()
                 name = endpoint.known_names[0]
-                written = _hashed(name) if endpoint.hash_known_hosts else name
+                written = HostKeys.hash_host(name.lower()) if endpoint.hash_known_hosts else name
                 line = f"{written} {key.kind} {base64.b64encode(key.blob).decode()}\n"
                 separator = b"" if not existing or existing.endswith(b"\n") else b"\n"
                 file.write(separator + line.encode())
@@ -341,14 +341,6 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def _hash_matches(hashed: str, name: str) -> bool:
     try:
-        _, _, salt, digest = hashed.split("|")
-        expected = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
-        return hmac.compare_digest(expected, base64.b64decode(digest))
-    except (ValueError, binascii.Error):
+        return HostKeys.hash_host(name, hashed) == hashed
+    except (ValueError, AssertionError):  # no base64, or a salt of another length
         return False
-
-
-def _hashed(name: str) -> str:
-    salt = os.urandom(20)
-    digest = hmac.new(salt, name.lower().encode(), hashlib.sha1).digest()
-    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"

@@ -62,7 +62,6 @@ class PublicKey:
     kind: str
     """``ssh-ed25519``, …, or a certificate's type."""
     blob: bytes
-    comment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +350,7 @@ def _in_order_of_ssh(
 
 
 def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = None) -> OfferedKey:
-    public = certificate or PublicKey(key.name, key.blob, key.comment)
+    public = certificate or PublicKey(key.name, key.blob)
     if public.kind.endswith(CERTIFICATE_SUFFIX):
         key = _SigningKey(key.agent, key.blob, key.comment)
         key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
@@ -404,8 +403,8 @@ def _public_file(path: Path) -> PublicKey | None:
 
 def _read_public(path: Path) -> PublicKey | None:
     try:
-        kind, encoded, *comment = path.read_text(errors="replace").split(None, 2)
-        return PublicKey(kind, base64.b64decode(encoded), comment[0].strip() if comment else "")
+        kind, encoded, *_ = path.read_text(errors="replace").split(None, 2)
+        return PublicKey(kind, base64.b64decode(encoded))
     except (OSError, ValueError):
         return None
 

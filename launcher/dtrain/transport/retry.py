@@ -52,6 +52,6 @@ def pause(
     return seconds if elapsed + seconds < kind.value else None
 
 
-def jitter(low: float, high: float) -> float:
-    """A number that spreads the retries of many hosts; the ``uniform`` argument of `pause`."""
-    return random.uniform(low, high)  # noqa: S311 (no secret depends on it)
+def spread(seconds: float) -> float:
+    """A part of ``seconds``, at least half, so that many hosts do not retry at the same moment."""
+    return seconds * random.uniform(0.5, 1.0)  # noqa: S311 (no secret depends on it)

@@ -7,6 +7,7 @@ not load it.
 from __future__ import annotations
 
 import errno
+import random
 import socket
 import threading
 import time
@@ -144,7 +145,7 @@ class SshTransport:
             except DroppedError as failure:
                 started += failure.excused
                 elapsed = time.monotonic() - started
-                pause = retry.pause(failure.kind, attempt, elapsed, retry.jitter)
+                pause = retry.pause(failure.kind, attempt, elapsed, random.uniform)
                 if pause is None or self._closing.wait(pause):
                     tries = f" ({attempt} attempts in {elapsed:.0f} s)" if attempt > 1 else ""
                     raise endpoint.error(

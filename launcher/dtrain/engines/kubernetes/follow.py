@@ -39,34 +39,24 @@ LOG_SECONDS = 30.0
 class KubernetesFollower:
     def __init__(self, job: KubernetesJob, client: Client, control: Control) -> None:
         self._job = job
-        self._launched = LaunchedJob(client, job.record, job.plan, lambda: self._asked)
+        self._launched = LaunchedJob(client, job.record, job.plan, lambda: control.force)
         self._control = control
+        # Readers go on after a request to stop, which would end their requests early.
         self._readers = Readers(client, LaunchedJob(client, job.record, job.plan))
-        self._asked = self._done = Force.NONE
-        """The force of the last stop request, and of the last one that the server has."""
+        self._done = Force.NONE
+        """The force of the last stop request that the server has."""
         self._ended = False
         """Whether dtrain has deleted the job because it would not end."""
         self._over_since: float | None = None
         self._gone_due = float("inf")
         """Time at which the pods of a deleted job should be gone."""
 
-    # Requests, from any thread and from signal handlers ----------------------------------------
-
-    def interrupt(self, why: str, force: Force) -> None:
-        self._asked = force
-
-    def detach(self) -> None:
-        """`_follow` asks the control."""
-
-    # Following ---------------------------------------------------------------------------------
-
     def follow(self, submit: dict[str, Any] | None) -> Report:
         """Follow the job until it is over, or left. ``submit``: the objects to create first, in
         order."""
         job = self._job
-        self._control.hand_to(self)
         if submit is not None:
-            if self._asked:
+            if self._control.force:
                 return job.finish(Report(ExitCode.INTERRUPTED, self._control.why))
             try:
                 with job.recorder.awaited(self._launched.answer):
@@ -82,7 +72,7 @@ class KubernetesFollower:
         try:
             ended = self._follow()
         except StorageError as error:
-            if not self._asked:
+            if not self._control.force:
                 return job.leave_unstored(error)
             job.recorder.notice(error.message)
             ended = self._end()
@@ -98,7 +88,7 @@ class KubernetesFollower:
                 self._handle(readers.events.get(timeout=TICK))
             if self._control.left:
                 return None
-            if self._asked > self._done and (report := self._stop()) is not None:
+            if self._control.force > self._done and (report := self._stop()) is not None:
                 return report
             if not self._done and not self._ended and (why := job.why_endless()):
                 self._end_for(why)
@@ -173,19 +163,19 @@ class KubernetesFollower:
 
     def _stop(self) -> Report | None:
         """Delete the job, or kill its pods. The report, once dtrain gives up."""
-        job = self._job
-        if self._asked is Force.GIVE_UP:
+        job, force = self._job, self._control.force
+        if force is Force.GIVE_UP:
             return job.given_up(self._control.why, self._launched.still_there)
         try:
             if not self._done:
                 job.stopping(self._control.why)
                 self._delete_job()
-            if self._asked is Force.KILL:
+            if force is Force.KILL:
                 self._launched.kill_pods()
         except NodeError as error:
             self._try_again(error)
             return None
-        self._done = self._asked
+        self._done = force
         return None
 
     def _end_for(self, why: str) -> None:
@@ -210,7 +200,7 @@ class KubernetesFollower:
     def _end(self) -> Report:
         """Delete what is left, and wait until it is gone."""
         job = self._job
-        report = job.ended(self._control.why if self._asked else "")
+        report = job.ended(self._control.why if self._control.force else "")
         problem = self._launched.delete_or_report()
         if problem:
             job.left_over()

@@ -43,7 +43,7 @@ def of_launch(api: str, *, secrets: bool) -> Iterator[Permission]:
 
 
 def helpful(keys: Kubernetes) -> Iterator[tuple[Permission, str]]:
-    """Those that a launch can do without, each with what is missing then."""
+    """Permissions that a launch can do without, each with what is missing then."""
     yield Permission("list", "events"), "a launch does not say why pods are missing"
     if keys.queue is not None:
         yield (
@@ -58,7 +58,7 @@ def helpful(keys: Kubernetes) -> Iterator[tuple[Permission, str]]:
 
 
 OF_IMAGE_CHECK = (Permission("create", "pods"), Permission("get", "pods"))
-"""Those that only `dtrain check` needs, to look into the image."""
+"""Permissions that only `dtrain check` needs, to look into the image."""
 
 
 def allowed(client: Client, permission: Permission) -> bool:

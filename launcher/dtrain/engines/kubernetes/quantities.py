@@ -28,7 +28,7 @@ def amount(text: str) -> float:
 
 
 def written(amount: float) -> str:
-    """The same as text, with the largest unit that has no fraction."""
+    """``amount`` as text, with the largest unit that has no fraction."""
     for unit in reversed(_UNITS):
         size = _SUFFIXES[f"{unit.upper()}i"]
         if amount >= 10 * size and amount % size == 0:

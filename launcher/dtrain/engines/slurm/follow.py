@@ -37,7 +37,6 @@ class SlurmFollower:
         self._login = login
         self._control = control
         self._writer = CommandWriter[LaterOrder](lambda: PingLimit.NORMAL, self._fail)
-        self._force = Force.NONE
         self._full = False
         """Whether output is dropped: this machine cannot store it, and the job is to end."""
         self._unanswered = False
@@ -46,7 +45,6 @@ class SlurmFollower:
     # Requests, from any thread and from signal handlers ----------------------------------------
 
     def interrupt(self, why: str, force: Force) -> None:
-        self._force = force
         self._send_request()
 
     def detach(self) -> None:
@@ -58,13 +56,13 @@ class SlurmFollower:
     def _send_request(self) -> None:
         if self._gave_up:
             self._writer.send({"op": "leave"})
-        elif self._force:
-            self._writer.send({"op": "cancel", "kill": self._force is Force.KILL})
+        elif force := self._control.force:
+            self._writer.send({"op": "cancel", "kill": force is Force.KILL})
 
     @property
     def _gave_up(self) -> bool:
         """Whether dtrain no longer waits for Slurm."""
-        return self._force is Force.GIVE_UP
+        return self._control.force is Force.GIVE_UP
 
     @property
     def _goes_on(self) -> str:
@@ -78,7 +76,7 @@ class SlurmFollower:
         job = self._job
         job.may_exist = order is None
         self._control.hand_to(self)
-        if order is not None and self._force:
+        if order is not None and self._control.force:
             return job.finish(Report(ExitCode.INTERRUPTED, self._control.why))
         self._writer.start()
         try:
@@ -102,21 +100,21 @@ class SlurmFollower:
                 return job.failed(error)
         while True:
             again = job.follow_order()
-            submits = order is not None and job.record.job_id is None and not self._force
+            submits = order is not None and job.record.job_id is None and not self._control.force
             files = job.files()
             try:
                 if self._serve({**order, **files} if submits and order else {**again, **files}):
                     if not job.has_restarted():
-                        return job.ended(self._control.why if self._force else "")
+                        return job.ended(self._control.why if self._control.force else "")
                     job.begin_next_attempt()
                     backoff.reset()
                     continue
             except submission.SubmitError as error:
-                return job.ended(self._control.why) if self._force else job.failed(error)
+                return job.ended(self._control.why) if self._control.force else job.failed(error)
             except AnswerError as error:
                 return job.failed(error)
             except StorageError as error:
-                if not self._force:
+                if not self._control.force:
                     raise
                 self._full = True
                 job.recorder.notice_once(error.message)
@@ -153,7 +151,7 @@ class SlurmFollower:
                         return True
                     if job.record.job_id is not None:
                         answered()
-                    elif self._force:
+                    elif self._control.force:
                         later = "cancelling the job once Slurm says that it exists"
                         job.recorder.notice_once(f"{self._control.why}: {later}")
                     self._watch()
@@ -205,7 +203,7 @@ class SlurmFollower:
                     self._unanswered = True
                     job.recorder.notice(f"{said}; {self._goes_on}, trying again")
             case messages.Cancelling():
-                job.cancelling(self._control.why, kill=self._force >= Force.KILL)
+                job.cancelling(self._control.why, kill=self._control.force >= Force.KILL)
             case messages.FromMachine(host, StreamFound() as found):
                 if not self._full:
                     job.output.add(host, found)

@@ -128,8 +128,8 @@ class RequestJudge:
         yield from self._machines(partition)
 
     def _limits(self, partition: Partition) -> Iterator[Finding]:
-        """Those of time and size are only warnings: the QOS of the account, of the partition or of
-        a variable may lift them, and sbatch refuses the job where the site wants that."""
+        """Findings on time and size are only warnings: the QOS of the account, of the partition or
+        of a variable may lift them, and sbatch refuses the job where the site wants that."""
         slurm, name = self._slurm, partition.name
         bound = slurm.qos is None  # the user has chosen one for that
         forever = "without a QOS that lifts the limit, the job waits forever"
@@ -260,7 +260,7 @@ class RequestJudge:
 
 
 def _fewest_errors(found: Iterable[list[Finding]]) -> list[Finding]:
-    """Those of the best partition: a job with several runs in the first that can take it."""
+    """The findings of the best partition: a job with several runs in the first that can take it."""
     return min(
         found,
         key=lambda one: (sum(each.severity is Severity.ERROR for each in one), len(one)),

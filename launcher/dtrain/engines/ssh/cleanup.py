@@ -25,7 +25,7 @@ from dtrain.session.backoff import Backoff
 from dtrain.session.liveness import PingLimit
 from dtrain.session.relay import FLUSH_SECONDS, CommandWriter, RelayChannel, close_all
 from dtrain.transport.contract import Transport
-from dtrain.transport.retry import jitter
+from dtrain.transport.retry import spread
 
 
 class _Progress(Enum):
@@ -89,7 +89,7 @@ class _CleanupLink:
             except ProtocolError:
                 self._commands.send({"op": "kill"})
                 self.state = _Progress.FAILED
-            self._closed.wait(backoff.next() * jitter(0.5, 1.0))
+            self._closed.wait(spread(backoff.next()))
         # The run may go on for days, and so would the connection.
         self.close()
         self.disconnect(FLUSH_SECONDS)

@@ -100,8 +100,9 @@ class Ending:
     def separate_trainings(self, state: AttemptState) -> str:
         """A warning if the workers have finished and never connected to each other: each trained
         a model of its own. Empty if that is not certain, or may be intended."""
-        job, processes = self.context.plan.job, self.context.plan.hosts
-        workers = [one for part in processes for one in part.processes if one.role != "evaluator"]
+        plan = self.context.plan
+        job = plan.job
+        workers = [one for part in plan.hosts for one in part.processes if one.role != "evaluator"]
         if state.outcome is not AttemptOutcome.DONE or job.framework == "none" or len(workers) < 2:
             return ""
         if any(link.evidence.connected is not False for link in self.links.values()):

@@ -36,7 +36,7 @@ from dtrain.session.evidence import HostEvidence
 from dtrain.session.liveness import PingLimit
 from dtrain.session.relay import CommandWriter, RelayChannel, SilentRelayError
 from dtrain.sync import SyncResult, send
-from dtrain.transport.retry import jitter
+from dtrain.transport.retry import spread
 
 
 class Link:
@@ -229,8 +229,7 @@ class Link:
         problem: NodeError | None = None
         while not self._closed.is_set() and self._outage.lasts(time.monotonic()) < self._timeout:
             if not at_once:
-                # Jitter: after a network outage, not every host reconnects at the same moment.
-                self._closed.wait(self._outage.next_delay() * jitter(0.5, 1.0))
+                self._closed.wait(spread(self._outage.next_delay()))
             try:
                 return self._connection.attach(
                     self._goes_on, offsets=self._inbox.output.offsets, outputs=True

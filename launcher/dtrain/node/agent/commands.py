@@ -61,7 +61,7 @@ class LaunchRequest(RunRequest):
     processes: list[ProcessRequest]
     ports: list[int]
     job_ports: list[int]
-    """Those of all hosts."""
+    """The ports of the job on all hosts."""
     grace: float
     on_disconnect: str
     lease: float

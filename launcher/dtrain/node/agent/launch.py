@@ -71,11 +71,18 @@ class Launch:
         self._importer = importer
         self._guard = 0
         self._guard_pipe = -1  # carries orders to the guard
-        self.aborted = False
-        """Whether the launcher has aborted the launch. Set by the thread that reads commands, which
-        then reads `up`; the other thread sets `up`, and then reads this. So one of them acts."""
-        self.up = False
+        self._aborted = False
+        """Whether a command has come before the launch was prepared."""
+        self._up = False
         """Whether a supervisor accepts commands."""
+        self._lock = threading.Lock()
+
+    def accepts(self, line: bytes) -> bool:
+        """Whether a supervisor accepts the command ``line``. Each command but a ping aborts a
+        launch that is not prepared. Called by the thread that reads commands."""
+        with self._lock:
+            self._aborted = self._aborted or b'"ping"' not in line
+            return self._up
 
     def begin(self) -> None:
         """Check the working folder and start the guard. Raises RefusedError."""
@@ -238,7 +245,7 @@ class Launch:
         ran: Json = {"line": 0}
         undoing = False
         while True:
-            if self.aborted and not undoing:
+            if self._aborted and not undoing:
                 undoing = True
                 self._request_undo()
             messages = self._supervisor.read(0.05)
@@ -250,9 +257,12 @@ class Launch:
                 if kind == "setup":
                     ran = message
                 elif kind == "up":
-                    self.up, self._supervisor.pid = True, message["pid"]
+                    self._supervisor.pid = message["pid"]
+                    # Commands that came before are seen in the next turn, if they abort the launch.
+                    with self._lock:
+                        self._up = True
                     self._supervisor.pulse.watch(message["pid"])
-                elif kind == "prepared" and (undoing or self.aborted):
+                elif kind == "prepared" and (undoing or self._aborted):
                     continue
                 elif undoing:
                     return {"type": "bye"}
@@ -271,7 +281,7 @@ class Launch:
         log = message["log"]
         if "failure" in message:
             return RefusedError("setup" if setup else "agent", message["failure"]).message
-        if self.up or not 0 < line <= len(setup):
+        if self._up or not 0 < line <= len(setup):
             where = " after `job.setup`" if setup else ""
             reason = "the supervisor could not start%s (%s)" % (where, message["fate"])
             return RefusedError("agent", reason, log and "it printed:\n" + log).message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from dtrain.node.agent.wire import DATA, HEADER, MESSAGE, encode, write_all
+from dtrain.node.agent.wire import DATA, encode, frame, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,11 +25,10 @@ class LauncherChannel:
         self.send({"type": kind, **body})
 
     def send(self, message: Json) -> None:
-        data = encode(message)
-        self.write(HEADER.pack(MESSAGE, 0, 0, len(data)), data)
+        self.write(*frame(encode(message)))
 
     def send_data(self, stream: int, offset: int, data: bytes) -> None:
-        self.write(HEADER.pack(DATA, stream, offset, len(data)), data)
+        self.write(*frame(data, DATA, stream, offset))
 
     def write(self, *parts: bytes) -> None:
         try:

@@ -231,9 +231,7 @@ class Relay:
         for line in iter(self._stdin.readline, b""):
             if signal.alarm(0):
                 signal.alarm(ALONE)
-            if self._launch is not None and b'"ping"' not in line:
-                self._launch.aborted = True
-            if self._launch is None or self._launch.up:
+            if self._launch is None or self._launch.accepts(line):
                 # Pings must not block: they fill the socket of a stopped supervisor.
                 pulse = self._supervisor.pulse
                 self._supervisor.send(line, socket.MSG_DONTWAIT if pulse.note(line) else 0)

@@ -166,8 +166,7 @@ class Supervisor:
                 raise cannot_start(error) from None
             self._workers[worker.pid] = worker
             self._groups.add(worker.pid)
-            node = worker.binding.node if worker.binding is not None else None
-            self._events.append("started", **worker.identity(), pid=worker.pid, numa_node=node)
+            self._events.append("started", **worker.identity(), pid=worker.pid)
         folder = os.dup(prepared.folder_fd)
         # The sampler's thread calls this once a second, so without a scan.
         running = partial(self._processes, scan=False)

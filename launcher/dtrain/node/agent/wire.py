@@ -67,8 +67,15 @@ def encode(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
+def frame(
+    payload: bytes, kind: int = MESSAGE, stream: int = 0, offset: int = 0
+) -> tuple[bytes, bytes]:
+    """A header and its payload. Joining them would copy a large one."""
+    return HEADER.pack(kind, stream, offset, len(payload)), payload
+
+
 def write_all(fd: int, *parts: bytes) -> None:
-    """Write ``parts`` one after the other. Joining them first would copy a large one."""
+    """Write ``parts`` one after the other."""
     views = [memoryview(part) for part in parts]
     while views:
         try:

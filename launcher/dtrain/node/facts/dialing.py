@@ -85,7 +85,6 @@ def dial_one(
             return {"error": reason_of(error) or "no greeting"}
     if not confirmed:
         return {"error": "the connection was closed"}
-    found["bulk_seconds"] = round(time.monotonic() - begun, 6)
     if kind == "interface":
         found["source"] = next(sources_towards(address), None)
     return found

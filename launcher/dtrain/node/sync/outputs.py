@@ -26,7 +26,7 @@ class CarriedOutputs:
     def __init__(self, snapshots: list[Snapshot], current: Snapshot | None, tree: Manifest) -> None:
         self.shown: dict[bytes, Output] = {}
         self.settled: list[Output] = []
-        """Those shown, and the same files in other snapshots."""
+        """The shown outputs, and the same files in other snapshots."""
         self.hidden: list[Output] = []
         versions: dict[bytes, list[Output]] = {}
         for snapshot in snapshots:

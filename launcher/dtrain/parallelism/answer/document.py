@@ -17,10 +17,11 @@ from typing import Any
 
 from dtrain.parallelism.answer import alternatives, explain
 from dtrain.parallelism.answer.remedies import remedies
+from dtrain.parallelism.cluster.hardware import GIB
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.question import Answer, Question
-from dtrain.parallelism.trial import GIB, Trial
+from dtrain.parallelism.trial import Trial
 
 SCHEMA = 1
 

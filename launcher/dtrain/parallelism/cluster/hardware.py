@@ -14,6 +14,7 @@ Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32")
 
+GIB = 2.0**30
 
 CPU = "cpu"
 """The name and the architecture of a share of a host's CPUs."""

@@ -29,7 +29,7 @@ class Probe:
     """Measurements of the slowest rank, in the units of `Gpu`."""
 
     device: str
-    """As the driver names a GPU, or ``cpu``."""
+    """The driver's name of the GPU, or ``cpu``."""
     per_host: int
     """Ranks of a host."""
     memory: float
@@ -39,7 +39,7 @@ class Probe:
     attention: float
     """TFLOP/s of causal attention's forward pass."""
     collectives: tuple[Mapping[str, Any], ...]
-    """As in a calibration file."""
+    """Measured collectives, in the form of a calibration file."""
     link: float | None
     """Bus bandwidth of the largest all-reduce in a host; ``network``: over all hosts."""
     network: float | None

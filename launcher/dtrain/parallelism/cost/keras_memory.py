@@ -10,12 +10,10 @@ from dataclasses import fields
 from typing import Literal
 
 from dtrain.parallelism.assumptions import COMMUNICATOR, CONTEXT
-from dtrain.parallelism.cluster.hardware import Precision
+from dtrain.parallelism.cluster.hardware import GIB, Precision
 from dtrain.parallelism.cost.memory import FRAGMENTATION
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +129,16 @@ def on_gpu(
     optimizer = 8.0 * count if variables else 0.0
     used = parameters + gradients + optimizer + copies + activations + logits + temporary
     return KerasMemory(
-        parameters=parameters / _GIB,
-        gradients=gradients / _GIB,
-        optimizer=optimizer / _GIB,
-        copies=copies / _GIB,
-        activations=activations / _GIB,
-        logits=logits / _GIB,
-        temporary=temporary / _GIB,
+        parameters=parameters / GIB,
+        gradients=gradients / GIB,
+        optimizer=optimizer / GIB,
+        copies=copies / GIB,
+        activations=activations / GIB,
+        logits=logits / GIB,
+        temporary=temporary / GIB,
         communication=communicator if replicas > 1 else 0.0,
         context=CONTEXT,
-        fragmentation=FRAGMENTATION * used / _GIB,
+        fragmentation=FRAGMENTATION * used / GIB,
     )
 
 

@@ -31,7 +31,7 @@ SEPARATE_NORMS = 32.0
 """Passes over n·h elements of 16 bits of both RMS norms beyond those of fused kernels, if each of
 their operations is a kernel, in 32 bits: 18 for each norm instead of 2."""
 SEPARATE_ROTATION = 8.0
-"""The same for the rotation of queries and keys: 10 passes instead of 2."""
+"""Such passes of the rotation of queries and keys: 10 passes instead of 2."""
 SEPARATE_SCORES = 6.0
 """Passes of the score matrix through memory beyond those of fused kernels, if its scale, its mask
 and its softmax in 32 bits are kernels of their own (Hugging Face's ``eager`` attention)."""
@@ -48,11 +48,11 @@ LOSS = 36.0
 """Bytes that cross-entropy reads and writes for each logit, in 32 bits: 12 for the loss, and 24 for
 its gradient."""
 FUSED_LOSS = 6.0
-"""The same in one kernel for each pass, in 16 bits, beside the output layer's products: it reads
-logits for the loss, and again to replace them with their gradient."""
+"""Bytes for each logit in one kernel for each pass, in 16 bits, beside the output layer's products:
+it reads logits for the loss, and again to replace them with their gradient."""
 REPEATED_LOSS = 28.0
-"""The same of two metrics of the loss: each casts the logits, and writes and reads the logarithms
-of their softmax."""
+"""Bytes for each logit of two metrics of the loss: each casts the logits, and writes and reads the
+logarithms of their softmax."""
 EXPANSION = 24.0
 """Bytes that pass through memory for each parameter of 4 bits, if a kernel for each operation
 expands it: shift, mask, a gather each of scales and zeros, difference and product (AutoGPTQ,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
+from dtrain.parallelism.cluster.hardware import GIB
 from dtrain.parallelism.cost.activations import (
     largest_layer,
     mean_activations,
@@ -39,7 +40,6 @@ GATHER_BUFFERS = 4.0
 kept, so the next 32-bit ones need a new block. PyTorch's all-gather into a list needs the list and
 a flat copy, 2 bytes each, whose blocks are too small for 32-bit logits. A simulation of the
 allocator with LLaMA's tensors gave 4 to 5 bytes on one rank, and 6 to 9 on several."""
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     used = states.parameters + states.optimizer + sum(phase)
     unused = _unused_share(layout, assumed) * used + _split_blocks(shape, layout, assumed, stage)
     return Memory(
-        parameters=states.parameters / _GIB,
-        gradients=phase.gradients / _GIB,
-        optimizer=states.optimizer / _GIB,
-        activations=phase.activations / _GIB,
-        logits=phase.logits / _GIB,
-        gathered=phase.gathered / _GIB,
-        temporary=phase.temporary / _GIB,
+        parameters=states.parameters / GIB,
+        gradients=phase.gradients / GIB,
+        optimizer=states.optimizer / GIB,
+        activations=phase.activations / GIB,
+        logits=phase.logits / GIB,
+        gathered=phase.gathered / GIB,
+        temporary=phase.temporary / GIB,
         communication=assumed.communicator * _communicators(layout, assumed)
         + assumed.habits.buckets,
         context=assumed.habits.context,
-        fragmentation=unused / _GIB,
-        cached=cached / _GIB,
+        fragmentation=unused / GIB,
+        cached=cached / GIB,
     )
 
 
@@ -122,7 +122,7 @@ def least_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
         return 0.0
     kept = _layers(shape, layout, assumed, 0) * mean_activations(shape, layout, assumed, 0)
     # Rounding must not lift the limit above the memory.
-    return kept * _tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / _GIB
+    return kept * _tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / GIB
 
 
 def _communicators(layout: Layout, assumed: Assumptions) -> int:
@@ -302,16 +302,16 @@ def _by_runtime(
     phase = highest_phase(found)
     used = sum(phase) + found.weights + found.moments
     return Memory(
-        parameters=found.weights / _GIB,
-        gradients=phase.gradients / _GIB,
-        optimizer=found.moments / _GIB,
-        activations=phase.activations / _GIB,
-        logits=phase.logits / _GIB,
-        gathered=phase.gathered / _GIB,
-        temporary=phase.temporary / _GIB,
+        parameters=found.weights / GIB,
+        gradients=phase.gradients / GIB,
+        optimizer=found.moments / GIB,
+        activations=phase.activations / GIB,
+        logits=phase.logits / GIB,
+        gathered=phase.gathered / GIB,
+        temporary=phase.temporary / GIB,
         communication=assumed.communicator * _communicators(layout, assumed),
         context=assumed.habits.context,
-        fragmentation=FRAGMENTATION_BY_TORCH * used / _GIB,
+        fragmentation=FRAGMENTATION_BY_TORCH * used / GIB,
     )
 
 

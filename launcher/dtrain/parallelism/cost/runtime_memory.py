@@ -53,14 +53,6 @@ class Stage(StageRank):
         """Bytes of Adam's moments."""
         return 2 * self.weights
 
-    @cached_property
-    def head(self) -> float:
-        return self.shape.head_parameters / self.layout.tensor if self.last else 0.0
-
-    @cached_property
-    def embedding(self) -> float:
-        return self.shape.embedding_parameters / self.layout.tensor if self.first else 0.0
-
     @property
     def embedding_gradient(self) -> float:
         """Elements. DTensor computes the gradient of the whole vocabulary on each tensor rank, and

@@ -14,25 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.runtime_memory import Stage
-from dtrain.parallelism.cost.sharded_memory import SPLIT_LOSS, Phase
-from dtrain.parallelism.cost.stages import in_flight, stage_layers
-from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import Layout
+from dtrain.parallelism.cost.sharded_memory import LOSS, SPLIT_LOSS, Phase
 
 
 def highest_phase(stage: Stage) -> Phase:
     """Return the phase of a step with the most memory in use."""
     phases = _Phases(stage)
     return max(chain(phases.ends_of_forward(), phases.backward(), phases.after_layers()), key=sum)
-
-
-def allocated(shape: Shape, layout: Layout, assumed: Assumptions, stage: int = 0) -> float:
-    """Return the most bytes that the allocator counts on a rank of pipeline rank ``stage``."""
-    layers = stage_layers(shape, layout)[stage]
-    found = Stage(shape, layout, assumed, stage, layers, in_flight(layout, stage))
-    return sum(highest_phase(found)) + found.weights + found.moments
 
 
 class _Phases:
@@ -93,8 +82,7 @@ class _Phases:
             return
         # The last gradient that was scattered stays until the next micro-batch scatters one.
         left = 4 * s.embedding if self.several and not self.whole else 0.0
-        # Cross-entropy in 32 bits: the logits, log-softmax, and gradients of both.
-        loss = 12.0 if layout.tensor == 1 else SPLIT_LOSS
+        loss = LOSS if layout.tensor == 1 else SPLIT_LOSS
         if layout.pipeline > 1:
             loss += c  # The schedule keeps the stage's output.
         yield Phase(self.waiting + left, full, loss * s.logits, self.resident)

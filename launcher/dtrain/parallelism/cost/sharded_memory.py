@@ -23,15 +23,13 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout
 
-VARIED_AGAIN = 2.0
-VARIED = 0.4
-"""Cached blocks as a share of a step's tensors, if micro-batches differ in length: short ones split
-the blocks that the longest one needs. From a simulation of the allocator with a model's tensors, in
-steps of random length before one of the full length: 1.0 to 5.1 with full recomputation (27 runs of
-Qwen 1.8B and 7B and Mistral 7B, lengths as in ms-swift's benchmark; mean 2.1), 0.3 to 0.5 without
-(4 runs)."""
-
-
+CACHED_RECOMPUTED = 2.0
+"""Cached blocks as a share of a step's tensors with full recomputation, if micro-batches differ in
+length: short ones split the blocks that the longest one needs. A simulation of the allocator with a
+model's tensors, in steps of random length before one of the full length, found 1.0 to 5.1 (27 runs
+of Qwen 1.8B and 7B and Mistral 7B, lengths as in ms-swift's benchmark; mean 2.1)."""
+CACHED_KEPT = 0.4
+"""The share without full recomputation: 0.3 to 0.5 in 4 runs of the simulation."""
 LOSS = 12.0
 """Bytes for each logit at the peak of PyTorch's loss: a log-softmax, two gradients, of 32 bits."""
 SPLIT_LOSS = 16.0
@@ -88,7 +86,7 @@ def _cached_blocks(rank: _Rank, phases: list[Phase], highest: float) -> float:
     largest = max(passes, key=lambda phase: sum(phase) - phase.gradients)
     blocks = sum(largest) - largest.gradients
     if assumed.varied_lengths:
-        blocks *= 1 + (VARIED_AGAIN if layout.recompute == "full" else VARIED)
+        blocks *= 1 + (CACHED_RECOMPUTED if layout.recompute == "full" else CACHED_KEPT)
     elif layout.recompute == "full" and (layout.shards_parameters or not assumed.fused_loss):
         # Checkpoints split the blocks of the layers and of the logits of the step before, and
         # logits of 16 bits those of 32.
@@ -107,7 +105,7 @@ class _Layers(NamedTuple):
 
     mean: float
     experts: float
-    """Those of the mean layer that are experts."""
+    """Parameters of the mean layer's experts."""
     largest: float
 
 
@@ -226,14 +224,9 @@ class _Rank(StageRank):
         return self.summed * self.share(self.summing) * self.graded
 
     @cached_property
-    def head(self) -> float:
-        return self.shape.head_parameters / self.layout.tensor if self.last else 0.0
-
-    @cached_property
     def root(self) -> float:
         """Parameters around the layers."""
-        root = self.head if self.last and not (self.shape.tied and self.first) else 0.0
-        return root + (self.shape.embedding_parameters / self.layout.tensor if self.first else 0.0)
+        return self.embedding + (0.0 if self.shape.tied and self.first else self.head)
 
     @property
     def largest_unit(self) -> float:

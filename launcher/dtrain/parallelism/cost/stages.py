@@ -10,7 +10,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.model.flop import attention_flop
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout, layers_of_stages
 
 
@@ -31,6 +31,16 @@ class StageRank:
     @property
     def last(self) -> bool:
         return self.stage == self.layout.pipeline - 1
+
+    @cached_property
+    def head(self) -> float:
+        """Parameters of the output layer."""
+        return self.shape.head_parameters / self.layout.tensor if self.last else 0.0
+
+    @cached_property
+    def embedding(self) -> float:
+        """Parameters of the embedding."""
+        return self.shape.embedding_parameters / self.layout.tensor if self.first else 0.0
 
 
 def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, ...]:

@@ -90,7 +90,7 @@ class _Layer:
     launches: float
     """Kernels that the host starts."""
     stalled: float
-    """Those of them in layers with experts."""
+    """Kernels that the host starts in layers with experts."""
 
     @property
     def total(self) -> float:

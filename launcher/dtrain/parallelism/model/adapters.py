@@ -16,7 +16,7 @@ NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a 4-bit weight: 4 bits, an 8-bit scale for each 64 weights, and a 32-bit scale for each
 256 of those (QLoRA, section 3, double quantization)."""
 NF4_ONCE = (4 + 32 / 64) / 8
-"""The same with 32-bit scales, bitsandbytes' default."""
+"""Bytes of a 4-bit weight with 32-bit scales, bitsandbytes' default."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dtrain.parallelism.answer.explain import brief
 from dtrain.parallelism.answer.units import gib, large, seconds
 from dtrain.parallelism.assumptions import communicator
 from dtrain.parallelism.cluster.efficiency import of_gpu
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware import GIB, GpuCluster, Precision
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.cost.keras_memory import KerasMemory, Part, Way, on_gpu
@@ -20,8 +20,6 @@ from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
 from dtrain.records import dataclass
 from dtrain.wording import counted
-
-_GIB = 2.0**30
 
 
 def answer(question: Question) -> TensorFlowPlan:
@@ -65,7 +63,7 @@ class _Job:
     @property
     def gigabytes(self) -> float:
         """GiB of all parameters at one byte each."""
-        return self.shape.parameters / _GIB
+        return self.shape.parameters / GIB
 
     def verdicts(self) -> Iterator[Verdict]:
         """Yield the verdicts in order of preference."""

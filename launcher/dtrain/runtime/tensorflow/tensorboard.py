@@ -44,11 +44,6 @@ class TensorBoard:
             raise RuntimeError("TensorBoard does not listen: see its messages")
         return self._port
 
-    def close(self) -> None:
-        """Stop TensorBoard."""
-        self._process.terminate()
-        self._process.wait()
-
     def _read(self) -> None:
         last: deque[str] = deque(maxlen=20)
         for line in self._process.stderr or ():

@@ -81,7 +81,7 @@ class TensorSplit:
             )
 
     def with_draws(self, blocks: Mapping[str, nn.Module], materialize: Materializer) -> TensorSplit:
-        """The same split, with random numbers of each rank's own if one of the blocks, which
+        """This split, with random numbers of each rank's own if one of the blocks, which
         passed `refuse`, draws some."""
         for name, block in _distinct(blocks).items():
             columns = (m for path, m in _owners(block) if path.rpartition(".")[2] in self.column)
