@@ -129,6 +129,10 @@ def test_a_plan_for_cpus_speaks_of_processes(file: Path) -> None:
     # The speed of the network is known from few bytes, and that of products is the peak itself.
     assert re.search(r"hosts of 2, [\d.]{1,5} Gb/s between hosts", text)
     assert "MFU" not in text
+    large = pose(replace(request, model_size="1B"), probe=measured()).answer()
+    text += as_text(large, Paper(100, color=False, unicode=False), count=8)
+    assert "the textbook answer" in " ".join(text.split())
+    assert not re.search(r"\bGPUs?\b", text)
     # They have neither a CUDA context nor NCCL's buffers.
     assert (answer.best.memory.context, answer.best.memory.communication) == (0, 0)
 

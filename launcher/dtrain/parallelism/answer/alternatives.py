@@ -67,7 +67,7 @@ def textbook(answer: Answer) -> str:
     least = min(candidates, key=lambda one: one.memory.total, default=None)
     if least is None or least.fits:
         return ""
-    need, limit = least.memory, cluster.gpu.memory
+    need, limit, unit = least.memory, cluster.gpu.memory, cluster.gpu.unit
     kept = need.parameters + need.gradients + need.optimizer
     split = least.layout.product(least.layout.split_by(("tensor", "pipeline")))
     states = "parameters, gradients and Adam's states"
@@ -79,7 +79,8 @@ def textbook(answer: Answer) -> str:
         why = f", with {_most(need)}"
     text = (
         f"Splitting the model only inside each host ({split}) and copying it to {hosts} hosts, the "
-        f"textbook answer, needs {both(need.total)} on each GPU{why}, and a GPU has {gib(limit)}."
+        f"textbook answer, needs {both(need.total)} on each {unit}{why}, and a {unit} has "
+        f"{gib(limit)}."
     )
     if answer.fits:
         text += f" What fits instead: {brief(answer.best)}, {gib(answer.best.memory.total)}."
