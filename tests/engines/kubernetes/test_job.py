@@ -746,6 +746,21 @@ def test_requests_to_stop_end_the_wait_for_pods(job: KubernetesJob) -> None:
     assert job.record.leftovers
 
 
+def test_a_request_to_stop_during_an_earlier_one_is_not_lost(job: KubernetesJob) -> None:
+    control = Control()
+    pod = {"metadata": {"name": "c-1-node-0-0", "labels": {INDEX_LABEL: "0"}}}
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        if method == "DELETE" and path.endswith("/c-1-node-0-0"):
+            control.stop("Ctrl-C")
+        return {"items": [pod]}
+
+    control.kill("Ctrl-C")
+    report = follower(job, answer, control)._follow()
+    assert report is not None
+    assert "may still be there" in report.problems[0]
+
+
 def test_a_server_that_does_not_answer_does_not_delay_requests_to_stop(job: KubernetesJob) -> None:
     control, over = Control(), threading.Event()
     asked = []
