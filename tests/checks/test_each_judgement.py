@@ -408,6 +408,19 @@ def test_a_launch_omits_findings_that_it_handles_itself() -> None:
     assert [one.subject for one in before_launch(both)] == ["ssh", "cluster.run_dir"]
 
 
+def test_another_run_uses_the_gpus_of_a_host() -> None:
+    busy = {"machine": {"runs": ("old run",)}}
+    found = only(evidence({}, busy, plan(gpus=1)), "warning", "processes", "gpu3")
+    assert "run old run is running there" in found.seen
+    assert "dtrain stop 'old run'" in found.remedy
+    assert summaries(evidence({}, busy)) == []
+    counted = {**busy, "leftovers": {"old run": (7, 8)}}
+    assert (
+        "2 processes"
+        in only(evidence({}, counted, plan(gpus=1)), "warning", "processes", "gpu3").seen
+    )
+
+
 def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
     third = {"names": {"hosts": {}, "own": {"addresses": ["127.0.1.1"]}}}
     jax = "framework: jax, script: train.py"

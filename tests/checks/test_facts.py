@@ -18,6 +18,7 @@ import pytest
 
 from dtrain.launchplan.build import build
 from dtrain.messages.facts import read_gathered
+from dtrain.node.agent import control
 from dtrain.node.boot import framed
 from dtrain.node.facts.containers import containers
 from dtrain.node.programs import bundled_text
@@ -180,6 +181,15 @@ def test_a_probe_that_fails_is_a_fact(ask: Ask) -> None:
     found = ask("storage", "names", "machine", folders={"a": "x" * 5000}, addresses=None)
     assert found["machine"]["python"]
     assert "error" in found["names"]
+
+
+def test_runs_with_a_supervisor_are_found_by_its_socket(ask: Ask) -> None:
+    with socket.socket(socket.AF_UNIX) as supervisor, socket.socket(socket.AF_UNIX) as other:
+        supervisor.bind(control.control_name("run-of-somebody", "node7"))
+        other.bind(b"\0dtrain/no-run")
+        found = ask("machine")["machine"]["runs"]
+    assert "run-of-somebody" in found
+    assert "no-run" not in found
 
 
 @pytest.mark.parametrize("listens", [True, False])

@@ -412,9 +412,6 @@ def test_leftovers_of_an_earlier_run(hosts: Hosts, launcher: Launcher) -> None:
     ):
         found = check(launcher, file).only("processes", "node1", "node2", severity="warning")
         assert "old-run" in found["seen"]
-        launched = launcher.run(file)
-        assert launched.code == 0, str(launched)
-        assert f"warning: node[1-2] (all 2): processes: {found['seen']}\n" in launched.stderr
         _, kill = found["remedy"].split(
             "dtrain stop old-run, where it was launched, or run there: "
         )

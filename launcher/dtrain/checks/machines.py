@@ -119,7 +119,18 @@ def _memory(host: HostFacts) -> Iterator[Finding]:
 
 
 def _leftovers(host: HostFacts) -> Iterator[Finding]:
-    for run, pids in host.fact("leftovers").items():
+    found = host.fact("leftovers")
+    # A launch does not search all processes. Jobs without GPUs share a host without harm.
+    running = host.fact("machine").get("runs", ()) if host.part.host.gpus else ()
+    for run in running:
+        if run not in found:
+            yield host.warning(
+                "processes",
+                f"run {run} is running there",
+                "no other job on these GPUs",
+                f"if it is not needed: dtrain stop {quote(run)}, where it was launched",
+            )
+    for run, pids in found.items():
         # Without their numbers, hosts share the finding.
         variable = quote(f"DTRAIN_RUN_ID={run}")
         find = f"grep -lszxF {variable} /proc/[0-9]*/environ | cut -d/ -f3"

@@ -67,6 +67,8 @@ class MachineFacts(TypedDict, total=False):
     node_cpus: dict[_Number, Count]
     """The cores of each NUMA node that this user's processes may use."""
     governors: dict[Name, Count]
+    runs: Annotated[tuple[Name, ...], Length(1024)]
+    """Those that have a supervisor there."""
 
 
 class MemoryFacts(TypedDict):

@@ -374,6 +374,19 @@ def test_requests_to_stop_end_the_wait_for_pods(job: KubernetesJob) -> None:
     assert job.record.leftovers
 
 
+def test_a_request_to_stop_during_an_earlier_one_is_not_lost(job: KubernetesJob) -> None:
+    control = Control()
+    left = {"metadata": {"name": "c-1-node-0-0", "labels": {INDEX_LABEL: "0"}}}
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        if method == "DELETE" and path.endswith("/c-1-node-0-0"):
+            control.stop("Ctrl-C")
+        return {"items": [left]} if path.endswith("/pods") else RUNS
+
+    control.kill("Ctrl-C")
+    assert "may still be there" in followed(job, answer, control).problems[0]
+
+
 def test_a_user_who_may_not_list_pods_waits_for_the_job_alone(
     job: KubernetesJob, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dtrain.node.facts.orders import GatherOrder
 
 
+MOST_RUNS = 16
+
+
 def machine(_request: GatherOrder) -> Json:
     release = os.uname()
     return {
@@ -39,6 +42,7 @@ def machine(_request: GatherOrder) -> Json:
             str(node): len(cpus & os.sched_getaffinity(0)) for node, cpus in node_cpus().items()
         },
         "governors": governors(),
+        "runs": supervised_runs(),
     }
 
 
@@ -102,6 +106,14 @@ def memory(_request: GatherOrder) -> Json:
         if limit and limit.isdecimal() and int(limit) < found["total"]:
             found["limit"] = int(limit)
     return found
+
+
+def supervised_runs() -> list[str]:
+    """The runs that have a supervisor here, whoever launched them, from the names of the
+    supervisors' sockets (`dtrain.node.agent.control`)."""
+    sockets = text_of("/proc/net/unix") or ""
+    names = re.findall(r" @dtrain/([^/\s]{1,80})/[^/\s]*/[0-9a-f]{8}$", sockets, re.MULTILINE)
+    return sorted(set(names))[:MOST_RUNS]
 
 
 def leftovers(_request: GatherOrder) -> Json:

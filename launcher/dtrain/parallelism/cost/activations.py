@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import ParamSpec
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
@@ -12,6 +13,7 @@ from dtrain.parallelism.cost.stages import kinds_of_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import BackendName, Layout, Recompute
 
+_P = ParamSpec("_P")
 SEPARATE_NORM = 6.0
 """Bytes of an element that an RMS norm keeps if each of its operations is a kernel: its input in 32
 bits and the normalized one in 16 (``LlamaRMSNorm`` in Hugging Face's transformers)."""
@@ -167,29 +169,16 @@ def largest_layer(
     )
 
 
+def _summed(terms: Callable[_P, Iterator[float]]) -> Callable[_P, float]:
+    def total(*given: _P.args, **named: _P.kwargs) -> float:
+        return sum(terms(*given, **named))
+
+    return total
+
+
 @lru_cache(maxsize=4096)
+@_summed
 def _saved(
-    shape: Shape,
-    t: int,
-    split: int,
-    recompute: Recompute,
-    flash_attention: bool,
-    torch: bool,
-    drops: bool,
-    fused_gate: bool,
-    narrow: float,
-    compiled: bool,
-    exchanges: bool,
-) -> float:
-    return sum(
-        _terms(
-            shape, t, split, recompute, flash_attention, torch, drops, fused_gate, narrow, compiled,
-            exchanges,
-        )
-    )  # fmt: skip
-
-
-def _terms(
     shape: Shape,
     t: int,
     split: int,
