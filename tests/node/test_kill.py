@@ -301,10 +301,11 @@ def test_pings_are_answered_until_the_processes_of_a_killed_supervisor_have_ende
         os.kill(supervisor, signal.SIGSTOP)
         silent = until(lambda: (alive := ping(agent))["silent"] > 0.2 and alive)["silent"]
         os.kill(supervisor, signal.SIGKILL)
-        # The relay has killed it, and waits until it can reap it.
         until(lambda: (now := look(worker)) and not now.alive)
+        # The relay waits until it can reap the worker. It soon knows that the supervisor is dead,
+        # not silent.
+        until(lambda: ping(agent)["silent"] < silent)
         for _ in range(3):
-            # The supervisor is known to be dead, not silent.
             assert ping(agent)["silent"] < silent
         assert not [one for one in agent.messages if one["type"] == "lost"]
         tracer.kill()

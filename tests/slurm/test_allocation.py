@@ -28,7 +28,7 @@ def allocation(slurm: Slurm) -> Iterator[Mapping[str, str]]:
         stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ):
-        slurm._wait_for("an allocation", file.exists)
+        slurm.wait_for("an allocation", file.exists)
         pairs = (pair.split("=", 1) for pair in file.read_text().split("\0")[:-1])
         yield {name: value for name, value in pairs if name.startswith("SLURM")}
 
@@ -73,7 +73,7 @@ if os.environ["DTRAIN_ATTEMPT"] == "1":
     assert done.code == 0, str(done)
     hung = "no output and no progress from any worker for 15 s; job"
     assert f"{hung} {allocation['SLURM_JOB_ID']} starts again (restart 1)" in done.stderr
-    slurm._wait_for("the watchers' end", lambda: "watch" not in steps(slurm))
+    slurm.wait_for("the watchers' end", lambda: "watch" not in steps(slurm))
 
 
 def steps(slurm: Slurm) -> str:

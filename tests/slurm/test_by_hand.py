@@ -228,10 +228,10 @@ def test_a_failed_job_goes_back_to_the_queue_as_often_as_the_file_allows(slurm: 
             ", restart: {max: 1}",
         )
     )
-    slurm._wait_for("a restart", lambda: slurm.job(job).get("Restarts") == "1")
+    slurm.wait_for("a restart", lambda: slurm.job(job).get("Restarts") == "1")
     second = slurm.shared / "runs" / "nodes" / f"job-{job}.2"
     slurm.start_again(job)
-    slurm._wait_for("the second attempt", lambda: any(second.glob("*/*.out")))
+    slurm.wait_for("the second attempt", lambda: any(second.glob("*/*.out")))
     slurm.wait(job, "FAILED")
     assert slurm.job(job)["Restarts"] == "1"
     for number, name in ((1, f"job-{job}"), (2, f"job-{job}.2")):
@@ -264,7 +264,7 @@ def test_workers_get_term_before_the_time_limit(slurm: Slurm) -> None:
     text = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     job = slurm.submit(sh(slurm, text))
     folder = slurm.shared / "runs" / "nodes" / f"job-{job}"
-    slurm._wait_for("ranks", lambda: said(folder) == ["ready\n"] * 2)
+    slurm.wait_for("ranks", lambda: said(folder) == ["ready\n"] * 2)
     slurm.run("scancel", "--batch", "--signal=USR1", job)
     slurm.wait(job)
     assert said(folder) == ["ready\nsaved\n"] * 2
@@ -274,7 +274,7 @@ def test_workers_get_term_before_the_time_limit(slurm: Slurm) -> None:
 def test_a_job_that_is_cancelled_does_not_come_back(slurm: Slurm) -> None:
     job = slurm.submit(sh(slurm, "echo ready; exec sleep 1000", ", restart: {max: 3}"))
     folder = slurm.shared / "runs" / "nodes" / f"job-{job}"
-    slurm._wait_for("ranks", lambda: said(folder) == ["ready\n"] * 2)
+    slurm.wait_for("ranks", lambda: said(folder) == ["ready\n"] * 2)
     slurm.run("scancel", job)
     slurm.wait(job)
     slurm.wait_until_idle()

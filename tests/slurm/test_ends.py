@@ -63,7 +63,7 @@ def test_a_controller_that_does_not_answer_is_waited_for_aloud(
 ) -> None:
     file = write_job("print('trained')")
     with slurm.silent_controller():
-        launch = launcher.command("launch", str(file), "--no-check", env=slurm.environment)
+        launch = launcher.command("launch", str(file), "--no-check", env=slurm.impatient)
         launch.until("waiting for Slurm on this machine to answer")
         # The controller reads the request later.
         launch.until("Socket timed out on send/recv operation; the job may be submitted")
@@ -77,7 +77,7 @@ def test_a_terminal_that_is_closed_during_the_submission_leaves_no_job(
 ) -> None:
     file = write_job(WAIT)
     with slurm.silent_controller():
-        launch = launcher.command("launch", str(file), "--no-check", env=slurm.environment)
+        launch = launcher.command("launch", str(file), "--no-check", env=slurm.impatient)
         launch.until("waiting for Slurm on this machine to answer")
         launch.send(signal.SIGHUP)
         launch.until("its terminal was closed: cancelling the job once Slurm says that it exists")
@@ -323,7 +323,7 @@ def test_a_job_that_slurm_accepts_late(
 
 def interrupted_without_controller(slurm: Slurm, launcher: Launcher, write_job: WriteJob) -> Launch:
     """A job that runs, after the first Ctrl-C, which its controller has not seen."""
-    launch = launcher.start(write_job(WAIT), env=slurm.environment)
+    launch = launcher.start(write_job(WAIT), env=slurm.impatient)
     launch.until("] up", count=4)
     slurm.stop_controller()
     launch.process.send_signal(signal.SIGINT)

@@ -97,7 +97,7 @@ class Slurm:
             for host in self.nodes:
                 self.start_node(host)
             self._let_logins_in()
-            self._wait_for("every node", lambda: self.states() == {"idle": nodes})
+            self.wait_for("every node", lambda: self.states() == {"idle": nodes})
         except BaseException:
             self.cluster.close()
             raise
@@ -112,6 +112,11 @@ class Slurm:
     def environment(self) -> dict[str, str]:
         """What a command on this machine needs to use this Slurm."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    @property
+    def impatient(self) -> dict[str, str]:
+        """As `environment`, for commands that wait 3 s for an answer of the controller, not 10."""
+        return {"SLURM_CONF": str(self.folder / "impatient.conf")}
 
     def run(self, *argv: str, check: bool = True) -> str:
         """The stdout of a command on this machine."""
@@ -149,17 +154,17 @@ class Slurm:
     def wait(self, job: str, *states: str) -> None:
         """Wait until a job is in one of ``states``; by default until it is over."""
         wanted = states or FINAL
-        self._wait_for(f"job {job} to be {wanted}", lambda: self.state(job) in wanted)
+        self.wait_for(f"job {job} to be {wanted}", lambda: self.state(job) in wanted)
 
     def start_again(self, job: str, *changes: str) -> None:
         """Start a job that is in the queue again. Slurm would wait two minutes: if a step starts
         on a node before the same step of the last start has ended there, neither ends."""
         self.wait(job, "PENDING")
         last = f"spool-*/*_{job}.*"
-        self._wait_for(f"end of job {job}", lambda: not any(self.folder.glob(last)))
+        self.wait_for(f"end of job {job}", lambda: not any(self.folder.glob(last)))
         # A node refuses credentials of the second in which it revoked the job's last one.
         ended = int(time.time())
-        self._wait_for("the next second", lambda: int(time.time()) > ended)
+        self.wait_for("the next second", lambda: int(time.time()) > ended)
         self.run("scontrol", "update", f"jobid={job}", "starttime=now", *changes)
 
     def seconds(self, job: str) -> int:
@@ -178,7 +183,7 @@ class Slurm:
     def wait_until_idle(self) -> None:
         """Cancel every job and wait until all nodes are free again."""
         self.run("scancel", "--user=root", check=False)
-        self._wait_for("idle nodes", lambda: self.states() == {"idle": len(self.nodes)})
+        self.wait_for("idle nodes", lambda: self.states() == {"idle": len(self.nodes)})
 
     def fail_node(self, host: Host) -> None:
         """The controller gives up on a node, as it does after `SlurmdTimeout` without an answer.
@@ -194,7 +199,7 @@ class Slurm:
     def stop_controller(self) -> None:
         pid = (self.folder / "slurmctld.pid").read_text().strip()
         self.login.run("kill", pid)
-        self._wait_for("end of the controller", lambda: not self._runs(pid))
+        self.wait_for("end of the controller", lambda: not self._runs(pid))
 
     @contextlib.contextmanager
     def silent_controller(self) -> Iterator[None]:
@@ -232,6 +237,7 @@ class Slurm:
             nodes=nodes,
         )
         (self.folder / "slurm.conf").write_text(config)
+        (self.folder / "impatient.conf").write_text(f"{config}MessageTimeout=3\n")
         (self.folder / "cgroup.conf").write_text(_CGROUP.format(folder=self.folder))
         # Slurm takes a device's number from the end of its name.
         for gpu in range(GPUS):
@@ -251,7 +257,7 @@ class Slurm:
                  "seed-file": "seed"}  # fmt: skip
         options = [f"--{option}={folder}/{name}" for option, name in files.items()]
         self._daemon(self.login, "/usr/sbin/munged", "--force", *options)
-        self._wait_for("munged", (folder / "socket").exists)
+        self.wait_for("munged", (folder / "socket").exists)
 
     def _daemon(self, host: Host, program: str, *options: str) -> None:
         config = [] if "munged" in program else ["-f", str(self.folder / "slurm.conf")]
@@ -265,7 +271,8 @@ class Slurm:
         self.login.start_sshd()
         self.login.wait_for_sshd(time.monotonic() + HANG)
 
-    def _wait_for(self, what: str, is_so: Callable[[], bool]) -> None:
+    def wait_for(self, what: str, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so, or fail with the logs of the daemons."""
         deadline = time.monotonic() + HANG
         while not is_so():
             assert time.monotonic() < deadline, f"no {what}\n{self._logs()}"
