@@ -23,7 +23,9 @@ class Answers:
     script: str
     user: str | None = None
     gpus: int | None = None
-    """Of each host, unless a probe counts them; None if it is unknown."""
+    """Of each host; None if it is unknown, or if a probe counts them."""
+    slots: int | None = None
+    """Of each host, in a hostfile."""
 
 
 def text(answers: Answers, evidence: Evidence | None) -> str:
@@ -55,6 +57,9 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
 
 def _devices(hosts: Sequence[HostFacts], answers: Answers, *, probed: bool) -> Iterator[str]:
     """Without a number, nothing can be launched: a guess would start the wrong workers."""
+    if not hosts and answers.gpus is None and answers.slots is not None:
+        yield f"  gpus: {answers.slots}  # CHANGE if the slots of the hostfile are no GPUs"
+        return
     if not hosts and answers.gpus is None:
         why = "no host could be reached" if probed else "the hosts were not inspected"
         yield f"  gpus:  # CHANGE: number of GPUs per host, 0 for CPU workers; {why}"
@@ -62,8 +67,9 @@ def _devices(hosts: Sequence[HostFacts], answers: Answers, *, probed: bool) -> I
     if not hosts:
         yield f"  gpus: {answers.gpus}  # on each host"
         return
-    count = _usual([_gpus(host) for host in hosts])
-    yield f"  gpus: {count}  # on each host"
+    found = _usual([_gpus(host) for host in hosts])
+    count = answers.gpus if answers.gpus is not None else found
+    yield f"  gpus: {count}  # on each host{f'; the hosts show {found}' if count != found else ''}"
     names = {gpu["name"] for host in hosts for gpu in host.fact("gpus").get("gpus", ())}
     for name in names if len(names) == 1 else ():
         if name and (known := in_table(name)):

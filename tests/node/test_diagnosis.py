@@ -7,20 +7,40 @@ import os
 import sys
 import threading
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
+from typing import Any
 
-from dtrain.node.agent import nccl_ras, stacks
-from dtrain.node.agent.flight_recorder import DUMP_LIMIT, READ_LIMIT
+import pytest
+
+from dtrain.node.agent import diagnosis, nccl_ras, stacks
+from dtrain.node.agent.flight_recorder import READ_LIMIT
 from dtrain.node.agent.processes import look
 from dtrain.node.agent.sweep import ABORT_LIMIT
 from dtrain.session.worker_watch import STACKS_SECONDS
 from support.limits import HANG, until
 
 
-def test_a_host_answers_before_the_launcher_ends_the_job() -> None:
-    """NCCL, py-spy, the flight recorder and Python's fault handler all take as long as they may."""
-    # NCCL and py-spy are asked while the ranks write their dumps.
-    dumps = max(DUMP_LIMIT, nccl_ras.LIMIT + stacks.SPY_LIMIT) + READ_LIMIT
-    assert dumps + ABORT_LIMIT < STACKS_SECONDS
+def test_a_host_answers_before_the_launcher_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL, py-spy and the flight recorder all take as long as they may. NCCL and py-spy are asked
+    while the ranks write their dumps."""
+    now = [0.0]
+
+    def spend(seconds: float, found: Any = None) -> Any:
+        now[0] += seconds
+        return found
+
+    monkeypatch.setattr(diagnosis, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=spend))
+    monkeypatch.setattr(diagnosis, "KernelLog", SimpleNamespace)
+    monkeypatch.setattr(diagnosis, "query", lambda *_: spend(nccl_ras.LIMIT, ""))
+    monkeypatch.setattr(diagnosis, "spy", lambda _: spend(stacks.SPY_LIMIT, {}))
+    done = threading.Event()
+    events: Any = SimpleNamespace(append=lambda kind: done.set())
+    flights: Any = SimpleNamespace(request_dump=lambda rank: True, new_dumps=list)
+    process: Any = SimpleNamespace(pid=7)
+    one = diagnosis.Diagnosis(events, flights, ("127.0.0.1", 28028))
+    one.collect_stacks([({"rank": 0}, process)], abort=False, ras=True)
+    assert done.wait(HANG)
+    assert now[0] + READ_LIMIT + ABORT_LIMIT < STACKS_SECONDS
 
 
 RANK = """

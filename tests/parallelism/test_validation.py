@@ -14,7 +14,7 @@ import pytest
 
 import validate_planner
 from dtrain.parallelism.cluster.efficiency import FAMILIES, Efficiency
-from dtrain.parallelism.cost.candidate import RAN_OUT, ROOMY
+from dtrain.parallelism.cost.candidate import HEADROOM, RAN_OUT, ROOMY
 from planner import fit as fit_planner
 from planner.interval import described_interval, interval
 from planner.published.rows import rows
@@ -164,7 +164,7 @@ def test_the_first_choice_is_nearly_the_fastest_in_published_sweeps() -> None:
 
 def test_a_plan_says_how_many_published_runs_near_the_limit_ran_out_of_memory() -> None:
     report = validate_planner.validate([("", read(path)) for path in (*RUNS, *UNSEEN.values())])
-    assert validate_planner.ran_out(report, ROOMY, 1.0) == RAN_OUT
+    assert validate_planner.ran_out(report, ROOMY, 1 - HEADROOM) == RAN_OUT
 
 
 def scored(path: Path) -> Score:

@@ -34,7 +34,7 @@ def test_restarts_are_off_by_default() -> None:
 
 
 def test_a_hang_ends_a_job_that_must_stop_on_hangs() -> None:
-    hung = AttemptResult(ran=True, step=3, culprit=None, final="it must stop")
+    hung = AttemptResult(ran=True, step=3, culprit=None, why_last="it must stop")
     assert decide(Restart(9), [hung], ["s"]) == GiveUp("it must stop")
     assert decide(Restart(0), [hung], ["s"]) == GiveUp("")
 

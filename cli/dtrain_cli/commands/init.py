@@ -104,7 +104,8 @@ def init(
         _ask("--framework", framework, _FRAMEWORK, _framework, "torch"),
         _ask("--script", script, _SCRIPT, _script, "train.py"),
         user,
-        slots if gpus is None else _gpus(str(gpus)),
+        None if gpus is None else _gpus(str(gpus)),
+        slots,
     )
     # The probe inspects GPUs only if the file has some.
     draft = first_file.text(replace(answers, gpus=answers.gpus or 1), None)
@@ -112,7 +113,7 @@ def init(
     if probe is None:
         probe = _interactive() and _ask("--probe", None, _PROBE, _yes, "yes")
     evidence = _look(draft, len(named), file) if probe else None
-    if answers.gpus is None and not probe and _interactive():
+    if answers.gpus is None and slots is None and not probe and _interactive():
         answers = replace(answers, gpus=_ask("--gpus", None, _GPUS, _gpus))
     _write(file, first_file.text(answers, evidence), evidence.failures if evidence else ())
 

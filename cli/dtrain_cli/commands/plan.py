@@ -213,7 +213,8 @@ def plan(
     if isinstance(answer, Answer):
         with _uncollected():
             write(_layouts(answer, top, settings, json=json, file=file, output=output, html=html))
-        raise typer.Exit(ExitCode.OK if answer.fits else ExitCode.JOB_FAILED)
+        _exit(fits=answer.fits)
+        return
     for name, path in (("--output", output), ("--html", html)):
         if path is not None:
             raise UsageError(
@@ -221,7 +222,12 @@ def plan(
                 hint="set job.strategy in the cluster file to the strategy that is shown",
             )
     write(_strategies(answer, json=json))
-    raise typer.Exit(ExitCode.OK if answer.fits else ExitCode.JOB_FAILED)
+    _exit(fits=answer.fits)
+
+
+def _exit(*, fits: bool) -> None:
+    if not fits:
+        raise typer.Exit(ExitCode.JOB_FAILED)
 
 
 @contextmanager

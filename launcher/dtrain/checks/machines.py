@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -126,9 +127,9 @@ def _leftovers(host: HostFacts) -> Iterator[Finding]:
         if run not in found:
             yield host.warning(
                 "processes",
-                f"run {run} is running there",
+                f"run {run} is running there, and may use the same GPUs",
                 "no other job on these GPUs",
-                f"if it is not needed: dtrain stop {quote(run)}, where it was launched",
+                f"if it is not needed: dtrain stop {quote(_launched(run))}, where it was launched",
             )
     for run, pids in found.items():
         # Without their numbers, hosts share the finding.
@@ -139,9 +140,15 @@ def _leftovers(host: HostFacts) -> Iterator[Finding]:
             f"{counted(len(pids), 'process')} of run {run} still"
             f" {'run' if len(pids) != 1 else 'runs'} there",
             "no other job of yours on this host",
-            f"if it is not needed: dtrain stop {quote(run)}, where it was launched, or run there:"
-            f" kill $({find})",
+            f"if it is not needed: dtrain stop {quote(_launched(run))}, where it was launched, or"
+            f" run there: kill $({find})",
         )
+
+
+def _launched(run: str) -> str:
+    """The name of a run without the number of its attempt, which hosts add from the second one
+    on."""
+    return re.sub(r"\.[0-9]+$", "", run)
 
 
 def _cores(host: HostFacts) -> Iterator[Finding]:

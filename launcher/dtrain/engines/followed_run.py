@@ -14,7 +14,7 @@ from dtrain.launchplan.plan import HostPlan, Process
 from dtrain.runs.log_store import tail
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.storage import CANNOT_STORE, StorageError
-from dtrain.session.failure_output import explained
+from dtrain.session.failure_output import explained, explained_by_torchrun
 from dtrain.session.run import Run
 
 _SUMMARY = 64 << 10
@@ -23,6 +23,9 @@ _SUMMARY = 64 << 10
 
 class FollowedRun(Run):
     """What Slurm and Kubernetes have in common."""
+
+    ranks_share_stderr = False
+    """Whether ranks write to the stderr of their torchrun."""
 
     def begun(self, how: str) -> None:
         """The other system has the job."""
@@ -59,8 +62,8 @@ class FollowedRun(Run):
         logs = self.folder.logs
         name = names.process_name(failure.role, failure.index)
         stderr = tail(logs / failure.host / f"{name}.err", _SUMMARY).decode(errors="replace")
-        # In a pod, ranks write to the stderr of their torchrun.
-        return explained(root_rank(failure, stderr), logs, launcher=name)
+        found = explained(root_rank(failure, stderr), logs)
+        return explained_by_torchrun(found, logs, name) if self.ranks_share_stderr else found
 
     def leave(self, report: Report = LEFT) -> Report:
         """The job goes on without this process."""

@@ -33,25 +33,37 @@ def root_words(stderr: bytes, *, uncaught: bool, stale_after: int = STALE_AFTER)
     output = last_words(stderr, uncaught=uncaught, stale_after=stale_after)
     if _FAILED not in output:
         return output
-    ranks = _tracebacks(stderr)
+    ranks = [
+        f"In rank {rank} of the program:\n{words}" if rank is not None else words
+        for rank, words in _tracebacks(stderr).items()
+    ]
     own = [words for words in ranks if not _is_echo(words)]
     return (own or ranks or [output])[0]
 
 
-def _tracebacks(stderr: bytes) -> list[str]:
-    """The last traceback of each rank, in the order in which they begin."""
+def words_of_rank(stderr: bytes, rank: int) -> str:
+    """The last traceback of a rank that writes to the stderr of its torchrun. Without a process
+    group it has no number, and may be that of another rank. Empty if there is none."""
+    found = _tracebacks(stderr)
+    return found.get(rank) or found.get(None, "")
+
+
+def _tracebacks(stderr: bytes) -> dict[int | None, str]:
+    """The last traceback of each rank before torchrun's own one, in the order in which they begin.
+    None: without a number."""
     lines = stderr.splitlines(keepends=True)
-    end = max(number for number, line in enumerate(lines) if line.startswith(_HEADER))
+    headers = [number for number, line in enumerate(lines) if line.startswith(_HEADER)]
+    end = headers[-1] if headers else 0
     streams: dict[bytes, list[bytes]] = {}
     for line in lines[:end]:
         prefix = _RANK.match(line)
         stream = streams.setdefault(prefix[1] if prefix else b"", [])
         stream.append(line[prefix.end() :] if prefix else line)
-    found = []
+    found: dict[int | None, str] = {}
     for rank, stream in sorted(streams.items(), key=lambda item: not item[0]):
         words = last_words(b"".join(stream))
         if words.startswith("Traceback ("):
-            found.append(f"In rank {rank.decode()} of the program:\n{words}" if rank else words)
+            found[int(rank) if rank else None] = words
     return found
 
 

@@ -68,7 +68,7 @@ class MachineFacts(TypedDict, total=False):
     """The cores of each NUMA node that this user's processes may use."""
     governors: dict[Name, Count]
     runs: Annotated[tuple[Name, ...], Length(1024)]
-    """Those that have a supervisor there."""
+    """Runs that have a supervisor there, as hosts name their attempts."""
 
 
 class MemoryFacts(TypedDict):

@@ -152,6 +152,7 @@ BACKENDS: dict[BackendName, Backend] = {
             # Its Flux has FSDP, HSDP and context parallelism (``models/flux/README.md``).
             splits_diffusion=False,
             frozen_bits=(16, 4),
+            offloads_parameters=True,
             narrow_states='training.dtype = "bfloat16"',
             shards_optimizer_alone=False,
             keeps_stages=True,

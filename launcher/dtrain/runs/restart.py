@@ -34,8 +34,9 @@ class AttemptResult:
     """The last step it reported."""
     culprit: str | None
     """The host of the first failure."""
-    final: str | None = None
-    """Why no attempt may follow, whatever the policy; empty if the report already says it."""
+    why_last: str | None = None
+    """Why no attempt may follow, whatever the policy; empty if the report already says it. None if
+    one may."""
     lost: frozenset[str] = field(default_factory=frozenset)
     """Hosts that could not be reached, or whose hardware failed."""
     seconds: float = 0.0
@@ -77,8 +78,8 @@ def decide(
     last = history[-1]
     if policy.max == 0:
         return GiveUp("")
-    if last.final is not None:
-        return GiveUp(last.final)
+    if last.why_last is not None:
+        return GiveUp(last.why_last)
     if not last.ran and not last.lost:
         return GiveUp("a job that a host refuses is not retried")
     if len(history) > policy.max:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from dtrain.diagnostics import UsageError
 from dtrain.runs import events
@@ -86,7 +87,8 @@ def files_to_send(request: Request, spec: ClusterFile, control: Control) -> Tree
     tree = scan(source, sync.exclude, lambda: control.interrupted)
     script = os.path.normpath(spec.job.script or "/")
     if request.check and not script.startswith(("/", "~")) and not tree.has(script):
-        close = nearest(script, (file.path for file in tree.files))
+        alike = Path(script).suffix
+        close = nearest(script, (one.path for one in tree.files if one.path.endswith(alike)))
         raise UsageError(
             f"{request.place('job.script')}: job.script: {tree.source} has no {spec.job.script}"
             " that would be sent",

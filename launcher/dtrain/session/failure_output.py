@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtrain.failures.cause import Failure
-from dtrain.failures.launchers import root_words
+from dtrain.failures.launchers import root_words, words_of_rank
 from dtrain.failures.traceback import headline, is_traceback
 from dtrain.launchplan import names
 from dtrain.runs.log_store import changed_since, tail
@@ -21,11 +21,8 @@ _ABORT = re.compile(rb"^F\d{4} \d\d:\d\d:\d\d\.", re.MULTILINE)
 """Begins the report of a C++ library (glog, Abseil) that aborts the process."""
 
 
-def explained(
-    failure: Failure, logs: Path, since: float | None = None, launcher: str = ""
-) -> Failure:
-    """The failure with the end of the process's stderr, if it left no traceback. ``launcher``: the
-    process to whose stderr it may have written instead.
+def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
+    """The failure with the end of the process's stderr, if it left no traceback.
 
     With ``since``, only a traceback that arrived after this time counts: the process was killed,
     so an earlier one was caught.
@@ -35,8 +32,6 @@ def explained(
     written_by = [names.process_name(failure.role, failure.index)]
     if failure.rank is not None:
         written_by.append(names.rank_name(failure.rank))
-    if launcher:
-        written_by.append(launcher)
     for name in written_by:
         file = logs / failure.host / f"{name}.err"
         written = tail(file, _STDERR_TAIL)
@@ -47,8 +42,21 @@ def explained(
             if not (is_traceback(output) and changed_since(file, since)):
                 continue
         if output:
-            return replace(failure, traceback=output, message=failure.message or headline(output))
+            return _with_words(failure, output)
     return failure
+
+
+def explained_by_torchrun(failure: Failure, logs: Path, torchrun: str) -> Failure:
+    """As `explained`, for a rank whose stderr is that of its ``torchrun``, the name of a
+    process."""
+    if failure.traceback or failure.rank is None or failure.signal is not None:
+        return failure
+    written = tail(logs / failure.host / f"{torchrun}.err", _STDERR_TAIL)
+    return _with_words(failure, words_of_rank(written, failure.rank))
+
+
+def _with_words(failure: Failure, output: str) -> Failure:
+    return replace(failure, traceback=output, message=failure.message or headline(output))
 
 
 def _before_abort(stderr: bytes) -> bytes:

@@ -56,6 +56,7 @@ class Run:
         self.record, self.folder = record, replace(self.folder, attempt=record.attempt)
         save(self.record, self.folder)
         self.recorder.next_attempt(record.attempt, self.plan, dropped)
+        self.recorder.latest = ""
 
     def left(self, report: Report, *, still_running: bool = True) -> Report:
         """The run goes on without this process."""

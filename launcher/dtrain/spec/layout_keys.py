@@ -99,7 +99,7 @@ LAYOUT = SectionType(
             Flag(),
             "Keep parameters, gradients and optimizer states in host memory. Several micro-batches "
             "with sharded gradients are slow then: the host adds them up. `AdamW(…, fused=True)` "
-            "updates on the host about five times faster.",
+            "updates there two to six times as fast.",
             default=False,
             example="true",
         ),

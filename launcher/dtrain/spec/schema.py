@@ -86,8 +86,7 @@ class MapOf(Type[dict[str, T]]):
                 problems.add(f"the key {shown(entry.key.text)} of {name} {wrong}", entry.key.place)
             full = f"{name}.{short(entry.key.text)}"
             if isinstance(entry.value, Scalar) and entry.value.null:
-                hint = f'remove the key, or write "{entry.value.text}" to pass that text'
-                problems.add(f"{full} has no value", entry.value.place, hint)
+                problems.add(f"{full} has no value", entry.value.place, "remove the key, or set it")
                 continue
             value = self.value.read(entry.value, problems, full)
             if value is not None and not wrong:

@@ -507,30 +507,50 @@ def test_the_status_of_a_pod_whose_log_cannot_be_read(job: KubernetesJob) -> Non
     assert job.ended("").problems == ("node1 exited with status 7: Error",)
 
 
-def test_the_traceback_of_a_rank_is_in_the_output_of_its_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
-    program = "framework: torch, script: t.py, rendezvous: {backend: static}"
-    job = job_of(FILE.replace("framework: none, command: [x]", program))
-    stderr = """\
+RAISED = """\
 Traceback (most recent call last):
   File "t.py", line 3, in <module>
 ValueError: bad batch
+"""
+ECHO = """\
+[rank0]: Traceback (most recent call last):
+[rank0]: RuntimeError: Connection closed by peer [10.0.0.2]:2000
+"""
+SUMMARY = """\
 Traceback (most recent call last):
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 Root Cause (first observed failure):
 [0]:
   rank      : 1 (local_rank: 0)
-  exitcode  : 1 (pid: 7)
+  exitcode  : %d (pid: 7)
 """
-    lines = [f"[torchrun-1 err] {line}\n".encode() for line in stderr.splitlines()]
+NUMBERED = "".join(f"[rank1]: {line}\n" for line in RAISED.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "message"),
+    [
+        (RAISED + SUMMARY, 1, "ValueError: bad batch"),
+        (NUMBERED + ECHO + SUMMARY, 1, "ValueError: bad batch"),
+        (ECHO + SUMMARY, 1, ""),
+        (SUMMARY, 3, ""),
+        (RAISED + SUMMARY, -11, ""),
+    ],
+    ids=["without a number", "of its own", "of another", "silent", "killed"],
+)
+def test_the_traceback_of_a_rank_is_in_the_output_of_its_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: str, code: int, message: str
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    program = "framework: torch, script: t.py, rendezvous: {backend: static}"
+    job = job_of(FILE.replace("framework: none, command: [x]", program))
+    lines = [f"[torchrun-1 err] {line}\n".encode() for line in (stderr % code).splitlines()]
     end = b"[dtrain] torchrun-1 ended: 1 at 5.0\n"
     job.pod_seen(pod("a", 1))
     job.keep(PodLines("a", (BEGINS, *lines, end), 5, 1, 5))
     job.job_seen(FAILED, "")
     (failure,) = job.ended("").failures
-    assert (failure.rank, failure.message) == (1, "ValueError: bad batch")
+    assert (failure.rank, failure.message, failure.is_echo) == (1, message, False)
 
 
 def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:

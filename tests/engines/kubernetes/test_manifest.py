@@ -217,6 +217,29 @@ def test_a_process_that_a_worker_has_left_keeps_no_text_back(tmp_path: Path, tex
     assert joined(written)["worker-0", False] == text.replace("\\n", "").encode() + b"\n"
 
 
+def test_a_pod_ends_although_its_pipes_are_gone_and_a_process_is_left(tmp_path: Path) -> None:
+    goes_on = tmp_path / "goes-on"
+    os.mkfifo(goes_on)
+    program = f"(: <{goes_on}) & rm -r $DTRAIN_RUN_DIR; echo done"
+    command, environment = pod(script.render(plan(file_of(program))), tmp_path)
+    log = tmp_path / "log"
+    with log.open("wb") as output:  # no pipe, which the readers keep open
+        subprocess.run(command, env=environment, stdout=output, timeout=HANG, check=True)
+    os.close(os.open(goes_on, os.O_WRONLY | os.O_NONBLOCK))  # there is somebody who reads it
+    assert joined(log.read_bytes())["worker-0", False] == b"done\n"
+
+
+def test_pieces_end_between_characters(tmp_path: Path) -> None:
+    """Some runtimes of containers replace the bytes of half a character."""
+    text = "x\u4f60\u597d" * 700
+    (tmp_path / "text").write_text(text)
+    written = log_of(file_of(f"cat {tmp_path}/text"), tmp_path)
+    assert max(map(len, written.splitlines(keepends=True))) <= SURELY_ATOMIC
+    for line in written.splitlines():
+        line.decode()
+    assert joined(written)["worker-0", False].decode() == text + "\n"
+
+
 def test_long_lines_of_several_streams_do_not_mix(tmp_path: Path) -> None:
     program = (
         'lines() { for n in 1 2 3; do head -c 30000 /dev/zero | tr "\\0" "$1"; echo; done; };'

@@ -65,7 +65,6 @@ def test_the_cores_of_the_host_update_offloaded_states(
 ) -> None:
     """Unless the user has chosen the threads: a launcher sets 1."""
     monkeypatch.setenv("OMP_NUM_THREADS", given)
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(12))
     threads = torch.get_num_threads()
     try:

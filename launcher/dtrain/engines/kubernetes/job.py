@@ -48,6 +48,8 @@ class FollowedPod:
 
 
 class KubernetesJob(FollowedRun):
+    ranks_share_stderr = True
+
     def __init__(
         self, record: Record, folder: RunFolder, caller: Caller, secrets: Mapping[str, str]
     ) -> None:

@@ -162,7 +162,9 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield '  LC_ALL=C sed -nu "'
     yield "    /\\n/!{"
     yield "      /$dtrain_last\\$/{ s///; x; s/^/last/; x; /^\\$/q; }"
-    yield f"      /^.\\{{{PIECE}\\}}/s/.\\{{{PIECE}\\}}/[$1+] &\\n/g"
+    # Bytes that continue a character of UTF-8 stay with its first one.
+    piece = f".\\{{{PIECE}\\}}[\\x80-\\xbf]\\{{0,3\\}}"
+    yield f"      /^.\\{{{PIECE}\\}}/s/{piece}/[$1+] &\\n/g"
     yield "    }"
     yield "    /\\n/{ P; D; }"
     yield '    s/^/[$1] /; G; P; /\\nlast\\$/q"'
@@ -252,16 +254,20 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield '    kill -KILL "${dtrain_processes[@]}" 2>/dev/null'
     yield "  fi"
     yield "done"
-    yield "# The last lines. A process that a worker has left may keep its pipe open."
+    yield "# The last lines. A process that a worker has left may keep its pipe open, and the job"
+    yield "# may have removed the name of the pipe: then nothing ends the reader."
     yield 'for dtrain_name in "${dtrain_names[@]}"; do'
     yield '  for dtrain_pipe in "$DTRAIN_RUN_DIR/$dtrain_name".{out,err}; do'
-    yield '    echo "$dtrain_last" 1<>"$dtrain_pipe" # <>: there may be no reader any more'
+    yield '    if [ -p "$dtrain_pipe" ]; then'
+    yield '      echo "$dtrain_last" 1<>"$dtrain_pipe" # <>: there may be no reader any more'
+    yield "    else"
+    yield "      dtrain_patience=100"
+    yield "    fi"
     yield "  done"
     yield "done"
-    yield 'for dtrain_reader in "${dtrain_readers[@]}"; do'
-    yield '  while kill -0 "$dtrain_reader" 2>/dev/null; do'
-    yield '    wait "$dtrain_reader" # also ends when a TERM comes'
-    yield "  done"
+    yield 'while [ "$dtrain_patience" != 0 ] && kill -0 "${dtrain_readers[@]}" 2>/dev/null; do'
+    yield "  read -r -t 0.05 -u 9"
+    yield "  dtrain_patience=${dtrain_patience:+$((dtrain_patience - 1))}"
     yield "done"
     yield f'echo "{ENDS}"'
     yield "exit $((dtrain_status))"

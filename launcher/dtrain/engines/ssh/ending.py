@@ -160,7 +160,7 @@ class Ending:
         steps = [step for step in reported if step is not None]
         return restart.AttemptResult(
             ran=state.started,
-            final=self._final,
+            why_last=self._why_last,
             step=max(steps, default=None),
             culprit=failures[0].host if failures else None,
             lost=frozenset({*_lost(state), *unreachable, *faulty}),
@@ -204,8 +204,8 @@ class Ending:
         return any(isinstance(problem, StorageError) for problem in self.problems)
 
     @property
-    def _final(self) -> str | None:
-        """See `restart.AttemptResult.final`."""
+    def _why_last(self) -> str | None:
+        """See `restart.AttemptResult.why_last`."""
         if self.watch.why and self.context.plan.job.watchdog.then == "stop":
             return "job.watchdog.then is stop; `then: restart` restarts the job"
         if CANNOT_STORE in self._stop_reasons:

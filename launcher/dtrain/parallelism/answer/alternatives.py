@@ -10,7 +10,7 @@ from typing import Any
 
 from dtrain.parallelism.answer.explain import MEMORY_PARTS, TIME_PARTS, brief
 from dtrain.parallelism.answer.units import both, faster, gib, percent, seconds, slower
-from dtrain.parallelism.backends import BACKENDS, without_backend
+from dtrain.parallelism.backends import BACKENDS, backend_of, without_backend
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import CLOSE, RAN_OUT, ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
@@ -97,7 +97,7 @@ def reserve(answer: Answer) -> str:
     if not answer.fits or answer.trials or best.has_room or best.cluster.gpu.is_cpu:
         return ""
     failed, all_runs = RAN_OUT
-    risk = f"Of {all_runs} published runs with so full an estimate, {failed} ran out of memory."
+    risk = f"Of {all_runs} published runs with an estimate as full, {failed} ran out of memory."
     # Such a layout also has room on the GPU, as the best one fits.
     most = ROOMY * best.memory.total
     roomy = [one for one in islice(answer.plan.ranked(), LOOKED_AT) if one.memory.total <= most]
@@ -285,8 +285,10 @@ def unconstrained(answer: Answer) -> Candidate | None:
 
 def hidden_exchange(answer: Answer) -> str:
     """Return one line on the time that a step takes if exchanges between experts run beside the
-    computation; '' if that is no large gain, or if they do already."""
+    computation; '' if that is no large gain, or if they do already, or the backend cannot."""
     best = answer.best
+    if not answer.fits or not backend_of(best.layout).hides_exchange:
+        return ""
     hidden = replace(best, assumed=replace(best.assumed, hides_exchange=True))
     gain = best.time.total / hidden.time.total
     if (

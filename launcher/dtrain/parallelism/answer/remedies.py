@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dtrain.parallelism.answer.alternatives import unconstrained
 from dtrain.parallelism.answer.explain import brief
 from dtrain.parallelism.answer.units import gib, seconds
-from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE
+from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
@@ -124,9 +124,10 @@ def _chunked_loss(question: Question) -> str:
         replace(one, assumed=replace(one.assumed, loss_chunks=LOSS_CHUNKS)) for one in examples
     )
     one = min((one for one in chunked if one.fits), key=rank_key, default=None)
+    software = "" if without_backend(question.cluster.gpu) else " (torchtitan's `ChunkedCELoss`)"
     return _fits(
         f"With a loss that computes the logits of {LOSS_CHUNKS} parts of a sequence one after the "
-        "other (torchtitan's `ChunkedCELoss`)",
+        f"other{software}",
         one,
     )
 

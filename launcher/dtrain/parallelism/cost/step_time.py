@@ -397,7 +397,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     else:
         optimizer = on_gpu * mine / (kernels.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
     if ranks == 1:
-        return _exposed(traffic, busy, efficiency.exposed_data), optimizer
+        return 0.0, optimizer + traffic
 
     # Experts are copied only on every ``expert``-th rank, further apart.
     for count, size, apart in (
@@ -426,12 +426,13 @@ def _copies_of_states(
 
     In FSDP2 (``all_gather_inputs``, ``foreach_reduce``) every gather copies the share from the
     host, in 32 bits, and every reduction returns its gradients. Those after the first one wait for
-    the copy, and the host adds them up.
+    the copy, and the host adds them up. Under HSDP, sums stay on the GPU until the last one.
     """
     if not backend_of(layout).offloads_parameters:
         return 0.0, mine * (gradient + 2) / PCIE
     gathers = 2 * layout.grad_accumulation if layout.shards_parameters else 1
-    added = layout.grad_accumulation - 1 if reduces_each_micro_batch(layout) else 0
+    adds = reduces_each_micro_batch(layout) and layout.sharding != "hybrid"
+    added = layout.grad_accumulation - 1 if adds else 0
     return 4 * mine * (gathers + 1) / PCIE, added * mine * (4 / PAGEABLE + 12 / host)
 
 

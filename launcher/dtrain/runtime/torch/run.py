@@ -278,10 +278,9 @@ def _device(name: str | None) -> torch.device:
 
 
 def _use_all_cores() -> None:
-    """Share the host's cores among its ranks."""
+    """Share the cores that this process may use among the ranks of the host."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cores = min((os.cpu_count() or 1) // ranks, len(os.sched_getaffinity(0)))
-    torch.set_num_threads(max(1, cores))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def _join(device: torch.device) -> None:
