@@ -86,7 +86,9 @@ class MapOf(Type[dict[str, T]]):
                 problems.add(f"the key {shown(entry.key.text)} of {name} {wrong}", entry.key.place)
             full = f"{name}.{short(entry.key.text)}"
             if isinstance(entry.value, Scalar) and entry.value.null:
-                problems.add(f"{full} has no value", entry.value.place, "remove the key, or set it")
+                problems.add(
+                    f"{full} has no value", entry.value.place, "remove the key, or give it a value"
+                )
                 continue
             value = self.value.read(entry.value, problems, full)
             if value is not None and not wrong:

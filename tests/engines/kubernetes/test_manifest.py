@@ -220,7 +220,10 @@ def test_a_process_that_a_worker_has_left_keeps_no_text_back(tmp_path: Path, tex
 def test_a_pod_ends_although_its_pipes_are_gone_and_a_process_is_left(tmp_path: Path) -> None:
     goes_on = tmp_path / "goes-on"
     os.mkfifo(goes_on)
-    program = f"(: <{goes_on}) & rm -r $DTRAIN_RUN_DIR; echo done"
+    program = (
+        f"(: <{goes_on}) & until [ -p $DTRAIN_RUN_DIR/never ]; do sleep 0.02; done; "
+        "rm -r $DTRAIN_RUN_DIR; echo done"
+    )
     command, environment = pod(script.render(plan(file_of(program))), tmp_path)
     log = tmp_path / "log"
     with log.open("wb") as output:  # no pipe, which the readers keep open
