@@ -221,7 +221,7 @@ def test_a_pod_ends_although_its_pipes_are_gone_and_a_process_is_left(tmp_path: 
     goes_on = tmp_path / "goes-on"
     os.mkfifo(goes_on)
     program = (
-        f"(: <{goes_on}) & until [ -p $DTRAIN_RUN_DIR/never ]; do sleep 0.02; done; "
+        f"(: <{goes_on}) & until [ -e /proc/$PPID/fd/9 ]; do sleep 0.02; done; "
         "rm -r $DTRAIN_RUN_DIR; echo done"
     )
     command, environment = pod(script.render(plan(file_of(program))), tmp_path)
