@@ -109,8 +109,8 @@ def memory(_request: GatherOrder) -> Json:
 
 
 def supervised_runs() -> list[str]:
-    """The runs that have a supervisor here, whoever launched them, from the names of the
-    supervisors' sockets (`dtrain.node.agent.control`)."""
+    """The runs of all users that have a supervisor here, from the names of the supervisors' sockets
+    (`dtrain.node.agent.control`)."""
     sockets = text_of("/proc/net/unix") or ""
     names = re.findall(r" @dtrain/([^/\s]{1,80})/[^/\s]*/[0-9a-f]{8}$", sockets, re.MULTILINE)
     return sorted(set(names))[:MOST_RUNS]
