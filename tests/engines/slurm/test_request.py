@@ -173,11 +173,18 @@ def test_hidden_partitions_are_not_proposed() -> None:
     )
 
 
+LIMIT = (
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
+    " (job submit limit, user's size and/or time limits)"
+)
+
+
 @pytest.mark.parametrize(
     ("said", "key", "remedy"),
     [
         ("sbatch: error: Invalid account or account/partition combination", "slurm.account", "sac"),
-        ("sbatch: error: QOSMaxWallDurationPerJobLimit", "slurm.qos", "sacctmgr show qos"),
+        (f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{LIMIT}", "slurm.qos", "ask for less"),
+        (f"sbatch: error: AssocMaxSubmitJobLimit\n{LIMIT}", "slurm.account", "ask for less"),
         ("allocation failure: Requested reservation is invalid", "slurm.reservation", "scontrol"),
     ],
 )
@@ -185,7 +192,7 @@ def test_what_sbatch_says_is_shown_at_the_key(said: str, key: str, remedy: str) 
     refused = CommandAnswer("sbatch", 1, "", said)
     (finding,) = judged("slurm: {partition: gpu, account: ml}, nodes: 1", refused)
     assert finding.subject == f"cluster.{key}"
-    assert said in finding.seen
+    assert said.splitlines()[0] in finding.seen
     assert finding.remedy.strip("`").startswith(remedy)
     # A key that the file does not have is at its section.
     assert finding.place == ("job.yaml:1:35" if "account" in key else "job.yaml:1:11")

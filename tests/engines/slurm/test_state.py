@@ -38,9 +38,29 @@ def test_a_job_that_has_ended() -> None:
     assert (state.status, state.restarts, state.final, state.word) == (143, 2, True, "ended")
 
 
-@pytest.mark.parametrize("reason", ["QOSMaxGRESPerUser", "AssocGrpCPUMinutesLimit"])
-def test_other_reasons_stay_as_slurm_writes_them(reason: str) -> None:
-    assert parse(PENDING.replace("Resources", reason)).explanation == reason
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (
+            "QOSMaxWallDurationPerJobLimit",
+            "it asks for more than its quality of service allows; cancel it, and ask for less",
+        ),
+        (
+            "AssocMaxNodePerJobLimit",
+            "it asks for more than its account allows; cancel it, and ask for less",
+        ),
+        (
+            "QOSMinGRES",
+            "it asks for less than its quality of service requires; cancel it, and ask for more",
+        ),
+        ("QOSMaxGRESPerUser", "waiting for jobs that use all that its quality of service allows"),
+        ("AssocMaxJobsLimit", "waiting for jobs that use all that its account allows"),
+        ("AssocGrpCPURunMinutesLimit", "waiting for jobs that use all that its account allows"),
+        ("AssocGrpCPUMinutesLimit", "its account has used up its time"),
+    ],
+)
+def test_limits_say_whether_waiting_helps(reason: str, words: str) -> None:
+    assert parse(PENDING.replace("Resources", reason)).explanation == f"{words} ({reason})"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from dtrain.session.gather_order import THOROUGH, gather_order
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Transport
 from dtrain.transport.questions import never
+from dtrain.wording import counted
 
 STEP_MINUTES = 5
 """The step's time limit. It takes as long as the import of the framework."""
@@ -250,7 +251,11 @@ def _srun(plan: LaunchPlan, inside: str | None) -> list[str]:
 def _not_started(plan: LaunchPlan, login: str, done: CommandAnswer) -> Finding:
     said = done.words
     if any(word in said.lower() for word in _BUSY):
-        return _busy(plan, login)
+        return _unchecked(
+            login,
+            f"Slurm gave the check no {counted(len(plan.hosts), 'machine')} within {PATIENCE} s",
+            "; a limit of your account may be the cause, too: `sacctmgr show qos` lists them",
+        )
     return warning(
         "machines",
         [login],
@@ -262,12 +267,17 @@ def _not_started(plan: LaunchPlan, login: str, done: CommandAnswer) -> Finding:
 
 def _busy(plan: LaunchPlan, login: str) -> Finding:
     count = len(plan.hosts)
+    verb = "are" if count > 1 else "is"
+    return _unchecked(login, f"no {counted(count, 'such machine')} {verb} free now")
+
+
+def _unchecked(login: str, seen: str, remedy: str = "") -> Finding:
     return warning(
         "machines",
         [login],
-        f"no {count} such machine{'s are' if count > 1 else ' is'} free now: not checked",
+        f"{seen}: not checked",
         "free machines: the check of Python, GPUs and folders needs them for a minute",
-        "try again later; `squeue` shows the jobs before yours",
+        f"try again later; `squeue` shows the jobs before yours{remedy}",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dtrain.checks.finding import Finding, Severity, error, warning
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine, chosen
-from dtrain.engines.slurm.submission import hint_for, is_unanswered
+from dtrain.engines.slurm.submission import POLICY, hint_for, is_unanswered
 from dtrain.records import dataclass
 from dtrain.spec.model import ClusterFile, Slurm
 from dtrain.spec.problems import nearest
@@ -22,6 +22,7 @@ _FEATURE = re.compile(r"[A-Za-z0-9_.:+@-]+")
 _GIVEN_PARTITION = re.compile(r"Job \d+ to start at .* in partition (\S+)$", re.MULTILINE)
 _REFUSED = {
     "account": "slurm.account",
+    "assoc": "slurm.account",
     "partition": "slurm.partition",
     "qos": "slurm.qos",
     "quality": "slurm.qos",
@@ -247,7 +248,8 @@ class RequestJudge:
         unasked = is_unanswered(said)
         key = "slurm"
         if not unasked:
-            key = next((key for word, key in _REFUSED.items() if word in said.lower()), "slurm")
+            about = said.lower().replace(POLICY, "")
+            key = next((key for word, key in _REFUSED.items() if word in about), "slurm")
             if key == "slurm" and self._slurm.options:
                 key = "slurm.options"  # `judge` checks the other keys
         return self._error(

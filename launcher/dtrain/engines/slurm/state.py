@@ -46,8 +46,9 @@ REASONS = {
     "Reservation": "waiting for its reservation",
     "Licenses": "waiting for a license",
 }
-"""What common reasons mean. Limits of an account or a user have many names; they stay as Slurm
-writes them, with spaces again."""
+"""What common reasons mean."""
+_LIMIT = re.compile(r"(?P<whose>QOS|Assoc)(?P<kind>Grp|Max|Min)(?P<what>\w*)")
+"""A limit of a quality of service, or of an association of user and account. There are hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,26 @@ class SlurmState:
     def explanation(self) -> str:
         """Why the job is queued, in words and as Slurm says it."""
         # Details follow: ``ReqNodeNotAvail,_UnavailableNodes:gpu01``.
-        words = REASONS.get(self.reason.partition(",")[0])
+        reason = self.reason.partition(",")[0]
+        words = REASONS.get(reason) or _limit(reason)
         said = self.reason.replace("_", " ")
         return f"{words} ({said})" if words else said
+
+
+def _limit(reason: str) -> str:
+    """What a limit means for a queued job; empty if it is not one."""
+    limit = _LIMIT.match(reason)
+    if limit is None:
+        return ""
+    kind, what = limit["kind"], limit["what"]
+    whose = "its quality of service" if limit["whose"] == "QOS" else "its account"
+    if kind == "Min":
+        return f"it asks for less than {whose} requires; cancel it, and ask for more"
+    if kind == "Max" and ("PerJob" in what or "PerNode" in what):
+        return f"it asks for more than {whose} allows; cancel it, and ask for less"
+    if kind == "Grp" and ("Wall" in what or ("Minutes" in what and "Run" not in what)):
+        return f"{whose} has used up its time"
+    return f"waiting for jobs that use all that {whose} allows"
 
 
 def parse(text: str) -> SlurmState:

@@ -18,7 +18,11 @@ class SubmitError(NodeError):
     """Slurm, or the login node, did not accept the job."""
 
 
+POLICY = "job violates accounting/qos policy (job submit limit, user's size and/or time limits)"
+"""What sbatch says about each limit. The name of the limit comes before it."""
 _HINTS = {
+    POLICY: "ask for less, or wait until other jobs end: `squeue --user=$USER` lists yours;"
+    " `sacctmgr show qos` and `sacctmgr show associations user=$USER` show the limits",
     "account": "`sacctmgr show associations user=$USER` lists your accounts; set"
     " cluster.slurm.account",
     "partition": "`sinfo` lists the partitions; set cluster.slurm.partition",
