@@ -17,8 +17,8 @@ _GAP = re.compile(r"^( *)#: (\w+)\n", re.MULTILINE)
 
 
 def fill(file: Path, blocks: Mapping[str, bool], gaps: Mapping[str, Iterable[str]]) -> str:
-    """The script in ``file`` with the lines for ``gaps``, and with those ``blocks`` that are
-    true."""
+    """The script in ``file`` with the lines for ``gaps``, and with those ``blocks`` that are true.
+    The gaps of other blocks are not read."""
     text = _NOTE.sub("", file.read_text("utf-8"))
     text = _BLOCK.sub(lambda block: block[2] if blocks[block[1]] else "", text)
     return _GAP.sub(lambda gap: "".join(f"{gap[1]}{line}\n" for line in gaps[gap[2]]), text)
