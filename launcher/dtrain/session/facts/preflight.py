@@ -18,7 +18,6 @@ from typing import Any
 
 from dtrain.checks import Evidence, HostFacts
 from dtrain.checks.evidence import Facts
-from dtrain.checks.tournament import rounds
 from dtrain.diagnostics import NodeError, UsageError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts
@@ -27,6 +26,7 @@ from dtrain.node.facts.orders import DialOrder
 from dtrain.session.facts.conversation import END_SECONDS, Conversation
 from dtrain.session.facts.everywhere import everywhere, in_thread
 from dtrain.session.facts.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
+from dtrain.session.facts.tournament import rounds
 from dtrain.spec.model import Job
 from dtrain.sync import local_folder
 from dtrain.transport.contract import Connection, RemoteProcess
