@@ -34,7 +34,7 @@ GUARDED = {
     ("node/trust.py", "/proc/sys"),
     ("runs/folder.py", "/proc/self"),  # as above
     ("runs/folder.py", "/proc/sys"),
-    ("session/prune.py", "/proc/self"),  # only for Python 3.10
+    ("runs/prune.py", "/proc/self"),  # only for Python 3.10
     ("transport/control_master.py", "SO_PEERCRED"),  # elsewhere LOCAL_PEERCRED
     ("transport/memory_file.py", "memfd_create"),  # only where `os` has it
 }

@@ -78,7 +78,7 @@ def runs(incomplete: str) -> list[str]:
 
 def open_runs(incomplete: str) -> list[str]:
     """The runs that are not over."""
-    from dtrain.session.status import open_folders
+    from dtrain.runs.status import open_folders
 
     return [folder.name for folder in open_folders()]
 
@@ -136,7 +136,7 @@ def _spec(ctx: typer.Context) -> ClusterFile:
     """The cluster file of the command line. Raises DtrainError, which completion hides."""
     from dtrain.loading import load
     from dtrain.runs.record import Record
-    from dtrain.session.status import find_run
+    from dtrain.runs.status import find_run
 
     given = (ctx.params.get(name) for name in ("file", "target", "run"))
     # An option that still lacks its value ends the parsing before the arguments.

@@ -11,7 +11,7 @@ from dtrain.runs.storage import home
 from dtrain_cli.views import names
 
 if TYPE_CHECKING:
-    from dtrain.session.status import RunStatus
+    from dtrain.runs.status import RunStatus
 
 MOST = 8
 """Runs to show; `dtrain ps` shows all."""
@@ -32,7 +32,7 @@ def welcome() -> str:
     with suppress(DtrainError):  # commands that use a damaged folder report it
         if (home() / "runs").is_dir():
             # Slow to import, and a newcomer has no runs.
-            from dtrain.session.status import active
+            from dtrain.runs.status import active
 
             runs = active()
     parts = [_START, _alive(runs), _MORE] if runs else [_START, _MORE]
@@ -41,7 +41,7 @@ def welcome() -> str:
 
 def _alive(runs: Sequence[RunStatus]) -> str:
     """``runs``: the latest last."""
-    from dtrain.session.status import age
+    from dtrain.runs.status import age
 
     shown = runs[-MOST:]
     verb = "run is" if len(runs) == 1 else "runs are"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from dtrain.parallelism.question import Answer
     from dtrain.planning.request import PlanRequest
     from dtrain.runs.request import Request
-    from dtrain.session.callbacks import Line
-    from dtrain.session.commands import Outcome
-    from dtrain.session.control import Control
+    from dtrain.session.relays.commands import Outcome
+    from dtrain.session.reporting.callbacks import Line
+    from dtrain.session.stopping.control import Control
 
 __version__ = "0.1.0"
 
@@ -38,9 +38,9 @@ _MODULES = {
     "dtrain.parallelism.question": ("Answer",),
     "dtrain.planning.request": ("PlanRequest",),
     "dtrain.runs.request": ("Request",),
-    "dtrain.session.callbacks": ("Line",),
-    "dtrain.session.commands": ("Outcome",),
-    "dtrain.session.control": ("Control",),
+    "dtrain.session.reporting.callbacks": ("Line",),
+    "dtrain.session.relays.commands": ("Outcome",),
+    "dtrain.session.stopping.control": ("Control",),
 }
 """Where each name is from. Loaded with its first use: `import dtrain` loads none of them."""
 

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from dtrain.planning.request import PlanRequest
     from dtrain.runs.progress import Progress
     from dtrain.runs.request import Request
-    from dtrain.session.callbacks import OnLine, OnState
+    from dtrain.runs.status import RunStatus
     from dtrain.session.caller import Caller
-    from dtrain.session.commands import Outcome, Receiver
-    from dtrain.session.control import Control
-    from dtrain.session.gather_order import Depth
-    from dtrain.session.observer import Observer
-    from dtrain.session.status import RunStatus
+    from dtrain.session.facts.gather_order import Depth
+    from dtrain.session.relays.commands import Outcome, Receiver
+    from dtrain.session.reporting.callbacks import OnLine, OnState
+    from dtrain.session.reporting.observer import Observer
+    from dtrain.session.stopping.control import Control
     from dtrain.transport.questions import Ask
 
 
@@ -126,7 +126,7 @@ def launch(
     """
     from dtrain.engines.slurm import allocation
     from dtrain.failures.cause import Report
-    from dtrain.session.secrets import secret_values
+    from dtrain.spec.secrets import secret_values
 
     request = load(spec, args=args, env=env)
     inside = allocation.current(request.spec(), os.environ)
@@ -156,7 +156,7 @@ def launch(
     if observer is not None:
         with _starting(request, caller, signals) as engine:
             return engine.run(values)
-    from dtrain.session.callbacks import Callbacks
+    from dtrain.session.reporting.callbacks import Callbacks
 
     received = Callbacks(caller.control, *callbacks)
     try:
@@ -187,7 +187,7 @@ def attach(
     over.
     """
     from dtrain.engines import existing
-    from dtrain.session.status import find_run
+    from dtrain.runs.status import find_run
 
     return existing.attach(find_run(run), _caller(observer, control, ask))
 
@@ -206,7 +206,7 @@ def stop(
     code of a run that failed first. Raises UsageError if there is no such run, or if it has ended.
     """
     from dtrain.engines import existing
-    from dtrain.session.status import find_run
+    from dtrain.runs.status import find_run
 
     return existing.stop(find_run(run), _caller(observer, control, ask), force=force)
 
@@ -233,9 +233,9 @@ def execute(
     """
     from dtrain.engines.execution import execute as run_commands
     from dtrain.runs.record import Record
-    from dtrain.session.commands import Receiver
-    from dtrain.session.control import Control
-    from dtrain.session.status import find_run
+    from dtrain.runs.status import find_run
+    from dtrain.session.relays.commands import Receiver
+    from dtrain.session.stopping.control import Control
 
     record = None
     # A file that is missing is `load`'s to report. (`Path.exists` raises for a long name.)
@@ -271,8 +271,8 @@ def _caller(
     on_running: Callable[[str], None] | None = None,
 ) -> Caller:
     from dtrain.session.caller import Caller
-    from dtrain.session.control import Control
-    from dtrain.session.observer import Observer
+    from dtrain.session.reporting.observer import Observer
+    from dtrain.session.stopping.control import Control
 
     return Caller(
         observer or Observer(), control or Control(), ask, on_running or (lambda run: None)
@@ -282,7 +282,7 @@ def _caller(
 @contextmanager
 def _starting(request: Request, caller: Caller, signals: bool) -> Iterator[Engine]:
     from dtrain.engines.select import engine
-    from dtrain.session.signals import on_signals, stop_by_signal
+    from dtrain.session.stopping.signals import on_signals, stop_by_signal
 
     with ExitStack() as stack:
         if signals:
@@ -296,7 +296,7 @@ class LaunchedRun:
     def __init__(self, name: str) -> None:
         """``name`` is the name of a run or of its job, or the start of the name, as for `attach`.
         Raises UsageError if there is no such run."""
-        from dtrain.session.status import find_run
+        from dtrain.runs.status import find_run
 
         self._folder = find_run(name)
 
@@ -315,7 +315,7 @@ class LaunchedRun:
     def status(self, *, ask_hosts: bool = False) -> RunStatus:
         """The state of the run, from the records on this machine. With ``ask_hosts``, the hosts of
         a run without a launcher report their own state."""
-        from dtrain.session.status import status
+        from dtrain.runs.status import status
 
         found = status(self._folder)
         if not ask_hosts or found.state != "unattended":
@@ -333,8 +333,8 @@ class LaunchedRun:
 
         Raises TimeoutError after ``timeout`` seconds; the run continues.
         """
-        from dtrain.session.control import Control
-        from dtrain.session.follow import ending
+        from dtrain.session.reporting.follow import ending
+        from dtrain.session.stopping.control import Control
 
         if (report := ending(self._folder)) is not None:
             return report
@@ -358,7 +358,7 @@ class LaunchedRun:
 
     def stop(self, *, force: bool = False) -> Report:
         """Stop the run on all its hosts, and return its report. ``force`` kills immediately."""
-        from dtrain.session.follow import ending
+        from dtrain.session.reporting.follow import ending
 
         if (report := ending(self._folder)) is None:
             try:
@@ -398,11 +398,11 @@ def examine(
     """The facts that `check` judges; with ``depth``, fewer of them. With ``compute``, ``bandwidth``
     also measures the speed of the devices. Raises KeyboardInterrupt soon after ``stopped`` returns
     true."""
+    from dtrain.engines.ssh.ports import draw_ports
     from dtrain.launchplan.build import build
-    from dtrain.session.gather_order import THOROUGH
-    from dtrain.session.host_connections import HostConnections
-    from dtrain.session.ports import draw_ports
-    from dtrain.session.preflight import Preflight, refuse_impossible
+    from dtrain.session.facts.gather_order import THOROUGH
+    from dtrain.session.facts.host_connections import HostConnections
+    from dtrain.session.facts.preflight import Preflight, refuse_impossible
     from dtrain.transport.select import Transports
 
     request = load(spec)

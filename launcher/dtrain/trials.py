@@ -19,7 +19,7 @@ from dtrain.planning.written import keys_of
 if TYPE_CHECKING:
     from dtrain.failures.cause import Report
     from dtrain.runs.request import Request
-    from dtrain.session.callbacks import Line, OnLine
+    from dtrain.session.reporting.callbacks import Line, OnLine
 
 PROGRAM = "dtrain.runtime.torch.trial"
 KEPT = ("env", "setup", "workdir", "sync", "binding", "grace")

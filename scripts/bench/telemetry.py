@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dtrain import api
 from dtrain.node import boot, programs
-from dtrain.session.control import Control
+from dtrain.session.stopping.control import Control
 from dtrain.transport import node_program
 
 GPU = "%d, 00000000:%02X:00.0, 97, 70144, 81559, 612, 700, 64, 1980, 1980, 0x04, 0, 61, 2619, 0"

@@ -15,7 +15,7 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record
-from dtrain.session import follow
+from dtrain.session.reporting import follow
 
 SPEC = {
     "cluster": {"hosts": ["a"], "gpus": 0, "slots": 1, "transport": "local"},

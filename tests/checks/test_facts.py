@@ -22,7 +22,7 @@ from dtrain.node.agent import control
 from dtrain.node.boot import framed
 from dtrain.node.facts.containers import containers
 from dtrain.node.programs import bundled_text
-from dtrain.session.conversation import Conversation
+from dtrain.session.facts.conversation import Conversation
 from dtrain.spec.load import parse
 from dtrain.transport.local import LocalTransport
 from support.limits import HANG

@@ -19,10 +19,10 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.agent.wire import VERSION
 from dtrain.node.facts.wire import PREAMBLE
-from dtrain.session.conversation import Conversation
-from dtrain.session.gather_order import QUICK
-from dtrain.session.preflight import Preflight
-from dtrain.session.relay import RelayChannel
+from dtrain.session.facts.conversation import Conversation
+from dtrain.session.facts.gather_order import QUICK
+from dtrain.session.facts.preflight import Preflight
+from dtrain.session.relays.relay import RelayChannel
 from dtrain.spec.load import parse
 from dtrain.transport import node_program
 from dtrain.transport.incoming import Incoming

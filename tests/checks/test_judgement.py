@@ -18,7 +18,7 @@ from dtrain.checks.skew import outliers
 from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.session.gather_order import QUICK, peers
+from dtrain.session.facts.gather_order import QUICK, peers
 from dtrain.spec.load import parse
 from dtrain_cli.views.findings import as_json, as_text
 from dtrain_cli.views.paper import Paper

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
-from dtrain.checks.tournament import rounds
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware_table import hardware
+from dtrain.session.facts.tournament import rounds
 from support.cluster import Launcher, job
 from support.json_page import undocumented
 from support.limits import HANG

@@ -10,8 +10,8 @@ import pytest
 
 from cluster import Cluster
 from dtrain.launchplan.build import build
-from dtrain.session.host_connections import HostConnections
-from dtrain.session.preflight import Preflight
+from dtrain.session.facts.host_connections import HostConnections
+from dtrain.session.facts.preflight import Preflight
 from dtrain.spec.load import read
 from dtrain.transport.select import Transports
 from support.cluster import Launcher, job

@@ -14,7 +14,7 @@ from dtrain.runs.events import RunStarted
 from dtrain.runs.folder import Holder
 from dtrain.runs.journal import encode
 from dtrain.session.caller import Caller
-from dtrain.session.control import Control
+from dtrain.session.stopping.control import Control
 from support.stored import make_run
 
 
@@ -41,9 +41,9 @@ NOTEBOOK = """
 import sys
 from pathlib import Path
 from dtrain.runs.folder import RunFolder
-from dtrain.session.control import Control
-from dtrain.session.signals import are_handled
-from dtrain.session.stop_requests import listening
+from dtrain.session.stopping.control import Control
+from dtrain.session.stopping.signals import are_handled
+from dtrain.session.stopping.stop_requests import listening
 folder, control = RunFolder(Path(sys.argv[1])), Control()
 claim = folder.claim(signals=are_handled())
 print("in charge", flush=True)

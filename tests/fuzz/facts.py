@@ -17,9 +17,9 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import facts
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.node.facts.wire import PREAMBLE
-from dtrain.session.gather_order import THOROUGH
-from dtrain.session.host_connections import HostConnections
-from dtrain.session.preflight import Preflight
+from dtrain.session.facts.gather_order import THOROUGH
+from dtrain.session.facts.host_connections import HostConnections
+from dtrain.session.facts.preflight import Preflight
 from dtrain.spec.load import parse
 from dtrain_cli import first_file
 from fuzz.mutation import Target, damaged, mutated

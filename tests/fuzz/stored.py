@@ -14,13 +14,13 @@ from pathlib import Path
 from random import Random
 
 from dtrain.diagnostics import DtrainError
+from dtrain.engines.ssh import history
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
-from dtrain.session import history
-from dtrain.session.follow import RunFollower, ending
-from dtrain.session.observer import Observer
-from dtrain.session.status import status
+from dtrain.runs.status import status
+from dtrain.session.reporting.follow import RunFollower, ending
+from dtrain.session.reporting.observer import Observer
 from dtrain.spec.load import parse
 from dtrain.spec.report import render_problems
 from dtrain_cli.views import runs as view

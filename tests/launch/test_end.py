@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.failures.cause import Failure
-from dtrain.session.failure_output import explained
+from dtrain.session.watching.failure_output import explained
 from support.launching import JOBS, Scene, marked
 from support.limits import HANG, until
 from support.ports import free_pair

@@ -21,7 +21,8 @@ while not (here / "go").exists():
 # The command, with pings at short intervals.
 QUICK = """
 import sys
-from dtrain.session import liveness, relay
+from dtrain.session.relays import liveness
+from dtrain.session.relays import relay
 relay.PING_SECONDS, liveness.SUPERVISOR_SILENCE = 0.5, 1.0
 sys.argv[0] = "dtrain"
 from dtrain_cli.app import main

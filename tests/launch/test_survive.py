@@ -19,8 +19,8 @@ from dtrain.runs.events import NextAttempt
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.record import Record
-from dtrain.session.follow import RunFollower
-from dtrain.session.observer import Observer
+from dtrain.session.reporting.follow import RunFollower
+from dtrain.session.reporting.observer import Observer
 from support.launching import Launch, Scene, marked
 from support.limits import HANG, until
 

@@ -16,7 +16,7 @@ from dtrain.node.agent import diagnosis, nccl_ras, stacks
 from dtrain.node.agent.flight_recorder import READ_LIMIT
 from dtrain.node.agent.processes import look
 from dtrain.node.agent.sweep import ABORT_LIMIT
-from dtrain.session.worker_watch import STACKS_SECONDS
+from dtrain.session.watching.worker_watch import STACKS_SECONDS
 from support.limits import HANG, until
 
 

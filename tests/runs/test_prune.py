@@ -13,11 +13,10 @@ import pytest
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.failures.cause import Report
-from dtrain.runs import events, journal
+from dtrain.runs import events, journal, prune
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
-from dtrain.session import prune
-from dtrain.session.status import RunStatus, status, statuses
+from dtrain.runs.status import RunStatus, status, statuses
 from support import warm
 from support.limits import HANG
 from support.stored import REQUEST

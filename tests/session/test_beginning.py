@@ -10,7 +10,7 @@ import pytest
 from dtrain.diagnostics import StoppedError, UsageError
 from dtrain.runs.request import Request
 from dtrain.session.beginning import files_to_send
-from dtrain.session.control import Control
+from dtrain.session.stopping.control import Control
 
 FILE = """
 cluster: {{hosts: [n1], gpus: 0}}

@@ -9,7 +9,7 @@ import pytest
 import dtrain
 from dtrain.diagnostics import UsageError
 from dtrain.loading import load
-from dtrain.session.secrets import secret_values
+from dtrain.spec.secrets import secret_values
 
 CLUSTER = {"hosts": ["a"], "gpus": 1}
 

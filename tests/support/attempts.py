@@ -8,9 +8,9 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.launchplan.build import build
 from dtrain.node.agent.wire import VERSION
 from dtrain.runs.folder import RunFolder
-from dtrain.session.observer import Observer
-from dtrain.session.recorder import Recorder
-from dtrain.session.steps import StepWatch
+from dtrain.session.reporting.observer import Observer
+from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.steps import StepWatch
 from dtrain.spec.load import parse
 from support.scripted import ScriptedHosts
 

@@ -19,7 +19,7 @@ import pytest
 from dtrain.checks import Evidence, HostFacts
 from dtrain.launchplan.build import build
 from dtrain.messages.facts import read_gathered
-from dtrain.session.conversation import Conversation
+from dtrain.session.facts.conversation import Conversation
 from dtrain.spec.load import read
 from dtrain.spec.model import Host
 from dtrain.transport.local import LocalTransport

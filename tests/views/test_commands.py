@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.diagnostics import ConnectError
-from dtrain.session.commands import Outcome
+from dtrain.session.relays.commands import Outcome
 from dtrain_cli.views.commands import MOST_WAITING, PATIENCE, WINDOW, CommandLines
 from dtrain_cli.views.outlet import Outlet
 from support.runs import Capture

@@ -9,8 +9,8 @@ import pytest
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Report
 from dtrain.runs.progress import Progress
-from dtrain.session.prune import OldRun
-from dtrain.session.status import HostStatus, ProcessStatus, RunStatus
+from dtrain.runs.prune import OldRun
+from dtrain.runs.status import HostStatus, ProcessStatus, RunStatus
 from dtrain_cli.views import runs
 from dtrain_cli.views.paper import Paper
 

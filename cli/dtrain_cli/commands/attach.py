@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dtrain import api
-from dtrain.session.status import find_run
+from dtrain.runs.status import find_run
 from dtrain_cli.commands.select import filters_of_run
 from dtrain_cli.commands.watch import Watch, exports
 from dtrain_cli.declare import flag

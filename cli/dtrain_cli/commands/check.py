@@ -16,7 +16,7 @@ from dtrain.checks import bandwidth as fabric
 from dtrain.checks.judgement import judge
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.loading import load
-from dtrain.session.signals import on_signals
+from dtrain.session.stopping.signals import on_signals
 from dtrain.wording import counted
 from dtrain_cli import prompt
 from dtrain_cli.declare import flag, option

@@ -10,8 +10,8 @@ import typer
 from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.engines.execution import exit_code
-from dtrain.session.control import Control
-from dtrain.session.signals import on_signals, stop_by_signal
+from dtrain.session.stopping.control import Control
+from dtrain.session.stopping.signals import on_signals, stop_by_signal
 from dtrain_cli import completion, prompt
 from dtrain_cli.commands.select import seconds_of, unfolded
 from dtrain_cli.declare import argument, flag, option

@@ -20,7 +20,7 @@ from dtrain.engines.slurm import login_shell
 from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
 from dtrain.runs.request import Request
-from dtrain.session.gather_order import Depth
+from dtrain.session.facts.gather_order import Depth
 from dtrain.spec.load import contents, parse
 from dtrain.spec.model import Framework, Slurm
 from dtrain.spec.source import MAX_SIZE

@@ -14,8 +14,8 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.detachment import Detachment
 from dtrain.loading import load
 from dtrain.messages.decode import excerpt
-from dtrain.session.secrets import secret_values
 from dtrain.spec.report import render_warnings
+from dtrain.spec.secrets import secret_values
 from dtrain_cli.commands.select import filters
 from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.output import write

@@ -22,8 +22,8 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
-from dtrain.session.signals import on_signals
-from dtrain.session.status import find_run
+from dtrain.runs.status import find_run
+from dtrain.session.stopping.signals import on_signals
 from dtrain_cli.commands.select import filters_of_run, seconds_of
 from dtrain_cli.declare import flag, option
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks, Timestamps

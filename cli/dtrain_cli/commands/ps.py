@@ -11,8 +11,8 @@ import typer
 from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.messages.decode import excerpt
-from dtrain.session import prune
-from dtrain.session.status import RunStatus, find_run, statuses
+from dtrain.runs import prune
+from dtrain.runs.status import RunStatus, find_run, statuses
 from dtrain.spec.scalars import seconds
 from dtrain_cli import completion, output
 from dtrain_cli.declare import argument, flag, option

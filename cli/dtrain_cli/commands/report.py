@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 from dtrain.diagnostics import UsageError
+from dtrain.runs.status import find_run
 from dtrain.runs.summary import summary
-from dtrain.session.status import find_run
 from dtrain_cli import completion, output
 from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.output import stdout_paper

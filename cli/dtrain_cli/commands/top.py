@@ -18,11 +18,11 @@ from dtrain.framing import clean
 from dtrain.runs.events import RunEvent
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
+from dtrain.runs.status import active, age, find_run
 from dtrain.session.caller import Caller
-from dtrain.session.follow import RunFollower
-from dtrain.session.observer import Observer
-from dtrain.session.signals import on_signals
-from dtrain.session.status import active, age, find_run
+from dtrain.session.reporting.follow import RunFollower
+from dtrain.session.reporting.observer import Observer
+from dtrain.session.stopping.signals import on_signals
 from dtrain_cli import completion, output
 from dtrain_cli.commands.watch import Watch, suspendable
 from dtrain_cli.declare import argument

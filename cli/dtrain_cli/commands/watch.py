@@ -13,9 +13,9 @@ from dtrain.diagnostics import ExitCode
 from dtrain.engines.detachment import Detachment
 from dtrain.failures.cause import Report
 from dtrain.runs.folder import RunFolder
-from dtrain.session.control import Control
-from dtrain.session.observer import Both
-from dtrain.session.signals import on_signals, stop_by_signal
+from dtrain.session.reporting.observer import Both
+from dtrain.session.stopping.control import Control
+from dtrain.session.stopping.signals import on_signals, stop_by_signal
 from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
 from dtrain_cli.memory import tune_heap

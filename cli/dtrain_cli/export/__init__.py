@@ -18,7 +18,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.goodput import goodput
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.progress import Pace, Progress, speaker
-from dtrain.session.observer import Observer
+from dtrain.session.reporting.observer import Observer
 from dtrain_cli.export.metrics_server import serve
 from dtrain_cli.export.scalars import Scalars, check_scalars
 from dtrain_cli.files import METRICS, writable, write_text

@@ -12,7 +12,7 @@ from dtrain_cli.views.outlet import Outlet
 
 if TYPE_CHECKING:
     from dtrain.runs.log_store import Stream
-    from dtrain.session.feed import RunReceiver
+    from dtrain.session.reporting.feed import RunReceiver
     from dtrain_cli.views.view import View
 
 __all__ = ["Display", "Filters", "can_redraw", "color", "make_view"]

@@ -13,7 +13,7 @@ from dtrain.diagnostics import ExitCode
 from dtrain.failures.alike import common_hint, common_text, of_one_kind
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all, prefixed, split
 from dtrain.hostlist import in_order
-from dtrain.session.commands import Outcome, Receiver
+from dtrain.session.relays.commands import Outcome, Receiver
 from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import LineFolder

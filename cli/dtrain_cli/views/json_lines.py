@@ -17,7 +17,7 @@ from dtrain.framing import split
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.log_store import Stream
-from dtrain.session.feed import RunReceiver, StreamKey
+from dtrain.session.reporting.feed import RunReceiver, StreamKey
 from dtrain_cli.views.document import finite
 from dtrain_cli.views.outlet import Outlet
 

@@ -15,7 +15,7 @@ from dtrain.framing import clean
 from dtrain.runs import events
 from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
-from dtrain.session.status import age
+from dtrain.runs.status import age
 from dtrain_cli.views import names
 from dtrain_cli.views.bars import Bars
 from dtrain_cli.views.board import Board

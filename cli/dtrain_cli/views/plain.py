@@ -18,7 +18,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
-from dtrain.session.feed import RunReceiver, StreamKey
+from dtrain.session.reporting.feed import RunReceiver, StreamKey
 from dtrain.wording import counted
 from dtrain_cli.views import names
 from dtrain_cli.views.bars import Bars

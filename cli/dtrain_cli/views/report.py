@@ -11,7 +11,7 @@ from dtrain.failures.cause import Failure, Report
 from dtrain.failures.traceback import shorten
 from dtrain.framing import clean
 from dtrain.hostlist import in_order
-from dtrain.session.feed import StreamKey
+from dtrain.session.reporting.feed import StreamKey
 from dtrain.wording import counted
 from dtrain_cli.views import names
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dtrain.framing import clean
-from dtrain.session.prune import OldRun
-from dtrain.session.status import HostStatus, ProcessStatus, RunStatus, age
+from dtrain.runs.prune import OldRun
+from dtrain.runs.status import HostStatus, ProcessStatus, RunStatus, age
 from dtrain.wording import counted, in_bytes
 from dtrain_cli.views import names
 from dtrain_cli.views.document import document

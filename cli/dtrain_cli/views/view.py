@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dtrain.runs.events import RunEvent, RunLeft
-from dtrain.session.feed import Feed, RunReceiver
+from dtrain.session.reporting.feed import Feed, RunReceiver
 from dtrain_cli.views import Filters
 from dtrain_cli.views.outlet import reader_gone
 

@@ -1,5 +1,5 @@
 """Checks TCP connections between hosts. Every host dials every other host, or some of many: see
-`dtrain.session.gather_order.peers`."""
+`dtrain.session.facts.gather_order.peers`."""
 
 from __future__ import annotations
 

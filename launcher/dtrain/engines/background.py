@@ -17,9 +17,9 @@ from dtrain.runs.events import RunEvent, RunLaunched
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
-from dtrain.session.control import Control
-from dtrain.session.observer import Observer
-from dtrain.session.signals import on_signals, stop_by_signal
+from dtrain.session.reporting.observer import Observer
+from dtrain.session.stopping.control import Control
+from dtrain.session.stopping.signals import on_signals, stop_by_signal
 
 # Modules in the current folder, such as a `queue.py`, are not ours.
 _PROGRAM = """

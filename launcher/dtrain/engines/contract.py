@@ -12,7 +12,7 @@ from typing import Protocol
 from dtrain.failures.cause import Report
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
-from dtrain.session.status import HostStatus
+from dtrain.runs.status import HostStatus
 
 
 class Engine(Protocol):

@@ -10,10 +10,10 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.select import targets
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
-from dtrain.session.commands import Commands, Outcome, Receiver, Target
-from dtrain.session.control import Control
-from dtrain.session.secrets import secret_names
+from dtrain.session.relays.commands import Commands, Outcome, Receiver, Target
+from dtrain.session.stopping.control import Control
 from dtrain.spec.additions import check_text
+from dtrain.spec.secrets import secret_names
 from dtrain.transport.questions import Ask
 from dtrain.transport.select import Transports
 

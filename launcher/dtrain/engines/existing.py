@@ -19,12 +19,12 @@ from dtrain.failures.cause import LEFT, Report
 from dtrain.runs.events import Finished, RunLeft
 from dtrain.runs.folder import Holder, RunFolder
 from dtrain.runs.record import Record
-from dtrain.session import stop_requests
 from dtrain.session.caller import Caller
-from dtrain.session.control import Control
-from dtrain.session.follow import POLL, RunFollower, ending
-from dtrain.session.secrets import known_secrets
-from dtrain.session.signals import INSIST, STOP, are_handled
+from dtrain.session.reporting.follow import POLL, RunFollower, ending
+from dtrain.session.stopping import stop_requests
+from dtrain.session.stopping.control import Control
+from dtrain.session.stopping.signals import INSIST, STOP, are_handled
+from dtrain.spec.secrets import known_secrets
 
 EXIT_SECONDS = 5.0
 """Seconds that the launcher may take to exit after the run is over: its terminal may block."""

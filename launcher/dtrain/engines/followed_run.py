@@ -14,8 +14,8 @@ from dtrain.launchplan.plan import HostPlan, Process
 from dtrain.runs.log_store import tail
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.storage import CANNOT_STORE, StorageError
-from dtrain.session.failure_output import explained, explained_by_torchrun
 from dtrain.session.run import Run
+from dtrain.session.watching.failure_output import explained, explained_by_torchrun
 
 _SUMMARY = 64 << 10
 """Bytes at the end of a torchrun's stderr, which has its summary."""

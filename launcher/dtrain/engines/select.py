@@ -10,7 +10,7 @@ from dtrain.engines.contract import Engine
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
-from dtrain.session.commands import Target
+from dtrain.session.relays.commands import Target
 from dtrain.transport.select import Transports
 
 

@@ -1,1 +1,1 @@
-"""The record, journal, logs and progress of a run on the launching machine, and its restarts."""
+"""Runs on the launching machine: record, journal, logs, progress, status, and their restarts."""

@@ -1,0 +1,1 @@
+"""What a launcher process does for its runs, on every engine."""

@@ -19,9 +19,9 @@ from dtrain.runs.record import Record, run_name
 from dtrain.runs.request import Request
 from dtrain.runs.storage import storing
 from dtrain.session.caller import Caller
-from dtrain.session.control import Control
-from dtrain.session.signals import are_handled
-from dtrain.session.stop_requests import listening
+from dtrain.session.stopping.control import Control
+from dtrain.session.stopping.signals import are_handled
+from dtrain.session.stopping.stop_requests import listening
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.problems import nearest, shown
 from dtrain.sync import Tree, local_folder, scan

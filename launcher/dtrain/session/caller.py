@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import field
 
 from dtrain.records import dataclass
-from dtrain.session.control import Control
-from dtrain.session.observer import Observer
+from dtrain.session.reporting.observer import Observer
+from dtrain.session.stopping.control import Control
 from dtrain.transport.questions import Ask
 
 

@@ -17,8 +17,8 @@ from dtrain.runs.restart import AttemptResult
 from dtrain.runs.storage import CANNOT_STORE
 from dtrain.session.beginning import save
 from dtrain.session.caller import Caller
-from dtrain.session.notifications import Notifications
-from dtrain.session.recorder import Recorder
+from dtrain.session.reporting.notifications import Notifications
+from dtrain.session.reporting.recorder import Recorder
 
 
 class Run:

@@ -25,10 +25,10 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
-from dtrain.session import recorder
 from dtrain.session.caller import Caller
-from dtrain.session.control import Control
-from dtrain.session.observer import Observer
+from dtrain.session.reporting import recorder
+from dtrain.session.reporting.observer import Observer
+from dtrain.session.stopping.control import Control
 from dtrain.spec.load import parse
 from support.disks import disk, fill
 from support.limits import HANG, until

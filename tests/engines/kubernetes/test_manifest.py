@@ -29,6 +29,8 @@ from support.limits import HANG
 
 SURELY_ATOMIC = 512
 """Bytes of a write to a pipe that POSIX never mixes with others (_POSIX_PIPE_BUF)."""
+PIECE = 450
+"""Bytes of a long line in each of its pieces."""
 FOLDER = Path(__file__).parent / "cases"
 CONFIGS = Path(__file__).parents[3] / "configs"
 CASES = sorted(FOLDER.glob("*.yaml"))
@@ -198,7 +200,7 @@ def test_the_script_runs_the_processes_of_one_pod(tmp_path: Path, count: int) ->
 
 def test_lines_of_all_lengths_reach_the_log_whole(tmp_path: Path) -> None:
     """With all bytes, and the last one without its newline."""
-    sizes = (0, 1, *range(script.PIECE - 1, script.PIECE + 2), 2 * script.PIECE, 5000)
+    sizes = (0, 1, *range(PIECE - 1, PIECE + 2), 2 * PIECE, 5000)
     hostile = bytes(set(range(256)) - {10})
     text = b"\n".join((hostile * size)[:size] for size in sizes)
     (tmp_path / "text").write_bytes(text)

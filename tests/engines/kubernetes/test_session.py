@@ -17,8 +17,8 @@ from dtrain.engines.kubernetes.session import KubernetesEngine
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
+from dtrain.runs.status import HostStatus
 from dtrain.session.caller import Caller
-from dtrain.session.status import HostStatus
 from dtrain.spec.model import Kubernetes
 
 FILE = """

@@ -48,6 +48,12 @@ def test_golden(case: Path, golden: Callable[[str, Path], None]) -> None:
     golden(text, case.with_suffix(".sbatch"))
 
 
+def test_the_script_writes_the_words_that_are_read_at_its_end() -> None:
+    text = script.render(plan(FILE))
+    for words in (script.TIME_LIMIT, script.PREEMPTED):
+        assert f'echo "dtrain: {words}" >&2' in text
+
+
 def test_every_process_of_a_uniform_job_has_the_same_lines() -> None:
     """The script renders one of them."""
     for case in CASES:

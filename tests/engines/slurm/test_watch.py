@@ -19,7 +19,7 @@ from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
-from dtrain.session.observer import Observer
+from dtrain.session.reporting.observer import Observer
 
 FILE = """
 cluster: {nodes: 1, gpus: 1, slurm: {partition: p}}

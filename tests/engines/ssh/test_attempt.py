@@ -17,7 +17,7 @@ from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.runs import events
 from dtrain.runs.journal import JournalReader
-from dtrain.session.control import Force
+from dtrain.session.stopping.control import Force
 from dtrain.spec.model import Host
 from support.attempts import GONE, HELLO, TWO_HOSTS, context_of
 from support.limits import HANG, until

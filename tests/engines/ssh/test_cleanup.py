@@ -19,7 +19,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
-from dtrain.session.observer import Observer
+from dtrain.session.reporting.observer import Observer
 from dtrain.spec.model import Host
 from support.limits import HANG
 from support.scripted import ScriptedHosts, relay_stdout

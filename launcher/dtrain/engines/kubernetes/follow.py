@@ -28,7 +28,7 @@ from dtrain.engines.kubernetes.reading import (
 )
 from dtrain.failures.cause import Report
 from dtrain.runs.storage import StorageError
-from dtrain.session.control import Control, Force
+from dtrain.session.stopping.control import Control, Force
 
 TICK = 0.2
 """Seconds between two looks at requests to stop."""

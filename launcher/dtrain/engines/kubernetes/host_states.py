@@ -10,7 +10,7 @@ from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.recorder import Recorder
+from dtrain.session.reporting.recorder import Recorder
 
 SLOW_SECONDS = 10.0
 """Seconds after which a pod that does not start needs a reason."""

@@ -20,7 +20,7 @@ from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.request import Request
-from dtrain.session.everywhere import everywhere
+from dtrain.session.facts.everywhere import everywhere
 from dtrain.spec.model import Kubernetes
 from dtrain.transport.questions import never
 

@@ -15,8 +15,8 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.record import Record
-from dtrain.session.control import Force
-from dtrain.session.everywhere import in_thread
+from dtrain.session.facts.everywhere import in_thread
+from dtrain.session.stopping.control import Force
 
 GONE_SECONDS = 30.0
 """Seconds beyond ``job.grace`` in which deleted pods must be gone."""

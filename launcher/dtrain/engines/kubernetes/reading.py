@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator
 
 from dtrain.diagnostics import AuthError, ConnectError, NodeError, PrepareError
+from dtrain.engines.backoff import Backoff
 from dtrain.engines.kubernetes import objects
 from dtrain.engines.kubernetes.client import (
     MAX_LINE,
@@ -31,7 +32,6 @@ from dtrain.engines.kubernetes.script import BEGINS
 from dtrain.launchplan.pods import REPLICATED_JOB, child_job
 from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.records import dataclass
-from dtrain.session.backoff import Backoff
 
 FIRST_DELAY, LAST_DELAY = 0.5, 15.0
 """Seconds before the first and the later attempts to ask again."""

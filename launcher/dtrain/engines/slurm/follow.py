@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator
 
 from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
+from dtrain.engines.backoff import Backoff
 from dtrain.engines.slurm import allocation, submission
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.login import Login
@@ -22,10 +23,9 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
 from dtrain.runs.storage import StorageError
-from dtrain.session.backoff import Backoff
-from dtrain.session.control import Control, Force
-from dtrain.session.liveness import PingLimit
-from dtrain.session.relay import PING_SECONDS, CommandWriter, RelayChannel
+from dtrain.session.relays.liveness import PingLimit
+from dtrain.session.relays.relay import PING_SECONDS, CommandWriter, RelayChannel
+from dtrain.session.stopping.control import Control, Force
 
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 """Seconds before the first and the later attempts to connect again."""

@@ -37,8 +37,8 @@ from dtrain.node.programs import program
 from dtrain.node.slurm.wire import StepInput
 from dtrain.quoting import path, sh, word
 from dtrain.runs.request import Request
-from dtrain.session.everywhere import everywhere
-from dtrain.session.gather_order import THOROUGH, gather_order
+from dtrain.session.facts.everywhere import everywhere
+from dtrain.session.facts.gather_order import THOROUGH, gather_order
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Transport
 from dtrain.transport.questions import never

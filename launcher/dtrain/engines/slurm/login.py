@@ -15,7 +15,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder
 from dtrain.runs.record import Record
-from dtrain.session.relay import RelayChannel
+from dtrain.session.relays.relay import RelayChannel
 from dtrain.spec.model import Slurm
 from dtrain.sync import Patience, SyncResult, Tree, send
 from dtrain.transport import node_program

@@ -16,10 +16,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 
 from dtrain.environ.template import Slot, Template
 from dtrain.launchplan.container import pyxis
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+from dtrain.launchplan.script_file import fill
 from dtrain.launchplan.shell import (
     argument,
     command,
@@ -37,17 +39,13 @@ NAME = "job.sbatch"
 WARNING = 60
 """Seconds that Slurm may send a signal late: it looks at time limits once a minute."""
 
-CONTROLLER_TRIES, CONTROLLER_SECONDS = 60, 5
-"""How often a script that may start again asks a controller that does not answer, and the seconds
-in between."""
-
 TIME_LIMIT = "the time limit is near"
 """What the script writes about USR1."""
 PREEMPTED = "another job has preempted this one"
 """What the script writes after a preemption in which its processes had time to end."""
 
 _IDENTITY = (
-    "  dtrain_rank=$SLURM_PROCID dtrain_local_rank=$SLURM_LOCALID dtrain_node_rank=$SLURM_NODEID",
+    "dtrain_rank=$SLURM_PROCID dtrain_local_rank=$SLURM_LOCALID dtrain_node_rank=$SLURM_NODEID"
 )
 
 _OUTPUT = '"$DTRAIN_RUN_DIR/$dtrain_role-$dtrain_index"'
@@ -68,43 +66,41 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
     tasks = tasks_of(plan)
     main = [task for task in tasks if not task.process.service]
     services = [task for task in tasks if task.process.service]
-    lines = [
-        "#!/usr/bin/env bash",
-        *(f"#SBATCH {_directive(option)}" for option in batch_options(plan)),
-        f"# {comment(plan.name)}, written by `dtrain launch --dry-run`. Submit it: sbatch {NAME}",
-        "",
-        *(f': "${{{name}:?is a secret: export it before sbatch}}"' for name in plan.job.secrets),
-        *_values(plan),
-        "",
-        *_hosts(plan),
-        "",
-        "# One process; srun runs this function for each.",
-        *_function("dtrain_process", plan, main),
-        "",
-    ]
-    if services:
-        lines += [
-            "# One process that serves the others until they are done.",
-            *_function("dtrain_service", plan, services),
-            "",
-        ]
-    lines += [*_control(plan), ""]
-    if (image := _by_pyxis(plan)) is not None:
-        lines += [*_pyxis(plan, image), ""]
-    if not uniform(plan, main):
-        lines += ["dtrain_folder=$(mktemp -d) || exit", "trap 'rm -r -- \"$dtrain_folder\"' EXIT"]
-    if services:
-        lines += [
-            *_srun("dtrain_service", plan, services, in_allocation=in_allocation),
-            "dtrain_services=$!",
-        ]
-    lines += [
-        *_srun("dtrain_process", plan, main, in_allocation=in_allocation),
-        "dtrain_step=$!",
-        "",
-    ]
-    lines += _end(plan, services=bool(services), in_allocation=in_allocation)
-    return "\n".join(lines) + "\n"
+    image = _by_pyxis(plan)
+    title = f"{comment(plan.name)}, written by `dtrain launch --dry-run`. Submit it: sbatch {NAME}"
+    saved = None
+    if plan.run and not in_allocation:
+        saved = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/status")
+    leave = "exit" if saved is None else "dtrain_exit"
+    blocks = {
+        "services": bool(services),
+        "pyxis": image is not None,
+        "uneven": not uniform(plan, main),
+        "saved": saved is not None,
+        "restart": plan.job.restart.max > 0,
+    }
+    gaps = {
+        "options": (f"#SBATCH {_directive(option)}" for option in batch_options(plan)),
+        "title": [f"# {title}"],
+        "secrets": (
+            f': "${{{name}:?is a secret: export it before sbatch}}"' for name in plan.job.secrets
+        ),
+        "values": _values(plan),
+        "hosts_counted": _hosts_counted(plan),
+        "process": _process(plan, main),
+        "process_program": _program(plan, main),
+        "service": _process(plan, services),
+        "service_program": _program(plan, services),
+        "kill": [f'{{ sleep {ceil(plan.job.grace)}; kill -TERM "$2"; }} 2>/dev/null &'],
+        "container": _container(plan, image),
+        "start_services": _srun("dtrain_service", plan, services, in_allocation=in_allocation),
+        "start_processes": _srun("dtrain_process", plan, main, in_allocation=in_allocation),
+        "exit_saved": [f'dtrain_exit() {{ echo "$1" >{saved}; exit "$1"; }}'],
+        "exit_done": [f'((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && {leave} 0'],
+        "again": _again(plan, in_allocation=in_allocation),
+        "exit": [f'{leave} "$dtrain_status"'],
+    }
+    return fill(Path(__file__).with_name(NAME), blocks, gaps)
 
 
 def step_processes(plan: LaunchPlan) -> list[tuple[HostPlan, Process]]:
@@ -193,10 +189,8 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
         yield f"dtrain_port=$(({firsts.start} + SLURM_JOB_ID % {len(firsts)}))"
 
 
-def _hosts(plan: LaunchPlan) -> Iterator[str]:
-    """Lines that find the machines and their addresses, in node-rank order."""
+def _hosts_counted(plan: LaunchPlan) -> Iterator[str]:
     count = len(plan.hosts)
-    yield 'mapfile -t dtrain_hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
     yield f"if ((${{#dtrain_hosts[@]}} != {count})); then"
     yield (
         f'  echo "dtrain: the job needs {counted(count, "node")}, and the allocation has'
@@ -204,85 +198,71 @@ def _hosts(plan: LaunchPlan) -> Iterator[str]:
     )
     yield "  exit 1"
     yield "fi"
-    yield "# The address that Slurm itself uses; the name, where Slurm does not show an address."
-    yield "declare -A dtrain_found=()"
-    yield "while read -r dtrain_line; do"
-    yield r"  [[ $dtrain_line =~ ^NodeName=([^\ ]+)\ .*\ NodeAddr=([A-Za-z0-9._-]+)\  ]] &&"
-    yield "    dtrain_found[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]}"
-    yield 'done < <(scontrol --oneliner show node "$SLURM_JOB_NODELIST" 2>/dev/null)'
-    yield "dtrain_addresses=()"
-    yield 'for dtrain_line in "${dtrain_hosts[@]}"; do'
-    yield '  dtrain_addresses+=("${dtrain_found[$dtrain_line]-$dtrain_line}")'
-    yield "done"
 
 
-def _function(name: str, plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[str]:
-    """A shell function that becomes one of the ``tasks``."""
+def _process(plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[str]:
+    """Lines that set what one of the ``tasks`` needs."""
     part = tasks[0].part
     common, own = exports(plan, tasks)
     folder = sh(path(plan.run_dir), "/nodes/$dtrain_run/${dtrain_hosts[dtrain_node_rank]}")
-    yield f"{name}() {{"
     if _by_pyxis(plan):
-        yield '  [ -z "$dtrain_pyxis" ] || export HOME=$dtrain_home'
+        yield '[ -z "$dtrain_pyxis" ] || export HOME=$dtrain_home'
     if gpus := len(part.host.gpus):
         yield from _gpus(gpus)
     if uniform(plan, tasks):
-        yield from _IDENTITY
-        yield f"  dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
+        yield _IDENTITY
+        yield f"dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
     else:
-        yield "  case $SLURM_PROCID in"
+        yield "case $SLURM_PROCID in"
         for number, (task, its) in enumerate(zip(tasks, own, strict=True)):
-            yield f"    {number}) {'; '.join((*numbers(task), *its))} ;;"
-        yield "  esac"
-    yield f"  DTRAIN_RUN_DIR={folder}"
-    yield '  (umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'
+            yield f"  {number}) {'; '.join((*numbers(task), *its))} ;;"
+        yield "esac"
+    yield f"DTRAIN_RUN_DIR={folder}"
+    yield '(umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'
     if plan.run:
-        yield "  # dtrain.runtime"
+        yield "# dtrain.runtime"
         archive = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/runtime.zip")
-        yield f'  ln -s {archive} "$DTRAIN_RUN_DIR" 2>/dev/null'
-    yield "  export DTRAIN_RUN_DIR"
-    yield f"  exec >>{_OUTPUT}.out 2>>{_OUTPUT}.err"
-    lines = [*prepared(plan, part), *common]
+        yield f'ln -s {archive} "$DTRAIN_RUN_DIR" 2>/dev/null'
+    yield "export DTRAIN_RUN_DIR"
+    yield f"exec >>{_OUTPUT}.out 2>>{_OUTPUT}.err"
+    yield from (*prepared(plan, part), *common)
     for variable, value in part.node_variables.items():
         if value.kind == "interface":
-            lines += find_interface(variable, value)
-    lines += given_to_client(plan, part, tasks[0].process)
-    yield from (f"  {line}" for line in lines)
-    yield '  cd -- "$dtrain_workdir" || exit'
-    yield from _exec(plan, tasks[0].process)
-    yield "}"
+            yield from find_interface(variable, value)
+    yield from given_to_client(plan, part, tasks[0].process)
 
 
 def _gpus(count: int) -> Iterator[str]:
-    yield "  # The GPUs that Slurm gives the job on this node."
-    yield '  IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
+    yield "# The GPUs that Slurm gives the job on this node."
+    yield 'IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
     first = " ".join(map(str, range(count)))
-    yield f"  ((${{#dtrain_gpus[@]}})) || dtrain_gpus=({first})"
-    yield f"  if ((${{#dtrain_gpus[@]}} < {count})); then"
+    yield f"((${{#dtrain_gpus[@]}})) || dtrain_gpus=({first})"
+    yield f"if ((${{#dtrain_gpus[@]}} < {count})); then"
     yield (
-        f'    echo "dtrain: the job needs {counted(count, "GPU")} on each node, and Slurm gives it'
+        f'  echo "dtrain: the job needs {counted(count, "GPU")} on each node, and Slurm gives it'
         ' ${#dtrain_gpus[@]}" >&2'
     )
-    yield "    exit 1"
-    yield "  fi"
+    yield "  exit 1"
+    yield "fi"
 
 
-def _exec(plan: LaunchPlan, process: Process) -> Iterator[str]:
+def _program(plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[str]:
     """Lines that replace the shell with the program. Under pyxis, the shell is in the container
     already."""
+    process = tasks[0].process
     if _by_pyxis(plan):
-        yield '  if [ -n "$dtrain_pyxis" ]; then'
+        yield 'if [ -n "$dtrain_pyxis" ]; then'
         if "HOME" not in plan.job.env:
-            yield '    HOME="$DTRAIN_RUN_DIR"'
+            yield '  HOME="$DTRAIN_RUN_DIR"'
         if plan.run:
-            yield f"    echo $$ >{_OUTPUT}.pid"
+            yield f"  echo $$ >{_OUTPUT}.pid"
         direct = command(replace(process, container=()))
-        yield f"    exec {direct}"
-        yield "  fi"
+        yield f"  exec {direct}"
+        yield "fi"
     if plan.run:
-        yield "  # For dtrain's watcher on this machine."
-        yield f"  echo $$ >{_OUTPUT}.pid"
-    yield f"  exec {command(process)}"
+        yield "# For dtrain's watcher on this machine."
+        yield f"echo $$ >{_OUTPUT}.pid"
+    yield f"exec {command(process)}"
 
 
 def _srun(
@@ -331,11 +311,9 @@ def _by_pyxis(plan: LaunchPlan) -> Container | None:
     return image if image is not None and image.engine == "pyxis" else None
 
 
-def _pyxis(plan: LaunchPlan, image: Container) -> Iterator[str]:
+def _container(plan: LaunchPlan, image: Container | None) -> Iterator[str]:
     """Lines that look for the plugin, and set the options of srun that it needs."""
-    yield "# Containers: of pyxis, or of apptainer where Slurm does not have pyxis."
-    yield "dtrain_pyxis= dtrain_home=$HOME dtrain_container=()"
-    if image.image.endswith(".sif"):
+    if image is None or image.image.endswith(".sif"):
         return
     yield "if [[ $(srun --help 2>&1) == *--container-image* ]]; then"
     yield f"  dtrain_workdir=$(cd -- {path(plan.hosts[0].workdir)} && pwd) || exit"
@@ -348,88 +326,19 @@ def _pyxis(plan: LaunchPlan, image: Container) -> Iterator[str]:
     yield "fi"
 
 
-def _control(plan: LaunchPlan) -> Iterator[str]:
-    """Functions that end a step and wait for it."""
-    yield "# Variables of the user may narrow what squeue and scancel do. A shell of srun has the"
-    yield "# CPUs of its own step, to which srun would bind all processes."
-    yield 'unset "${!SQUEUE_@}" "${!SCANCEL_@}" "${!SLURM_CPU_BIND@}" SLURM_TIME_FORMAT'
-    yield ""
-    yield "# TERM for the processes of a step, and KILL after job.grace. A TERM to srun is a KILL."
-    yield "dtrain_end() {"
-    yield "  dtrain_name=$("
-    yield "    squeue --all --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format='%i %j' |"
-    yield "      awk -v name=\"$dtrain_run.$1\" '$2 == name {print $1}'"
-    yield "  )"
-    yield '  scancel --quiet --signal=TERM "$dtrain_name"'
-    yield f'  {{ sleep {ceil(plan.job.grace)}; kill -TERM "$2"; }} 2>/dev/null &'
-    yield "}"
-    yield ""
-    yield "# The status of a step. A signal to this script interrupts wait."
-    yield "dtrain_wait() {"
-    yield '  wait "$1"'
-    yield "  dtrain_status=$?"
-    yield '  while kill -0 "$1" 2>/dev/null; do'
-    yield '    wait "$1"'
-    yield "    dtrain_status=$?"
-    yield "  done"
-    yield "}"
-
-
-def _end(plan: LaunchPlan, *, services: bool, in_allocation: bool) -> Iterator[str]:
-    """Lines that wait for the processes, and start the job again where it may restart."""
-    stop = 'dtrain_stopped=1; dtrain_end dtrain_process "$dtrain_step"'
-    yield "# Slurm sends USR1 before the time limit, and TERM at a preemption."
-    yield "dtrain_stopped="
-    yield f"trap 'echo \"dtrain: {TIME_LIMIT}\" >&2; {stop}' USR1"
-    yield f"trap '{stop}' TERM"
-    if services:
-        yield 'wait -n "$dtrain_step" "$dtrain_services"'
-        yield 'if kill -0 "$dtrain_step" && ! kill -0 "$dtrain_services"; then'
-        yield '  echo "dtrain: a process that serves the others has ended"'
-        yield f"  {stop}"
-        yield "fi 2>/dev/null"
-        yield 'dtrain_wait "$dtrain_step"'
-        yield "dtrain_result=$dtrain_status"
-        yield 'dtrain_end dtrain_service "$dtrain_services"'
-        yield 'dtrain_wait "$dtrain_services"'
-        yield "dtrain_status=$dtrain_result"
-    else:
-        yield 'dtrain_wait "$dtrain_step"'
-    yield 'dtrain_state=$(scontrol --oneliner show job "$SLURM_JOB_ID")'
-    yield "# At a preemption, processes may save their work and end with status 0."
-    yield r"if [[ $dtrain_state =~ \ StartTime=([0-9T:-]+)\ .*\ PreemptTime=([0-9T:-]+)\  &&"
-    yield '  ! "${BASH_REMATCH[2]}" < "${BASH_REMATCH[1]}" ]]; then'
-    yield f'  echo "dtrain: {PREEMPTED}" >&2'
-    yield "  dtrain_stopped=1"
+def _again(plan: LaunchPlan, *, in_allocation: bool) -> Iterator[str]:
+    """Lines that start the job again."""
+    again = "goes back to the queue"
+    go = ['scontrol requeue "$SLURM_JOB_ID" && sleep 60']
+    if in_allocation:
+        again = "starts again"
+        go = ['[ -z "${dtrain_folder-}" ] || rm -r -- "$dtrain_folder"',
+              'SLURM_RESTART_COUNT=$dtrain_attempt exec bash "$0"']  # fmt: skip
+        yield '[ -z "$dtrain_stopped" ] || exit 1'
+    if plan.run:
+        last = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/last-attempt")
+        yield f"[ ! -e {last} ] || exit 1  # it hung: job.watchdog"
+    yield f"if ((dtrain_attempt <= {plan.job.restart.max})); then"
+    yield f'  echo "dtrain: attempt $dtrain_attempt ended; the job {again}" >&2'
+    yield from (f"  {line}" for line in go)
     yield "fi"
-    leave = "exit"
-    if plan.run and not in_allocation:
-        saved = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/status")
-        yield "# For dtrain, after Slurm has forgotten the job."
-        yield f'dtrain_exit() {{ echo "$1" >{saved}; exit "$1"; }}'
-        leave = "dtrain_exit"
-    yield f'((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && {leave} 0'
-    if most := plan.job.restart.max:
-        yield "# The controller may be starting again."
-        yield f"for ((dtrain_try = 0; dtrain_try < {CONTROLLER_TRIES}; dtrain_try++)); do"
-        yield '  [ -z "$dtrain_state" ] || break'
-        yield f"  sleep {CONTROLLER_SECONDS}"
-        yield '  dtrain_state=$(scontrol --oneliner show job "$SLURM_JOB_ID")'
-        yield "done"
-        yield '[[ $dtrain_state == *" JobState=RUNNING "* ]] || exit 1  # cancelled'
-        again = "goes back to the queue"
-        go = ['scontrol requeue "$SLURM_JOB_ID" && sleep 60']
-        if in_allocation:
-            again = "starts again"
-            go = ['[ -z "${dtrain_folder-}" ] || rm -r -- "$dtrain_folder"',
-                  'SLURM_RESTART_COUNT=$dtrain_attempt exec bash "$0"']  # fmt: skip
-            yield '[ -z "$dtrain_stopped" ] || exit 1'
-        if plan.run:
-            last = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/last-attempt")
-            yield f"[ ! -e {last} ] || exit 1  # it hung: job.watchdog"
-        yield f"if ((dtrain_attempt <= {most})); then"
-        yield f'  echo "dtrain: attempt $dtrain_attempt ended; the job {again}" >&2'
-        yield from (f"  {line}" for line in go)
-        yield "fi"
-    yield "((dtrain_status)) || dtrain_status=1 # stopped before it finished"
-    yield f'{leave} "$dtrain_status"'

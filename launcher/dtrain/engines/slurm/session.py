@@ -25,10 +25,10 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
+from dtrain.runs.status import HostStatus
 from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
 from dtrain.session.caller import Caller
-from dtrain.session.recorder import Recorder
-from dtrain.session.status import HostStatus
+from dtrain.session.reporting.recorder import Recorder
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 

@@ -9,7 +9,7 @@ from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.quoting import path, word
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
-from dtrain.session.commands import Target
+from dtrain.session.relays.commands import Target
 from dtrain.spec.model import Slurm
 
 

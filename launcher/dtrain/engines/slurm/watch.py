@@ -13,20 +13,20 @@ from dtrain.messages.agent import Event, ProgressReport, Telemetry
 from dtrain.messages.slurm import MachineMessage
 from dtrain.node.slurm.orders import Fail, StacksOfMachine
 from dtrain.runs.folder import RunFolder
-from dtrain.session.evidence import HostEvidence
-from dtrain.session.recorder import Recorder
-from dtrain.session.relay import PING_SECONDS
-from dtrain.session.reports import ProgressReports
-from dtrain.session.steps import StepWatch
-from dtrain.session.telemetry import HostTelemetry
-from dtrain.session.worker_watch import WorkerWatch
+from dtrain.session.relays.relay import PING_SECONDS
+from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.evidence import HostEvidence
+from dtrain.session.watching.reports import ProgressReports
+from dtrain.session.watching.steps import StepWatch
+from dtrain.session.watching.telemetry import HostTelemetry
+from dtrain.session.watching.worker_watch import WorkerWatch
 
 LONGEST_PAUSE = 2 * PING_SECONDS
 """Seconds between two messages of the program on the login host: it answers each ping."""
 
 
 class WatchedMachine:
-    """One machine of the job. See `dtrain.session.worker_watch.WatchedHost`."""
+    """One machine of the job. See `dtrain.session.watching.worker_watch.WatchedHost`."""
 
     def __init__(self, name: str, watch: JobWatch) -> None:
         self._name = name

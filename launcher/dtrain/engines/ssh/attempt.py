@@ -27,9 +27,9 @@ from dtrain.engines.ssh.requests import pack
 from dtrain.failures.cause import LEFT, Report
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events, restart
-from dtrain.session.control import Force
-from dtrain.session.relay import close_all
-from dtrain.session.worker_watch import WorkerWatch
+from dtrain.session.relays.relay import close_all
+from dtrain.session.stopping.control import Force
+from dtrain.session.watching.worker_watch import WorkerWatch
 
 SIGNAL_POLL = 0.2
 LONGEST_PAUSE = 1.0

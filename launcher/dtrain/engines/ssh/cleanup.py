@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from dtrain.diagnostics import NodeError
+from dtrain.engines.backoff import Backoff
 from dtrain.engines.ssh.guarded import run_guarded
 from dtrain.engines.ssh.outage import DELAY, DELAY_MOST
 from dtrain.engines.ssh.relay_connection import RelayConnection
@@ -21,9 +22,8 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.node.agent.commands import Command
 from dtrain.runs.record import Record
-from dtrain.session.backoff import Backoff
-from dtrain.session.liveness import PingLimit
-from dtrain.session.relay import FLUSH_SECONDS, CommandWriter, RelayChannel, close_all
+from dtrain.session.relays.liveness import PingLimit
+from dtrain.session.relays.relay import FLUSH_SECONDS, CommandWriter, RelayChannel, close_all
 from dtrain.transport.contract import Transport
 from dtrain.transport.retry import spread
 

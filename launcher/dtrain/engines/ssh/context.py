@@ -12,8 +12,8 @@ from dtrain.engines.ssh.inspection import Inspection
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
-from dtrain.session.recorder import Recorder
-from dtrain.session.steps import StepWatch
+from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.steps import StepWatch
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 

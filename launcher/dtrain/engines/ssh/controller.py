@@ -13,12 +13,14 @@ from dataclasses import replace
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, ExitCode
+from dtrain.engines.ssh import history
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.cleanup import Cleanups
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.guarded import fault
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.engines.ssh.inspection import Inspection
+from dtrain.engines.ssh.ports import draw_ports
 from dtrain.failures import alike
 from dtrain.failures.cause import Report
 from dtrain.runs import events, restart
@@ -26,15 +28,13 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
+from dtrain.runs.status import HostStatus
 from dtrain.runs.storage import CANNOT_STORE, StorageError
 from dtrain.runtime.layout_rules import MisfitError
-from dtrain.session import history
 from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.caller import Caller
-from dtrain.session.ports import draw_ports
 from dtrain.session.run import Run
-from dtrain.session.status import HostStatus
-from dtrain.session.steps import StepWatch
+from dtrain.session.watching.steps import StepWatch
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 

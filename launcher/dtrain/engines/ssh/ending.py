@@ -20,8 +20,8 @@ from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.records import dataclass
 from dtrain.runs import restart
 from dtrain.runs.storage import CANNOT_STORE, StorageError
-from dtrain.session.failure_output import explained
-from dtrain.session.worker_watch import WorkerWatch
+from dtrain.session.watching.failure_output import explained
+from dtrain.session.watching.worker_watch import WorkerWatch
 
 _EXIT_CODES = {
     AttemptOutcome.DONE: ExitCode.OK,

@@ -23,10 +23,10 @@ from dtrain.records import shallow
 from dtrain.runs import events
 from dtrain.runs.storage import StorageError
 from dtrain.runs.telemetry import last_time
-from dtrain.session.evidence import HostEvidence
-from dtrain.session.liveness import SupervisorLiveness
-from dtrain.session.relay import RelayChannel
-from dtrain.session.telemetry import HostTelemetry
+from dtrain.session.relays.liveness import SupervisorLiveness
+from dtrain.session.relays.relay import RelayChannel
+from dtrain.session.watching.evidence import HostEvidence
+from dtrain.session.watching.telemetry import HostTelemetry
 
 MAX_NOTICE, MAX_NOTICES = 500, 20
 """Maximum characters of a notice, and maximum notices shown for each host."""

@@ -16,10 +16,10 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.sequence import MessageSequence
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.everywhere import everywhere
-from dtrain.session.host_connections import HostConnections
-from dtrain.session.relay import RelayChannel
-from dtrain.session.status import HostStatus, ProcessStatus
+from dtrain.runs.status import HostStatus, ProcessStatus
+from dtrain.session.facts.everywhere import everywhere
+from dtrain.session.facts.host_connections import HostConnections
+from dtrain.session.relays.relay import RelayChannel
 from dtrain.transport.contract import Transport
 
 LIMIT = 10.0

@@ -17,8 +17,8 @@ from dtrain.checks import Finding, Severity
 from dtrain.checks.judgement import before_launch
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
-from dtrain.session.gather_order import QUICK
-from dtrain.session.preflight import Preflight
+from dtrain.session.facts.gather_order import QUICK
+from dtrain.session.facts.preflight import Preflight
 from dtrain.transport.contract import Connection, RemoteProcess
 
 

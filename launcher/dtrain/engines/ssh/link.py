@@ -32,9 +32,9 @@ from dtrain.node import protocol
 from dtrain.node.agent.commands import Command
 from dtrain.runs import events
 from dtrain.runs.shown_state import ShownState
-from dtrain.session.evidence import HostEvidence
-from dtrain.session.liveness import PingLimit
-from dtrain.session.relay import CommandWriter, RelayChannel, SilentRelayError
+from dtrain.session.relays.liveness import PingLimit
+from dtrain.session.relays.relay import CommandWriter, RelayChannel, SilentRelayError
+from dtrain.session.watching.evidence import HostEvidence
 from dtrain.sync import SyncResult, send
 from dtrain.transport.retry import spread
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtrain.session.backoff import Backoff
+from dtrain.engines.backoff import Backoff
 
 STABLE = 5.0
 """Seconds for which a relay must follow the job and answer until the outage is over. New data from

@@ -8,7 +8,7 @@ from dtrain.engines.ssh.requests import attach_request
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node import protocol
 from dtrain.node.agent.commands import Command, FirstCommand
-from dtrain.session.relay import CommandWriter, RelayChannel
+from dtrain.session.relays.relay import CommandWriter, RelayChannel
 from dtrain.transport import node_program
 from dtrain.transport.contract import Connection, RemoteProcess, Transport
 

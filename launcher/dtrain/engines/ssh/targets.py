@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtrain.launchplan.build import build
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
-from dtrain.session.commands import Target
+from dtrain.session.relays.commands import Target
 
 
 def targets(request: Request, record: Record | None) -> list[Target]:

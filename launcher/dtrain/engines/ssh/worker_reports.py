@@ -11,7 +11,7 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.forward import Forward
 from dtrain.launchplan.plan import HostPlan
 from dtrain.runs import events
-from dtrain.session.reports import ProgressReports
+from dtrain.session.watching.reports import ProgressReports
 from dtrain.transport.contract import Connection
 
 

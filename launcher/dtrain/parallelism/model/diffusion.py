@@ -29,8 +29,8 @@ def is_diffusion(values: Mapping[str, Any]) -> bool:
     return values.get("_class_name") in _CLASSES
 
 
-def diffusion_shape(file: ConfigFile, seq_len: int | None) -> Shape:
-    """Return the shape. ``seq_len`` replaces the number of tokens of image and text."""
+def diffusion_shape(file: ConfigFile) -> Shape:
+    """Return the shape. A sequence is the tokens of image and text."""
     hidden = file.needed("num_attention_heads") * file.needed("attention_head_dim")
     patch = file.count("patch_size") or 1
     channels = file.needed("in_channels")
@@ -54,17 +54,17 @@ def diffusion_shape(file: ConfigFile, seq_len: int | None) -> Shape:
     match file.values["_class_name"]:
         case "DiTTransformer2DModel":
             classes = (file.count("num_embeds_ada_norm") or 1000) + 1
-            return _embedded(block, seq_len, classes * hidden)
+            return _embedded(block, classes * hidden)
         case "SD3Transformer2DModel":
             text = file.needed("joint_attention_dim") * hidden
             pooled = (file.needed("pooled_projection_dim") + hidden) * hidden
             joint = replace(_joint(block), seq_len=block.seq_len + _SD3_TEXT)
-            return _embedded(joint, seq_len, text + pooled)
+            return _embedded(joint, text + pooled)
     # A second kind of block has one stream, whose MLP and attention read the same norm (Flux).
     text = file.needed("joint_attention_dim") * hidden
     pooled = (file.needed("pooled_projection_dim") + hidden) * hidden
     guidance = (_TIME + hidden) * hidden if file.get("guidance_embeds") else 0
-    block = replace(block, seq_len=seq_len or _FLUX_PATCHES + _FLUX_TEXT)
+    block = replace(block, seq_len=_FLUX_PATCHES + _FLUX_TEXT)
     single = replace(block, layers=1, parallel=True, parts=(Modulation(3),), name="")
     both = replace(_joint(block), layers=1, name="")
     count = file.needed("num_single_layers")
@@ -72,7 +72,7 @@ def diffusion_shape(file: ConfigFile, seq_len: int | None) -> Shape:
         file.refuse(f"{block.layers + count} layers are more than dtrain plans for")
     pattern = (both,) * block.layers + (single,) * count
     whole = replace(block, layers=len(pattern), parts=(), pattern=pattern)
-    return _embedded(whole, seq_len, text + pooled + guidance)
+    return _embedded(whole, text + pooled + guidance)
 
 
 def _joint(block: Shape) -> Shape:
@@ -81,8 +81,6 @@ def _joint(block: Shape) -> Shape:
     return replace(block, parts=(*block.parts, Twin(alone.layer_parameters())))
 
 
-def _embedded(shape: Shape, seq_len: int | None, more: int) -> Shape:
+def _embedded(shape: Shape, more: int) -> Shape:
     """Return ``shape`` with ``more`` parameters before its layers."""
-    return replace(
-        shape, seq_len=seq_len or shape.seq_len, input_parameters=shape.input_parameters + more
-    )
+    return replace(shape, input_parameters=shape.input_parameters + more)

@@ -123,12 +123,12 @@ _PLAIN_ACTIVATIONS = {"relu", "relu2", "squared_relu", "xielu"}
 _NESTED = ("text_config", "llm_config", "language_config")
 
 
-def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> Shape:
+def shape_from_config(text: str, where: str) -> Shape:
     """Return the shape that a ``config.json`` describes; ``where`` names the file in errors.
 
-    Of a model that also sees or hears, the language model. ``seq_len`` replaces the file's
-    longest context, which else counts up to ``LONGEST_USUAL`` tokens. Layers of a mixture that
-    have a dense MLP are taken to be the first, whichever they are.
+    Of a model that also sees or hears, the language model. The longest context counts up to
+    ``LONGEST_USUAL`` tokens. Layers of a mixture that have a dense MLP are taken to be the first,
+    whichever they are.
 
     Raises:
         UsageError: the text is not JSON, describes a model that dtrain has no shape for, or lacks a
@@ -139,16 +139,15 @@ def shape_from_config(text: str, where: str, *, seq_len: int | None = None) -> S
         raise UsageError(
             f"{where}: must hold a JSON object", hint="give the config.json of a model"
         )
-    return shape_from_values(values, where, seq_len=seq_len)
+    return shape_from_values(values, where)
 
 
-def shape_from_values(values: dict[str, Any], where: str, *, seq_len: int | None = None) -> Shape:
+def shape_from_values(values: dict[str, Any], where: str) -> Shape:
     """Return `shape_from_config` of a file that is read already."""
     if is_diffusion(values):
-        return diffusion_shape(ConfigFile(values, where, ""), seq_len)
-    return _Config(_language_model(values), where, str(values.get("_name_or_path") or "")).shape(
-        seq_len
-    )
+        return diffusion_shape(ConfigFile(values, where, ""))
+    name = str(values.get("_name_or_path") or "")
+    return _Config(_language_model(values), where, name).shape()
 
 
 def _language_model(values: dict[str, Any]) -> dict[str, Any]:
@@ -175,14 +174,14 @@ class _Config(ConfigFile):
     def defaults(self) -> Mapping[str, Any]:
         return self.kind.defaults or {}
 
-    def shape(self, seq_len: int | None) -> Shape:
-        other = other_shape(self, seq_len)
+    def shape(self) -> Shape:
+        other = other_shape(self)
         if other is not None:
             return other
         self._refuse_other_things()
-        return arranged(self, self._usual_shape(seq_len))
+        return arranged(self, self._usual_shape())
 
-    def _usual_shape(self, seq_len: int | None) -> Shape:
+    def _usual_shape(self) -> Shape:
         """The shape with attention in each layer, and a dense MLP in the first ``dense_layers``."""
         layers, hidden = self.needed(*_LAYERS), self.needed(*_HIDDEN)
         heads = self.needed(*_HEADS)
@@ -195,7 +194,7 @@ class _Config(ConfigFile):
         if heads % kv_heads:
             self.refuse(f"{kv_heads} key and value heads do not divide {heads} heads")
         positions = self.count(*_POSITIONS)
-        length = seq_len or min(positions or 2048, LONGEST_USUAL)
+        length = min(positions or 2048, LONGEST_USUAL)
         chosen = self.needed(*_CHOSEN) if experts else 0
         if chosen > experts:
             self.refuse(f"{chosen} experts per token are more than the {experts} there are")

@@ -29,15 +29,12 @@ _TARGETS = 114 / 512
 1910.10683, section 3.1.4)."""
 
 
-def other_shape(file: ConfigFile, seq_len: int | None) -> Shape | None:
-    """Return the shape of a model without a decoder of attention layers; None if it has one.
-
-    ``seq_len`` is the length of the training sequence, in tokens; None: a usual one.
-    """
+def other_shape(file: ConfigFile) -> Shape | None:
+    """Return the shape of a model without a decoder of attention layers; None if it has one."""
     if file.model_type in ("t5", "mt5", "umt5"):
-        return _encoder_decoder(file, seq_len)
+        return _encoder_decoder(file)
     if file.model_type == "mamba2" or file.get("ssm_cfg.layer") == "Mamba2":
-        return _state_space(file, seq_len)
+        return _state_space(file)
     return None
 
 
@@ -190,7 +187,7 @@ def _delta_net(file: ConfigFile) -> DeltaNet:
     )
 
 
-def _state_space(file: ConfigFile, seq_len: int | None) -> Shape:
+def _state_space(file: ConfigFile) -> Shape:
     """Return the shape of Mamba-2, in the format of Transformers or of ``mamba_ssm``."""
     hidden = file.needed("hidden_size", "d_model")
     size = file.count("head_dim", "ssm_cfg.headdim") or 64
@@ -210,7 +207,7 @@ def _state_space(file: ConfigFile, seq_len: int | None) -> Shape:
         kv_heads=0,
         ffn_hidden=0,
         vocab=file.needed("vocab_size"),
-        seq_len=seq_len or 2048,
+        seq_len=2048,
         head_size=size,
         tied=bool(
             file.get("tie_word_embeddings", "tie_embeddings", default="ssm_cfg" in file.values)
@@ -220,12 +217,9 @@ def _state_space(file: ConfigFile, seq_len: int | None) -> Shape:
     )
 
 
-def _encoder_decoder(file: ConfigFile, seq_len: int | None) -> Shape:
-    """Return T5's shape: the encoder's layers, and the decoder's with attention to the encoder.
-
-    ``seq_len`` is the length of the encoder's sequence; the decoder's is `_TARGETS` of it.
-    """
-    length = seq_len or file.count("n_positions") or 512
+def _encoder_decoder(file: ConfigFile) -> Shape:
+    """Return T5's shape: the encoder's layers, and the decoder's with attention to the encoder."""
+    length = file.count("n_positions") or 512
     target = max(1, round(length * _TARGETS))
     heads = file.needed("num_heads", "num_attention_heads")
     hidden = file.needed("d_model", "hidden_size")

@@ -54,14 +54,13 @@ class LossScale:
     """Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2).
 
     float16 loses gradients below 6e-8, so the loss is scaled up before its backward pass. If a
-    gradient overflows, the step is skipped and the scale halves. After ``interval`` steps without
+    gradient overflows, the step is skipped and the scale halves. After 2000 steps without
     overflow, the scale doubles. If ``enabled`` is false, the scale stays at 1.
     """
 
-    def __init__(self, enabled: bool, *, scale: float = 2.0**16, interval: int = 2000) -> None:
+    def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self.scale = scale if enabled else 1.0
-        self._interval = interval
+        self.scale = 2.0**16 if enabled else 1.0
         self._good_steps = 0
 
     def update(self, finite: bool) -> None:
@@ -71,7 +70,7 @@ class LossScale:
         self._good_steps = self._good_steps + 1 if finite else 0
         if not finite:
             self.scale /= 2
-        elif self._good_steps == self._interval:
+        elif self._good_steps == 2000:
             self.scale *= 2
             self._good_steps = 0
 

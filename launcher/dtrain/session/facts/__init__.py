@@ -1,0 +1,1 @@
+"""Gathers facts from all hosts at once, for a check."""

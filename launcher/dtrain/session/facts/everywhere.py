@@ -1,0 +1,84 @@
+"""Does the same for all hosts at once, within a limit."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from dtrain.checks import HostFacts
+from dtrain.diagnostics import ConnectError, NodeError
+from dtrain.launchplan.plan import HostPlan
+from dtrain.session.facts.conversation import ATTEMPTED
+from dtrain.transport.questions import never
+
+_Item = TypeVar("_Item", HostPlan, HostFacts)
+_Result = TypeVar("_Result")
+
+
+def in_thread(call: Callable[[], None]) -> None:
+    threading.Thread(target=call, daemon=True).start()
+
+
+def everywhere(
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    limit: float,
+    run: Callable[[_Item, Callable[[], None]], None] = lambda item, call: in_thread(call),
+    *,
+    stopped: Callable[[], bool] = never,
+    ending: float = 0.0,
+) -> list[_Result | NodeError]:
+    """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
+    ``run`` starts a call for an item in its thread.
+
+    A NodeError becomes that host's result. A call that has not ended becomes a timeout once each
+    call has ended or has run for more than ``limit`` seconds. ``run`` must start each call, however
+    late. Any other exception is raised here. Once the user has ``stopped`` it, raises
+    KeyboardInterrupt, after ``ending`` seconds in which ``work`` may clean up. A signal handler
+    that raises it could do so in a finalizer, where Python drops it.
+    """
+    done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
+    begun: dict[int, float] = {}
+
+    def act(index: int, item: _Item) -> None:
+        begun[index] = time.monotonic()
+        try:
+            done.put((index, work(item)))
+        except BaseException as failure:  # noqa: BLE001 - raised in the waiting thread
+            done.put((index, failure))
+
+    for index, item in enumerate(items):
+        run(item, partial(act, index, item))
+    results: dict[int, _Result | NodeError] = {}
+    deadline = math.inf
+    while len(results) < len(items) and time.monotonic() < deadline:
+        if stopped() and deadline == math.inf:
+            deadline = time.monotonic() + ending
+        try:
+            # A short timeout, so that Ctrl-C takes effect.
+            index, result = done.get(timeout=0.2)
+        except queue.Empty:
+            late = time.monotonic() - limit
+            if all(at in results or begun.get(at, math.inf) < late for at in range(len(items))):
+                break
+            continue
+        if isinstance(result, BaseException) and not isinstance(result, NodeError):
+            if stopped():  # for example because Ctrl-C has ended a program that it has started
+                break
+            raise result
+        results[index] = result
+    if stopped():
+        raise KeyboardInterrupt
+    reason = f"no answer within {limit:.0f} s"
+    hint = "log in to the host: it may be out of memory, or a file system or driver may hang"
+    return [
+        results[index]
+        if index in results
+        else ConnectError(item.host.name, ATTEMPTED, reason, hint=hint)
+        for index, item in enumerate(items)
+    ]

@@ -1,0 +1,1 @@
+"""Where the events of a run go: its journal, its observers, and notifications."""

@@ -1,0 +1,105 @@
+"""Writes the events of a run to its journal and shows them to its observer."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from dtrain.diagnostics import DtrainError
+from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import events
+from dtrain.runs.events import JournalEvent
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.journal import Journal
+from dtrain.session.reporting.observer import Observer
+from dtrain.spec.model import Job
+
+SLOW = 5.0
+"""Seconds after which the user learns what is waited for."""
+
+
+class Recorder:
+    """What every process that is in charge of a run uses, from any thread."""
+
+    def __init__(self, folder: RunFolder, observer: Observer) -> None:
+        self.observer = observer
+        """For output and telemetry, which have files of their own."""
+        self._folder = folder
+        self._journal = Journal(folder.journal)
+        self._incomplete = False
+        self._noticed: set[str] = set()
+        self.latest = ""
+        """The last notice."""
+
+    def record(self, event: JournalEvent) -> None:
+        self._write(event)
+        if isinstance(event, events.SHOWN):
+            self.observer.on_event(event)
+
+    def notice(self, text: str, here: str | None = None) -> None:
+        """Show ``text`` to the user, now or when they read the journal. This process's user sees
+        ``here`` instead: elsewhere, Ctrl-C does not stop the job."""
+        self.latest = text
+        self._write(events.NoticeShown(text))
+        self.observer.notice(text if here is None else here)
+
+    def _write(self, event: JournalEvent) -> None:
+        error = self._journal.write(time.time(), event)
+        if error is not None and not self._incomplete:
+            self._incomplete = True
+            reason = f"the run's journal cannot be written: {error.strerror or error}"
+            self.observer.notice(f"{reason}; `dtrain ps` may show an old state of the run")
+
+    def notice_once(self, text: str, here: str | None = None, *, kind: str = "") -> None:
+        """Like `notice`, unless there was one with this text, or of this ``kind``: of a text that
+        comes in several forms."""
+        if (kind or text) not in self._noticed:
+            self._noticed.add(kind or text)
+            self.notice(text, here)
+
+    @contextlib.contextmanager
+    def awaited(self, what: str) -> Iterator[Callable[[], None]]:
+        """Say that ``what`` is waited for, unless the block ends within a few seconds. Provides a
+        function to call if the wait is over before the block."""
+        lock, over = threading.Lock(), False
+
+        def say() -> None:
+            with lock:
+                if not over:
+                    self.notice_once(f"waiting for {what}")
+
+        def end() -> None:
+            nonlocal over
+            timer.cancel()
+            with lock:  # the timer may have expired just now
+                over = True
+
+        timer = threading.Timer(SLOW, say)
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # no thread is left, and the notice is optional
+            timer.start()
+        try:
+            yield end
+        finally:
+            end()
+
+    def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
+        self.record(events.NextAttempt(number, plan.host_names, tuple(dropped)))
+        self.observer.on_event(events.AttemptPlanned(plan))
+
+    def allocated(self, plan: LaunchPlan) -> None:
+        self.record(events.HostsAllocated(plan.host_names))
+        self.observer.on_event(events.HostsPlanned(plan))
+
+    def finished(self, report: Report, job: Job) -> None:
+        """The job is over. If its file expects something, show it beside what was measured."""
+        if job.expected is not None:
+            from dtrain.runs.summary import against_plan
+
+            with contextlib.suppress(DtrainError):  # the folder may be damaged
+                if text := against_plan(self._folder, time.time()):
+                    self.notice(text)
+        self.record(events.Finished(report))

@@ -1,0 +1,1 @@
+"""What stops a run, or leaves it: signals, callers and other processes."""

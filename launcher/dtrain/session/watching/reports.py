@@ -1,0 +1,93 @@
+"""Shows and journals what workers report through `dtrain.runtime`: progress and steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.messages.decode import ProtocolError, excerpt
+from dtrain.runs import events
+from dtrain.runs.progress import Progress, StepReport, speaker
+from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.steps import StepWatch
+
+JOURNAL_SECONDS = 10.0
+"""Seconds between two progress reports in the journal."""
+
+
+class ProgressReports:
+    """Shows the progress of workers, journals that of the whole job, and watches their steps."""
+
+    def __init__(self, plan: LaunchPlan, recorder: Recorder, steps: StepWatch) -> None:
+        self.step: int | None = None
+        """The last step that a worker has reported."""
+        self._speaker = speaker(plan)
+        self._recorder = recorder
+        self._steps = steps
+        self._journal_at = 0.0
+        self._phases: Mapping[str, float] = {}
+        self._phases_at = 0.0
+        self._unwritten: dict[str, events.JournalEvent] = {}
+        """The newest events that are not yet in the journal, by kind."""
+
+    def add(self, host: str, file: str, fields: Any) -> bool:
+        """Add a report from a worker's ``file``. Returns False if it reports no activity.
+
+        ``fields`` may have any shape. An error in it is only noted, because what reads the file did
+        not cause it.
+        """
+        if not isinstance(fields, dict):
+            return True
+        process = file.removesuffix(".progress")
+        try:
+            match fields.get("event"):
+                case "progress":
+                    progress = Progress.read(process, fields)
+                    self._show(host, progress)
+                    if progress.step == progress.total:
+                        self._steps.end(process)
+                case "steps":
+                    report = StepReport.read(process, fields)
+                    self._journal_phases(report)
+                    self._steps.add(host, report, time.monotonic())
+        except ProtocolError as error:
+            text = f"{host}: ignored a report of {excerpt(process)}: {error}"
+            self._recorder.notice_once(text, kind=f"reports of {host}")
+        return fields.get("waits") is None
+
+    def _show(self, host: str, report: Progress) -> None:
+        self.step = report.step
+        self._recorder.observer.on_event(events.ProgressReported(host, report))
+        now = time.monotonic()
+        if report.process != self._speaker:
+            return
+        self._unwritten["progress"] = events.Progressed(report)
+        if now >= self._journal_at or report.step == report.total:
+            self._journal_at = now + JOURNAL_SECONDS
+            self._write("progress")
+
+    def _journal_phases(self, report: StepReport) -> None:
+        """Journal how long the job was in its phases: at once after a checkpoint, because work is
+        lost from there on."""
+        if report.process != self._speaker or report.phases == self._phases:
+            return
+        now, before = time.monotonic(), self._phases
+        rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
+        self._phases = report.phases
+        self._unwritten["phases"] = events.PhasesSpent(report.time, report.done, report.phases)
+        if rare or now >= self._phases_at:
+            self._phases_at = now + JOURNAL_SECONDS
+            self._write("phases")
+
+    def close(self) -> None:
+        """Journal the last step and the last phases: no more reports follow."""
+        for kind in [*self._unwritten]:
+            self._write(kind)
+
+    def _write(self, kind: str) -> None:
+        # `close` and a last report may write the same event at the same moment.
+        event = self._unwritten.pop(kind, None)
+        if event is not None:
+            self._recorder.record(event)

@@ -1,0 +1,251 @@
+"""Watches the workers of one attempt: slow ranks, stalls, hangs, and where workers wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Protocol
+
+from dtrain import hostlist
+from dtrain.failures import collectives, nccl_ras
+from dtrain.failures.stacks import compare, place, stack
+from dtrain.failures.stalls import Stall
+from dtrain.failures.stragglers import Straggler
+from dtrain.launchplan.names import name_ranks
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs import events
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import tail
+from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.evidence import HostEvidence
+from dtrain.session.watching.steps import StepWatch
+
+STDERR_TAIL = 1 << 16
+"""Bytes at the end of a worker's stderr that are searched for its stack."""
+STACKS_SECONDS = 40.0
+"""Seconds that hosts may take to report the stacks of their workers."""
+
+
+RAS_HOSTS = 2
+"""Hosts that query NCCL, whose answer is about all hosts. The second one helps if the first is
+broken."""
+BETWEEN = 1.0
+"""Seconds between two comparisons of all ranks."""
+
+
+class Silence(Enum):
+    """What the watchdog knows about the job."""
+
+    NONE = auto()
+    """The job has reported something recently, or the connections are down."""
+    COLLECTING = auto()
+    """The hosts collect the stacks of their workers."""
+    HUNG = auto()
+    """The job must end."""
+
+
+class WatchedHost(Protocol):
+    evidence: HostEvidence
+
+    @property
+    def reachable(self) -> bool:
+        """Whether reports of its workers arrive."""
+
+    @property
+    def reported_end(self) -> bool:
+        """Whether it will answer no more."""
+
+    def request_stacks(self, *, abort: bool, ras: bool) -> None:
+        """Have it report the stacks of its workers. ``abort``: it may kill workers for that.
+        ``ras``: query NCCL, too."""
+
+
+class WatchedJob(Protocol):
+    @property
+    def plan(self) -> LaunchPlan: ...
+
+    @property
+    def folder(self) -> RunFolder: ...
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    @property
+    def steps(self) -> StepWatch: ...
+
+
+class WorkerWatch:
+    """Only the attempt's thread calls it."""
+
+    def __init__(
+        self, job: WatchedJob, hosts: Mapping[str, WatchedHost], longest_pause: float
+    ) -> None:
+        """``longest_pause``: seconds between two calls of `look`. If more have passed, this
+        process stood still (Ctrl-Z, a suspended machine): it has not read what arrived, so the
+        excess says nothing about the job."""
+        self._job = job
+        self._longest_pause = longest_pause
+        self._looked = math.inf
+        self._hosts = hosts
+        self._watchdog = job.plan.job.watchdog
+        self._silence = Silence.NONE
+        self._since = math.inf
+        self._requested_at = 0.0
+        self._stall: Stall | None = None
+        self._locating = False
+        """Whether the hosts collect stacks because of the stall."""
+        self._slow: Straggler | None = None
+        self._compare_at = 0.0
+
+    def start(self) -> None:
+        """Start the watchdog: the workers run."""
+        self._since = self._looked = time.monotonic()
+
+    def look(self) -> bool:
+        """Show what has changed. Returns whether the running job has hung, and must end."""
+        now = time.monotonic()
+        self._show_stragglers(now)
+        self._show_stall(now)
+        return self._has_hung(now)
+
+    @property
+    def _connected(self) -> bool:
+        """Whether reports of all workers that may still run arrive."""
+        return all(host.reachable or host.reported_end for host in self._hosts.values())
+
+    @property
+    def why(self) -> str:
+        """The hang for which the job ends, once it is detected; empty before."""
+        ends = self._silence is not Silence.NONE and self._watchdog.then != "report"
+        return self._detected if ends else ""
+
+    @property
+    def _detected(self) -> str:
+        return f"no output and no progress from any worker for {self._watchdog.silence:g} s"
+
+    def whereabouts(self) -> list[str]:
+        """Which ranks stand still, as far as is known, and where workers wait."""
+        standing = [str(self._stall)] if self._stall and self._stall.processes else []
+        return standing + self.stuck_workers()
+
+    def _show_stragglers(self, now: float) -> None:
+        """Show which ranks are slow, when that changes."""
+        if now < self._compare_at:
+            return
+        self._compare_at = now + BETWEEN
+        found, shown = self._job.steps.stragglers(now), self._slow
+        if found.is_news_after(shown) if found is not None else shown is not None:
+            self._slow = found
+            self._job.recorder.record(events.StragglersChanged(found))
+
+    def _show_stall(self, now: float) -> None:
+        """Show which ranks stand still, and where, when that changes. A stall does not end the job:
+        its workers may still write output."""
+        if not self._connected:
+            self._job.steps.disconnected(now)
+        elif self._locating and self._answered(now):
+            self._locating = False
+            for line in self.stuck_workers():
+                self._job.recorder.notice(line)
+        elif not self._locating and self._silence is Silence.NONE:
+            found = self._job.steps.stall(now)
+            if (found and found.essence) != (self._stall and self._stall.essence):
+                self._change_stall(found, now)
+
+    def _change_stall(self, found: Stall | None, now: float) -> None:
+        self._stall = found
+        self._job.recorder.record(events.StallChanged(found))
+        if found is None:
+            return
+        self._locating, self._requested_at = True, now
+        self._request(abort=False)
+
+    def _has_hung(self, now: float) -> bool:
+        """Whether the running job has been silent for so long that it must end.
+
+        First, every host gets some seconds to collect the stacks of its workers.
+        """
+        if self._watchdog.silence is None:
+            return False
+        excess = max(0.0, now - self._looked - self._longest_pause)
+        self._looked = now
+        if not self._connected:
+            # The connection is down, so the silence says nothing about the job.
+            self._since, self._silence = now, Silence.NONE
+        elif self._silence is Silence.NONE:
+            last = (host.evidence.last_activity for host in self._hosts.values())
+            self._since = min(now, max(self._since, *last) + excess)
+            if now >= self._since + self._watchdog.silence:
+                self._request_stacks(now)
+        elif self._silence is Silence.COLLECTING and self._answered(now):
+            if self._watchdog.then == "report":
+                for line in self.stuck_workers():
+                    self._job.recorder.notice(line)
+                self._since, self._silence = now, Silence.NONE
+            else:
+                self._silence = Silence.HUNG
+        return self._silence is Silence.HUNG
+
+    def _request_stacks(self, now: float) -> None:
+        self._silence, self._requested_at = Silence.COLLECTING, now
+        self._locating = False
+        self._job.recorder.notice(f"{self._detected}; collecting stacks")
+        self._request(abort=self._watchdog.then != "report")
+
+    def _request(self, *, abort: bool) -> None:
+        for number, host in enumerate(self._hosts.values()):
+            host.request_stacks(abort=abort, ras=number < RAS_HOSTS)
+
+    def _answered(self, now: float) -> bool:
+        return now >= self._requested_at + STACKS_SECONDS or all(
+            host.evidence.stacks_complete or host.reported_end for host in self._hosts.values()
+        )
+
+    def stuck_workers(self) -> list[str]:
+        """Where workers wait: one line for each place."""
+        sizes = self._job.folder.sizes(self._job.plan)
+        streams = [stream for stream in sizes if stream.fd == "stderr"]
+        with_ranks = {stream.host for stream in streams if stream.rank is not None}
+        places = {}
+        for stream in streams:
+            evidence = self._hosts[stream.host].evidence
+            if stream.label in evidence.finished:
+                continue
+            reported = evidence.stacks.get(stream.label)
+            if not reported and stream.role == "torchrun" and stream.host in with_ranks:
+                continue  # torchrun only waits for its ranks.
+            text = reported or tail(stream.path, STDERR_TAIL).decode(errors="replace")
+            places[stream.label, stream.host] = place(stack(text))
+        if not any(where.script or where.call for where in places.values()):
+            unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
+            return self._differences() or [unknown]
+        labels = {f"{label} {host}": where for (label, host), where in places.items()}
+        stacks = [f"{_workers(those)}: in {where}" for where, those in compare(labels)]
+        return stacks + self._differences()
+
+    def _differences(self) -> list[str]:
+        reports = [host.evidence.ras for host in self._hosts.values()]
+        found = [line for text in reports for line in nccl_ras.explain(text)]
+        return self.collective_mismatches() + list(dict.fromkeys(found))
+
+    def collective_mismatches(self) -> list[str]:
+        """The collectives that some ranks have not joined, from torch's flight recorders."""
+        return collectives.compare(
+            {
+                rank: groups
+                for host in self._hosts.values()
+                for rank, groups in host.evidence.collectives.copy().items()
+            }
+        )
+
+
+def _workers(who: list[str]) -> str:
+    """``rank 3 on gpu01``, ``ranks 0-2, 4-7 on gpu[01-02]``, from ``3 gpu01`` and so on."""
+    labels, hosts = zip(*(each.split(" ", 1) for each in who), strict=True)
+    ranks = [int(label) for label in labels if label.isdecimal()]
+    names = hostlist.fold(hostlist.in_order(hosts))
+    if len(ranks) < len(labels):
+        return f"{', '.join(labels)} on {names}"
+    return f"{name_ranks(ranks)} on {names}"

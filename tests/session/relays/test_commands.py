@@ -1,0 +1,49 @@
+"""`dtrain exec` when a connection does not come up, and when dtrain itself is wrong."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from dtrain.diagnostics import ExitCode
+from dtrain.session.relays.commands import Commands, Receiver, Target
+from dtrain.session.stopping.control import Control
+from dtrain.spec.model import Host
+from dtrain.transport.local import LocalConnection, LocalTransport
+from support.limits import HANG
+
+
+def commands(transport: LocalTransport, *hosts: str) -> Commands:
+    targets = [Target(name, Host(name, name, transport="local"), sys.executable) for name in hosts]
+    return Commands(targets, ["true"], transport)
+
+
+def test_a_stop_does_not_wait_for_a_host_that_is_still_connecting() -> None:
+    connecting, test_over = threading.Event(), threading.Event()
+
+    class Slow(LocalTransport):
+        def connect(self, host: Host) -> LocalConnection:
+            if host.name == "slow":
+                connecting.set()
+                test_over.wait(HANG)
+            return super().connect(host)
+
+    control = Control()
+    threading.Thread(target=lambda: connecting.wait(HANG) and control.stop(), daemon=True).start()
+    outcomes = commands(Slow(), "fast", "slow").run(Receiver(), control)
+    test_over.set()
+    slow = outcomes[1]
+    assert slow.exit_code is ExitCode.NODE_FAILED
+    assert slow.error is not None
+    assert slow.error.reason == "interrupted before it answered"
+
+
+def test_a_fault_in_a_thread_ends_the_command() -> None:
+    class Broken(LocalTransport):
+        def connect(self, host: Host) -> LocalConnection:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        commands(Broken(), "a", "b").run(Receiver(), Control())

@@ -1,0 +1,153 @@
+"""What a feed keeps for a receiver that takes nothing, and the order of calls and output."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtrain.runs import events
+from dtrain.runs.log_store import Stream
+from dtrain.session.reporting.feed import MAX_CALLS, Feed, RunReceiver
+from support.limits import HANG, until
+
+
+class StoppedTerminal(RunReceiver):
+    """Stands still in the first notice until ``resumed``."""
+
+    limit = 100
+
+    def __init__(self) -> None:
+        self.stopped, self.resumed = threading.Event(), threading.Event()
+        self.shown: list[object] = []
+
+    def on_event(self, event: events.RunEvent) -> None:
+        if isinstance(event, events.ProgressReported):
+            self.shown.append(event.report)
+        else:
+            self.stopped.set()
+            assert self.resumed.wait(HANG)
+
+    def finished(self, report: object, paths: object) -> None:
+        self.shown.append(report)
+
+
+def test_progress_does_not_fill_the_memory_while_the_terminal_is_stopped() -> None:
+    terminal = StoppedTerminal()
+    feed = Feed(terminal)
+    feed.notice("first")
+    assert terminal.stopped.wait(HANG)
+    for number in range(MAX_CALLS + 100):
+        report: Any = number
+        feed.on_event(events.ProgressReported("host", report))
+    terminal.resumed.set()
+    feed.close()
+    assert feed.wait(HANG)
+    assert terminal.shown == [*range(MAX_CALLS)]
+
+
+def test_a_feed_that_is_closed_after_the_end_shows_the_report() -> None:
+    terminal = StoppedTerminal()
+    feed = Feed(terminal)
+    feed.notice("first")
+    assert terminal.stopped.wait(HANG)
+    report: Any = "report"
+    feed.on_event(events.Finished(report))
+    feed.close()
+    terminal.resumed.set()
+    assert feed.wait(HANG)
+    assert terminal.shown == ["report"]
+
+
+def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream("a", "worker", 0, 0, "stdout", tmp_path / "worker-0.out")
+    stream.path.write_bytes(b"old\nnew\n")
+    shown: list[str] = []
+    receiver: Any = SimpleNamespace(
+        limit=100,
+        timed=False,
+        on_event=lambda event: None,
+        lines=lambda stream, text, partial, second: shown.append(text),
+        flush=lambda now: None,
+        next_flush=lambda now: None,
+        suspend=lambda: None,
+    )
+    take = Feed._take_grown
+    caller: list[threading.Thread] = []
+    called = threading.Event()
+
+    def interrupted(feed: Feed) -> dict[Stream, int]:
+        """The caller's two calls, as far as they get, come between two steps of the feed."""
+        if not caller:
+
+            def call() -> None:
+                feed.skip(stream, 4)
+                feed.output(stream, 8)
+                called.set()
+
+            caller.append(threading.Thread(target=call))
+            caller[0].start()
+            caller[0].join(0.2)
+        return take(feed)
+
+    monkeypatch.setattr(Feed, "_take_grown", interrupted)
+    feed = Feed(receiver)
+    feed.on_event(events.HostState("a", "running"))
+    assert called.wait(HANG)
+    feed.close()
+    assert feed.wait(HANG)
+    assert shown == ["new\n"]
+
+
+@pytest.mark.parametrize("interruption", ["mute", "pause"])
+def test_an_interruption_does_not_wait_for_all_output(tmp_path: Path, interruption: str) -> None:
+    streams = [
+        Stream("a", "worker", index, index, "stdout", tmp_path / f"worker-{index}.out")
+        for index in range(8)
+    ]
+    output = b"text\n" * 100_000  # for two turns
+    shown: list[Stream] = []
+    before: list[Stream] = []
+    paused = threading.Event()
+
+    def pause() -> None:
+        with feed.pause():
+            before.extend(shown)
+            paused.set()
+
+    def write(event: events.RunEvent) -> None:
+        for stream in streams:
+            stream.path.write_bytes(output)
+            feed.output(stream, len(output))
+
+    def lines(stream: Stream, text: str, partial: str, second: int | None) -> None:
+        shown.append(stream)
+        if len(shown) > 1:
+            return
+        if interruption == "mute":
+            feed.mute()
+        else:
+            threading.Thread(target=pause, daemon=True).start()
+            until(lambda: feed._paused, "the pause")
+
+    receiver: Any = SimpleNamespace(
+        limit=100,
+        timed=False,
+        on_event=write,  # in the feed's thread, which then finds the output of all streams
+        lines=lines,
+        flush=lambda now: None,
+        next_flush=lambda now: None,
+        suspend=lambda: None,
+    )
+    feed = Feed(receiver)
+    feed.notice("")
+    feed.close()
+    assert feed.wait(HANG)
+    if interruption == "mute":
+        assert shown == streams[:1]
+    else:
+        assert paused.wait(HANG)
+        assert (before, shown) == (streams[:1], [streams[0], *streams, *streams[1:]])

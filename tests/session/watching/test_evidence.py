@@ -1,0 +1,30 @@
+"""The times of a host's failures, by this machine's clock."""
+
+from __future__ import annotations
+
+from dtrain.messages.agent import Exited
+from dtrain.session.watching.evidence import CLOCK_READINGS, HostEvidence
+
+
+def failed_at(host: HostEvidence, theirs: float) -> float:
+    event = Exited(time=theirs, role="worker", index=0, rank=0, pid=7, code=1, signal=None,
+                   stopping=False, error=None, out_of_memory=False)  # fmt: skip
+    (failure,) = host.failures(event)
+    return failure.time
+
+
+def test_the_shortest_travel_counts_and_late_events_do_not() -> None:
+    host = HostEvidence("a", ())
+    host.compare_clocks(1060.5, 1002.0)
+    host.compare_clocks(1061.0, 1001.0, current=False)
+    host.compare_clocks(1062.0, 9000.0, current=False)  # sent again after an outage
+    assert failed_at(host, 1100.0) == 1040.0
+
+
+def test_a_time_server_sets_the_clock_of_a_host() -> None:
+    """Otherwise its failures would seem to be a minute older, and so the first cause."""
+    host = HostEvidence("a", ())
+    host.compare_clocks(1060.0, 1000.0)
+    for number in range(CLOCK_READINGS):
+        host.compare_clocks(1005.0 + number, 1005.5 + number)
+    assert failed_at(host, 2000.0) == 2000.5

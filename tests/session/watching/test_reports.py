@@ -1,0 +1,104 @@
+"""The reports of workers: which ones are journaled, shown and noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.launchplan.build import build
+from dtrain.runs import events, progress
+from dtrain.runs.events import JournalEvent, RunEvent
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.journal import JournalReader
+from dtrain.runs.progress import StepReport
+from dtrain.runtime import steps
+from dtrain.session.reporting.observer import Observer
+from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.reports import ProgressReports
+from dtrain.session.watching.steps import StepWatch
+from dtrain.spec.load import parse
+
+PLAN = build(
+    parse(
+        "cluster: {hosts: [gpu01, gpu02], gpus: 2}\njob: {framework: none, script: train.py}\n",
+        "cluster.yaml",
+    )
+)
+STEPS = {"event": "steps", "done": 3, "waits": None, "group": 1, "blocks": [], "time": 1.0}
+
+
+class Notices(Observer):
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def on_event(self, event: RunEvent) -> None:
+        if isinstance(event, events.NoticeShown):
+            self.shown.append(event.text)
+
+
+def made(step: int) -> dict[str, Any]:
+    return {"event": "progress", "time": 1.0, "step": step, "total": 9, "loss": None,
+            "tokens": None, "metrics": {}}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def reports_to(recorder: Recorder) -> ProgressReports:
+    return ProgressReports(PLAN, recorder, StepWatch(PLAN.world_size))
+
+
+def test_a_report_during_the_end_is_journaled_once(folder: RunFolder) -> None:
+    """The connection's thread adds it while another one closes the reports."""
+
+    class Interrupted(Recorder):
+        def record(self, event: JournalEvent) -> None:
+            if isinstance(event, events.Progressed) and event.report.step == 2:
+                reports.add("gpu01", "rank-0.progress", {**STEPS, "phases": {"save": 2.0}})
+            super().record(event)
+
+    reports = reports_to(Interrupted(folder, Observer()))
+    for report in (
+        made(1),
+        {**STEPS, "phases": {"data": 1.0}},
+        # Not journaled yet: too soon after the first ones.
+        made(2),
+        {**STEPS, "phases": {"data": 2.0}},
+    ):
+        reports.add("gpu01", "rank-0.progress", report)
+    reports.close()
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    spent = [dict(one.seconds) for one in journaled if isinstance(one, events.PhasesSpent)]
+    done = [one.report.step for one in journaled if isinstance(one, events.Progressed)]
+    assert (done, spent) == ([1, 2], [{"data": 1.0}, {"save": 2.0}])
+
+
+def test_what_is_wrong_with_a_report_is_shown_once_for_each_host(folder: RunFolder) -> None:
+    reports = reports_to(Recorder(folder, notices := Notices()))
+    bad = {"event": "progress", "time": 1.0, "step": "7", "total": None}
+    # Their workers are alive.
+    assert reports.add("gpu01", "rank-1.progress", bad)
+    assert reports.add("gpu01", "rank-2.progress", {**bad, "event": "steps"})
+    assert reports.add("gpu02", "rank-3.progress", bad)
+    error = "progress.step: expected an integer, got '7'"
+    assert notices.shown == [
+        f"gpu01: ignored a report of rank-1: {error}",
+        f"gpu02: ignored a report of rank-3: {error}",
+    ]
+
+
+def test_what_counts_as_activity(folder: RunFolder) -> None:
+    reports = reports_to(Recorder(folder, Observer()))
+    assert reports.add("gpu01", "rank-1.progress", STEPS)
+    assert not reports.add("gpu01", "rank-1.progress", {**STEPS, "waits": "ranks"})
+    assert reports.add("gpu01", "rank-1.progress", ["not a report"])
+
+
+def test_phases_of_a_newer_runtime_are_left_out() -> None:
+    newer = {**STEPS, "phases": {"save": 1.0, "evaluation": 2.0}}
+    assert StepReport.read("rank-0", newer).phases == {"save": 1.0}
+    assert progress.PHASES == steps.PHASES

@@ -1,0 +1,100 @@
+"""The watch over the workers, without hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtrain.messages.agent import Exited, Stack
+from dtrain.runs.log_store import Stream
+from dtrain.session.watching import worker_watch
+from dtrain.session.watching.evidence import HostEvidence
+from dtrain.session.watching.steps import StepWatch
+from dtrain.session.watching.worker_watch import WorkerWatch
+
+
+def watching(then: str, silence: float = 0.0, **link: Any) -> tuple[WorkerWatch, list[str]]:
+    """A watchdog that finds one host too quiet, and its notices."""
+    notices: list[str] = []
+    watchdog = SimpleNamespace(silence=silence, then=then)
+    plan = SimpleNamespace(job=SimpleNamespace(watchdog=watchdog))
+    recorder = SimpleNamespace(notice=notices.append)
+    context: Any = SimpleNamespace(plan=plan, recorder=recorder, steps=StepWatch(1))
+    usual = {"reachable": True, "reported_end": False}
+    host: Any = SimpleNamespace(
+        **usual | link,
+        evidence=SimpleNamespace(last_activity=0.0, stacks_complete=False),
+        request_stacks=lambda abort, ras: None,
+    )
+    watch = WorkerWatch(context, {"a": host}, longest_pause=1.0)
+    watch.start()
+    return watch, notices
+
+
+@pytest.mark.parametrize(("then", "ends"), [("report", False), ("stop", True), ("restart", True)])
+def test_a_failure_while_stacks_are_collected(then: str, ends: bool) -> None:
+    """It is the cause, unless the job ends because of the hang."""
+    watch, notices = watching(then)
+    assert not watch.look()
+    (notice,) = notices
+    assert notice.endswith("; collecting stacks")
+    assert bool(watch.why) is ends
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_host_that_cannot_be_reached_says_nothing_unless_its_part_is_over(over: bool) -> None:
+    """A host that was lost after its workers had finished stays unreachable."""
+    watch, notices = watching("stop", reachable=False, reported_end=over)
+    assert not watch.look()
+    assert len(notices) == over
+
+
+def test_a_launcher_that_stood_still_reads_before_it_judges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After Ctrl-Z, or on a machine that was suspended, what the workers wrote is not read yet."""
+    now = 1000.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, notices = watching("stop", silence=60.0)
+
+    def look(after: float) -> int:
+        nonlocal now
+        now += after
+        assert not watch.look()
+        return len(notices)
+
+    assert [look(1.0) for _ in range(50)] == [0] * 50
+    assert look(3600.0) == 0
+    # The silence before it counts, and each look counts for a second at most.
+    assert [look(2.0) for _ in range(10)] == [0] * 8 + [1] * 2
+
+
+def test_only_workers_that_still_run_hang_somewhere() -> None:
+    streams = [Stream("a", "worker", rank, rank, "stderr", Path("/none")) for rank in (0, 1)]
+    evidence = HostEvidence("a", ())
+    evidence.add(Exited(1.0, "worker", 0, 0, 7, 0, None, stopping=False))
+    evidence.add(Stack(1.0, "worker", 1, 1, "    load (/home/ml/train.py:4)"))
+    folder = SimpleNamespace(sizes=lambda plan: dict.fromkeys(streams, 1))
+    context: Any = SimpleNamespace(
+        plan=SimpleNamespace(job=SimpleNamespace(watchdog=None)), folder=folder
+    )
+    host: Any = SimpleNamespace(evidence=evidence)
+    watch = WorkerWatch(context, {"a": host}, longest_pause=1.0)
+    assert watch.stuck_workers() == ["rank 1 on a: in load (/home/ml/train.py:4)"]
+
+
+def test_all_ranks_are_compared_once_a_second_however_often_the_launcher_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, _ = watching("stop", silence=60.0)
+    compared: list[float] = []
+    monkeypatch.setattr(StepWatch, "stragglers", lambda self, then: compared.append(then))
+    for tenth in range(100, 125):
+        now = tenth / 10
+        watch.look()
+    assert compared == [10.0, 11.0, 12.0]
