@@ -318,6 +318,17 @@ def test_what_offload_keeps_on_the_host(backend: str, what: str, each: int) -> N
     assert f"Keep {what} in the host's memory (offload): {size:.0f} GiB." in headline(answer.best)
 
 
+def test_what_torchtitan_has_on_the_host_is_not_on_the_gpu() -> None:
+    fixed = {"offload": True, "sharding": "full", "data": 8, "micro_batch": 1}
+    asked = PlanRequest(
+        model="llama-2-7b", gpus=8, gpu="a100-80gb", global_batch=64, backend="torchtitan",
+        fixed=fixed,
+    )  # fmt: skip
+    best = pose(asked).answer().best
+    assert "Keep parameters, gradients and optimizer states in the host" in headline(best)
+    assert (best.memory.parameters, best.memory.optimizer) == (0, 0)
+
+
 def test_what_does_not_fit_of_the_textbook_layout_is_named() -> None:
     asked = PlanRequest(model="llama-3-8b", gpus=64, gpu="h100", seq_len=2**20, global_batch=16)
     text = textbook(pose(asked).answer())
