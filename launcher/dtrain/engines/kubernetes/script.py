@@ -170,14 +170,16 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield '    s/^/[$1] /; G; P; /\\nlast\\$/q"'
     yield "}"
     yield ""
-    yield "# TERM for all processes, and KILL after job.grace."
+    yield "# TERM for all processes, and KILL after job.grace. What a process leaves behind when it"
+    yield "# ends gets TERM and job.grace, too: the program that a script has started."
     yield "dtrain_status= dtrain_deadline= dtrain_processes=() dtrain_readers=() dtrain_names=()"
+    yield "dtrain_left=()"
     if _serves(plan):
         yield "dtrain_main=() dtrain_done="
     yield "dtrain_stop() {"
     yield '  [ -z "$dtrain_deadline" ] || return'
     yield f"  dtrain_deadline=$((SECONDS + {ceil(plan.job.grace)}))"
-    yield '  kill -TERM "${dtrain_processes[@]}" 2>/dev/null'
+    yield '  kill -TERM -- "${dtrain_processes[@]}" "${dtrain_left[@]}" 2>/dev/null'
     yield "}"
     yield "dtrain_term() {"
     yield f'  echo "{TERM}"'
@@ -209,7 +211,9 @@ def _start(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
     yield "  dtrain_readers+=($!)"
     yield '  dtrain_label "$dtrain_name err" <"$dtrain_pipe.err" &'
     yield "  dtrain_readers+=($!)"
+    yield "  set -m # for a process group of its own"
     yield '  (trap - TERM; dtrain_process) </dev/null >"$dtrain_pipe.out" 2>"$dtrain_pipe.err" &'
+    yield "  set +m"
     yield "  dtrain_processes+=($!)"
     yield '  dtrain_names+=("$dtrain_name")'
     if _serves(plan):
@@ -223,7 +227,12 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     """Lines that wait until all processes have ended, and stop them if one fails."""
     yield "# A pipe to which nobody writes, to wait without a process of its own."
     yield 'mkfifo "$DTRAIN_RUN_DIR/never" && exec 9<>"$DTRAIN_RUN_DIR/never" || exit'
-    yield "while ((${#dtrain_processes[@]})); do"
+    yield "dtrain_waits() {"
+    yield "  ((${#dtrain_processes[@]})) && return"
+    yield '  [ -n "$dtrain_deadline" ] && ((SECONDS < dtrain_deadline)) || return'
+    yield '  kill -0 -- "${dtrain_left[@]}" 2>/dev/null'
+    yield "}"
+    yield "while dtrain_waits; do"
     yield "  read -r -t 0.2 -u 9"
     yield '  for dtrain_number in "${!dtrain_processes[@]}"; do'
     yield '    kill -0 "${dtrain_processes[dtrain_number]}" 2>/dev/null && continue'
@@ -232,6 +241,8 @@ def _end(plan: LaunchPlan) -> Iterator[str]:
     yield "    dtrain_time=${EPOCHREALTIME:-$(date +%s)}"
     name = "${dtrain_names[dtrain_number]}"
     yield f'    echo "{MARK} {name} ended: $dtrain_ended at ${{dtrain_time/,/.}}"'
+    yield '    dtrain_left+=("-${dtrain_processes[dtrain_number]}")'
+    yield '    [ -z "$dtrain_deadline" ] || kill -TERM -- "${dtrain_left[@]: -1}" 2>/dev/null'
     yield '    unset "dtrain_processes[dtrain_number]"'
     if _serves(plan):
         yield '    [ -z "$dtrain_done" ] || continue'
