@@ -301,6 +301,16 @@ def test_what_would_fit(asked: PlanRequest, remedy: str) -> None:
     assert any(text.startswith(remedy) for text in remedies(pose(asked).answer()))
 
 
+@pytest.mark.parametrize("family", ["hopper", "cpu"])
+def test_offload_is_no_remedy_on_cpus(family: str) -> None:
+    fixed = {"micro_batch": 1, "offload": False}
+    question = pose(PlanRequest(model_size="70B", gpus=8, gpu="h100", fixed=fixed))
+    cluster = question.cluster
+    cluster = replace(cluster, gpu=replace(cluster.gpu, family=family))
+    found = remedies(replace(question, cluster=cluster).answer())
+    assert any("With `offload=True`" in one for one in found) == (family != "cpu")
+
+
 @pytest.mark.parametrize(
     ("backend", "what", "each"),
     [
