@@ -43,7 +43,7 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
             *_network(hosts),
             *([f"  ssh: {{user: {literal(answers.user)}}}"] if answers.user else []),
             *_python(hosts, answers),
-            *_overrides(hosts),
+            *_overrides(hosts, answers),
             "",
             "job:",
             f"  framework: {answers.framework}",
@@ -119,7 +119,7 @@ def _python(hosts: Sequence[HostFacts], answers: Answers) -> Iterator[str]:
         yield f"  python: python3  # CHANGE: {answers.framework} is not installed in it on {where}"
 
 
-def _overrides(hosts: Sequence[HostFacts]) -> Iterator[str]:
+def _overrides(hosts: Sequence[HostFacts], answers: Answers) -> Iterator[str]:
     """Values that differ between hosts, and addresses for names that other hosts cannot resolve."""
     if not hosts:
         return
@@ -132,7 +132,7 @@ def _overrides(hosts: Sequence[HostFacts]) -> Iterator[str]:
         own: dict[str, str] = {}
         if _unknown(host, hosts) and host.interface_address:
             own["address"] = literal(host.interface_address)
-        if _gpus(host) != gpus:
+        if _gpus(host) != gpus and (answers.gpus is None or _gpus(host) < answers.gpus):
             own["gpus"] = str(_gpus(host))
         if len(hosts) > 1 and host.interface not in (interface, None, "lo"):
             own["interface"] = literal(host.interface)

@@ -421,6 +421,16 @@ def test_another_run_uses_the_gpus_of_a_host() -> None:
     )
 
 
+def test_a_run_is_stopped_by_the_name_of_its_launch() -> None:
+    """Hosts add the number of an attempt, by which its processes are found there."""
+    run = "llama-20260101-000000-abc123"
+    for count in ("machine", {"runs": (f"{run}.2",)}), ("leftovers", {f"{run}.2": (7,)}):
+        found = only(evidence({}, dict([count]), plan(gpus=1)), "warning", "processes", "gpu3")
+        assert f"run {run}.2 " in found.seen
+        assert f"dtrain stop {run}," in found.remedy
+        assert ("grep" in found.remedy) == (f"DTRAIN_RUN_ID={run}.2" in found.remedy)
+
+
 def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
     third = {"names": {"hosts": {}, "own": {"addresses": ["127.0.1.1"]}}}
     jax = "framework: jax, script: train.py"

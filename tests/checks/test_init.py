@@ -163,6 +163,21 @@ def test_hosts_are_inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "CHANGE" not in text
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"), [(None, [8, 4]), (8, [8, 4]), (6, [6, 4]), (2, [2, 2]), (0, [0, 0])]
+)
+def test_no_host_gets_more_gpus_than_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, found: list[int]
+) -> None:
+    evidence = recorded_evidence("dgx-a100", tmp_path, monkeypatch)
+    gpus = evidence.hosts[1].fact("gpus")
+    gpus["gpus"] = gpus["gpus"][:4]
+    answers = first_file.Answers(("gpu01", "gpu02"), "torch", "train.py", gpus=asked)
+    (tmp_path / "first.yaml").write_text(first_file.text(answers, evidence))
+    spec = read(tmp_path / "first.yaml")
+    assert [len(host.gpus) for host in spec.cluster.hosts] == found
+
+
 @pytest.mark.netns
 def test_hosts_are_inspected_over_ssh(hosts: Hosts, launcher: Launcher) -> None:
     cluster = hosts(3)

@@ -301,6 +301,16 @@ def test_what_would_fit(asked: PlanRequest, remedy: str) -> None:
     assert any(text.startswith(remedy) for text in remedies(pose(asked).answer()))
 
 
+@pytest.mark.parametrize("family", ["hopper", "cpu"])
+def test_offload_is_no_remedy_on_cpus(family: str) -> None:
+    fixed = {"micro_batch": 1, "offload": False}
+    question = pose(PlanRequest(model_size="70B", gpus=8, gpu="h100", fixed=fixed))
+    cluster = question.cluster
+    cluster = replace(cluster, gpu=replace(cluster.gpu, family=family))
+    found = remedies(replace(question, cluster=cluster).answer())
+    assert any("With `offload=True`" in one for one in found) == (family != "cpu")
+
+
 @pytest.mark.parametrize(
     ("backend", "what", "each"),
     [
@@ -316,6 +326,17 @@ def test_what_offload_keeps_on_the_host(backend: str, what: str, each: int) -> N
     answer = pose(asked).answer()
     size = each * answer.question.shape.parameters / 2**30
     assert f"Keep {what} in the host's memory (offload): {size:.0f} GiB." in headline(answer.best)
+
+
+def test_what_torchtitan_has_on_the_host_is_not_on_the_gpu() -> None:
+    fixed = {"offload": True, "sharding": "full", "data": 8, "micro_batch": 1}
+    asked = PlanRequest(
+        model="llama-2-7b", gpus=8, gpu="a100-80gb", global_batch=64, backend="torchtitan",
+        fixed=fixed,
+    )  # fmt: skip
+    best = pose(asked).answer().best
+    assert "Keep parameters, gradients and optimizer states in the host" in headline(best)
+    assert (best.memory.parameters, best.memory.optimizer) == (0, 0)
 
 
 def test_what_does_not_fit_of_the_textbook_layout_is_named() -> None:

@@ -249,6 +249,25 @@ def test_refused_commands_are_explained(
         connection.close()
 
 
+def test_a_session_that_does_not_open_is_not_called_refused(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    over = threading.Event()
+
+    class Slow(Login):
+        def check_channel_request(self, kind: str, chanid: int) -> int:
+            over.wait(HANG)
+            return super().check_channel_request(kind, chanid)
+
+    with SshServer(blob) as server:
+        server.login = Slow
+        connection = transport.connect(host(server, connect_timeout=1.0))
+        with pytest.raises(ConnectError, match="sshd opened no session within 1 s"):
+            connection.start("true")
+        over.set()
+        connection.close()
+
+
 def test_a_lost_connection_fails_reads_writes_and_waits(
     transport: SshTransport, blob: bytes, host: Callable[..., Host]
 ) -> None:

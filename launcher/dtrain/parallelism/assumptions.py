@@ -65,6 +65,9 @@ class MemoryHabits:
     ``AdamW(fused=True)``."""
     host_gradients: bool = False
     """Whether the gradients that wait for an optimizer on the host are there, too: DeepSpeed."""
+    offloads_parameters: bool = False
+    """Whether offload also moves sharded parameters and the sums of gradients to the host: FSDP2's
+    ``CPUOffloadPolicy``. If False, only the optimizer's states."""
     moment_bytes: float = 4.0
     """Bytes of each of Adam's two moments of a parameter. Transformer Engine's Adam copies narrower
     ones of all parameters to 32 bits for the step (``get_unscaled_state`` in ``fused_adam.py``;
@@ -282,7 +285,9 @@ class Assumptions(KeepsHash):
             sharding_work=BACKENDS[backend].sharding_work,
             communicator=communicator(gpu),
             habits=MemoryHabits(
-                fused_adam=BACKENDS[backend].fused_adam, context=0.0 if gpu.is_cpu else CONTEXT
+                fused_adam=BACKENDS[backend].fused_adam,
+                offloads_parameters=BACKENDS[backend].offloads_parameters,
+                context=0.0 if gpu.is_cpu else CONTEXT,
             ),
         )
 

@@ -72,8 +72,7 @@ class Backend:
     uneven_pieces: bool = True
     """Whether an interleaved pipeline can have pieces of different sizes."""
     offloads_parameters: bool = False
-    """Whether offload also moves the parameters and the sums of gradients to the host: FSDP2's
-    ``CPUOffloadPolicy``. If False, only the optimizer's states."""
+    """As in `MemoryHabits`."""
     trains_parts: tuple[type[LayerPart], ...] = (LayerPart,)
     """Parts of layers that it has, beside attention and the MLP."""
     splits_diffusion: bool = True

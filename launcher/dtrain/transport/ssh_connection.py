@@ -36,8 +36,11 @@ class SshConnection:
 
     def start(self, command: str) -> SshProcess:
         attempted = f"starting a command on {self.endpoint.host} ({self.endpoint.place})"
+        timeout = self.endpoint.timeout
+        reason = f"sshd opened no session within {timeout:g} s"
         try:
-            channel = self._transport.open_session(timeout=self.endpoint.timeout)
+            channel = self._transport.open_session(timeout=timeout)
+            reason = "sshd refused to run the command"
             channel.in_buffer = output = OutputPipe(channel)
             # Preserves file names that are not UTF-8.
             channel.exec_command(command.encode("utf-8", "surrogateescape"))
@@ -53,7 +56,7 @@ class SshConnection:
                 ) from error
             raise self.endpoint.error(
                 ConnectError,
-                f"sshd refused to run the command ({error})",
+                f"{reason} ({error})",
                 attempted=attempted,
                 hint=f"check whether `{self.endpoint.command} true` works",
             ) from error

@@ -402,6 +402,18 @@ def test_a_pod_that_is_deleted_in_the_second_of_its_failure_has_failed(job: Kube
     assert job.ended("").reason == "rank 0 on node0 exited with status 9"
 
 
+@pytest.mark.parametrize("last", [0, 143])
+def test_a_job_that_is_gone_after_its_last_process_is_done(job: KubernetesJob, last: int) -> None:
+    """An administrator's program deletes it while the server does not answer dtrain."""
+    job.job_seen(RUNS, "")
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+        ended = Terminated(last if index else 0)
+        job.pod_seen(replace(pod(uid, index), ended=ended, state=ShownState.ENDED))
+    job.job_seen(None, "")
+    assert job.ended("").ok == (last == 0)
+
+
 def test_why_kubernetes_has_deleted_a_pod(job: KubernetesJob) -> None:
     job.job_seen(RUNS, "")
     job.pod_seen(pod("a"))

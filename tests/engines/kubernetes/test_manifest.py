@@ -270,6 +270,17 @@ def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path, count: int) -
     assert [one.status for one in ended if isinstance(one, lines.ProcessEnd)] == [143] * count
 
 
+def test_the_program_that_a_shell_has_started_gets_term_too(tmp_path: Path) -> None:
+    """The shell dies of TERM. Without it, its program would get KILL with the pod."""
+    program = "trap 'echo saved; exit' TERM; kill $pod; while kill -0 $pod; do sleep 0.02; done"
+    (tmp_path / "program").write_text(program)
+    shell = f"export pod=$PPID; sh {tmp_path}/program; :"
+    done = run_pod(script.render(plan(file_of(shell))), tmp_path)
+    assert done.returncode == 143
+    assert "[worker-0] saved" in done.stdout.splitlines()
+    assert done.stdout.endswith("[dtrain] ends\n")
+
+
 def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:
     text = script.render(plan(FILE.replace("script: t.py", "command: ['true']")))
     assert run_pod(text, tmp_path).returncode == 0

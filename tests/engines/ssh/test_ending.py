@@ -89,7 +89,12 @@ def played(tmp_path: Path) -> Played:
         ((ENDED, *CUT_OFF), 0, ["first: receiving the end of the output: cut off"], ""),
         ((messages.Ended(1.0, (SURVIVOR,)),), 3, ["python3 (pid 9)"], "uninterruptible sleep"),
         ((messages.Lost("it died", (SURVIVOR,)),), 3, ["python3 (pid 9)"], "uninterruptible sleep"),
-        ((messages.Refused("agent", "damaged"),), 3, ["damaged", UNCONFIRMED], ""),
+        (
+            (messages.Refused("agent", "damaged"),),
+            3,
+            ["first: attaching to the job: damaged", UNCONFIRMED],
+            "",
+        ),
         (
             (*CUT_OFF[:1], messages.Refused("agent", "damaged", "look there")),
             3,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtrain.runtime.layout import Layout
-from dtrain.runtime.torch.run import ParallelRun, _device, init
+from dtrain.runtime.torch.run import ParallelRun, _device, _use_all_cores, init
 
 pytestmark = pytest.mark.torch
 
@@ -73,6 +73,25 @@ def test_the_cores_of_the_host_update_offloaded_states(
             assert torch.get_num_threads() == (12 if shared else 3)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("mine", "threads"),
+    [(range(16), 4), (range(8), 4), (range(4), 4), (range(3), 3)],
+    ids=["unbound", "of a NUMA node", "of its own", "few"],
+)
+def test_a_rank_that_is_bound_to_some_cores_uses_its_share_of_all(
+    monkeypatch: pytest.MonkeyPatch, mine: range, threads: int
+) -> None:
+    cores = {0: mine, os.getppid(): range(16)}
+    monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    before = torch.get_num_threads()
+    try:
+        _use_all_cores()
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("kind", "closes"), [("cpu", True), ("cuda", False)])

@@ -54,7 +54,9 @@ class KubernetesEnding:
     """Whether dtrain has deleted the job after its processes were done."""
 
     def report(self) -> Report:
-        if self.finished or (self.state is not None and self.state.done):
+        # A job that is gone was cleaned up, if its processes were done.
+        gone = self.state is None and done(self.plan, [ending.pod for ending in self.pods])
+        if self.finished or gone or (self.state is not None and self.state.done):
             return Report(ExitCode.OK, all_finished(self.plan.world_size))
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)

@@ -39,15 +39,17 @@ dtrain_label() {
     s/^/[$1] /; G; P; /\nlast\$/q"
 }
 
-# TERM for all processes, and KILL after job.grace.
+# TERM for all processes, and KILL after job.grace. What a process leaves behind when it
+# ends gets TERM and job.grace, too: the program that a script has started.
 dtrain_status= dtrain_deadline= dtrain_processes=() dtrain_readers=() dtrain_names=()
+dtrain_left=()
 #if services
 dtrain_main=() dtrain_done=
 #end
 dtrain_stop() {
   [ -z "$dtrain_deadline" ] || return
   #: deadline
-  kill -TERM "${dtrain_processes[@]}" 2>/dev/null
+  kill -TERM -- "${dtrain_processes[@]}" "${dtrain_left[@]}" 2>/dev/null
 }
 dtrain_term() {
   echo "[dtrain] TERM"
@@ -66,7 +68,9 @@ for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank
   dtrain_readers+=($!)
   dtrain_label "$dtrain_name err" <"$dtrain_pipe.err" &
   dtrain_readers+=($!)
+  set -m # for a process group of its own
   (trap - TERM; dtrain_process) </dev/null >"$dtrain_pipe.out" 2>"$dtrain_pipe.err" &
+  set +m
   dtrain_processes+=($!)
   dtrain_names+=("$dtrain_name")
   #if services
@@ -78,7 +82,12 @@ done
 
 # A pipe to which nobody writes, to wait without a process of its own.
 mkfifo "$DTRAIN_RUN_DIR/never" && exec 9<>"$DTRAIN_RUN_DIR/never" || exit
-while ((${#dtrain_processes[@]})); do
+dtrain_waits() {
+  ((${#dtrain_processes[@]})) && return
+  [ -n "$dtrain_deadline" ] && ((SECONDS < dtrain_deadline)) || return
+  kill -0 -- "${dtrain_left[@]}" 2>/dev/null
+}
+while dtrain_waits; do
   read -r -t 0.2 -u 9
   for dtrain_number in "${!dtrain_processes[@]}"; do
     kill -0 "${dtrain_processes[dtrain_number]}" 2>/dev/null && continue
@@ -86,6 +95,8 @@ while ((${#dtrain_processes[@]})); do
     dtrain_ended=$?
     dtrain_time=${EPOCHREALTIME:-$(date +%s)}
     echo "[dtrain] ${dtrain_names[dtrain_number]} ended: $dtrain_ended at ${dtrain_time/,/.}"
+    dtrain_left+=("-${dtrain_processes[dtrain_number]}")
+    [ -z "$dtrain_deadline" ] || kill -TERM -- "${dtrain_left[@]: -1}" 2>/dev/null
     unset "dtrain_processes[dtrain_number]"
     #if services
     [ -z "$dtrain_done" ] || continue

@@ -227,12 +227,12 @@ def _follow(state: LinkState, event: messages.Attached) -> _Step:
 
 
 def _refuse(state: LinkState, event: messages.Refused) -> _Step:
-    error = problems.refused(state.host, event)
+    error = problems.refused(state.host, "preparing the job", event)
     return _cannot_prepare(_record_missing_run(state, event), error)
 
 
 def _refuse_to_follow(state: LinkState, event: messages.Refused) -> _Step:
-    error = problems.refused(state.host, event)
+    error = problems.refused(state.host, "attaching to the job", event)
     state = replace(_over(_record_missing_run(state, event)), cut_off=False)
     if event.what == "gone":
         return state, [Show(ShownState.ENDED), Post(machine.HostEnded(state.host), error)]

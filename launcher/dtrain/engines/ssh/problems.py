@@ -8,10 +8,9 @@ from dtrain.diagnostics import ConnectError, PortBusyError, PrepareError
 from dtrain.messages import agent as messages
 
 
-def refused(host: str, message: messages.Refused) -> PrepareError:
+def refused(host: str, attempted: str, message: messages.Refused) -> PrepareError:
     kind = PortBusyError if message.what == "port" else PrepareError
-    doing = "attaching to the job" if message.what == "gone" else "preparing the job"
-    return kind(host, doing, message.reason, hint=message.hint)
+    return kind(host, attempted, message.reason, hint=message.hint)
 
 
 def supervisor_died(host: str, message: messages.Lost) -> PrepareError:

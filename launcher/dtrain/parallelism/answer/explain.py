@@ -162,7 +162,7 @@ def _savings(candidate: Candidate) -> Iterator[str]:
         cluster = candidate.cluster
         host = candidate.offloaded * cluster.gpus_per_host
         every = "parameters, gradients and optimizer states"
-        all_states = backend_of(layout).offloads_parameters
+        all_states = candidate.assumed.habits.offloads_parameters
         what = every if all_states else "the optimizer's states"
         where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
         yield f"Keep {what} in the {where} memory (offload): {host:,.0f} GiB{each}."

@@ -48,7 +48,7 @@ def remedies(answer: Answer) -> tuple[str, ...]:
                 found.append(_if_changed(question, field, value))
         found += [_shorter_sequences(question), _in_fewer_bits(question)]
         found += [_only_adapters(question), _chunked_loss(question)]
-        if fixed and not fixed.get("offload"):
+        if fixed and not fixed.get("offload") and not question.cluster.gpu.is_cpu:
             found.append(_if_changed(question, "offload", True))
         elif not fixed:
             found.append(_offload_too_little(answer))

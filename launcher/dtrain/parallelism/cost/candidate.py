@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.memory import Memory, least_activations, memory, stage_memory
@@ -75,7 +74,7 @@ class Candidate:
     def offloaded(self) -> float:
         """GiB of the fullest GPU's states that are in its host's memory."""
         kept = memory(self.shape, replace(self.layout, offload=False), self.assumed)
-        if backend_of(self.layout).offloads_parameters:
+        if self.assumed.habits.offloads_parameters:
             # PyTorch's CPUOffloadPolicy moves all: 32-bit parameters, and gradients as large.
             return 2 * kept.parameters + kept.optimizer
         return kept.optimizer

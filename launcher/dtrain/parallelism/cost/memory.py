@@ -166,8 +166,10 @@ def _stage_states(
         dense, experts = adapters_of_stage(shape, layout, layers)
     elif not assumed.by_torch(layout):
         fixed = assumed.quantized * (dense - _ends(shape, layout, stage) + experts)
+    held = fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas)
+    away = layout.offload and layout.shards_parameters and assumed.habits.offloads_parameters
     return _StageStates(
-        fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas),
+        0.0 if away else held,
         states.gradients(dense, ranks) + states.gradients(experts, replicas),
         states.optimizer(dense, ranks) + states.optimizer(experts, replicas),
         states.step(dense, ranks) + states.step(experts, replicas),

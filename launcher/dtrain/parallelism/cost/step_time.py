@@ -392,7 +392,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     if layout.offload:
         # The host's processors update at the speed of its memory, which its GPUs share.
         each = HOST_MEMORY / kernels.cluster.gpus_per_host
-        traffic, copies = _copies_of_states(layout, mine, gradient, each)
+        traffic, copies = _copies_of_states(kernels, mine, gradient, each)
         optimizer = copies + mine * on_host / each
     else:
         optimizer = on_gpu * mine / (kernels.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
@@ -418,7 +418,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
 
 
 def _copies_of_states(
-    layout: Layout, mine: float, gradient: int, host: float
+    kernels: Kernels, mine: float, gradient: int, host: float
 ) -> tuple[float, float]:
     """Return the seconds in which offloaded states are copied over PCIe in a step, beside the
     computation and while a rank waits. ``mine``: the parameters of this rank's share; ``gradient``:
@@ -428,7 +428,8 @@ def _copies_of_states(
     host, in 32 bits, and every reduction returns its gradients. Those after the first one wait for
     the copy, and the host adds them up. Under HSDP, sums stay on the GPU until the last one.
     """
-    if not backend_of(layout).offloads_parameters:
+    layout = kernels.layout
+    if not kernels.assumed.habits.offloads_parameters:
         return 0.0, mine * (gradient + 2) / PCIE
     gathers = 2 * layout.grad_accumulation if layout.shards_parameters else 1
     adds = reduces_each_micro_batch(layout) and layout.sharding != "hybrid"

@@ -278,9 +278,11 @@ def _device(name: str | None) -> torch.device:
 
 
 def _use_all_cores() -> None:
-    """Share the cores that this process may use among the ranks of the host."""
+    """Share the cores of the host's ranks. A launcher may have bound this one to some of them, such
+    as those of a NUMA node; the parent process has them all."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    share = len(os.sched_getaffinity(os.getppid())) // ranks
+    torch.set_num_threads(max(1, min(share, len(os.sched_getaffinity(0)))))
 
 
 def _join(device: torch.device) -> None:
