@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from dtrain.messages.decode import decode
 from dtrain.runs import restart
 from dtrain.runs.restart import AttemptResult, GiveUp, Retry, next_attempt
 from dtrain.spec.elastic import without
@@ -27,6 +28,12 @@ def decide(
 ) -> Retry | GiveUp:
     elastic = None if min_hosts is None else Elastic(min_hosts)
     return restart.decide(policy, history, spares, hosts=hosts, elastic=elastic, fits=fits)
+
+
+def test_a_result_that_an_older_version_has_recorded() -> None:
+    """There, ``final`` was true or false: an attempt that follows was not the last one."""
+    older = {"ran": True, "final": False, "step": 3, "culprit": "a", "lost": ["a"], "seconds": 9}
+    assert decode(AttemptResult, older, "attempt") == replace(failed(3, "a", "a"), seconds=9)
 
 
 def test_restarts_are_off_by_default() -> None:
