@@ -35,11 +35,15 @@ class _Phases:
         """Whether gradients are reduced once per step, and kept whole until then."""
         self.shards = s.parameters / s.parameter_shard
         """Ranks that share one parameter's states; fewer share those of experts."""
-        self.waiting = self._waiting()
         copied = layout.sharding in ("none", "hybrid")
-        self.scattered = 6 if copied and s.reduced == 2 else 4
-        """Bytes of a reduced gradient's element. If copies add up 16-bit gradients, those stay
-        until the end of the backward pass."""
+        own = 0 if layout.offload else 4
+        self.scattered = max(own, s.reduced + (own if s.reduced == 2 else 0)) if copied else own
+        """Bytes of a reduced gradient's element during the rest of the backward pass."""
+        self.summed = self._summed(own) if self.several else 0.0
+        """Bytes of a parameter's gradient of the earlier micro-batches."""
+        self.waiting = self.summed * s.parameters
+        if self.whole and not s.layer.autocast:
+            self.waiting += self.summed * (s.embedding_gradient - s.embedding)
         self.resident = 0.0 if layout.shards_parameters else c * s.parameters
         """Parameters that a micro-batch leaves gathered."""
         self.root = c * s.head * (1 if self.resident else 2) if s.shape.tied else 0.0
@@ -51,18 +55,15 @@ class _Phases:
         """Activations of the other micro-batches in a pipeline, whose schedule also keeps what the
         stage sent of every micro-batch in flight."""
 
-    def _waiting(self) -> float:
-        """Gradients of earlier micro-batches: whole, in the format of their reduction, or shards
-        in 32 bits."""
+    def _summed(self, own: int) -> float:
         s = self.s
-        if not self.several:
-            return 0.0
         if s.layer.autocast:
             # Gradients belong to the weights, of which autocast keeps 16-bit copies.
-            return 4 * s.parameters
-        if not self.whole:
-            return s.weights
-        return s.reduced * (s.parameters - s.embedding + s.embedding_gradient)
+            return 4
+        if self.whole:
+            return s.reduced
+        # Copies wait with the sum over the ranks of a shard, in the format of its reduction.
+        return (s.reduced if s.layout.sharding == "hybrid" else own) / self.shards
 
     def ends_of_forward(self) -> Iterator[Phase]:
         """The last layer's forward pass, the loss, and the output layer's backward pass."""
@@ -125,11 +126,7 @@ class _Phases:
             following = rest if done < s.layers - 1 else s.embedding
             gathered = c * layer.parameters + c * following + self.root
         reduced = s.head + done * layer.parameters
-        scattered = self.scattered * reduced / self.shards
-        if self.whole:
-            scattered += self.waiting - s.reduced * reduced
-        else:
-            scattered = max(self.waiting, scattered)
+        scattered = self._gradients(reduced)
         previous = s.reduced * rest if done else 0.0
         yield Phase(scattered, below, 0.0, gathered + previous, layer.mlp_backward)
         if bank:
@@ -140,6 +137,11 @@ class _Phases:
             reduction = (s.reduced + 4 / self.shards) * layer.parameters
             stream = c * layer.stream * layer.tokens
             yield Phase(scattered, below, 0.0, gathered + reduction, stream)
+
+    def _gradients(self, reduced: float) -> float:
+        """Bytes of gradients when the last micro-batch has reduced those of ``reduced``
+        parameters."""
+        return self.waiting + (self.scattered / self.shards - self.summed) * reduced
 
     def after_layers(self) -> Iterator[Phase]:
         """The embedding's gradient, what is reduced last, and the optimizer."""
@@ -155,8 +157,7 @@ class _Phases:
             left = c * max(0.0, s.parameters - once)
             yield Phase(self.waiting, s.buffers, 0.0, left, (s.reduced + 4 / self.shards) * once)
         else:
-            rest = self.scattered * (s.parameters - s.embedding) / self.shards
-            rest = max(self.waiting, rest)
+            rest = self._gradients(s.parameters - s.embedding)
             # Tensor ranks sum the gradient of the whole vocabulary into a copy of their share.
             share = s.embedding if layout.tensor > 1 else 0.0
             gradient = c * s.embedding_gradient * (2 if s.shape.tied else 1)
@@ -171,4 +172,6 @@ class _Phases:
         # Adam updates parameters one by one, or all at once if FSDP does not shard them.
         largest = max(s.embedding, s.head, layer.parameters / 3)
         update = 4 * s.parameters if layer.autocast else 8 * largest / self.shards
+        if layout.offload:
+            update = 0.0
         yield Phase(s.weights, s.buffers, 0.0, 0.0, update)
