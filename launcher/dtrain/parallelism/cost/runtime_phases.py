@@ -35,15 +35,22 @@ class _Phases:
         """Whether gradients are reduced once per step, and kept whole until then."""
         self.shards = s.parameters / s.parameter_shard
         """Ranks that share one parameter's states; fewer share those of experts."""
-        copied = layout.sharding in ("none", "hybrid")
         own = 0 if layout.offload else 4
-        self.scattered = max(own, s.reduced + (own if s.reduced == 2 else 0)) if copied else own
-        """Bytes of a reduced gradient's element during the rest of the backward pass."""
+        result = 4 if s.reduced == 4 else s.reduced + 4
+        self.result = result / self.shards
+        """Bytes of a gradient's element in the result of a reduction, and in its copy in 32 bits."""
+        copied = layout.sharding in ("none", "hybrid")
+        self.scattered = (result if own else s.reduced) if copied else own
+        """Bytes of a reduced gradient's element during the rest of the backward pass. If copies add
+        up gradients, it includes what they add up."""
         self.summed = self._summed(own) if self.several else 0.0
         """Bytes of a parameter's gradient of the earlier micro-batches."""
         self.waiting = self.summed * s.parameters
         if self.whole and not s.layer.autocast:
             self.waiting += self.summed * (s.embedding_gradient - s.embedding)
+        self.left = s.reduced * s.embedding if self.several and not self.whole else 0.0
+        """The input of a micro-batch's last reduction, which stays until the next micro-batch's
+        first one."""
         self.resident = 0.0 if layout.shards_parameters else c * s.parameters
         """Parameters that a micro-batch leaves gathered."""
         self.root = c * s.head * (1 if self.resident else 2) if s.shape.tied else 0.0
@@ -81,18 +88,16 @@ class _Phases:
         yield Phase(self.waiting, full - s.ends, 0.0, gathered, ahead)
         if not s.last:
             return
-        # The last gradient that was scattered stays until the next micro-batch scatters one.
-        left = 4 * s.embedding if self.several and not self.whole else 0.0
         loss = LOSS if layout.tensor == 1 else SPLIT_LOSS
         if layout.pipeline > 1:
             loss += c  # The schedule keeps the stage's output.
-        yield Phase(self.waiting + left, full, loss * s.logits, self.resident)
+        yield Phase(self.waiting + self.left, full, loss * s.logits, self.resident)
         # The output layer's gradient beside its parameters, which came in a flat buffer.
         gathered = self.resident or c * s.head
         stream = c * s.shape.hidden * layer.tokens
-        yield Phase(self.waiting + left, full, c * s.logits, gathered + c * s.head, stream)
+        yield Phase(self.waiting + self.left, full, c * s.logits, gathered + c * s.head, stream)
         if not self.whole and not s.shape.tied:
-            gathered = max(0.0, self.resident - c * s.head) + (c + s.reduced) * s.head
+            gathered = max(0.0, self.resident - c * s.head) + (c + s.reduced + self.result) * s.head
             yield Phase(self.waiting, full, 0.0, gathered, stream)
 
     def backward(self) -> Iterator[Phase]:
@@ -127,14 +132,17 @@ class _Phases:
             gathered = c * layer.parameters + c * following + self.root
         reduced = s.head + done * layer.parameters
         scattered = self._gradients(reduced)
-        previous = s.reduced * rest if done else 0.0
+        previous = s.reduced * rest if done else self.left * s.shape.tied
         yield Phase(scattered, below, 0.0, gathered + previous, layer.mlp_backward)
         if bank:
             # While attention computes, the experts' gradients are reduced.
             gathered += (s.reduced - c) * bank - previous
         yield Phase(scattered, below, 0.0, gathered + previous, layer.attention_backward)
         if not bank:
-            reduction = (s.reduced + 4 / self.shards) * layer.parameters
+            # The parameters are freed first, and the gradients before the result is allocated.
+            waits = s.reduced if self.whole else c
+            reduction = s.reduced + max(0.0, self.result - waits) - (c if self.whole else 0)
+            reduction *= layer.parameters
             stream = c * layer.stream * layer.tokens
             yield Phase(scattered, below, 0.0, gathered + reduction, stream)
 
@@ -155,20 +163,22 @@ class _Phases:
             # All gradients are reduced at the end: the embedding's first, then two layers at once.
             once = s.embedding or 2 * layer.parameters
             left = c * max(0.0, s.parameters - once)
-            yield Phase(self.waiting, s.buffers, 0.0, left, (s.reduced + 4 / self.shards) * once)
+            yield Phase(self.waiting, s.buffers, 0.0, left, (s.reduced + self.result) * once)
         else:
             rest = self._gradients(s.parameters - s.embedding)
             # Tensor ranks sum the gradient of the whole vocabulary into a copy of their share.
             share = s.embedding if layout.tensor > 1 else 0.0
             gradient = c * s.embedding_gradient * (2 if s.shape.tied else 1)
+            # FSDP gathers ahead what came last in the micro-batch before: the output layer.
+            ahead = 0.0 if self.resident or not self.several or s.shape.tied else c * s.head
             if self.whole:
                 gradient, share = 0.0, s.reduced * share
             else:
                 share *= c
                 before = c * s.embedding + s.reduced * layer.parameters
                 yield Phase(rest, 0.0, 0.0, gradient + share + before, stream)
-            reduction = (s.reduced + 4 / self.shards) * s.embedding
-            yield Phase(rest, 0.0, 0.0, (share or gradient) + reduction, stream)
+            reduction = (s.reduced + self.result) * s.embedding
+            yield Phase(rest, 0.0, 0.0, (share or gradient) + ahead + reduction, stream)
         # Adam updates parameters one by one, or all at once if FSDP does not shard them.
         largest = max(s.embedding, s.head, layer.parameters / 3)
         update = 4 * s.parameters if layer.autocast else 8 * largest / self.shards
