@@ -3,10 +3,17 @@
 The order of events is that of PyTorch's autograd and FSDP2 (``_fsdp_param_group.py``):
 
 - A layer's gradients are complete while its gathered parameters and the previous layer's input of
-  a reduction are still in memory. Then both are freed, and its own input is allocated.
+  a reduction are still in memory. Then both are freed, and its own input is allocated. The
+  gradients are freed before the result is allocated, but not the last one, which a variable in
+  ``foreach_reduce`` holds: the only one of the embedding and of the output layer.
 - In a backward pass, the next parameters arrive in one flat buffer while a layer computes. In a
   forward pass, a layer's flat buffer stays until the next layer has gathered.
 - Experts on several ranks are gathered and reduced apart from the rest of their layer.
+- With ``CPUOffloadPolicy``, a gradient's shard goes to the host at the end of its reduction
+  (``foreach_reduce``), where later ones are added to it. What is not reduced waits on the GPU: whole
+  gradients that are reduced once per step, and the sums over a shard's ranks that copies of the
+  shard add up (``partial_reduce_output``). The buffer of that all-reduce stays, too, until the
+  end of the backward pass (``AllReduceState``).
 """
 
 from __future__ import annotations
@@ -35,15 +42,13 @@ class _Phases:
         """Whether gradients are reduced once per step, and kept whole until then."""
         self.shards = s.parameters / s.parameter_shard
         """Ranks that share one parameter's states; fewer share those of experts."""
-        own = 0 if layout.offload else 4
         result = 4 if s.reduced == 4 else s.reduced + 4
         self.result = result / self.shards
         """Bytes of a gradient's element in the result of a reduction, and in its copy in 32 bits."""
         copied = layout.sharding in ("none", "hybrid")
-        self.scattered = (result if own else s.reduced) if copied else own
-        """Bytes of a reduced gradient's element during the rest of the backward pass. If copies add
-        up gradients, it includes what they add up."""
-        self.summed = self._summed(own) if self.several else 0.0
+        self.scattered = (s.reduced if layout.offload else result) if copied else s.stored
+        """Bytes of an element in a shard's gradient after its reduction, in the backward pass."""
+        self.summed = self._summed() if self.several else 0.0
         """Bytes of a parameter's gradient of the earlier micro-batches."""
         self.waiting = self.summed * s.parameters
         if self.whole and not s.layer.autocast:
@@ -62,15 +67,14 @@ class _Phases:
         """Activations of the other micro-batches in a pipeline, whose schedule also keeps what the
         stage sent of every micro-batch in flight."""
 
-    def _summed(self, own: int) -> float:
+    def _summed(self) -> float:
         s = self.s
         if s.layer.autocast:
             # Gradients belong to the weights, of which autocast keeps 16-bit copies.
             return 4
         if self.whole:
             return s.reduced
-        # Copies wait with the sum over the ranks of a shard, in the format of its reduction.
-        return (s.reduced if s.layout.sharding == "hybrid" else own) / self.shards
+        return (s.reduced if s.layout.sharding == "hybrid" else s.stored) / self.shards
 
     def ends_of_forward(self) -> Iterator[Phase]:
         """The last layer's forward pass, the loss, and the output layer's backward pass."""
@@ -181,7 +185,5 @@ class _Phases:
             yield Phase(rest, 0.0, 0.0, (share or gradient) + ahead + reduction, stream)
         # Adam updates parameters one by one, or all at once if FSDP does not shard them.
         largest = max(s.embedding, s.head, layer.parameters / 3)
-        update = 4 * s.parameters if layer.autocast else 8 * largest / self.shards
-        if layout.offload:
-            update = 0.0
+        update = 4 * s.parameters if layer.autocast else 2 * s.stored * largest / self.shards
         yield Phase(s.weights, s.buffers, 0.0, 0.0, update)
