@@ -166,8 +166,9 @@ def _stage_states(
         dense, experts = adapters_of_stage(shape, layout, layers)
     elif not assumed.by_torch(layout):
         fixed = assumed.quantized * (dense - _ends(shape, layout, stage) + experts)
+    parameters = fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas)
     return _StageStates(
-        fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas),
+        0.0 if layout.offload and assumed.habits.offloads == "all" else parameters,
         states.gradients(dense, ranks) + states.gradients(experts, replicas),
         states.optimizer(dense, ranks) + states.optimizer(experts, replicas),
         states.step(dense, ranks) + states.step(experts, replicas),
