@@ -100,7 +100,7 @@ class Tracker(TorchDispatchMode):
         return result
 
     def host(self, tensor: Tensor) -> None:
-        """From now on, ``tensor`` is in the host's memory, if its storage does not count already."""
+        """Do not count ``tensor``, which is in the host's memory, unless its storage counts."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.sizes and key not in self.on_host:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of, refusals
+from dtrain.parallelism.backends import backend_of, can_offload, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.constraints import divisors, sound
@@ -143,7 +143,8 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
             tuple(
                 replace(one, layout=replace(one.layout, offload=True))
                 for one in layouts
-                if most == math.inf or one.least_time * (1 + OFFLOAD) < most
+                if can_offload(one.layout)
+                and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
             )
         )
 
@@ -209,7 +210,8 @@ class _Choices:
                         continue
                     if "context" not in self.fixed and not self._in_place(start, tensor, context):
                         continue
-                    if any(refusals(shape, replace(start, tensor=tensor, context=context), "bf16")):
+                    split = replace(start, tensor=tensor, context=context, offload=False)
+                    if any(refusals(shape, split, "bf16")):
                         continue
                     data = ranks // context
                     if self.global_batch % data or self.fixed.get("data", data) != data:

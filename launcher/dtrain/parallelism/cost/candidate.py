@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cost.host_memory import HostMemory, host_memory
 from dtrain.parallelism.cost.memory import Memory, least_activations, memory, stage_memory
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.cost.step_time import StepTime, least_time, step_time
@@ -72,13 +70,9 @@ class Candidate:
         return least_activations(self.shape, self.layout, self.assumed)
 
     @property
-    def offloaded(self) -> float:
-        """GiB of the fullest GPU's states that are in its host's memory."""
-        kept = memory(self.shape, replace(self.layout, offload=False), self.assumed)
-        if backend_of(self.layout).offloads_parameters:
-            # PyTorch's CPUOffloadPolicy moves all: 32-bit parameters, and gradients as large.
-            return 2 * kept.parameters + kept.optimizer
-        return kept.optimizer
+    def offloaded(self) -> HostMemory:
+        """The fullest GPU's states in its host's memory, if the layout offloads."""
+        return host_memory(self.shape, self.layout, self.assumed)
 
     @cached_property
     def time(self) -> StepTime:

@@ -167,8 +167,10 @@ def _stage_states(
     elif not assumed.by_torch(layout):
         fixed = assumed.quantized * (dense - _ends(shape, layout, stage) + experts)
     parameters = fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas)
+    if layout.offload and assumed.habits.offloads == "all" and layout.shards_parameters:
+        parameters = 0.0
     return _StageStates(
-        0.0 if layout.offload and assumed.habits.offloads == "all" else parameters,
+        parameters,
         states.gradients(dense, ranks) + states.gradients(experts, replicas),
         states.optimizer(dense, ranks) + states.optimizer(experts, replicas),
         states.step(dense, ranks) + states.step(experts, replicas),

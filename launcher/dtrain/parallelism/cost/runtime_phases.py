@@ -10,9 +10,9 @@ The order of events is that of PyTorch's autograd and FSDP2 (``_fsdp_param_group
   forward pass, a layer's flat buffer stays until the next layer has gathered.
 - Experts on several ranks are gathered and reduced apart from the rest of their layer.
 - With ``CPUOffloadPolicy``, a gradient's shard goes to the host at the end of its reduction
-  (``foreach_reduce``), where later ones are added to it. What is not reduced waits on the GPU: whole
-  gradients that are reduced once per step, and the sums over a shard's ranks that copies of the
-  shard add up (``partial_reduce_output``). The buffer of that all-reduce stays, too, until the
+  (``foreach_reduce``), where later ones are added to it. What is not reduced waits on the GPU:
+  whole gradients that are reduced once per step, and the sums over a shard's ranks that copies of
+  the shard add up (``partial_reduce_output``). The buffer of that all-reduce stays, too, until the
   end of the backward pass (``AllReduceState``).
 """
 
@@ -44,7 +44,7 @@ class _Phases:
         """Ranks that share one parameter's states; fewer share those of experts."""
         result = 4 if s.reduced == 4 else s.reduced + 4
         self.result = result / self.shards
-        """Bytes of a gradient's element in the result of a reduction, and in its copy in 32 bits."""
+        """Bytes of an element in the result of a gradient's reduction, and in its 32-bit copy."""
         copied = layout.sharding in ("none", "hybrid")
         self.scattered = (s.reduced if layout.offload else result) if copied else s.stored
         """Bytes of an element in a shard's gradient after its reduction, in the backward pass."""

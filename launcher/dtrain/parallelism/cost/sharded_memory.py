@@ -145,8 +145,7 @@ class _Rank(StageRank):
     @cached_property
     def in_place(self) -> bool:
         """Whether parameters, which need no cast, are used where they are, and their gradients."""
-        elsewhere = self.layout.shards_parameters or self.on_host == "all"
-        return not elsewhere and not self.cast
+        return not self.layout.shards_parameters and not self.cast
 
     @property
     def gathered(self) -> float:
