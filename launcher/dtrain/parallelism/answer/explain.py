@@ -160,14 +160,14 @@ def _savings(candidate: Candidate) -> Iterator[str]:
     }[layout.recompute]
     if layout.offload:
         cluster = candidate.cluster
-        gpus, host = min(cluster.gpus_per_host, cluster.gpus), candidate.offloaded
+        host = candidate.hosted
         every = "parameters, gradients and optimizer states"
         all_states = backend_of(layout).offloads_parameters
         what = every if all_states else "the optimizer's states, with a copy of the gradients,"
         where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
         yield (
-            f"Keep {what} in the {where} memory (offload): {host.total * gpus:,.0f} GiB{each}, of "
-            f"which PyTorch pins {host.pinned * gpus:,.0f} GiB."
+            f"Keep {what} in the {where} memory (offload): {host.total:,.0f} GiB{each}, of "
+            f"which PyTorch pins {host.pinned:,.0f} GiB."
         )
         if backend_of(layout).runtime_memory:
             yield "The time assumes `AdamW(…, fused=True)`."

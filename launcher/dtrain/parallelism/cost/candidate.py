@@ -70,9 +70,11 @@ class Candidate:
         return least_activations(self.shape, self.layout, self.assumed)
 
     @property
-    def offloaded(self) -> HostMemory:
-        """The fullest GPU's states in its host's memory, if the layout offloads."""
-        return host_memory(self.shape, self.layout, self.assumed)
+    def hosted(self) -> HostMemory:
+        """GiB of a host's memory for the states of its GPUs, if the layout offloads."""
+        gpus = min(self.cluster.gpus_per_host, self.cluster.gpus)
+        pinned, pageable = host_memory(self.shape, self.layout, self.assumed)
+        return HostMemory(gpus * pinned, gpus * pageable)
 
     @cached_property
     def time(self) -> StepTime:

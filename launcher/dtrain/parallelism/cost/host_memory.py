@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of
-from dtrain.parallelism.cost.memory import memory
+from dtrain.parallelism.cluster.hardware import GIB
+from dtrain.parallelism.cost.layer import BYTES
+from dtrain.parallelism.cost.stages import (
+    adapters_of_stage,
+    extreme_stages,
+    parameters_of_stage,
+    stage_layers,
+)
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 
 
 class HostMemory(NamedTuple):
-    """GiB of the states of the fullest GPU in the memory of its host."""
+    """GiB in the memory of a host."""
 
     pinned: float
     pageable: float
@@ -26,35 +33,50 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(shape: Shape, layout: Layout, assumed: Assumptions) -> HostMemory:
-    """Return the memory of a layout that offloads.
+    """Return the memory for the GPU with the most states, of a layout that offloads.
 
     FSDP2's ``CPUOffloadPolicy`` pins parameters (``init_sharded_param``) and gradients, because a
-    copy to the host that does not block is pinned (``foreach_reduce``); Megatron-Core pins copies
-    of both in 32 bits (``hybrid_optimizer.py``). Adam's moments are pageable. A gradient is as
-    large as a moment. PyTorch's allocator rounds each pinned tensor up to a power of two
-    (``CachingHostAllocator.h``, pytorch issue 150517).
+    copy to the host that does not block is pinned (``foreach_reduce``). Megatron-Core pins copies
+    of both in 32 bits (``hybrid_optimizer.py``). Adam's moments are pageable. PyTorch's allocator
+    rounds each pinned tensor up to a power of two (``CachingHostAllocator.h``, pytorch issue
+    150517).
     """
-    backend = backend_of(layout)
-    kept = memory(shape, replace(layout, offload=False), assumed)
-    moments, parameters = kept.optimizer, kept.parameters
-    if not (backend.runtime_memory or layout.shards_parameters or assumed.narrow_states):
-        # The optimizer has a copy of the parameters beside the moments.
-        moments *= 2 / 3
-        parameters = moments / 2
-    elif not backend.offloads_parameters:
-        parameters = moments / 2
-    return HostMemory((parameters + moments / 2) * _rounding(shape, layout), moments)
+    each = 2 if assumed.narrow_states else 4
+    layers = stage_layers(shape, layout, assumed.habits.fullest)
+    trained, frozen = max(
+        _share(shape, layout, layers[stage], stage) for stage in extreme_stages(shape, layout)
+    )
+    fixed = 0.0
+    if backend_of(layout).offloads_parameters:
+        fixed = (shape.frozen_matrix_bytes or BYTES[assumed.precision]) * frozen
+    shards, expert = layout.shards, layout.expert
+    if not backend_of(layout).offloads_parameters:
+        # Megatron-LM's ranks share one flat buffer, so most matrices are whole.
+        shards = expert = 1
+    rounding = _rounding(shape, layout.tensor, shards, expert)
+    pinned = (2 * each * trained + fixed) * rounding
+    return HostMemory(pinned / GIB, 2 * each * trained / GIB)
 
 
-def _rounding(shape: Shape, layout: Layout) -> float:
-    """Return the factor by which powers of two exceed the matrices' 32-bit shares. Megatron-LM's
-    ranks share one buffer, so that most matrices are whole."""
-    by_matrix = backend_of(layout).offloads_parameters
-    shares = layout.shards if by_matrix else 1
+def _share(shape: Shape, layout: Layout, layers: int, stage: int) -> tuple[float, float]:
+    """Return the trained and the frozen parameters of one rank's share."""
+    whole = _sharded(layout, *parameters_of_stage(shape, layout, layers, stage))
+    if shape.lora is None:
+        return whole, 0.0
+    return _sharded(layout, *adapters_of_stage(shape, layout, layers)), whole
+
+
+def _sharded(layout: Layout, dense: float, experts: float) -> float:
+    return dense / layout.shards + experts / max(1, layout.shards // layout.expert)
+
+
+@lru_cache(maxsize=4096)
+def _rounding(shape: Shape, tensor: int, shards: int, expert: int) -> float:
+    """Return the factor by which powers of two exceed the 32-bit shares of the matrices."""
     exact = rounded = 0.0
     for count, elements, of_experts in _matrices(shape):
-        ranks = max(1, shares // layout.expert) if of_experts else shares
-        size = 4 * elements / layout.tensor / ranks
+        ranks = max(1, shards // expert) if of_experts else shards
+        size = 4 * elements / tensor / ranks
         exact += count * size
         rounded += count * 2.0 ** math.ceil(math.log2(size)) if size else 0.0
     return rounded / exact
