@@ -79,6 +79,8 @@ class Tracker(TorchDispatchMode):
         self.now = self.peak = 0
         self.at_peak: list[tuple[int, tuple[str, ...]]] = []
         self.listing = self.paused = False
+        self.on_host: set[int] = set()
+        """Storages in the host's memory, which do not count."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
@@ -87,10 +89,26 @@ class Tracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self.paused:
             return result
+        # Operators compute where their inputs are.
+        on_host = bool(self.on_host) and any(map(self.is_on_host, tree_leaves((args, kwargs))))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self.add(leaf.untyped_storage(), str(func), leaf)
+                if on_host:
+                    self.host(leaf)
+                else:
+                    self.add(leaf.untyped_storage(), str(func), leaf)
         return result
+
+    def host(self, tensor: Tensor) -> None:
+        """Do not count ``tensor``, which is in the host's memory, unless its storage counts."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.sizes and key not in self.on_host:
+            weakref.finalize(storage, self.on_host.discard, key)
+            self.on_host.add(key)
+
+    def is_on_host(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.untyped_storage()._cdata in self.on_host
 
     def add(self, storage: torch.UntypedStorage, by: str, leaf: Tensor) -> None:
         key = storage._cdata
@@ -117,7 +135,6 @@ class Tracker(TorchDispatchMode):
 
 def host_memory(tracker: Tracker) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """`recompute.to_host` and `recompute.from_host` with a host whose memory does not count."""
-    hosted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def to_host(tensor: Tensor, _device: Any) -> Tensor:
         tracker.paused = True
@@ -125,13 +142,28 @@ def host_memory(tracker: Tracker) -> tuple[Callable[..., Tensor], Callable[..., 
             host = torch.empty_like(tensor).copy_(tensor)
         finally:
             tracker.paused = False
-        hosted.add(host)
+        tracker.host(host)
         return host
 
     def from_host(kept: Tensor, _device: Any) -> Tensor:
-        return kept.clone() if any(kept is one for one in hosted) else kept
+        if not tracker.is_on_host(kept):
+            return kept
+        return torch.empty(kept.shape, dtype=kept.dtype).copy_(kept)
 
     return to_host, from_host
+
+
+def between_host_and_device(tracker: Tracker) -> Callable[..., Tensor]:
+    """`Tensor.to` for FSDP2's copies to the other device, of which the CPU has only one: shards of
+    parameters to the GPU, shards of gradients to the host."""
+    to, (to_host, from_host) = Tensor.to, host_memory(tracker)
+
+    def copied(value: Tensor, *args: Any, **options: Any) -> Tensor:
+        if not (args and isinstance(args[0], torch.device)) or isinstance(value, tensor.DTensor):
+            return to(value, *args, **options)
+        return (from_host if tracker.is_on_host(value) else to_host)(value, args[0])
+
+    return copied
 
 
 # What CUDA does otherwise than the CPU.
@@ -289,6 +321,7 @@ def _track(
         (parallelize.Materializer, "holders", lambda *_: None),
         (experts, "sizes", lambda counts: [routed // len(counts)] * len(counts)),
         (tensor.TensorSplit, "refuse", lambda *_: None),
+        (tensor.TensorSplit, "with_draws", lambda split, *_: split),
         (context.SequenceShare, "refuse", lambda *_: None),
         (context, "causal_lower_right", _Mask),
         (recompute, "to_host", to_host),
@@ -300,6 +333,7 @@ def _track(
         (schedules._PipelineSchedule, "_initialize_pp_stages", initialize),
         (schedules, "_batch_p2p", lambda *_args, **_options: []),
         (schedules, "_sorted_batch_p2p", lambda *_args, **_options: {}),
+        *([(Tensor, "to", between_host_and_device(tracker))] if layout.offload else ()),
     ):
         stack.enter_context(patch.object(target, name, new, create=name.startswith("_dtrain")))
 
@@ -314,7 +348,10 @@ def _track(
     for part in parallelized.parts:
         for value in (*part.parameters(), *part.buffers()):
             local = value._local_tensor if isinstance(value, tensor.DTensor) else value
-            tracker.add(local.untyped_storage(), "parameter", local)
+            if layout.offload and isinstance(value, nn.Parameter):
+                tracker.host(local)
+            else:
+                tracker.add(local.untyped_storage(), "parameter", local)
     with tracker:
         for step in range(STEPS):
             tracker.peak, tracker.listing = 0, listing and step == STEPS - 1

@@ -137,7 +137,7 @@ def test_an_optimizer_on_the_host_has_the_gradients_there(
         backend="torchtitan", data=8, sharding=sharding, micro_batch=micro_batch,
         grad_accumulation=8 // micro_batch, recompute="full", offload=True,
     )  # fmt: skip
-    habits = MemoryHabits(fused_adam=True, host_gradients=True, step_copies=2)
+    habits = MemoryHabits(fused_adam=True, offloads="gradients", step_copies=2)
     found = memory(shape, layout, Assumptions(fp32_gradients=False, habits=habits))
     assert found.gradients == 0
     assert found.allocated == pytest.approx(measured, rel=0.08)

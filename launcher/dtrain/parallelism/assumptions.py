@@ -63,11 +63,9 @@ class MemoryHabits:
     fused_adam: bool = False
     """Whether a kernel updates each tensor in place, without temporaries: PyTorch's
     ``AdamW(fused=True)``."""
-    host_gradients: bool = False
-    """Whether the gradients that wait for an optimizer on the host are there, too: DeepSpeed."""
-    offloads_parameters: bool = False
-    """Whether offload also moves sharded parameters and the sums of gradients to the host: FSDP2's
-    ``CPUOffloadPolicy``. If False, only the optimizer's states."""
+    offloads: Literal["optimizer", "gradients", "all"] = "optimizer"
+    """What offload moves to the host. "gradients": the optimizer's states and the gradients that
+    wait for it, as in DeepSpeed. "all": the parameters, too, as FSDP2's ``CPUOffloadPolicy``."""
     moment_bytes: float = 4.0
     """Bytes of each of Adam's two moments of a parameter. Transformer Engine's Adam copies narrower
     ones of all parameters to 32 bits for the step (``get_unscaled_state`` in ``fused_adam.py``;
@@ -286,7 +284,7 @@ class Assumptions(KeepsHash):
             communicator=communicator(gpu),
             habits=MemoryHabits(
                 fused_adam=BACKENDS[backend].fused_adam,
-                offloads_parameters=BACKENDS[backend].offloads_parameters,
+                offloads="all" if BACKENDS[backend].offloads_parameters else "optimizer",
                 context=0.0 if gpu.is_cpu else CONTEXT,
             ),
         )

@@ -72,7 +72,11 @@ class Backend:
     uneven_pieces: bool = True
     """Whether an interleaved pipeline can have pieces of different sizes."""
     offloads_parameters: bool = False
-    """As in `MemoryHabits`."""
+    """Whether offload also moves the parameters and the sums of gradients to the host: FSDP2's
+    ``CPUOffloadPolicy``. If False, only the optimizer's states."""
+    offloads_unsharded: bool = True
+    """Whether states that are not sharded can be offloaded. torchtitan passes its
+    ``enable_cpu_offload`` to FSDP2 only if that shards over several ranks (``parallelize.py``)."""
     trains_parts: tuple[type[LayerPart], ...] = (LayerPart,)
     """Parts of layers that it has, beside attention and the MLP."""
     splits_diffusion: bool = True
@@ -152,6 +156,7 @@ BACKENDS: dict[BackendName, Backend] = {
             splits_diffusion=False,
             frozen_bits=(16, 4),
             offloads_parameters=True,
+            offloads_unsharded=False,
             narrow_states='training.dtype = "bfloat16"',
             shards_optimizer_alone=False,
             keeps_stages=True,
@@ -181,6 +186,11 @@ def without_backend(gpu: Gpu) -> str:
 def backend_of(layout: Layout) -> Backend:
     """Return the table's row for ``layout``."""
     return BACKENDS[layout.backend]
+
+
+def can_offload(layout: Layout) -> bool:
+    """Return whether the layout's backend can keep its states in the hosts' memory."""
+    return layout.shards > 1 or backend_of(layout).offloads_unsharded
 
 
 def keeps_stage(layout: Layout) -> bool:
@@ -225,6 +235,8 @@ def refusals(
         yield from _unsplit_parts(shape, layout)
     if layout.sharding == "optimizer" and not backend.shards_optimizer_alone:
         yield "an optimizer that is sharded without the gradients (ZeRO-1)"
+    if layout.offload and not can_offload(layout):
+        yield "offload of states that are not sharded"
     if narrow_states and not backend.narrow_states:
         yield "states of 16 bits without a copy in 32"
     if hides_exchange and not backend.hides_exchange:

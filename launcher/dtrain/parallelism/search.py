@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of, refusals
+from dtrain.parallelism.backends import backend_of, can_offload, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.constraints import divisors, sound
@@ -33,6 +33,9 @@ MOST_PIECES = 8
 OFFLOAD = 0.5
 """Share of its own time that a step with an offloaded optimizer counts longer in the ranking: how
 fast the host updates depends on its threads and memory, which the planner does not know."""
+HOST_MEMORY = 2000.0
+"""GiB of a host's memory that offloaded states may need, unless offload is fixed: a host of 8 GPUs
+has 1,100 to 2,048 GiB (AWS P4d and P5, DGX A100 and H100). A plan says how much it needs."""
 _SPLIT = attrgetter(
     "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding", "recompute",
     "sequence_parallel", "offload",
@@ -131,7 +134,8 @@ def candidates(
 
 def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
     """Return a plan of ``layouts``. With ``offload``, it also has layouts that offload the
-    optimizer, if the best of these ranks before all others, or if no other fits."""
+    optimizer to a host that can hold it, if the best of these ranks before all others, or if no
+    other fits."""
     plan = Plan(tuple(layouts))
     if not offload:
         return plan
@@ -139,13 +143,13 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
 
     def offloaded(layouts: Iterable[Candidate]) -> Plan:
         # The lower limit of a step's time is that of its layers, which offload does not change.
-        return Plan(
-            tuple(
-                replace(one, layout=replace(one.layout, offload=True))
-                for one in layouts
-                if most == math.inf or one.least_time * (1 + OFFLOAD) < most
-            )
+        away = (
+            replace(one, layout=replace(one.layout, offload=True))
+            for one in layouts
+            if can_offload(one.layout)
+            and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
         )
+        return Plan(tuple(one for one in away if one.hosted.total <= HOST_MEMORY))
 
     if plan.best:
         best = offloaded(one for one in plan.layouts if one.least_activations <= one.limit).best
@@ -209,7 +213,8 @@ class _Choices:
                         continue
                     if "context" not in self.fixed and not self._in_place(start, tensor, context):
                         continue
-                    if any(refusals(shape, replace(start, tensor=tensor, context=context), "bf16")):
+                    split = replace(start, tensor=tensor, context=context, offload=False)
+                    if any(refusals(shape, split, "bf16")):
                         continue
                     data = ranks // context
                     if self.global_batch % data or self.fixed.get("data", data) != data:

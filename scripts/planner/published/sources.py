@@ -305,7 +305,7 @@ _LITGPT = replace(
 """LitGPT wraps whole blocks in FSDP1. It requires bitsandbytes 0.42."""
 _ZERO = replace(
     _FSDP, sequence_parallel=False, fp32_gradients=False, expert_kernels=100,
-    habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True, host_gradients=True),
+    habits=replace(_FSDP.habits, keeps_outputs=True, fused_adam=True, offloads="gradients"),
 )  # fmt: skip
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks run
 for each expert's three matrices: ``expert_kernels`` is from two runs of TRL."""

@@ -160,12 +160,15 @@ def _savings(candidate: Candidate) -> Iterator[str]:
     }[layout.recompute]
     if layout.offload:
         cluster = candidate.cluster
-        host = candidate.offloaded * cluster.gpus_per_host
+        host = candidate.hosted
         every = "parameters, gradients and optimizer states"
-        all_states = candidate.assumed.habits.offloads_parameters
-        what = every if all_states else "the optimizer's states"
+        all_states = candidate.assumed.habits.offloads == "all"
+        what = every if all_states else "the optimizer's states, with a copy of the gradients,"
         where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
-        yield f"Keep {what} in the {where} memory (offload): {host:,.0f} GiB{each}."
+        yield (
+            f"Keep {what} in the {where} memory (offload): {host.total:,.0f} GiB{each}, of "
+            f"which PyTorch pins {host.pinned:,.0f} GiB."
+        )
         if backend_of(layout).runtime_memory:
             yield "The time assumes `AdamW(…, fused=True)`."
 

@@ -15,7 +15,7 @@ from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
-from dtrain.parallelism.search import rank_key
+from dtrain.parallelism.search import HOST_MEMORY, rank_key
 from dtrain.runtime.layout import BackendName
 from dtrain.wording import counted
 
@@ -133,13 +133,20 @@ def _chunked_loss(question: Question) -> str:
 
 
 def _offload_too_little(answer: Answer) -> str:
-    examples = (group.example for group in answer.plan.rejected)
+    examples = [group.example for group in answer.plan.rejected]
     least = min(examples, key=lambda one: one.memory.total, default=None)
-    if least is None or not least.layout.offload:
+    if least is not None and least.layout.offload:
+        return (
+            f"Offload is not enough: without the optimizer, {brief(least)} still needs "
+            f"{gib(least.memory.total)}."
+        )
+    away = [replace(one, layout=replace(one.layout, offload=True)) for one in examples]
+    most = min((one.hosted.total for one in away), default=0.0)
+    if most <= HOST_MEMORY:
         return ""
     return (
-        f"Offload is not enough: without the optimizer, {brief(least)} still needs "
-        f"{gib(least.memory.total)}."
+        f"Offload is not enough: a host would need {gib(most)} for the states, and a plan uses at "
+        f"most {gib(HOST_MEMORY)} of a host."
     )
 
 

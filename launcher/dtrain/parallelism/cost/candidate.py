@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.cost.host_memory import HostMemory, host_memory
 from dtrain.parallelism.cost.memory import Memory, least_activations, memory, stage_memory
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.cost.step_time import StepTime, least_time, step_time
@@ -71,13 +70,11 @@ class Candidate:
         return least_activations(self.shape, self.layout, self.assumed)
 
     @property
-    def offloaded(self) -> float:
-        """GiB of the fullest GPU's states that are in its host's memory."""
-        kept = memory(self.shape, replace(self.layout, offload=False), self.assumed)
-        if self.assumed.habits.offloads_parameters:
-            # PyTorch's CPUOffloadPolicy moves all: 32-bit parameters, and gradients as large.
-            return 2 * kept.parameters + kept.optimizer
-        return kept.optimizer
+    def hosted(self) -> HostMemory:
+        """GiB of a host's memory for the states of its GPUs, if the layout offloads."""
+        gpus = min(self.cluster.gpus_per_host, self.cluster.gpus)
+        pinned, pageable = host_memory(self.shape, self.layout, self.assumed)
+        return HostMemory(gpus * pinned, gpus * pageable)
 
     @cached_property
     def time(self) -> StepTime:

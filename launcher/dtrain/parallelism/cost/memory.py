@@ -166,10 +166,11 @@ def _stage_states(
         dense, experts = adapters_of_stage(shape, layout, layers)
     elif not assumed.by_torch(layout):
         fixed = assumed.quantized * (dense - _ends(shape, layout, stage) + experts)
-    held = fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas)
-    away = layout.offload and layout.shards_parameters and assumed.habits.offloads_parameters
+    parameters = fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas)
+    if layout.offload and assumed.habits.offloads == "all" and layout.shards_parameters:
+        parameters = 0.0
     return _StageStates(
-        0.0 if away else held,
+        parameters,
         states.gradients(dense, ranks) + states.gradients(experts, replicas),
         states.optimizer(dense, ranks) + states.optimizer(experts, replicas),
         states.step(dense, ranks) + states.step(experts, replicas),

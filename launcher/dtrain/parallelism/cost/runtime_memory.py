@@ -44,9 +44,15 @@ class Stage(StageRank):
         return dense / shards + experts / max(1, shards // self.layout.expert)
 
     @property
+    def stored(self) -> int:
+        """Bytes of an element in a shard of parameters, of gradients or of one of Adam's moments,
+        which are in the host's memory if they are offloaded."""
+        return 0 if self.layout.offload else 4
+
+    @property
     def weights(self) -> float:
-        """Bytes of the 32-bit parameters; offloaded ones are in the host's memory."""
-        return 0.0 if self.layout.offload else 4 * self.parameter_shard
+        """Bytes of the parameters."""
+        return self.stored * self.parameter_shard
 
     @property
     def moments(self) -> float:

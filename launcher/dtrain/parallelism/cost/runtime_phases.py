@@ -3,10 +3,17 @@
 The order of events is that of PyTorch's autograd and FSDP2 (``_fsdp_param_group.py``):
 
 - A layer's gradients are complete while its gathered parameters and the previous layer's input of
-  a reduction are still in memory. Then both are freed, and its own input is allocated.
+  a reduction are still in memory. Then both are freed, and its own input is allocated. The
+  gradients are freed before the result is allocated, but not the last one, which a variable in
+  ``foreach_reduce`` holds: the only one of the embedding and of the output layer.
 - In a backward pass, the next parameters arrive in one flat buffer while a layer computes. In a
   forward pass, a layer's flat buffer stays until the next layer has gathered.
 - Experts on several ranks are gathered and reduced apart from the rest of their layer.
+- With ``CPUOffloadPolicy``, a gradient's shard goes to the host at the end of its reduction
+  (``foreach_reduce``), where later ones are added to it. What is not reduced waits on the GPU:
+  whole gradients that are reduced once per step, and the sums over a shard's ranks that copies of
+  the shard add up (``partial_reduce_output``). The buffer of that all-reduce stays, too, until the
+  end of the backward pass (``AllReduceState``).
 """
 
 from __future__ import annotations
@@ -35,11 +42,20 @@ class _Phases:
         """Whether gradients are reduced once per step, and kept whole until then."""
         self.shards = s.parameters / s.parameter_shard
         """Ranks that share one parameter's states; fewer share those of experts."""
-        self.waiting = self._waiting()
+        result = 4 if s.reduced == 4 else s.reduced + 4
+        self.result = result / self.shards
+        """Bytes of an element in the result of a gradient's reduction, and in its 32-bit copy."""
         copied = layout.sharding in ("none", "hybrid")
-        self.scattered = 6 if copied and s.reduced == 2 else 4
-        """Bytes of a reduced gradient's element. If copies add up 16-bit gradients, those stay
-        until the end of the backward pass."""
+        self.scattered = (s.reduced if layout.offload else result) if copied else s.stored
+        """Bytes of an element in a shard's gradient after its reduction, in the backward pass."""
+        self.summed = self._summed() if self.several else 0.0
+        """Bytes of a parameter's gradient of the earlier micro-batches."""
+        self.waiting = self.summed * s.parameters
+        if self.whole and not s.layer.autocast:
+            self.waiting += self.summed * (s.embedding_gradient - s.embedding)
+        self.left = s.reduced * s.embedding if self.several and not self.whole else 0.0
+        """The input of a micro-batch's last reduction, which stays until the next micro-batch's
+        first one."""
         self.resident = 0.0 if layout.shards_parameters else c * s.parameters
         """Parameters that a micro-batch leaves gathered."""
         self.root = c * s.head * (1 if self.resident else 2) if s.shape.tied else 0.0
@@ -51,18 +67,14 @@ class _Phases:
         """Activations of the other micro-batches in a pipeline, whose schedule also keeps what the
         stage sent of every micro-batch in flight."""
 
-    def _waiting(self) -> float:
-        """Gradients of earlier micro-batches: whole, in the format of their reduction, or shards
-        in 32 bits."""
+    def _summed(self) -> float:
         s = self.s
-        if not self.several:
-            return 0.0
         if s.layer.autocast:
             # Gradients belong to the weights, of which autocast keeps 16-bit copies.
-            return 4 * s.parameters
-        if not self.whole:
-            return s.weights
-        return s.reduced * (s.parameters - s.embedding + s.embedding_gradient)
+            return 4
+        if self.whole:
+            return s.reduced
+        return (s.reduced if s.layout.sharding == "hybrid" else s.stored) / self.shards
 
     def ends_of_forward(self) -> Iterator[Phase]:
         """The last layer's forward pass, the loss, and the output layer's backward pass."""
@@ -80,18 +92,16 @@ class _Phases:
         yield Phase(self.waiting, full - s.ends, 0.0, gathered, ahead)
         if not s.last:
             return
-        # The last gradient that was scattered stays until the next micro-batch scatters one.
-        left = 4 * s.embedding if self.several and not self.whole else 0.0
         loss = LOSS if layout.tensor == 1 else SPLIT_LOSS
         if layout.pipeline > 1:
             loss += c  # The schedule keeps the stage's output.
-        yield Phase(self.waiting + left, full, loss * s.logits, self.resident)
+        yield Phase(self.waiting + self.left, full, loss * s.logits, self.resident)
         # The output layer's gradient beside its parameters, which came in a flat buffer.
         gathered = self.resident or c * s.head
         stream = c * s.shape.hidden * layer.tokens
-        yield Phase(self.waiting + left, full, c * s.logits, gathered + c * s.head, stream)
+        yield Phase(self.waiting + self.left, full, c * s.logits, gathered + c * s.head, stream)
         if not self.whole and not s.shape.tied:
-            gathered = max(0.0, self.resident - c * s.head) + (c + s.reduced) * s.head
+            gathered = max(0.0, self.resident - c * s.head) + (c + s.reduced + self.result) * s.head
             yield Phase(self.waiting, full, 0.0, gathered, stream)
 
     def backward(self) -> Iterator[Phase]:
@@ -125,21 +135,25 @@ class _Phases:
             following = rest if done < s.layers - 1 else s.embedding
             gathered = c * layer.parameters + c * following + self.root
         reduced = s.head + done * layer.parameters
-        scattered = self.scattered * reduced / self.shards
-        if self.whole:
-            scattered += self.waiting - s.reduced * reduced
-        else:
-            scattered = max(self.waiting, scattered)
-        previous = s.reduced * rest if done else 0.0
+        scattered = self._gradients(reduced)
+        previous = s.reduced * rest if done else self.left * s.shape.tied
         yield Phase(scattered, below, 0.0, gathered + previous, layer.mlp_backward)
         if bank:
             # While attention computes, the experts' gradients are reduced.
             gathered += (s.reduced - c) * bank - previous
         yield Phase(scattered, below, 0.0, gathered + previous, layer.attention_backward)
         if not bank:
-            reduction = (s.reduced + 4 / self.shards) * layer.parameters
+            # The parameters are freed first, and the gradients before the result is allocated.
+            waits = s.reduced if self.whole else c
+            reduction = s.reduced + max(0.0, self.result - waits) - (c if self.whole else 0)
+            reduction *= layer.parameters
             stream = c * layer.stream * layer.tokens
             yield Phase(scattered, below, 0.0, gathered + reduction, stream)
+
+    def _gradients(self, reduced: float) -> float:
+        """Bytes of gradients when the last micro-batch has reduced those of ``reduced``
+        parameters."""
+        return self.waiting + (self.scattered / self.shards - self.summed) * reduced
 
     def after_layers(self) -> Iterator[Phase]:
         """The embedding's gradient, what is reduced last, and the optimizer."""
@@ -153,22 +167,23 @@ class _Phases:
             # All gradients are reduced at the end: the embedding's first, then two layers at once.
             once = s.embedding or 2 * layer.parameters
             left = c * max(0.0, s.parameters - once)
-            yield Phase(self.waiting, s.buffers, 0.0, left, (s.reduced + 4 / self.shards) * once)
+            yield Phase(self.waiting, s.buffers, 0.0, left, (s.reduced + self.result) * once)
         else:
-            rest = self.scattered * (s.parameters - s.embedding) / self.shards
-            rest = max(self.waiting, rest)
+            rest = self._gradients(s.parameters - s.embedding)
             # Tensor ranks sum the gradient of the whole vocabulary into a copy of their share.
             share = s.embedding if layout.tensor > 1 else 0.0
             gradient = c * s.embedding_gradient * (2 if s.shape.tied else 1)
+            # FSDP gathers ahead what came last in the micro-batch before: the output layer.
+            ahead = 0.0 if self.resident or not self.several or s.shape.tied else c * s.head
             if self.whole:
                 gradient, share = 0.0, s.reduced * share
             else:
                 share *= c
                 before = c * s.embedding + s.reduced * layer.parameters
                 yield Phase(rest, 0.0, 0.0, gradient + share + before, stream)
-            reduction = (s.reduced + 4 / self.shards) * s.embedding
-            yield Phase(rest, 0.0, 0.0, (share or gradient) + reduction, stream)
+            reduction = (s.reduced + self.result) * s.embedding
+            yield Phase(rest, 0.0, 0.0, (share or gradient) + ahead + reduction, stream)
         # Adam updates parameters one by one, or all at once if FSDP does not shard them.
         largest = max(s.embedding, s.head, layer.parameters / 3)
-        update = 4 * s.parameters if layer.autocast else 8 * largest / self.shards
+        update = 4 * s.parameters if layer.autocast else 2 * s.stored * largest / self.shards
         yield Phase(s.weights, s.buffers, 0.0, 0.0, update)

@@ -132,6 +132,11 @@ class _Rank(StageRank):
         """Bytes of a parameter in its shard, and of a gradient in its sum."""
         return 2.0 if self.assumed.narrow_states else 4.0
 
+    @property
+    def on_host(self) -> str:
+        """What is in the host's memory, as `MemoryHabits.offloads`."""
+        return self.assumed.habits.offloads if self.layout.offload else ""
+
     @cached_property
     def cast(self) -> bool:
         """Whether a copy of the parameters in the precision of the products is made."""
@@ -160,8 +165,11 @@ class _Rank(StageRank):
     @cached_property
     def summed(self) -> float:
         """Bytes of a gradient that waits for the step. Whole parameters have gradients of their
-        precision, and 32-bit copies beside them."""
-        if self.layout.offload and self.assumed.habits.host_gradients:
+        precision, and 32-bit copies beside them. FSDP2 keeps the buffers in which copies of a shard
+        add up gradients until the end of a backward pass (``AllReduceState``)."""
+        if self.on_host == "gradients" or (
+            self.on_host == "all" and self.layout.sharding != "hybrid"
+        ):
             return 0.0
         if self.layout.shards_parameters or self.assumed.fp32_gradients:
             return self.own
@@ -244,6 +252,8 @@ class _Rank(StageRank):
     @cached_property
     def gradients(self) -> float:
         """Bytes of all gradients when the step begins."""
+        if self.on_host == "all":
+            return 0.0
         root = self.summed * self.root * self.trained_root / self.summing
         return self.layers * self.summed_layer + root
 

@@ -378,9 +378,11 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     shards = layout.shards
     # Copies of an expert are on every ``expert``-th rank only.
     expert_replicas = max(1, ranks // layout.expert)
-    frozen = 0.0
+    frozen = fixed = 0.0
     if shape.lora is not None:
         frozen = dense + (experts if expert_replicas > 1 else 0.0)
+        fixed = dense / shards + experts / min(shards, expert_replicas)
+        fixed *= shape.frozen_matrix_bytes or 2
         dense, experts = adapters_of_stage(shape, layout, layers)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes the last three. A GPU
     # also writes the gradient and the parameter of 16 bits.
@@ -392,7 +394,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     if layout.offload:
         # The host's processors update at the speed of its memory, which its GPUs share.
         each = HOST_MEMORY / kernels.cluster.gpus_per_host
-        traffic, copies = _copies_of_states(kernels, mine, gradient, each)
+        traffic, copies = _copies_of_states(kernels, mine, gradient, each, fixed)
         optimizer = copies + mine * on_host / each
     else:
         optimizer = on_gpu * mine / (kernels.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
@@ -418,23 +420,26 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
 
 
 def _copies_of_states(
-    kernels: Kernels, mine: float, gradient: int, host: float
+    kernels: Kernels, mine: float, gradient: int, host: float, fixed: float
 ) -> tuple[float, float]:
     """Return the seconds in which offloaded states are copied over PCIe in a step, beside the
     computation and while a rank waits. ``mine``: the parameters of this rank's share; ``gradient``:
-    bytes of one's gradient; ``host``: bytes/s of the host's memory for one rank.
+    bytes of one's gradient; ``host``: bytes/s of the host's memory for one rank; ``fixed``: bytes
+    of the share of a frozen model.
 
     In FSDP2 (``all_gather_inputs``, ``foreach_reduce``) every gather copies the share from the
     host, in 32 bits, and every reduction returns its gradients. Those after the first one wait for
     the copy, and the host adds them up. Under HSDP, sums stay on the GPU until the last one.
     """
     layout = kernels.layout
-    if not kernels.assumed.habits.offloads_parameters:
+    if kernels.assumed.habits.offloads != "all":
         return 0.0, mine * (gradient + 2) / PCIE
     gathers = 2 * layout.grad_accumulation if layout.shards_parameters else 1
     adds = reduces_each_micro_batch(layout) and layout.sharding != "hybrid"
     added = layout.grad_accumulation - 1 if adds else 0
-    return 4 * mine * (gathers + 1) / PCIE, added * mine * (4 / PAGEABLE + 12 / host)
+    return (4 * mine * (gathers + 1) + fixed * gathers) / PCIE, added * mine * (
+        4 / PAGEABLE + 12 / host
+    )
 
 
 def _gathers(kernels: Kernels, count: float, layers: int) -> float:
