@@ -222,10 +222,7 @@ def test_a_process_that_a_worker_has_left_keeps_no_text_back(tmp_path: Path, tex
 def test_a_pod_ends_although_its_pipes_are_gone_and_a_process_is_left(tmp_path: Path) -> None:
     goes_on = tmp_path / "goes-on"
     os.mkfifo(goes_on)
-    program = (
-        f"(: <{goes_on}) & until [ -e /proc/$PPID/fd/9 ]; do sleep 0.02; done; "
-        "rm -r $DTRAIN_RUN_DIR; echo done"
-    )
+    program = f"rm -r $DTRAIN_RUN_DIR; (: <{goes_on}) & echo done"
     command, environment = pod(script.render(plan(file_of(program))), tmp_path)
     log = tmp_path / "log"
     with log.open("wb") as output:  # no pipe, which the readers keep open
@@ -279,6 +276,16 @@ def test_the_program_that_a_shell_has_started_gets_term_too(tmp_path: Path) -> N
     assert done.returncode == 143
     assert "[worker-0] saved" in done.stdout.splitlines()
     assert done.stdout.endswith("[dtrain] ends\n")
+
+
+def test_a_deletion_after_the_last_process_does_not_change_how_the_pod_ends(
+    tmp_path: Path,
+) -> None:
+    """The pod waits for a reader whose pipe the job has removed."""
+    late = "until [ -z $(pgrep -P $pod -f '[s]h -c') ]; do sleep 0.02; done; kill $pod"
+    (tmp_path / "late").write_text(late)
+    program = f"rm -r $DTRAIN_RUN_DIR; pod=$PPID setsid sh {tmp_path}/late & :"
+    assert run_pod(script.render(plan(file_of(program))), tmp_path).returncode == 0
 
 
 def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:

@@ -58,18 +58,21 @@ dtrain_term() {
 }
 trap dtrain_term TERM
 
+# A pipe to which nobody writes, to wait without a process of its own. The job may remove it.
+mkfifo "$DTRAIN_RUN_DIR/never" && exec 9<>"$DTRAIN_RUN_DIR/never" || exit
+
 #: count
 for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank++)); do
   #: numbers
   dtrain_name=$dtrain_role-$dtrain_index
   dtrain_pipe=$DTRAIN_RUN_DIR/$dtrain_name
   mkfifo "$dtrain_pipe.out" "$dtrain_pipe.err" || exit
-  dtrain_label "$dtrain_name" <"$dtrain_pipe.out" &
+  dtrain_label "$dtrain_name" <"$dtrain_pipe.out" 9>&- &
   dtrain_readers+=($!)
-  dtrain_label "$dtrain_name err" <"$dtrain_pipe.err" &
+  dtrain_label "$dtrain_name err" <"$dtrain_pipe.err" 9>&- &
   dtrain_readers+=($!)
   set -m # for a process group of its own
-  (trap - TERM; dtrain_process) </dev/null >"$dtrain_pipe.out" 2>"$dtrain_pipe.err" &
+  (trap - TERM; dtrain_process) </dev/null >"$dtrain_pipe.out" 2>"$dtrain_pipe.err" 9>&- &
   set +m
   dtrain_processes+=($!)
   dtrain_names+=("$dtrain_name")
@@ -80,8 +83,6 @@ done
 # dtrain_stop does not know a process that has just started.
 [ -z "$dtrain_deadline" ] || kill -TERM "${dtrain_processes[@]}" 2>/dev/null
 
-# A pipe to which nobody writes, to wait without a process of its own.
-mkfifo "$DTRAIN_RUN_DIR/never" && exec 9<>"$DTRAIN_RUN_DIR/never" || exit
 dtrain_waits() {
   ((${#dtrain_processes[@]})) && return
   [ -n "$dtrain_deadline" ] && ((SECONDS < dtrain_deadline)) || return
@@ -121,6 +122,7 @@ while dtrain_waits; do
     kill -KILL "${dtrain_processes[@]}" 2>/dev/null
   fi
 done
+trap '' TERM # a deletion changes nothing any more
 # The last lines. A process that a worker has left may keep its pipe open, and the job
 # may have removed the name of the pipe: then nothing ends the reader.
 for dtrain_name in "${dtrain_names[@]}"; do
