@@ -282,10 +282,14 @@ def test_a_deletion_after_the_last_process_does_not_change_how_the_pod_ends(
     tmp_path: Path,
 ) -> None:
     """The pod waits for a reader whose pipe the job has removed."""
-    late = "until [ -z $(pgrep -P $pod -f '[s]h -c') ]; do sleep 0.02; done; kill $pod"
-    (tmp_path / "late").write_text(late)
+    ignored = "grep -q '^SigIgn:.*[4-7c-f]...$' /proc/$pod/status"
+    (tmp_path / "late").write_text(
+        f"until {ignored}; do [ -e /proc/$pod ] || exit; sleep 0.02; done; kill $pod && echo killed"
+    )
     program = f"rm -r $DTRAIN_RUN_DIR; pod=$PPID setsid sh {tmp_path}/late & :"
-    assert run_pod(script.render(plan(file_of(program))), tmp_path).returncode == 0
+    done = run_pod(script.render(plan(file_of(program))), tmp_path)
+    assert done.returncode == 0
+    assert "[worker-0] killed" in done.stdout.splitlines()
 
 
 def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:
