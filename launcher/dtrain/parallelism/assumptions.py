@@ -138,9 +138,10 @@ class MemoryHabits:
     if a wrapper recomputes the layers)."""
     placed: bool = False
     """Whether each tensor has its place before the run, so that no memory stays unused: XLA."""
-    recomputes_activation: bool = False
-    """Whether selective recompute drops the outputs of norms and of the MLP's activation in every
-    model (see `Assumptions.recomputes_modules`)."""
+    recomputes_activation: bool | None = None
+    """Whether selective recompute drops the outputs of norms and of the MLP's activation. None: as
+    `Assumptions.recomputes_modules` says. False: it recomputes the core of attention alone, which
+    is Megatron-Core's default (``core_attn``)."""
     repeats_exchange: bool = False
     """Whether torchtitan's selective recompute sends tokens to their experts and back again,
     instead of keeping what arrived: its Qwen3 until March 2026 (its pull request 2357)."""
@@ -344,5 +345,7 @@ class Assumptions(KeepsHash):
         MLA's up projections: Megatron-Core's ``--recompute-modules layernorm moe_act mla_up_proj``,
         as DeepSeek-V3 was trained (arXiv 2412.19437, section 3.2.3). Other models usually keep
         them."""
-        several = shape.experts > 0 or shape.kv_rank > 0 or self.habits.recomputes_activation
+        several = self.habits.recomputes_activation
+        if several is None:
+            several = shape.experts > 0 or shape.kv_rank > 0
         return layout.recompute == "selective" and several and not self.unfused(layout)

@@ -15,7 +15,7 @@ from dtrain.parallelism.assumptions import (
     fp8_copies,
 )
 from dtrain.parallelism.backends import BACKENDS
-from dtrain.parallelism.cluster.hardware import Gpu, Precision
+from dtrain.parallelism.cluster.hardware import GIB, Gpu, Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
@@ -193,6 +193,9 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             gelu_bytes=14.0 if "minGPT" in text else 0.0,
             gathers_fp8="gathered in fp8" in text,
             overwrites_mlp="fused kernels of LoRA" in text,
+            recomputes_activation=False
+            if re.search(r"--recompute-activations|selective means core_attn", text)
+            else practice.habits.recomputes_activation,
             repeats_exchange="exchanges tokens again" in text,
             keeps_gathered=keeps_gathered(row, practice)
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
@@ -320,6 +323,16 @@ def _dropped(notes: str, practice: Practice) -> tuple[int, bool]:
     alone = re.search(r"on queries(, keys)? and values\b", notes)
     inputs = 2 if alone and not alone[1] else 3
     return 1 if practice.fused_qkv else inputs, not alone
+
+
+def buckets(row: Row, practice: Practice, shape: Shape, layout: Layout) -> float:
+    """As in `MemoryHabits`. ``overlap_comm`` has two of them. If the optimizer is on the host,
+    ZeRO-1 and 2 send each gradient there through a buffer of 16 bits, and compute its norm in 64
+    (``set_norm_for_param_grad_in_gpu`` in DeepSpeed's ``stage_1_and_2.py``)."""
+    found = practice.habits.buckets * (2 if "overlap_comm" in row.get("notes", "") else 1)
+    if found and layout.offload:
+        found += (2 + 8) * shape.hidden * max(shape.vocab, shape.ffn_hidden) / GIB
+    return found
 
 
 SQUAD = 200
@@ -458,9 +471,7 @@ def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
     """The layout with the schedule from the notes, and at most as many experts and chunks as exist.
 
     The interleaved runs of Zero Bubble (arXiv 2401.10241, section 5) have a chunk for each layer.
-    So do runs whose notes say that their chunks are not stated. Megatron-LM's
-    ``--recompute-activations`` drops the core of attention alone, and flash attention never keeps
-    it.
+    So do runs whose notes say that their chunks are not stated.
     """
     named = re.search(r"schedule[ :=]+([\w-]+)", row.get("notes", ""), re.IGNORECASE)
     key = re.sub(r"[^a-z0-9]", "", named[1].casefold()) if named else "1f1b"
@@ -472,11 +483,9 @@ def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
     unsaid = re.search(r"chunks( of a stage)? not stated", row.get("notes", "")) is not None
     if (unsaid or key in ("1f1bi", "interleaved")) and chunks == 1 and layout.pipeline > 1:
         chunks = -(-shape.layers // layout.pipeline)
-    core = shape.experts and "--recompute-activations" in row.get("notes", "")
     return replace(
         layout,
         schedule=_SCHEDULES[key],
-        recompute="none" if core else layout.recompute,
         virtual_pipeline=max(1, min(chunks, -(-shape.layers // layout.pipeline))),
         expert=max(1, min(layout.expert, shape.experts)),
     )

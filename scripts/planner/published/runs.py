@@ -66,6 +66,7 @@ from planner.published.hardware import cluster_of, gpu_of
 from planner.published.layouts import (
     assumptions_of,
     between,
+    buckets,
     choices,
     is_given,
     layout_of,
@@ -155,7 +156,8 @@ def run_of(row: Row) -> PublishedRun:
     assumed = assumptions_of(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
     shape = replace(shape, lora=lora_of(row, practice, assumed.precision))
-    assumed = replace(assumed, loss_chunks=loss_chunks(row, shape))
+    habits = replace(assumed.habits, buckets=buckets(row, practice, shape, layout))
+    assumed = replace(assumed, loss_chunks=loss_chunks(row, shape), habits=habits)
     if layout.pipeline > shape.layers:
         raise UnusableError("the pipeline has more stages than the model has layers")
     layout = scheduled(row, layout, shape)
@@ -174,7 +176,7 @@ def run_of(row: Row) -> PublishedRun:
             "the global batch of a step time is not given" if no_batch else "nothing is reported"
         )
     unsaid = re.search(
-        r"(memory size|recompute)[^;.]*not (stated|printed)", notes, re.IGNORECASE
+        r"(memory size|recomput|\bremat\b)[^;.]*not (stated|printed)", notes, re.IGNORECASE
     ) or re.fullmatch(
         # These were sold with 40 or 80, and with 16 or 32 GB.
         r"(nvidia\W*)?(a100|v100)\W*(sxm\d?|pcie)?",

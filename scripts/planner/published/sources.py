@@ -274,6 +274,7 @@ _MODULES = replace(_FSDP, sharding="none")
 """PyTorch's modules without sharding."""
 _HUGGING_FACE = replace(
     _MODULES,
+    sequence_parallel=False,
     expert_kernels=54,
     habits=MemoryHabits(
         whole_gradients=True,
@@ -324,6 +325,7 @@ SOFTWARE = (
     (r"\btorch ?tune\b", _TORCHTUNE),
     # It reports ``max_memory_reserved``, and leaves PyTorch's allocator as it is.
     (r"\bprime-rl\b", replace(_FSDP, counter="reserved", habits=MemoryHabits(fixed_segments=True))),
+    (r"lightning-thunder", replace(_LITGPT, loss_bytes=8)),
     (r"\blit[- ]?(gpt|llama)\b", _LITGPT),
     (r"Hugging ?Face|\bAccelerate\b|\bTRL\b|Axolotl|fsdp_qlora", _HUGGING_FACE),
     (_SHARDING_SOFTWARE, _FSDP),
