@@ -901,3 +901,10 @@ def test_deepspeed_s_buffers() -> None:
     assert two == 2 * one
     # A buffer and a norm in 64 bits of the largest gradient: the embedding's.
     assert host - one == pytest.approx(10 * 32000 * 4096 / 2**30)
+
+
+def test_software_that_gathers_after_the_step() -> None:
+    software = {"DeepSpeed": True, "Megatron-LM": False, "InternEvo": True}
+    for name, after in software.items():
+        row = run(source=f"a/{name} b.md", sharding="ZeRO-1", model_name="Llama-2-7B")
+        assert row.assumed.gathers_after is after

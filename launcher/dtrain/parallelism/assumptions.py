@@ -21,6 +21,10 @@ CONTEXT = 0.7
 UNTRAINED = 1.25
 """`Assumptions.uneven` of new routers and of random tokens, which most published runs have: with
 it, 97 runs of six publishers have errors of 14 % instead of 26 %."""
+FLASH_1 = 0.45
+TRITON_ATTENTION = 0.62
+"""`Assumptions.early_attention`: FlashAttention-2 is 1.7 to 3.0 times as fast as FlashAttention,
+and 1.3 to 2.5 times as fast as its version in Triton (arXiv 2307.08691, section 4.1)."""
 COMPILED_LOSS = 4.0
 """`Assumptions.loss_bytes` if ``torch.compile`` makes one kernel of the loss, which keeps logits
 and their gradient of 16 bits."""
@@ -172,8 +176,9 @@ class Assumptions(KeepsHash):
     document: int = 0
     """Tokens of each document, if several are packed into a sequence and flash attention does not
     look from one into another; 0: a sequence is one document."""
-    triton_attention: bool = False
-    """Whether flash attention is an early version in Triton."""
+    early_attention: float = 1.0
+    """Speed of flash attention before version 2, as a share of FlashAttention-2's: `FLASH_1`,
+    `TRITON_ATTENTION`."""
     fused_loss: bool = False
     """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as flash-attn's
     kernel does. PyTorch's own kernel uses 32-bit copies."""
@@ -233,6 +238,11 @@ class Assumptions(KeepsHash):
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
+    gathers_after: bool = False
+    """Whether a step ends when the shares of whole parameters are gathered, so that nothing hides
+    this, and sums of gradients wait for the last micro-batch's backward pass: DeepSpeed's ZeRO-1
+    and 2 (``all_gather_dp_groups`` in ``step``), InternEvo (``overlap_sync_param=False`` in its
+    configurations). Megatron-LM gathers during the next forward pass."""
     gathers_late: bool = False
     """Whether FSDP gathers a layer's parameters for the backward pass only after the gradients of
     the layer before are computed: PyTorch's ``BackwardPrefetch.BACKWARD_POST``."""

@@ -9,13 +9,15 @@ from itertools import product
 
 from dtrain.parallelism.assumptions import (
     COMPILED_LOSS,
+    FLASH_1,
+    TRITON_ATTENTION,
     UNTRAINED,
     Assumptions,
     communicator,
     fp8_copies,
 )
 from dtrain.parallelism.backends import BACKENDS
-from dtrain.parallelism.cluster.hardware import GIB, Gpu, Precision
+from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
@@ -155,7 +157,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         flash_attention=flash,
         flash2=_flash2(text, practice),
         document=_document(row, practice),
-        triton_attention=practice.triton_attention or "flash attention in Triton" in text,
+        early_attention=_early_attention(text, practice),
         fused_loss=practice.fused_loss
         or re.search(r"\bLiger\b", row.get("notes", "")) is not None
         or re.search(r"(chunked|fused)\b[^;]*\bcross[- ]entropy", text, re.IGNORECASE) is not None,
@@ -174,6 +176,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         host_work=hooks if count(row, "n_gpus") == 1 and zero_3(text) else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
+        gathers_after=practice.gathers_after,
         gathers_late=practice.gathers_late,
         idle=practice.idle,
         reduces_to_all=practice.reduces_to_all,
@@ -259,6 +262,13 @@ def _flash2(text: str, practice: Practice) -> bool | None:
     return named[1] == "2" if named else practice.flash2
 
 
+def _early_attention(text: str, practice: Practice) -> float:
+    """As in `Assumptions`."""
+    named = {"in Triton": TRITON_ATTENTION, "1": FLASH_1}
+    found = (share for version, share in named.items() if f"flash attention {version}" in text)
+    return next(found, practice.early_attention)
+
+
 def _sends_copies(text: str) -> bool | None:
     """Whether the dispatcher that a row names, if any, sends a token to each expert."""
     if re.search(r"all-?to-?all dispatcher", text, re.IGNORECASE):
@@ -323,16 +333,6 @@ def _dropped(notes: str, practice: Practice) -> tuple[int, bool]:
     alone = re.search(r"on queries(, keys)? and values\b", notes)
     inputs = 2 if alone and not alone[1] else 3
     return 1 if practice.fused_qkv else inputs, not alone
-
-
-def buckets(row: Row, practice: Practice, shape: Shape, layout: Layout) -> float:
-    """As in `MemoryHabits`. ``overlap_comm`` has two of them. If the optimizer is on the host,
-    ZeRO-1 and 2 send each gradient there through a buffer of 16 bits, and compute its norm in 64
-    (``set_norm_for_param_grad_in_gpu`` in DeepSpeed's ``stage_1_and_2.py``)."""
-    found = practice.habits.buckets * (2 if "overlap_comm" in row.get("notes", "") else 1)
-    if found and layout.offload:
-        found += (2 + 8) * shape.hidden * max(shape.vocab, shape.ffn_hidden) / GIB
-    return found
 
 
 SQUAD = 200

@@ -66,7 +66,6 @@ from planner.published.hardware import cluster_of, gpu_of
 from planner.published.layouts import (
     assumptions_of,
     between,
-    buckets,
     choices,
     is_given,
     layout_of,
@@ -77,6 +76,7 @@ from planner.published.layouts import (
 from planner.published.results import has_rate, memory_of, seconds_of
 from planner.published.rows import Row, UnusableError, rows
 from planner.published.shapes import shape_of
+from planner.published.sharding import buckets
 from planner.published.sources import Counter, origin, practice_of
 
 TOO_LARGE = 0.2
