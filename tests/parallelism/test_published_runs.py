@@ -908,3 +908,9 @@ def test_software_that_gathers_after_the_step() -> None:
     for name, after in software.items():
         row = run(source=f"a/{name} b.md", sharding="ZeRO-1", model_name="Llama-2-7B")
         assert row.assumed.gathers_after is after
+
+
+def test_norms_that_are_not_fused() -> None:
+    paddle = {"source": "a/Paddle b.md", "model_name": "Llama-2-7B"}
+    assert not run(**paddle).assumed.separate_kernels
+    assert run(**paddle, notes="norms not fused").assumed.separate_kernels

@@ -153,7 +153,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         precision=precision,
         quantized=_quantized(row, practice, precision, gpu),
         narrow_states=_narrow_states(row),
-        separate_kernels=practice.separate_kernels and not compiled,
+        separate_kernels=(practice.separate_kernels or "norms not fused" in text) and not compiled,
         flash_attention=flash,
         flash2=_flash2(text, practice),
         document=_document(row, practice),

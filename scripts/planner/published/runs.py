@@ -32,8 +32,9 @@ The columns:
 - Notes also say what differs in memory: ``Triton kernels for loss and norms and SwiGLU``,
   ``reshard_after_forward=False``, ``mem_efficient_linear=False``, ``gathered in fp32``, ``the loop
   holds the outputs``, ``hidden dropout``, ``no dropout``, ``Adam's moments in bf16``, ``16 bits of
-  master weights``, ``no master weights``, ``Adafactor``.
-- ``recompute``: full, uniform, block or just yes mean full. If selective recomputation includes
+  master weights``, ``no master weights``, ``Adafactor``, ``overlap_comm``, ``norms not fused``.
+- ``recompute``: full, uniform, block or just yes mean full. Notes say if ``selective means
+  core_attn``, Megatron-Core's default. If selective recomputation includes
   ``moe``, or is ``checkpointing of some blocks`` or ``recomputes ffn``, the run fits if full
   recomputation does. Blank
   means none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
