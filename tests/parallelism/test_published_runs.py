@@ -910,7 +910,8 @@ def test_software_that_gathers_after_the_step() -> None:
         assert row.assumed.gathers_after is after
 
 
-def test_norms_that_are_not_fused() -> None:
+def test_paddle_s_norms_and_reductions() -> None:
     paddle = {"source": "a/Paddle b.md", "model_name": "Llama-2-7B"}
     assert not run(**paddle).assumed.separate_kernels
+    assert not run(**paddle).assumed.overlaps_reduction
     assert run(**paddle, notes="norms not fused").assumed.separate_kernels

@@ -269,9 +269,14 @@ _UNKNOWN = Practice(
 """Software that no text names: split like Megatron-LM, but with PyTorch's kernels, because few have
 fused ones, which are faster and keep less for the backward pass."""
 _PADDLE = replace(
-    _UNKNOWN, separate_kernels=False, habits=MemoryHabits(unfused=True, copies_inputs=True)
+    _UNKNOWN,
+    separate_kernels=False,
+    overlaps_reduction=False,
+    habits=MemoryHabits(unfused=True, copies_inputs=True),
 )
-"""PaddleNLP, whose configurations fuse the norms."""
+"""PaddleNLP, whose configurations fuse the norms. Its sharding reduces gradients after the last
+backward pass and sends parameters after the step, and waits for both (``sync_op=True`` in
+``dygraph_sharding_optimizer.py``; the overlap of stage 2 is off by default)."""
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
 _MODULES = replace(_FSDP, sharding="none")
