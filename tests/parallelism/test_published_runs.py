@@ -217,6 +217,7 @@ def test_mingpt_keeps_the_terms_of_its_gelu() -> None:
 
 def test_sequence_parallelism_that_is_off() -> None:
     assert run().layout.sequence_parallel
+    assert not run(notes="TRL").layout.sequence_parallel
     assert not run(notes="untied; sequence parallelism off").layout.sequence_parallel
 
 
@@ -457,10 +458,13 @@ def test_recomputation(written: str, recompute: str) -> None:
     assert run(recompute=written).layout.recompute == recompute
 
 
-def test_megatron_s_old_option_recomputes_the_core_of_attention_alone() -> None:
+@pytest.mark.parametrize("said", ["--recompute-activations", "selective means core_attn"])
+def test_selective_recomputation_of_the_core_of_attention_alone(said: str) -> None:
     mixture = {"model_name": "Mixtral-8x7B", "global_batch": "512", "recompute": "selective"}
-    for notes, recompute in (("", "selective"), ("; --recompute-activations", "none")):
-        assert run(**mixture, notes=f"Megatron-LM{notes}").layout.recompute == recompute
+    for notes, modules in (("", True), (f"; {said}", False)):
+        found = run(**mixture, notes=f"Megatron-LM{notes}")
+        assert found.layout.recompute == "selective"
+        assert found.assumed.recomputes_modules(found.shape, found.layout) == modules
 
 
 @pytest.mark.parametrize(
@@ -615,6 +619,8 @@ def test_the_counter_of_a_peak(notes: str, counter: str) -> None:
         ("memory ended at iteration 14", "A100-80GB", False),
         ("", "A100", None),
         ("GPU memory size and precision not stated", "A100-80GB", None),
+        ("OOM; remat not stated", "A100-80GB", None),
+        ("recomputation not stated", "A100-80GB", None),
         ("optimizer states offload: master; parameters on the host", "A100-80GB", None),
     ],
 )
@@ -877,3 +883,35 @@ def test_the_shared_experts_of_the_notes() -> None:
     plain, shared = run(**cells).shape, run(**cells, notes="2 shared experts").shape
     assert plain.shared_experts == 0
     assert shared.shared_experts == 2
+
+
+def test_thunder_s_benchmark_does_not_cast_logits() -> None:
+    litgpt = "LitGPT's models"
+    assert run(notes=litgpt).assumed.loss_bytes is None
+    assert run(source="Lightning-AI/lightning-thunder pull/1", notes=litgpt).assumed.loss_bytes == 8
+
+
+def test_deepspeed_s_buffers() -> None:
+    zero = {"model_name": "Llama-2-7B", "layers": "", "hidden": "", "heads": "", "tp": "", "pp": ""}
+    zero |= {"vocab": "32000", "sharding": "ZeRO-2", "flash_attention": "y", "micro_batch": "1"}
+    one, two, host = (
+        run(**zero, notes=f"DeepSpeed{notes}").assumed.habits.buckets
+        for notes in ("", "; overlap_comm", "; optimizer offload")
+    )
+    assert two == 2 * one
+    # A buffer and a norm in 64 bits of the largest gradient: the embedding's.
+    assert host - one == pytest.approx(10 * 32000 * 4096 / 2**30)
+
+
+def test_software_that_gathers_after_the_step() -> None:
+    software = {"DeepSpeed": True, "Megatron-LM": False, "InternEvo": True}
+    for name, after in software.items():
+        row = run(source=f"a/{name} b.md", sharding="ZeRO-1", model_name="Llama-2-7B")
+        assert row.assumed.gathers_after is after
+
+
+def test_paddle_s_norms_and_reductions() -> None:
+    paddle = {"source": "a/Paddle b.md", "model_name": "Llama-2-7B"}
+    assert not run(**paddle).assumed.separate_kernels
+    assert not run(**paddle).assumed.overlaps_reduction
+    assert run(**paddle, notes="norms not fused").assumed.separate_kernels

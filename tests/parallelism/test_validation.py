@@ -241,9 +241,9 @@ def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
         # Most by users with software of their own.
         (UNSEEN[9], (99, 22), 0.24, 0.10, 0.17, 0.08, 0),
         # A third from a paper on mixtures, the rest by users and in JAX.
-        (UNSEEN[10], (162, 23), 0.17, 0.10, 0.14, 0.11, 3),
+        (UNSEEN[10], (162, 23), 0.16, 0.10, 0.14, 0.12, 1),
         # Nearly half from a paper on mixtures in fp8, and most of its refusals.
-        (UNSEEN[11], (137, 127), 0.15, 0.05, 0.16, 0.09, 1),
+        (UNSEEN[11], (137, 127), 0.15, 0.05, 0.16, 0.09, 0),
         # A quarter is MLPerf's GPT-3, a third memory alone.
         (UNSEEN[12], (84, 49), 0.18, 0.11, 0.13, 0.02, 1),
     ],

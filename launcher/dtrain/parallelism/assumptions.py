@@ -21,6 +21,10 @@ CONTEXT = 0.7
 UNTRAINED = 1.25
 """`Assumptions.uneven` of new routers and of random tokens, which most published runs have: with
 it, 97 runs of six publishers have errors of 14 % instead of 26 %."""
+FLASH_1 = 0.45
+TRITON_ATTENTION = 0.62
+"""`Assumptions.early_attention`: FlashAttention-2 is 1.7 to 3.0 times as fast as FlashAttention,
+and 1.3 to 2.5 times as fast as its version in Triton (arXiv 2307.08691, section 4.1)."""
 COMPILED_LOSS = 4.0
 """`Assumptions.loss_bytes` if ``torch.compile`` makes one kernel of the loss, which keeps logits
 and their gradient of 16 bits."""
@@ -139,9 +143,10 @@ class MemoryHabits:
     if a wrapper recomputes the layers)."""
     placed: bool = False
     """Whether each tensor has its place before the run, so that no memory stays unused: XLA."""
-    recomputes_activation: bool = False
-    """Whether selective recompute drops the outputs of norms and of the MLP's activation in every
-    model (see `Assumptions.recomputes_modules`)."""
+    recomputes_activation: bool | None = None
+    """Whether selective recompute drops the outputs of norms and of the MLP's activation. None: as
+    `Assumptions.recomputes_modules` says. False: it recomputes the core of attention alone, which
+    is Megatron-Core's default (``core_attn``)."""
     repeats_exchange: bool = False
     """Whether torchtitan's selective recompute sends tokens to their experts and back again,
     instead of keeping what arrived: its Qwen3 until March 2026 (its pull request 2357)."""
@@ -172,8 +177,9 @@ class Assumptions(KeepsHash):
     document: int = 0
     """Tokens of each document, if several are packed into a sequence and flash attention does not
     look from one into another; 0: a sequence is one document."""
-    triton_attention: bool = False
-    """Whether flash attention is an early version in Triton."""
+    early_attention: float = 1.0
+    """Speed of flash attention before version 2, as a share of FlashAttention-2's: `FLASH_1`,
+    `TRITON_ATTENTION`."""
     fused_loss: bool = False
     """Whether cross-entropy overwrites the logits with their gradient in 16 bits, as flash-attn's
     kernel does. PyTorch's own kernel uses 32-bit copies."""
@@ -233,6 +239,11 @@ class Assumptions(KeepsHash):
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""
     overlaps_reduction: bool = True
     """Whether gradients are reduced and parameters gathered while others are computed."""
+    gathers_after: bool = False
+    """Whether a step ends when the shares of whole parameters are gathered, so that nothing hides
+    this, and sums of gradients wait for the last micro-batch's backward pass: DeepSpeed's ZeRO-1
+    and 2 (``all_gather_dp_groups`` in ``step``), InternEvo (``overlap_sync_param=False`` in its
+    configurations). Megatron-LM gathers during the next forward pass."""
     gathers_late: bool = False
     """Whether FSDP gathers a layer's parameters for the backward pass only after the gradients of
     the layer before are computed: PyTorch's ``BackwardPrefetch.BACKWARD_POST``."""
@@ -347,5 +358,7 @@ class Assumptions(KeepsHash):
         MLA's up projections: Megatron-Core's ``--recompute-modules layernorm moe_act mla_up_proj``,
         as DeepSeek-V3 was trained (arXiv 2412.19437, section 3.2.3). Other models usually keep
         them."""
-        several = shape.experts > 0 or shape.kv_rank > 0 or self.habits.recomputes_activation
+        several = self.habits.recomputes_activation
+        if several is None:
+            several = shape.experts > 0 or shape.kv_rank > 0
         return layout.recompute == "selective" and several and not self.unfused(layout)

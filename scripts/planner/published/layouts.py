@@ -9,6 +9,8 @@ from itertools import product
 
 from dtrain.parallelism.assumptions import (
     COMPILED_LOSS,
+    FLASH_1,
+    TRITON_ATTENTION,
     UNTRAINED,
     Assumptions,
     communicator,
@@ -151,11 +153,11 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         precision=precision,
         quantized=_quantized(row, practice, precision, gpu),
         narrow_states=_narrow_states(row),
-        separate_kernels=practice.separate_kernels and not compiled,
+        separate_kernels=(practice.separate_kernels or "norms not fused" in text) and not compiled,
         flash_attention=flash,
         flash2=_flash2(text, practice),
         document=_document(row, practice),
-        triton_attention=practice.triton_attention or "flash attention in Triton" in text,
+        early_attention=_early_attention(text, practice),
         fused_loss=practice.fused_loss
         or re.search(r"\bLiger\b", row.get("notes", "")) is not None
         or re.search(r"(chunked|fused)\b[^;]*\bcross[- ]entropy", text, re.IGNORECASE) is not None,
@@ -174,6 +176,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         host_work=hooks if count(row, "n_gpus") == 1 and zero_3(text) else 0.0,
         fuses_gradients=practice.fuses_gradients,
         overlaps_reduction=practice.overlaps_reduction,
+        gathers_after=practice.gathers_after,
         gathers_late=practice.gathers_late,
         idle=practice.idle,
         reduces_to_all=practice.reduces_to_all,
@@ -193,6 +196,9 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             gelu_bytes=14.0 if "minGPT" in text else 0.0,
             gathers_fp8="gathered in fp8" in text,
             overwrites_mlp="fused kernels of LoRA" in text,
+            recomputes_activation=False
+            if re.search(r"--recompute-activations|selective means core_attn", text)
+            else practice.habits.recomputes_activation,
             repeats_exchange="exchanges tokens again" in text,
             keeps_gathered=keeps_gathered(row, practice)
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
@@ -254,6 +260,13 @@ def _flash2(text: str, practice: Practice) -> bool | None:
     """Whether attention is FlashAttention-2, and not a newer one, if a row names its version."""
     named = re.search(r"flash[- ]?att(?:entio)?n[- ]?v?([234])\b", text, re.IGNORECASE)
     return named[1] == "2" if named else practice.flash2
+
+
+def _early_attention(text: str, practice: Practice) -> float:
+    """As in `Assumptions`."""
+    named = {"in Triton": TRITON_ATTENTION, "1": FLASH_1}
+    found = (share for version, share in named.items() if f"flash attention {version}" in text)
+    return next(found, practice.early_attention)
 
 
 def _sends_copies(text: str) -> bool | None:
@@ -458,9 +471,7 @@ def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
     """The layout with the schedule from the notes, and at most as many experts and chunks as exist.
 
     The interleaved runs of Zero Bubble (arXiv 2401.10241, section 5) have a chunk for each layer.
-    So do runs whose notes say that their chunks are not stated. Megatron-LM's
-    ``--recompute-activations`` drops the core of attention alone, and flash attention never keeps
-    it.
+    So do runs whose notes say that their chunks are not stated.
     """
     named = re.search(r"schedule[ :=]+([\w-]+)", row.get("notes", ""), re.IGNORECASE)
     key = re.sub(r"[^a-z0-9]", "", named[1].casefold()) if named else "1f1b"
@@ -472,11 +483,9 @@ def scheduled(row: Row, layout: Layout, shape: Shape) -> Layout:
     unsaid = re.search(r"chunks( of a stage)? not stated", row.get("notes", "")) is not None
     if (unsaid or key in ("1f1bi", "interleaved")) and chunks == 1 and layout.pipeline > 1:
         chunks = -(-shape.layers // layout.pipeline)
-    core = shape.experts and "--recompute-activations" in row.get("notes", "")
     return replace(
         layout,
         schedule=_SCHEDULES[key],
-        recompute="none" if core else layout.recompute,
         virtual_pipeline=max(1, min(chunks, -(-shape.layers // layout.pipeline))),
         expert=max(1, min(layout.expert, shape.experts)),
     )

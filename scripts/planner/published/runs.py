@@ -32,8 +32,9 @@ The columns:
 - Notes also say what differs in memory: ``Triton kernels for loss and norms and SwiGLU``,
   ``reshard_after_forward=False``, ``mem_efficient_linear=False``, ``gathered in fp32``, ``the loop
   holds the outputs``, ``hidden dropout``, ``no dropout``, ``Adam's moments in bf16``, ``16 bits of
-  master weights``, ``no master weights``, ``Adafactor``.
-- ``recompute``: full, uniform, block or just yes mean full. If selective recomputation includes
+  master weights``, ``no master weights``, ``Adafactor``, ``overlap_comm``, ``norms not fused``.
+- ``recompute``: full, uniform, block or just yes mean full. Notes say if ``selective means
+  core_attn``, Megatron-Core's default. If selective recomputation includes
   ``moe``, or is ``checkpointing of some blocks`` or ``recomputes ffn``, the run fits if full
   recomputation does. Blank
   means none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
@@ -76,6 +77,7 @@ from planner.published.layouts import (
 from planner.published.results import has_rate, memory_of, seconds_of
 from planner.published.rows import Row, UnusableError, rows
 from planner.published.shapes import shape_of
+from planner.published.sharding import buckets
 from planner.published.sources import Counter, origin, practice_of
 
 TOO_LARGE = 0.2
@@ -155,7 +157,8 @@ def run_of(row: Row) -> PublishedRun:
     assumed = assumptions_of(row, practice, gpu)
     shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
     shape = replace(shape, lora=lora_of(row, practice, assumed.precision))
-    assumed = replace(assumed, loss_chunks=loss_chunks(row, shape))
+    habits = replace(assumed.habits, buckets=buckets(row, practice, shape, layout))
+    assumed = replace(assumed, loss_chunks=loss_chunks(row, shape), habits=habits)
     if layout.pipeline > shape.layers:
         raise UnusableError("the pipeline has more stages than the model has layers")
     layout = scheduled(row, layout, shape)
@@ -174,7 +177,7 @@ def run_of(row: Row) -> PublishedRun:
             "the global batch of a step time is not given" if no_batch else "nothing is reported"
         )
     unsaid = re.search(
-        r"(memory size|recompute)[^;.]*not (stated|printed)", notes, re.IGNORECASE
+        r"(memory size|recomput|\bremat\b)[^;.]*not (stated|printed)", notes, re.IGNORECASE
     ) or re.fullmatch(
         # These were sold with 40 or 80, and with 16 or 32 GB.
         r"(nvidia\W*)?(a100|v100)\W*(sxm\d?|pcie)?",

@@ -1,10 +1,12 @@
-"""How a published run shards its states."""
+"""How a published run shards its states, and the buffers of that."""
 
 from __future__ import annotations
 
 import re
 
-from dtrain.runtime.layout import Sharding
+from dtrain.parallelism.cluster.hardware import GIB
+from dtrain.parallelism.model.shape import Shape
+from dtrain.runtime.layout import Layout, Sharding
 from planner.published.rows import Row, count
 from planner.published.sources import Practice
 
@@ -38,3 +40,13 @@ def keeps_gathered(row: Row, practice: Practice) -> bool:
     zero_2 = re.search(r"grad_op|zero-?2", row.get("sharding", ""), re.IGNORECASE)
     fsdp = practice.backend == "torchtitan" and re.search("FSDP", text) is not None
     return "reshard_after_forward=False" in text or (fsdp and zero_2 is not None)
+
+
+def buckets(row: Row, practice: Practice, shape: Shape, layout: Layout) -> float:
+    """As in `MemoryHabits`. ``overlap_comm`` has two of them. If the optimizer is on the host,
+    ZeRO-1 and 2 send each gradient there through a buffer of 16 bits, and compute its norm in 64
+    (``set_norm_for_param_grad_in_gpu`` in DeepSpeed's ``stage_1_and_2.py``)."""
+    found = practice.habits.buckets * (2 if "overlap_comm" in row.get("notes", "") else 1)
+    if found and layout.offload:
+        found += (2 + 8) * shape.hidden * max(shape.vocab, shape.ffn_hidden) / GIB
+    return found

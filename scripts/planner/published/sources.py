@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from dtrain.parallelism.assumptions import MemoryHabits
+from dtrain.parallelism.assumptions import FLASH_1, TRITON_ATTENTION, MemoryHabits
 from dtrain.parallelism.backends import TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.model.adapters import Lora
@@ -45,9 +45,10 @@ class Practice:
     """Whether runs without ``torch.compile`` have a kernel for each operation of a norm."""
     fuses_gradients: bool = True
     overlaps_reduction: bool = True
+    gathers_after: bool = False
     gathers_late: bool = False
     flash2: bool | None = None
-    triton_attention: bool = False
+    early_attention: float = 1.0
     idle: float = 0.0
     expert_kernels: int = 0
     module_work: float = 0.0
@@ -189,6 +190,9 @@ PRACTICES = (
             hardware_flops=True,
             fp32_gradients=False,
             fuses_gradients=False,
+            # Its documentation installs version 1.0.5.
+            early_attention=FLASH_1,
+            gathers_after=True,
             reduces_to_all=True,
             habits=MemoryHabits(step_copies=10, fullest="last"),
         ),
@@ -243,7 +247,7 @@ PRACTICES = (
         r"llm-foundry|MosaicML",
         Practice(
             "full",
-            triton_attention=True,
+            early_attention=TRITON_ATTENTION,
             fused_loss=True,
             repeats_loss=True,
             gathers_late=True,
@@ -265,15 +269,21 @@ _UNKNOWN = Practice(
 """Software that no text names: split like Megatron-LM, but with PyTorch's kernels, because few have
 fused ones, which are faster and keep less for the backward pass."""
 _PADDLE = replace(
-    _UNKNOWN, separate_kernels=False, habits=MemoryHabits(unfused=True, copies_inputs=True)
+    _UNKNOWN,
+    separate_kernels=False,
+    overlaps_reduction=False,
+    habits=MemoryHabits(unfused=True, copies_inputs=True),
 )
-"""PaddleNLP, whose configurations fuse the norms."""
+"""PaddleNLP, whose configurations fuse the norms. Its sharding reduces gradients after the last
+backward pass and sends parameters after the step, and waits for both (``sync_op=True`` in
+``dygraph_sharding_optimizer.py``; the overlap of stage 2 is off by default)."""
 _FSDP = Practice("full", separate_kernels=True, backend="torchtitan")
 """PyTorch's FSDP around modules of PyTorch."""
 _MODULES = replace(_FSDP, sharding="none")
 """PyTorch's modules without sharding."""
 _HUGGING_FACE = replace(
     _MODULES,
+    sequence_parallel=False,
     expert_kernels=54,
     habits=MemoryHabits(
         whole_gradients=True,
@@ -309,7 +319,9 @@ _ZERO = replace(
 )  # fmt: skip
 """DeepSpeed since 2023, with models of PyTorch's modules: ZeRO-3 reduces in 16 bits. Its hooks run
 for each expert's three matrices: ``expert_kernels`` is from two runs of TRL."""
-_ZERO_2 = replace(_ZERO, habits=replace(_ZERO.habits, step_copies=2, buckets=1.0))
+_ZERO_2 = replace(
+    _ZERO, gathers_after=True, habits=replace(_ZERO.habits, step_copies=2, buckets=1.0)
+)
 """Stages 1 and 2, which flatten and cast all gradients at once. Stage 3 does so group by group.
 ``buckets``: 5e8 gradients in 16 bits, DeepSpeed's default (``reduce_bucket_size``)."""
 _SHARDING_SOFTWARE = (
@@ -324,6 +336,7 @@ SOFTWARE = (
     (r"\btorch ?tune\b", _TORCHTUNE),
     # It reports ``max_memory_reserved``, and leaves PyTorch's allocator as it is.
     (r"\bprime-rl\b", replace(_FSDP, counter="reserved", habits=MemoryHabits(fixed_segments=True))),
+    (r"lightning-thunder", replace(_LITGPT, loss_bytes=8)),
     (r"\blit[- ]?(gpt|llama)\b", _LITGPT),
     (r"Hugging ?Face|\bAccelerate\b|\bTRL\b|Axolotl|fsdp_qlora", _HUGGING_FACE),
     (_SHARDING_SOFTWARE, _FSDP),

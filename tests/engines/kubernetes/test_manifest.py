@@ -283,8 +283,9 @@ def test_a_deletion_after_the_last_process_does_not_change_how_the_pod_ends(
 ) -> None:
     """The pod waits for a reader whose pipe the job has removed."""
     ignored = "grep -q '^SigIgn:.*[4-7c-f]...$' /proc/$pod/status"
+    too_late = "grep -q Z /proc/$pod/status"
     (tmp_path / "late").write_text(
-        f"until {ignored}; do ! grep -q Z /proc/$pod/status || exit; sleep 0.02; done; kill $pod && echo killed"
+        f"until {ignored}; do ! {too_late} || exit; sleep 0.02; done; kill $pod && echo killed"
     )
     program = f"rm -r $DTRAIN_RUN_DIR; pod=$PPID setsid sh {tmp_path}/late & :"
     done = run_pod(script.render(plan(file_of(program))), tmp_path)

@@ -100,7 +100,7 @@ than GPUs do, and because most of an architecture's publishers are its vendor. I
 published step times of dense models on these GPUs, with equal weight for each of 102 publishers; of
 2,816 and 112, 80 % are 0.88 to 1.38, without tables that are off by more than a factor of 2.7 on
 average. Of publishers held
-out of the fit, the ends are 0.92 and 1.11 (``scripts/planner/fit.py --held-out``), but most of
+out of the fit, the ends are 0.92 and 1.10 (``scripts/planner/fit.py --held-out``), but most of
 those are vendors' benchmarks."""
 
 AMPERE = Efficiency(

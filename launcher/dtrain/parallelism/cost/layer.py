@@ -24,9 +24,6 @@ BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "nvfp4": 2, "tf32": 4, "fp32": 4}
 """Bytes of one activation. In fp8 and nvfp4 are only copies of the inputs of matrix products."""
 
 
-TRITON_ATTENTION = 0.62
-"""Speed of flash attention in Triton as a share of FlashAttention-2's, which is 1.3 to 2.5 times as
-fast (arXiv 2307.08691, section 4.1)."""
 SEPARATE_NORMS = 32.0
 """Passes over n·h elements of 16 bits of both RMS norms beyond those of fused kernels, if each of
 their operations is a kernel, in 32 bits: 18 for each norm instead of 2."""
@@ -203,8 +200,7 @@ class Kernels(_OneLayer):
         flop = self.attention_flop()
         if self.assumed.flash_attention:
             own = efficiency.flash2 if self.assumed.old_attention(layout) else 1.0
-            if self.assumed.triton_attention:
-                own = min(own, TRITON_ATTENTION)
+            own = min(own, self.assumed.early_attention)
             flop *= self._softmax_share(own) / (2 if self.shape.causal else 1)
             return flop / (peak * efficiency.attention * own)
         scores = 2.0 * self.tokens * self.shape.seq_len * self.shape.heads / layout.tensor

@@ -415,7 +415,13 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     late = 0.0
     if kernels.assumed.gathers_late and layout.shards_parameters and not keeps_stage(layout):
         late = _gathers(kernels, dense, layers) / 2
-        traffic -= late
+    if kernels.assumed.gathers_after and not layout.shards_parameters:
+        near = Group(kernels.cluster, efficiency, shards, layout.tensor)
+        late = near.all_gather(BYTES[kernels.assumed.precision] * dense)
+        if not reduces_each_micro_batch(layout):
+            # Beside the backward pass of the last micro-batch.
+            busy *= 2 / 3 / layout.grad_accumulation
+    traffic -= late
     return late + _exposed(traffic, busy, efficiency.exposed_data), optimizer
 
 
