@@ -132,8 +132,9 @@ class Question:
         if self.hides_exchange:
             notes.append(
                 "exchanges between experts beside the computation need "
-                f"`{backend.hides_exchange}` in {backend.title} (a pipeline of it must be "
-                "interleaved), or other software such as DualPipe"
+                f"`{backend.hides_exchange}` in {backend.title} (Megatron-Core 0.14; a pipeline of "
+                "it must be interleaved), or other software such as DualPipe: the script turns it "
+                "on, not dtrain"
             )
         return Answer(replace(self, notes=tuple(notes)), plan)
 
