@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +25,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the name everyone gives it
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import track_memory
@@ -82,6 +82,10 @@ def measured(case: dict[str, Any], run: parallel.ParallelRun) -> int:
         tracker.resized(storage)
 
     to_host, from_host = track_memory.host_memory(tracker)
+    copied = track_memory.between_host_and_device(tracker)
+    copies: AbstractContextManager[Any] = (
+        patch.object(Tensor, "to", copied) if layout.offload else nullcontext()
+    )
     with (
         patch.object(recompute, "to_host", to_host),
         patch.object(recompute, "from_host", from_host),
@@ -96,10 +100,8 @@ def measured(case: dict[str, Any], run: parallel.ParallelRun) -> int:
         optimizer = track_memory._adamw(model)
         here = layout.global_batch // run.data_size
         inputs, targets = torch.zeros(2, here, length, dtype=torch.int64)
-        for parameter in model.parameters():
-            local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
-            tracker.add(local.untyped_storage(), "parameter", local)
-        with tracker:
+        tracker.states(model.parameters(), offload=layout.offload)
+        with tracker, copies:
             for _ in range(STEPS):
                 tracker.peak = 0
                 loss = model.gradients(inputs, targets)

@@ -29,7 +29,7 @@ import json
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -106,6 +106,15 @@ class Tracker(TorchDispatchMode):
         if key not in self.sizes and key not in self.on_host:
             weakref.finalize(storage, self.on_host.discard, key)
             self.on_host.add(key)
+
+    def states(self, tensors: Iterable[Tensor], *, offload: bool) -> None:
+        """Count parameters and buffers. Parameters are in the host's memory with ``offload``."""
+        for value in tensors:
+            local = value._local_tensor if isinstance(value, tensor.DTensor) else value
+            if offload and isinstance(value, nn.Parameter):
+                self.host(local)
+            else:
+                self.add(local.untyped_storage(), "parameter", local)
 
     def is_on_host(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.untyped_storage()._cdata in self.on_host
@@ -346,12 +355,7 @@ def _track(
     here = layout.global_batch // run.data_size
     inputs, targets = torch.zeros(2, here, length, dtype=torch.int64)
     for part in parallelized.parts:
-        for value in (*part.parameters(), *part.buffers()):
-            local = value._local_tensor if isinstance(value, tensor.DTensor) else value
-            if layout.offload and isinstance(value, nn.Parameter):
-                tracker.host(local)
-            else:
-                tracker.add(local.untyped_storage(), "parameter", local)
+        tracker.states((*part.parameters(), *part.buffers()), offload=layout.offload)
     with tracker:
         for step in range(STEPS):
             tracker.peak, tracker.listing = 0, listing and step == STEPS - 1

@@ -24,6 +24,7 @@ from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
 from dtrain.spec.load import parse
 from dtrain_cli.views.layouts import as_text
+from dtrain_cli.views.layouts_html import page
 from dtrain_cli.views.paper import Paper
 
 TEXT = """
@@ -132,6 +133,12 @@ def test_a_plan_for_cpus_speaks_of_processes(file: Path) -> None:
     large = pose(replace(request, model_size="1B"), probe=measured()).answer()
     text += as_text(large, Paper(100, color=False, unicode=False), count=8)
     assert "the textbook answer" in " ".join(text.split())
+    trained = pose(replace(request, tokens="1B"), probe=measured()).answer()
+    text += as_text(trained, Paper(100, color=False, unicode=False), count=8)
+    assert re.search(r"tokens take [\d.]+ days on 2 hosts:", " ".join(text.split()))
+    assert " host-hours" in text
+    text += page(trained, count=8)
+    assert "Memory of the fullest process" in text
     assert not re.search(r"\bGPUs?\b", text)
     # They have neither a CUDA context nor NCCL's buffers.
     assert (answer.best.memory.context, answer.best.memory.communication) == (0, 0)

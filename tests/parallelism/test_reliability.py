@@ -23,6 +23,7 @@ def test_time_between_failures_is_that_of_meta(gpus: int, hours: float) -> None:
         backend="runtime",
         gpus=gpus,
         hosts=gpus // 8,
+        nodes=gpus / 8,
         step=1.0,
         days=1.0,
     )
@@ -67,6 +68,7 @@ def test_goodput_of_llama_3_is_within_two_points() -> None:
         backend="megatron",
         gpus=16_384,
         hosts=2048,
+        nodes=2048,
         step=7.0,
         days=49.0,
     )
@@ -96,6 +98,7 @@ def test_a_job_that_fails_before_it_saves_never_ends() -> None:
         backend="runtime",
         gpus=100_000,
         hosts=12_500,
+        nodes=12_500,
         step=1.0,
         days=1.0,
     )

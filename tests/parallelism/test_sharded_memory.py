@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
+from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
@@ -141,6 +142,20 @@ def test_an_optimizer_on_the_host_has_the_gradients_there(
     found = memory(shape, layout, Assumptions(fp32_gradients=False, habits=habits))
     assert found.gradients == 0
     assert found.allocated == pytest.approx(measured, rel=0.08)
+
+
+def test_fsdp2_offloads_all_states_but_the_buffers_of_its_all_reduces() -> None:
+    shape = replace(model("llama-2-7b"), seq_len=64)
+    assumed = Assumptions.usual("bf16", hardware().gpu("h100"), "torchtitan")
+    layout = Layout(
+        backend="torchtitan", data=8, sharding="full", recompute="full", grad_accumulation=2,
+        offload=True,
+    )  # fmt: skip
+    found = memory(shape, layout, assumed)
+    assert found.parameters == found.gradients == found.optimizer == 0
+    hybrid = memory(shape, replace(layout, sharding="hybrid", shard=4), assumed)
+    assert hybrid.parameters == hybrid.optimizer == 0
+    assert hybrid.gradients * 2**30 == pytest.approx(shape.parameters, rel=0.12)
 
 
 def test_gathered_parameters_may_stay_until_the_backward_pass() -> None:

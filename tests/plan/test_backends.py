@@ -160,13 +160,15 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
 
 
 def test_offload_counts_when_backends_are_compared() -> None:
-    """With offload, dtrain.runtime and torchtitan take a fifth less than Megatron-LM without it."""
-    asked = PlanRequest(model_size="14B", gpu="l40s", gpus=8, gpus_per_host=2, network_gbps=10.0)
+    """With offload, torchtitan takes a tenth less than Megatron-LM without it."""
+    asked = PlanRequest(
+        model_size="14B", gpu="rtx-4090", gpus=16, gpus_per_host=4, network_gbps=100.0
+    )
     first, other = (plan.best for plan in pose(asked).answer().question.others[:2])
     assert first and other and first.time.total > other.time.total
     answer = pose(replace(asked, backend="megatron")).answer()
     offloaded = answer.question.others[0].best
-    assert offloaded and offloaded.time.total < 0.85 * answer.best.time.total
+    assert offloaded and offloaded.time.total < 0.92 * answer.best.time.total
     assert faster_backend(answer) == ""
 
 

@@ -96,6 +96,23 @@ def test_states_of_16_bits_stay_in_the_file_until_a_plan_has_others(
         assert ('training.dtype = "bfloat16"' in done.stdout) is (bits == 16)
 
 
+def test_the_overlap_of_experts_stays_in_the_file_until_a_plan_has_none(
+    dtrain: Any, tmp_path: Path
+) -> None:
+    plan = ("plan", "--model", "mixtral-8x7b", "--backend", "megatron", "--output", "c.yaml")
+    asked = ("--gpu", "h100", "--gpus", "16", "--overlap-experts")
+    file = tmp_path / "c.yaml"
+    for more, overlaps in ((asked, True), (("c.yaml",), True),
+                           (("c.yaml", "--no-overlap-experts"), False)):  # fmt: skip
+        done = dtrain(*plan, *more)
+        assert done.returncode == 0, done.stderr
+        assert read(file).job.training.overlap_experts is overlaps  # type: ignore[union-attr]
+        text = " ".join(done.stdout.split())
+        assert ("exchanges between experts beside the computation need" in text) is overlaps
+    # The note in the file.
+    assert "# --overlap-moe-expert-parallel-comm and what `dtrain help keys`" in file.read_text()
+
+
 @pytest.mark.parametrize(
     ("fixed", "strategy"),
     [

@@ -15,6 +15,7 @@ from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.model.sizes import shape_for_size
 from dtrain.parallelism.question import Question
+from dtrain_cli.options import as_options
 from dtrain_cli.views.layouts_html import page
 from support.browser import Browser
 
@@ -320,7 +321,7 @@ def test_the_page_has_the_sentences_of_the_text_output(answers, browser, files):
         for rival in alternatives.rivals(answer):
             assert rival.verdict in text
         for remedy in remedies(answer):
-            assert remedy in text
+            assert as_options(remedy) in text
 
 
 def test_every_text_is_escaped(answers):

@@ -104,9 +104,9 @@ def plan(
         ),
     ] = None,
     overlap_experts: Annotated[
-        bool,
-        flag("Software that computes while experts exchange tokens.", "--overlap-experts"),
-    ] = False,
+        bool | None,
+        flag("Software that computes while experts exchange tokens; default: from FILE, else not."),
+    ] = None,
     gpus: Annotated[int | None, option("Cluster: total number of GPUs.")] = None,
     gpu: Annotated[
         str | None, option("Cluster: GPU model, such as h100-80gb.", "NAME", completion.gpus)

@@ -39,6 +39,7 @@ def page(answer: Answer, *, count: int, notes: Sequence[str] = ()) -> str:
         figures=explain.figures(best),
         fullness=" ".join(filter(None, (explain.fullness(best), alternatives.reserve(answer)))),
         training=training_time(answer),
+        unit=question.cluster.gpu.unit,
         memory=_memory_chart(shown or (best,), best.limit),
         time=_time_chart(shown or (best,)),
         compared=_compared(shown),

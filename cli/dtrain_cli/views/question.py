@@ -114,15 +114,24 @@ def _source(text: str) -> str:
 
 def training_time(answer: Answer) -> str:
     """Return how long training on the given number of tokens takes; empty without a number."""
-    training = answer.training(answer.best)
+    training, cluster = answer.training(answer.best), answer.question.cluster
     if not training:
         return ""
+    machines = counted(cluster.hosts, "host")
+    if not cluster.gpu.is_cpu:
+        machines = counted(cluster.gpus, "GPU")
     return (
-        f"{units.large(training.tokens)} tokens take {_days(training.days)} on "
-        f"{counted(answer.question.cluster.gpus, 'GPU')}: "
-        f"{counted(training.steps, 'step')}, {units.amount(training.gpu_hours)} GPU-hours, "
-        f"if nothing fails. {_failures(training)}{_energy(answer, training)}"
+        f"{units.large(training.tokens)} tokens take {_days(training.days)} on {machines}: "
+        f"{counted(training.steps, 'step')}, {_hours(cluster, training.gpu_hours)}, "
+        f"if nothing fails. {_failures(cluster, training)}{_energy(answer, training)}"
     )
+
+
+def _hours(cluster: GpuCluster, gpu_hours: float) -> str:
+    """Of GPUs; of whole hosts, if processes are what shares them."""
+    if cluster.gpu.is_cpu:
+        return f"{units.amount(gpu_hours * cluster.hosts / cluster.gpus)} host-hours"
+    return f"{units.amount(gpu_hours)} GPU-hours"
 
 
 def _days(days: float) -> str:
@@ -142,10 +151,12 @@ def _energy(answer: Answer, training: TrainingCost) -> str:
     )
 
 
-def _failures(training: TrainingCost) -> str:
+def _failures(cluster: GpuCluster, training: TrainingCost) -> str:
     """Return what failures add to a training."""
     found = training.with_failures
-    rate = f"{found.failures_per_1000_node_days:.2g} per 1,000 node-days of 8 GPUs"
+    rate = f"{found.failures_per_1000_node_days:.2g} per 1,000 node-days"
+    if not cluster.gpu.is_cpu:
+        rate += " of 8 GPUs"
     source = f", the rate of {found.source.partition(' (')[0]}" if found.source else ""
     often = f"a failure every {names.duration(found.seconds_between_failures)} ({rate}{source})"
     if not math.isfinite(found.days):
@@ -158,7 +169,7 @@ def _failures(training: TrainingCost) -> str:
     price = "" if training.price is None else f" at a price of {units.amount(training.price)}"
     return (
         f"With failures, expect {_days(found.days)}{spread} and "
-        f"{units.amount(found.gpu_hours)} GPU-hours{price}, a goodput of "
+        f"{_hours(cluster, found.gpu_hours)}{price}, a goodput of "
         f"{found.goodput * 100:.1f} %: {often}, "
         f"{names.duration(found.restart_s)} until it trains again, and a checkpoint of "
         f"{found.checkpoint_gb:,.0f} GB, saved in {names.duration(found.save_s)}, every "

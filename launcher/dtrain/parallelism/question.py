@@ -18,7 +18,7 @@ from dtrain.parallelism.cluster.hardware_table import Hardware, hardware
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
-from dtrain.parallelism.reliability import FailureCost, Reliability, cost
+from dtrain.parallelism.reliability import NODE, FailureCost, Reliability, cost
 from dtrain.parallelism.search import Plan, candidates, compared_time, search
 from dtrain.parallelism.trial import Trial, common
 from dtrain.records import dataclass
@@ -132,8 +132,9 @@ class Question:
         if self.hides_exchange:
             notes.append(
                 "exchanges between experts beside the computation need "
-                f"`{backend.hides_exchange}` in {backend.title} (a pipeline of it must be "
-                "interleaved), or other software such as DualPipe"
+                f"`{backend.hides_exchange}` in {backend.title} (Megatron-Core 0.14; a pipeline of "
+                "it must be interleaved), or other software such as DualPipe: the script turns it "
+                "on, not dtrain"
             )
         return Answer(replace(self, notes=tuple(notes)), plan)
 
@@ -211,7 +212,7 @@ class Question:
         for reason in first:
             if all(reason in reasons for reasons in rest):
                 return reason
-        gpus = counted(self.cluster.gpus, "GPU")
+        gpus = counted(self.cluster.gpus, self.cluster.gpu.unit)
         return f"a step of {counted(self.global_batch, 'sequence')} on {gpus}"
 
     @property
@@ -345,6 +346,7 @@ class Answer:
             backend=candidate.layout.backend,
             gpus=gpus,
             hosts=cluster.hosts,
+            nodes=cluster.hosts if cluster.gpu.is_cpu else gpus / NODE,
             step=candidate.time.total,
             days=seconds / 86400,
         )

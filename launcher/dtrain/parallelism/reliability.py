@@ -82,16 +82,19 @@ def cost(
     backend: str,
     gpus: int,
     hosts: int,
+    nodes: float,
     step: float,
     days: float,
 ) -> FailureCost:
-    """Return what failures add to a training of ``days``, with ``step`` seconds for each step."""
+    """Return what failures add to a training of ``days``, with ``step`` seconds for each step.
+    ``nodes``: in the unit of the rates, `NODE` GPUs; a host without GPUs is one.
+    """
     size = parameters * BYTES[backend] / 1e9
     save = size / (assumed.storage or STORAGE_OF_HOST * hosts)
     restart = assumed.restart + save
 
     def expected(rate: float) -> tuple[float, float, float]:
-        between = 86_400_000 * NODE / (rate * gpus)
+        between = 86_400_000 / (rate * nodes)
         interval = max(step, best_interval(save, between))
         return between, interval, goodput(interval, save, restart, between)
 

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of, can_offload, refusals
+from dtrain.parallelism.backends import backend_of, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
 from dtrain.parallelism.constraints import divisors, sound
@@ -146,8 +146,7 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
         away = (
             replace(one, layout=replace(one.layout, offload=True))
             for one in layouts
-            if can_offload(one.layout)
-            and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
+            if one.may_offload and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
         )
         return Plan(tuple(one for one in away if one.hosted.total <= HOST_MEMORY))
 

@@ -9,6 +9,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
 from dtrain.planning.request import PlanRequest
 from dtrain.runtime.layout import Training
+from dtrain.wording import plural
 
 USUAL_BATCHES = ((1e9, 0.5e6), (200e9, 4e6), (math.inf, 16e6))
 """Default tokens in one step, for models with fewer parameters than the first number. GPT-3 used
@@ -69,8 +70,9 @@ def too_few_tokens(cluster: GpuCluster, batch: int, seq_len: int) -> str:
     each, least = batch * seq_len / cluster.gpus, USUAL_SHARES[0]
     if each >= least or cluster.gpus == 1:
         return ""
+    units = plural(cluster.gpus, cluster.gpu.unit)
     return (
-        f"a step has only {each:,.0f} tokens for each of {cluster.gpus:,} GPUs, which wait for "
-        f"each other much of the time: fewer GPUs, or {-(-least * cluster.gpus // seq_len):,} "
+        f"a step has only {each:,.0f} tokens for each of {cluster.gpus:,} {units}, which wait for "
+        f"each other much of the time: fewer {units}, or {-(-least * cluster.gpus // seq_len):,} "
         "sequences or more, use them better"
     )

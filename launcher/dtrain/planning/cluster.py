@@ -175,7 +175,7 @@ class _OfFile:
 
     def _of_cpus(self, probe: Probe) -> GpuCluster:
         """The measured CPUs as devices, one for each rank."""
-        for name in ("gpu", "gpus", "gpus_per_host", "hardware"):
+        for name in ("gpu", "gpus", "gpus_per_host", "hardware", "price_per_gpu_hour"):
             if getattr(self.request, name) is not None:
                 raise UsageError(
                     f"`{name}` is for GPUs, but the hosts have none: `probe` measured their CPUs",

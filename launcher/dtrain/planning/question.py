@@ -55,7 +55,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         batch,
         precision=precision,
         narrow_states=_narrow_states(request, training, framework, precision),
-        hides_exchange=_hides_exchange(request, shape),
+        hides_exchange=_hides_exchange(request, training, shape, framework),
         framework=framework,
         backend=backend or "runtime",
         backend_from=_backend_from(request, backend, strategy),
@@ -95,7 +95,7 @@ def _framework(
         raise UsageError(text, hint="use torch or tensorflow")
     names = ("backend", "lora_rank", "state_bits")
     for_torch = [*request.fixed, *(name for name in names if getattr(request, name) is not None)]
-    for_torch += ["overlap_experts"] * request.overlap_experts
+    for_torch += ["overlap_experts"] if request.overlap_experts else []
     if for_torch:
         raise UsageError(
             f"`{for_torch[0]}` applies only to torch layouts",
@@ -205,18 +205,29 @@ def _narrow_states(
     return True
 
 
-def _hides_exchange(request: PlanRequest, shape: Shape) -> bool:
-    if request.overlap_experts and not shape.experts:
+def _hides_exchange(request: PlanRequest, training: Training, shape: Shape, framework: str) -> bool:
+    """Return whether tokens are exchanged beside the computation: as the request says, or else the
+    cluster file.
+
+    Raises:
+        UsageError: the model or another value does not allow it.
+    """
+    source, given = "`overlap_experts`", request.overlap_experts
+    if given is None:
+        source, given = f"{request.file}: job.training.overlap_experts", training.overlap_experts
+    if not given or framework != "torch":
+        return False
+    if not shape.experts:
         raise UsageError(
-            "`overlap_experts` is for models with experts",
+            f"{source} is for models with experts",
             hint="leave it out, or choose another model",
         )
-    if request.overlap_experts and request.fixed.get("recompute") == "full":
+    if request.fixed.get("recompute") == "full":
         raise UsageError(
-            "`overlap_experts` does not go with `recompute='full'`: Megatron-LM does not have both",
+            f"{source} does not go with `recompute='full'`: Megatron-LM does not have both",
             hint="use `recompute='selective'`",
         )
-    return request.overlap_experts
+    return True
 
 
 def _tokens_of(request: PlanRequest, step: int) -> int | None:

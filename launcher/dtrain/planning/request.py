@@ -57,7 +57,7 @@ class PlanRequest:
     precision: str | None = None
     state_bits: int | None = None
     """16 or 32: bits of Adam's moments, and whether there is a copy of the parameters in 32."""
-    overlap_experts: bool = False
+    overlap_experts: bool | None = None
     """Whether the software exchanges tokens between experts while it computes others."""
     gpus: int | None = None
     gpu: str | None = None

@@ -22,6 +22,9 @@ def written(answer: Answer, text: str | None, *, file: str) -> str:
     if narrow or "state_bits" in (text or ""):
         # The value of an earlier plan must not stay.
         training["state_bits"] = 16 if narrow else 32
+    hides = answer.question.hides_exchange
+    if hides or "overlap_experts" in (text or ""):
+        training["overlap_experts"] = hides
     if text is not None:
         return write_layout(text, layout, training, strategy=strategy, expected=expected, file=file)
     cluster = answer.question.cluster

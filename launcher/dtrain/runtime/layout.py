@@ -116,3 +116,5 @@ class Training:
     seq_len: int | None = None
     state_bits: int | None = None
     """32, or 16 if weights, gradients and Adam's moments have no copy in 32. ``None`` means 32."""
+    overlap_experts: bool | None = None
+    """Whether experts exchange tokens while others are computed. ``None`` means no."""

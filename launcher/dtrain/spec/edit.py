@@ -65,6 +65,12 @@ def write_layout(
     return mark + edited
 
 
+_OVERLAP = (
+    "  # dtrain does not turn on overlap_experts below: the script does. Megatron-LM needs",
+    "  # --overlap-moe-expert-parallel-comm and what `dtrain help keys` says of the key",
+)
+
+
 def new_file(
     hosts: Sequence[str],
     gpus: int,
@@ -101,6 +107,7 @@ def new_file(
         *([f"  strategy: {yaml_text.literal(strategy)}"] if strategy else []),
         "  # CHANGE: your training script; it gets the layout in the environment variables",
         "  # DTRAIN_LAYOUT and DTRAIN_TRAINING",
+        *(_OVERLAP if training.get("overlap_experts") else []),
         "  script: train.py",
         *(
             line

@@ -150,6 +150,15 @@ TRAINING = SectionType(
             "torchtitan can train (`training.dtype`).",
             example="16",
         ),
+        "overlap_experts": Field(
+            Flag(),
+            "Whether the software exchanges tokens between experts while it computes others, as "
+            "`dtrain plan --overlap-experts` assumes. A script for Megatron-LM then needs "
+            "`overlap_moe_expert_parallel_comm` (Megatron-Core 0.14, PyTorch 2.6), the alltoall "
+            "or flex dispatcher, no `moe_shared_expert_overlap`, interleaved stages if there is "
+            "a pipeline, and CUDA_DEVICE_MAX_CONNECTIONS above 1, such as 32.",
+            example="true",
+        ),
     }
 )
 

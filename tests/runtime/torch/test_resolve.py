@@ -62,6 +62,7 @@ def test_the_cluster_file_overrides_the_script() -> None:
         ("fsdp", None, Training(precision="fp8"), "fp8 needs"),
         ("fsdp", None, Training(precision="nvfp4"), "nvfp4 needs"),
         ("fsdp", None, Training(state_bits=16), "keeps weights in 32 bits"),
+        ("fsdp", None, Training(overlap_experts=True), "does not exchange tokens beside"),
         (
             "3d",
             Layout(data=2),

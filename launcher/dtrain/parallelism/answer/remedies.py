@@ -140,7 +140,11 @@ def _offload_too_little(answer: Answer) -> str:
             f"Offload is not enough: without the optimizer, {brief(least)} still needs "
             f"{gib(least.memory.total)}."
         )
-    away = [replace(one, layout=replace(one.layout, offload=True)) for one in examples]
+    away = [
+        replace(one, layout=replace(one.layout, offload=True))
+        for one in examples
+        if one.may_offload
+    ]
     most = min((one.hosted.total for one in away), default=0.0)
     if most <= HOST_MEMORY:
         return ""

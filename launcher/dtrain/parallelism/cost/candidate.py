@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.backends import can_offload
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.host_memory import HostMemory, host_memory
@@ -68,6 +69,11 @@ class Candidate:
     def least_activations(self) -> float:
         """A lower limit of `least_memory`, and much cheaper to compute."""
         return least_activations(self.shape, self.layout, self.assumed)
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether the states can be in a memory other than the device's."""
+        return not self.cluster.gpu.is_cpu and can_offload(self.layout)
 
     @property
     def hosted(self) -> HostMemory:

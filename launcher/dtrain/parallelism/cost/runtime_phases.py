@@ -7,7 +7,7 @@ The order of events is that of PyTorch's autograd and FSDP2 (``_fsdp_param_group
   gradients are freed before the result is allocated, but not the last one, which a variable in
   ``foreach_reduce`` holds: the only one of the embedding and of the output layer.
 - In a backward pass, the next parameters arrive in one flat buffer while a layer computes. In a
-  forward pass, a layer's flat buffer stays until the next layer has gathered.
+  forward pass, a layer's flat buffer stays until the next layer's is copied to its parameters.
 - Experts on several ranks are gathered and reduced apart from the rest of their layer.
 - With ``CPUOffloadPolicy``, a gradient's shard goes to the host at the end of its reduction
   (``foreach_reduce``), where later ones are added to it. What is not reduced waits on the GPU:
@@ -58,6 +58,10 @@ class _Phases:
         first one."""
         self.resident = 0.0 if layout.shards_parameters else c * s.parameters
         """Parameters that a micro-batch leaves gathered."""
+        alone = self.resident or not self.several or layout.pipeline > 1 or s.shape.tied
+        self.ahead = 0.0 if alone else c * s.head
+        """Bytes of the output layer in a flat buffer: the embedding's backward pass gathers ahead
+        what came before it, in the micro-batch before. The next forward pass uses it."""
         self.root = c * s.head * (1 if self.resident else 2) if s.shape.tied else 0.0
         """Bytes of a tied matrix, which stays gathered during the backward pass, and of its first
         gradient, which waits for the second."""
@@ -89,7 +93,15 @@ class _Phases:
         else:
             gathered = self.resident - c * s.head + c * layer.parameters
         ahead = max(layer.around, layer.sent_to_experts)
-        yield Phase(self.waiting, full - s.ends, 0.0, gathered, ahead)
+        gathered += self.ahead if layout.grad_accumulation > 2 else 0.0
+        waiting = self.waiting + self.left
+        yield Phase(waiting, full - s.ends, 0.0, gathered, ahead)
+        if not self.resident:
+            # While a buffer is copied to the parameters, the one of the layer before is there.
+            before = c * (layer.parameters - layer.bank)
+            yield Phase(waiting, full - s.ends - layer.kept, 0.0, gathered + before)
+            yield Phase(waiting, self.others, 0.0, gathered + c * s.embedding)
+            yield Phase(waiting, full, 0.0, 2 * c * s.head)
         if not s.last:
             return
         loss = LOSS if layout.tensor == 1 else SPLIT_LOSS
@@ -173,8 +185,6 @@ class _Phases:
             # Tensor ranks sum the gradient of the whole vocabulary into a copy of their share.
             share = s.embedding if layout.tensor > 1 else 0.0
             gradient = c * s.embedding_gradient * (2 if s.shape.tied else 1)
-            # FSDP gathers ahead what came last in the micro-batch before: the output layer.
-            ahead = 0.0 if self.resident or not self.several or s.shape.tied else c * s.head
             if self.whole:
                 gradient, share = 0.0, s.reduced * share
             else:
@@ -182,7 +192,7 @@ class _Phases:
                 before = c * s.embedding + s.reduced * layer.parameters
                 yield Phase(rest, 0.0, 0.0, gradient + share + before, stream)
             reduction = (s.reduced + self.result) * s.embedding
-            yield Phase(rest, 0.0, 0.0, (share or gradient) + ahead + reduction, stream)
+            yield Phase(rest, 0.0, 0.0, (share or gradient) + self.ahead + reduction, stream)
         # Adam updates parameters one by one, or all at once if FSDP does not shard them.
         largest = max(s.embedding, s.head, layer.parameters / 3)
         update = 4 * s.parameters if layer.autocast else 2 * s.stored * largest / self.shards

@@ -52,6 +52,11 @@ def resolve(
         raise ValueError(
             f"state_bits {training.state_bits}: this runtime keeps weights in 32 bits; leave it out"
         )
+    if training.overlap_experts:
+        raise ValueError(
+            "overlap_experts: this runtime does not exchange tokens beside the computation; leave"
+            " it out"
+        )
     _one_of("precision", training.precision or "fp32", PRECISIONS)
     fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
     layout = layout or _batched(_by_name(strategy, world), training)
