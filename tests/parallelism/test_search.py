@@ -168,6 +168,15 @@ def test_a_plan_does_not_offload_more_than_a_host_can_hold() -> None:
     assert pose(replace(asked, fixed={"offload": True})).answer().best.hosted.total > 15_000
 
 
+def test_hosts_of_consumer_cards_have_less_memory() -> None:
+    """The same states fit in the host of four A100s."""
+    asked = PlanRequest(model="llama-3-70b", gpus=4, gpu="rtx-4090", gpus_per_host=4)
+    answer = pose(asked).answer()
+    assert not answer.fits
+    assert any(text.startswith("Offload is not enough: ") for text in remedies(answer))
+    assert pose(replace(asked, fixed={"offload": True})).answer().best.hosted.total < 1_200
+
+
 def test_torchtitan_offloads_sharded_states_only() -> None:
     question = pose(
         PlanRequest(model="llama-3-8b", gpus=4, gpu="a100-80gb", backend="torchtitan",

@@ -33,9 +33,6 @@ MOST_PIECES = 8
 OFFLOAD = 0.5
 """Share of its own time that a step with an offloaded optimizer counts longer in the ranking: how
 fast the host updates depends on its threads and memory, which the planner does not know."""
-HOST_MEMORY = 2000.0
-"""GiB of a host's memory that offloaded states may need, unless offload is fixed: a host of 8 GPUs
-has 1,100 to 2,048 GiB (AWS P4d and P5, DGX A100 and H100). A plan says how much it needs."""
 _SPLIT = attrgetter(
     "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding", "recompute",
     "sequence_parallel", "offload",
@@ -148,7 +145,7 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
             for one in layouts
             if one.may_offload and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
         )
-        return Plan(tuple(one for one in away if one.hosted.total <= HOST_MEMORY))
+        return Plan(tuple(one for one in away if one.hosted.total <= one.cluster.host_memory))
 
     if plan.best:
         best = offloaded(one for one in plan.layouts if one.least_activations <= one.limit).best

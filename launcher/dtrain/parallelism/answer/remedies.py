@@ -15,7 +15,7 @@ from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
-from dtrain.parallelism.search import HOST_MEMORY, rank_key
+from dtrain.parallelism.search import rank_key
 from dtrain.runtime.layout import BackendName
 from dtrain.wording import counted
 
@@ -146,11 +146,12 @@ def _offload_too_little(answer: Answer) -> str:
         if one.may_offload
     ]
     most = min((one.hosted.total for one in away), default=0.0)
-    if most <= HOST_MEMORY:
+    has = answer.question.cluster.host_memory
+    if most <= has:
         return ""
     return (
-        f"Offload is not enough: a host would need {gib(most)} for the states, and a plan uses at "
-        f"most {gib(HOST_MEMORY)} of a host."
+        f"Offload is not enough: a host would need {gib(most)} for the states, and the usual one "
+        f"has {gib(has)}. If yours have more, set `offload=True`."
     )
 
 

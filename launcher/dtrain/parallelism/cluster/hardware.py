@@ -129,6 +129,8 @@ class Machine:
     gpus_per_host: int
     network_gbps: float
     """Of one host to the others, all NICs together, one way, in Gb/s as vendors print it."""
+    memory: float = 512.0
+    """GiB of the host beside that of its GPUs. The default is an assumption."""
     source: str = ""
     aliases: tuple[str, ...] = ()
 
@@ -147,6 +149,8 @@ class GpuCluster(KeepsHash):
     gpus_per_host: int
     network: float
     """Of one host to the others, all NICs together, one way, in GB/s."""
+    host_memory: float = 2048.0
+    """GiB of a host beside that of its GPUs."""
     rack_hosts: int = 0
     """Hosts of one rack, if the network between racks is slower; else 0."""
     between_racks: float = 0.0

@@ -85,7 +85,7 @@ class Hardware:
                 f"`gpus={gpus}` does not fill hosts of {per_host}",
                 hint=f"use {full} or {full + per_host}, or set `gpus_per_host`",
             )
-        return GpuCluster(gpu=gpu, gpus=gpus, gpus_per_host=per_host, network=network / 8)
+        return GpuCluster(gpu, gpus, per_host, network / 8, usual.memory)
 
     def extended(self, text: str, where: str) -> Hardware:
         """Return the table extended by a user's JSON file, whose entries override equal names.
