@@ -53,10 +53,19 @@ def test_a_job_that_has_ended() -> None:
             "QOSMinGRES",
             "it asks for less than its quality of service requires; cancel it, and ask for more",
         ),
-        ("QOSMaxGRESPerUser", "waiting for jobs that use all that its quality of service allows"),
-        ("AssocMaxJobsLimit", "waiting for jobs that use all that its account allows"),
-        ("AssocGrpCPURunMinutesLimit", "waiting for jobs that use all that its account allows"),
-        ("AssocGrpCPUMinutesLimit", "its account has used up its time"),
+        (
+            "QOSMaxGRESPerUser",
+            "other jobs use what its quality of service allows, or it asks for more than that",
+        ),
+        (
+            "MaxGRESPerAccount",
+            "other jobs use what its quality of service allows, or it asks for more than that",
+        ),
+        (
+            "AssocGrpCPURunMinutesLimit",
+            "other jobs use what its account allows, or it asks for more than that",
+        ),
+        ("AssocGrpCPUMinutesLimit", "its account has too little time left for it"),
     ],
 )
 def test_limits_say_whether_waiting_helps(reason: str, words: str) -> None:

@@ -8,8 +8,9 @@ import zlib
 
 import pytest
 
+from dtrain.checks import Severity
 from dtrain.checks.judgement import judge
-from dtrain.engines.slurm.inspection import _evidence
+from dtrain.engines.slurm.inspection import _evidence, _not_started
 from dtrain.engines.slurm.login_shell import CommandAnswer
 from dtrain.launchplan.build import build
 from dtrain.messages.facts import MAX_ANSWER
@@ -65,3 +66,24 @@ def test_a_machine_without_an_answer_is_an_error(out: str, err: str, seen: str) 
     assert finding.subject == "machines"
     assert finding.hosts == (("gpu07",) if out else ("machine 1",))
     assert seen in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "remedy"),
+    [
+        (
+            "srun: error: Unable to allocate resources: Requested nodes are busy",
+            "Slurm did not start the check on 2 machines within 30 s: not checked",
+            "sacctmgr show associations user=$USER",
+        ),
+        (
+            "srun: error: x",
+            "the step that checks the machines did not start: srun: error: x",
+            "hand",
+        ),
+    ],
+)
+def test_a_step_that_does_not_start_is_a_warning(said: str, seen: str, remedy: str) -> None:
+    finding = _not_started(PLAN, "login", CommandAnswer("srun", 1, "", said))
+    assert (finding.severity, finding.seen) == (Severity.WARNING, seen)
+    assert remedy in finding.remedy

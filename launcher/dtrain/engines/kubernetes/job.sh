@@ -39,8 +39,8 @@ dtrain_label() {
     s/^/[$1] /; G; P; /\nlast\$/q"
 }
 
-# TERM for all processes, and KILL after job.grace. What a process leaves behind when it
-# ends gets TERM and job.grace, too: the program that a script has started.
+# TERM for all processes, and KILL after job.grace. A program whose shell has ended gets
+# TERM, too, and the rest of job.grace.
 dtrain_status= dtrain_deadline= dtrain_processes=() dtrain_readers=() dtrain_names=()
 dtrain_left=()
 #if services
@@ -58,7 +58,8 @@ dtrain_term() {
 }
 trap dtrain_term TERM
 
-# A pipe to which nobody writes, to wait without a process of its own. The job may remove it.
+# A pipe to which nobody writes, to wait without a process of its own. It is opened here,
+# before the job can remove it.
 mkfifo "$DTRAIN_RUN_DIR/never" && exec 9<>"$DTRAIN_RUN_DIR/never" || exit
 
 #: count
@@ -86,7 +87,7 @@ done
 dtrain_waits() {
   ((${#dtrain_processes[@]})) && return
   [ -n "$dtrain_deadline" ] && ((SECONDS < dtrain_deadline)) || return
-  kill -0 -- "${dtrain_left[@]}" 2>/dev/null
+  kill -0 -- 2>/dev/null
 }
 while dtrain_waits; do
   read -r -t 0.2 -u 9

@@ -26,6 +26,7 @@ from dtrain.launchplan.tasks import Task, exports, numbers, prepared, tasks_of, 
 from dtrain.quoting import path, word
 
 NAME = "job.sh"
+SCRIPT = Path(__file__).with_name(NAME)
 FOLDER = "/dtrain"
 """Folder in the container for the files of the run."""
 FILES = "/etc/dtrain"
@@ -53,12 +54,12 @@ def render(plan: LaunchPlan) -> str:
         "files": _files(plan),
         "environment": _environment(plan, tasks),
         "program": _program(plan, tasks),
-        "deadline": [f"dtrain_deadline=$((SECONDS + {ceil(plan.job.grace)}))"],
+        "deadline": [f"dtrain_deadline=$((SECONDS + {ceil(plan.job.grace) + 1}))"],
         "count": _count(plan),
         "numbers": _numbers(plan, tasks),
     }
     services = any(task.process.service for task in tasks)
-    return fill(Path(__file__).with_name(NAME), {"services": services}, gaps)
+    return fill(SCRIPT.read_text("utf-8"), {"services": services}, gaps)
 
 
 def serving_pods(plan: LaunchPlan) -> tuple[int, ...]:

@@ -253,8 +253,10 @@ def _not_started(plan: LaunchPlan, login: str, done: CommandAnswer) -> Finding:
     if any(word in said.lower() for word in _BUSY):
         return _unchecked(
             login,
-            f"Slurm gave the check no {counted(len(plan.hosts), 'machine')} within {PATIENCE} s",
-            "; a limit of your account may be the cause, too: `sacctmgr show qos` lists them",
+            f"Slurm did not start the check on {counted(len(plan.hosts), 'machine')} within"
+            f" {PATIENCE} s",
+            "; a limit may be the cause, too: `sacctmgr show qos` and `sacctmgr show associations"
+            " user=$USER` show yours",
         )
     return warning(
         "machines",
@@ -267,8 +269,8 @@ def _not_started(plan: LaunchPlan, login: str, done: CommandAnswer) -> Finding:
 
 def _busy(plan: LaunchPlan, login: str) -> Finding:
     count = len(plan.hosts)
-    verb = "are" if count > 1 else "is"
-    return _unchecked(login, f"no {counted(count, 'such machine')} {verb} free now")
+    few = f"fewer than {count} such machines are" if count > 1 else "no such machine is"
+    return _unchecked(login, f"{few} free now")
 
 
 def _unchecked(login: str, seen: str, remedy: str = "") -> Finding:

@@ -35,6 +35,7 @@ from dtrain.spec.model import Container, Slurm
 from dtrain.wording import counted
 
 NAME = "job.sbatch"
+SCRIPT = Path(__file__).with_name(NAME)
 
 WARNING = 60
 """Seconds that Slurm may send a signal late: it looks at time limits once a minute."""
@@ -100,7 +101,7 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
         "again": _again(plan, in_allocation=in_allocation),
         "exit": [f'{leave} "$dtrain_status"'],
     }
-    return fill(Path(__file__).with_name(NAME), blocks, gaps)
+    return fill(SCRIPT.read_text("utf-8"), blocks, gaps)
 
 
 def step_processes(plan: LaunchPlan) -> list[tuple[HostPlan, Process]]:

@@ -47,7 +47,7 @@ REASONS = {
     "Licenses": "waiting for a license",
 }
 """What common reasons mean."""
-_LIMIT = re.compile(r"(?P<whose>QOS|Assoc)(?P<kind>Grp|Max|Min)(?P<what>\w*)")
+_LIMIT = re.compile(r"(?P<whose>QOS|Assoc)(?P<kind>Grp|Max|Min)(?P<what>\w*)|Max\w+PerAccount")
 """A limit of a quality of service, or of an association of user and account. There are hundreds."""
 
 
@@ -108,15 +108,16 @@ def _limit(reason: str) -> str:
     limit = _LIMIT.match(reason)
     if limit is None:
         return ""
-    kind, what = limit["kind"], limit["what"]
-    whose = "its quality of service" if limit["whose"] == "QOS" else "its account"
+    kind, what = limit["kind"], limit["what"] or ""
+    whose = "its account" if limit["whose"] == "Assoc" else "its quality of service"
     if kind == "Min":
         return f"it asks for less than {whose} requires; cancel it, and ask for more"
     if kind == "Max" and ("PerJob" in what or "PerNode" in what):
         return f"it asks for more than {whose} allows; cancel it, and ask for less"
     if kind == "Grp" and ("Wall" in what or ("Minutes" in what and "Run" not in what)):
-        return f"{whose} has used up its time"
-    return f"waiting for jobs that use all that {whose} allows"
+        return f"{whose} has too little time left for it"
+    # Slurm gives one reason for both.
+    return f"other jobs use what {whose} allows, or it asks for more than that"
 
 
 def parse(text: str) -> SlurmState:

@@ -278,8 +278,8 @@ def _device(name: str | None) -> torch.device:
 
 
 def _use_all_cores() -> None:
-    """Share the cores of the host's ranks. A launcher may have bound this one to some of them, such
-    as those of a NUMA node; the parent process has them all."""
+    """Use this rank's share of the host's cores. A launcher may have bound the rank to some of
+    them, such as those of a NUMA node. Its parent process usually still has all."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     share = len(os.sched_getaffinity(os.getppid())) // ranks
     torch.set_num_threads(max(1, min(share, len(os.sched_getaffinity(0)))))

@@ -1,1 +1,1 @@
-"""Gathers facts from all hosts at once, for a check."""
+"""Asks all hosts at once: for the facts of a check, and for the state of a run."""
