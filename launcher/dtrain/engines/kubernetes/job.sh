@@ -87,7 +87,7 @@ done
 dtrain_waits() {
   ((${#dtrain_processes[@]})) && return
   [ -n "$dtrain_deadline" ] && ((SECONDS < dtrain_deadline)) || return
-  kill -0 -- 2>/dev/null
+  kill -0 -- "${dtrain_left[@]}" 2>/dev/null
 }
 while dtrain_waits; do
   read -r -t 0.2 -u 9
