@@ -145,13 +145,13 @@ def _offload_too_little(answer: Answer) -> str:
         for one in examples
         if one.may_offload
     ]
-    most = min((one.hosted.total for one in away), default=0.0)
+    needed = min((one.hosted.total for one in away if one.fits), default=0.0)
     has = answer.question.cluster.host_memory
-    if most <= has:
+    if needed <= has:
         return ""
     return (
-        f"Offload is not enough: a host would need {gib(most)} for the states, and the usual one "
-        f"has {gib(has)}. If yours have more, set `offload=True`."
+        f"Offload is not enough: a host would need {gib(needed)} for the states, and the usual one "
+        f"has {gib(has)}. If yours have that much, set `offload=True`."
     )
 
 
