@@ -137,8 +137,7 @@ def _offload_too_little(answer: Answer) -> str:
     least = min(examples, key=lambda one: one.memory.total, default=None)
     if least is not None and least.layout.offload:
         return (
-            f"Offload is not enough: without the optimizer, {brief(least)} still needs "
-            f"{gib(least.memory.total)}."
+            f"Offload is not enough: with it, {brief(least)} still needs {gib(least.memory.total)}."
         )
     away = [
         replace(one, layout=replace(one.layout, offload=True))
