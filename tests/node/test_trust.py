@@ -210,6 +210,13 @@ def test_a_rename_after_the_check_changes_nothing(land: Path) -> None:
     assert not (land / "a" / "file").exists()
 
 
+def test_nobody_is_told_to_close_a_folder_for_all_users(land: Path) -> None:
+    make(land / "tmp", ROOT, ROOT, 0o1777)
+    with pytest.raises(UnsafeError, match="every user can write to it") as caught:
+        open_as_victim(land / "tmp", ROOT)
+    assert caught.value.hint("job.workdir") == "choose another job.workdir"
+
+
 def test_a_trusted_group(land: Path) -> None:
     """Its members may own folders and write to them; others still may not."""
     team = make(land / "team", ROOT, THEIRS, 0o2775)

@@ -235,14 +235,17 @@ class Trust:
         return ""
 
     def _refuse(self, status: os.stat_result, path: bytes, writers: str) -> NoReturn:
-        remedy = "run `chmod g-w,o-w %s`" % printable(path) if writers else ""
+        # A sticky folder, such as /tmp, is for all users: without it, programs of others fail.
+        shared = status.st_mode & stat.S_ISVTX
+        remedy = "run `chmod g-w,o-w %s`" % printable(path) if writers and not shared else ""
         trusted = "you or root" if self._group is None else "you, root or %s" % self._group
         owner = "belongs to %s" % user_of(status.st_uid)
         if not self.owns(status):
             owner += ", not to %s" % trusted
         mode = " (mode %04o)" % stat.S_IMODE(status.st_mode)
         gid, group = status.st_gid, ""
-        if gid != self.gid and gid in os.getgroups() and not is_private(gid, self.uid):
+        known = gid != self.gid and gid in os.getgroups() and not is_private(gid, self.uid)
+        if known and not status.st_mode & stat.S_IWOTH:
             group = group_of(gid)
         raise UnsafeError(path, owner + writers + mode, remedy, group)
 
