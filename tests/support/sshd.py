@@ -29,7 +29,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,9 +86,12 @@ class Sshd:
         self.process.wait()
 
     def end_sessions(self) -> None:
-        for child in _descendants(self.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        # What has stopped cannot fork a process that is then missed.
+        stopped: set[int] = set()
+        while running := set(_descendants(self.process.pid)) - stopped:
+            _signal(running, signal.SIGSTOP)
+            stopped |= running
+        _signal(stopped, signal.SIGKILL)
 
     def _follow(self) -> None:
         assert self.process.stderr
@@ -100,6 +103,12 @@ class Sshd:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def start_sshd(

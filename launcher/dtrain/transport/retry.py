@@ -16,7 +16,8 @@ class Transient(Enum):
     retry, in seconds since the first attempt."""
 
     THROTTLED = 60.0
-    """sshd reported too many unauthenticated connections (MaxStartups)."""
+    """sshd reported too many unauthenticated connections (MaxStartups), or that it serves this
+    address later (PerSourcePenalties, since OpenSSH 9.8: by default up to 10 minutes)."""
     DROPPED = 20.0
     """The server closed the connection during the SSH handshake. sshd does this past MaxStartups
     and while it restarts; a firewall may do it too."""

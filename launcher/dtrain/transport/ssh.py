@@ -320,8 +320,8 @@ def _is_settled(jump: Future[_Jump]) -> bool:
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _DROPPED_HINTS = {
-    Transient.THROTTLED: "too many connections at once for its sshd: raise MaxStartups there, or "
-    "wait if other users are logging in",
+    Transient.THROTTLED: "its sshd has too many connections at once (MaxStartups), or punishes "
+    "this address for failed logins (PerSourcePenalties): wait, or change that in its sshd_config",
     Transient.DROPPED: "check whether `{command}` works; an overloaded sshd (MaxStartups), a "
     "firewall or fail2ban closes connections like this",
     Transient.SILENT: "check whether `{command}` works; the host may be overloaded, or another "
