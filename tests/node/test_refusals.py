@@ -7,6 +7,7 @@ import itertools
 import os
 import pwd
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from dtrain.node.agent.events import EventReader, Events
+from support.disks import mount
 from support.node import Agent, Node, node
 from support.ports import free_port, loopbacks
 
@@ -240,6 +242,21 @@ def test_a_full_disk(host: Node, small_disk: Path, left: int) -> None:
     assert "bytes free" in body["reason"]
     assert "cluster.run_dir" in body["hint"]
     assert not run_dir.exists()
+
+
+def test_a_disk_without_a_free_inode(host: Node, small_disk: Path) -> None:
+    mount("-o", "remount,nr_inodes=6", str(small_disk))
+    agent = host.launch(host.shell("exit"), run_dir=str(small_disk / "runs"))
+    assert refusal(host, agent)["reason"].endswith(": the disk is full (no inode free)")
+
+
+def test_a_host_that_lets_a_process_open_too_few_files(host: Node) -> None:
+    agent = host.agent()
+    resource.prlimit(agent.expect("hello")["pid"], resource.RLIMIT_NOFILE, (64, 64))
+    host.launch(*(host.shell("exit", index) for index in range(40)), agent=agent)
+    body = refusal(host, agent)
+    assert body["reason"] == "a process may open 64 files on this host, but this job needs 104"
+    assert "ulimit -Hn" in body["hint"]
 
 
 def test_a_disk_that_fills_up_during_the_run_loses_no_event(host: Node, small_disk: Path) -> None:

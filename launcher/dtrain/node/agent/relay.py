@@ -18,6 +18,7 @@ from dtrain.node.agent.folder import folder_of, trust_of
 from dtrain.node.agent.follower import Follower
 from dtrain.node.agent.launch import Launch
 from dtrain.node.agent.launcher_channel import LauncherChannel
+from dtrain.node.agent.open_files import raise_limit
 from dtrain.node.agent.processes import look, name_list, reap, send
 from dtrain.node.agent.run_state import RESTARTED, RunState
 from dtrain.node.agent.spawn import cannot_start
@@ -107,6 +108,7 @@ class Relay:
         self._channel.send(answer)
         if answer["type"] == "prepared":
             self._supervisor.pulse.answered()  # until now it was busy
+            raise_limit()  # not before: the supervisor is a copy of this process
             state.open_events(self._supervisor.pid)
             follower = Follower(state.folder, self._channel, state.events(), command["interval"])
             follower.open_outputs(command)
@@ -122,6 +124,7 @@ class Relay:
                 % (command["run"], shown(state.folder)),
             ) from None
         end_previous(command)
+        raise_limit()
         pid = peer_of(sock)[0] if sock is not None else 0
         if not state.open_events(pid) and record is None:
             raise RefusedError(
