@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.node.agent.events import EventReader, Events
+from dtrain.node.agent.events import MAX_EVENTS, EventReader, Events
 from support.disks import mount
 from support.node import Agent, Node, node
 from support.ports import free_port, loopbacks
@@ -284,6 +284,19 @@ def test_evidence_on_a_full_disk_leaves_room_for_the_end(small_disk: Path) -> No
     kinds = [event["event"] for event in found]
     assert kinds.count("stack") > 20
     assert kinds[-51:] == [*["exited"] * 50, "ended"]
+
+
+def test_evidence_of_a_long_run_does_not_hide_its_end(tmp_path: Path) -> None:
+    """Each stall adds the stacks of all ranks. A reader stops somewhere."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    events = Events(folder)
+    os.close(folder)
+    for _ in range(MAX_EVENTS // 400_000 + 10):
+        events.append("stack", text="x" * 400_000)
+    events.append("ended")
+    kinds = [event["event"] for event in EventReader(os.fsencode(tmp_path / "events")).all()]
+    assert kinds.count("stack") > 50
+    assert kinds[-1] == "ended"
 
 
 def test_a_read_only_disk(host: Node, small_disk: Path) -> None:
