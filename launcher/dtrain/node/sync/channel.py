@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MAX_REQUEST = 1 << 30
 IDLE = 100
-"""Seconds of silence from the launcher after which it counts as gone: less than another launch waits
-for the lock. The connection of a machine that lost its power or its address never ends."""
+"""Seconds of silence from the launcher after which it counts as gone: less than another launch
+waits for the lock. The connection of a machine that lost its power or its address never ends."""
 
 
 class Channel:
