@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dtrain.node.programs import program
 from support.limits import until
 from support.node import Agent, Node
 
@@ -46,6 +47,17 @@ def test_an_aborted_launch_with_a_hanging_setup_leaves_nothing(host: Node, how: 
     host.until_nothing_runs()
     until(lambda: not host.run_dir.exists())
     assert not (host.workdir / "started").exists()
+
+
+def test_a_launcher_that_vanishes_while_setup_hangs_leaves_nothing(host: Node) -> None:
+    """It has lost its power: the connection stays open, and no command comes."""
+    impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 1")
+    assert impatient != program("agent")
+    agent = host.agent(source=impatient)
+    host.launch(host.shell("touch started"), setup=["sleep 600"], lease=0.0, agent=agent)
+    assert agent.wait_for_end() == -signal.SIGALRM
+    host.until_nothing_runs()
+    until(lambda: not host.run_dir.exists())
 
 
 def test_an_abort_that_arrives_with_the_prepared_launch(host: Node) -> None:

@@ -74,6 +74,14 @@ def run_boot(host: Node, data: bytes, *, check: bool = True) -> subprocess.Compl
     return subprocess.run(command, input=data, capture_output=True, cwd=host.workdir, check=check)
 
 
+@pytest.mark.parametrize("script", ["read line", "head -c 100 >&2", "exec <&-"])
+def test_a_login_script_that_takes_the_input_is_named(host: Node, script: str) -> None:
+    command = ["bash", "-c", f"{script}; {boot_command(host.python, 'run')}"]
+    done = subprocess.run(command, input=bundled("agent"), capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.endswith(b"dtrain: a login script has closed or read its input\n")
+
+
 def test_the_command_has_no_characters_that_shells_interpret() -> None:
     assert not set(boot_text()) & set("'\\!\n")
     assert len(boot_text()) < 1000

@@ -7,6 +7,7 @@ import itertools
 import os
 import pwd
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.node.agent.events import EventReader, Events
+from dtrain.node.agent.events import MAX_EVENTS, EventReader, Events
+from support.disks import mount
 from support.node import Agent, Node, node
 from support.ports import free_port, loopbacks
 
@@ -242,6 +244,21 @@ def test_a_full_disk(host: Node, small_disk: Path, left: int) -> None:
     assert not run_dir.exists()
 
 
+def test_a_disk_without_a_free_inode(host: Node, small_disk: Path) -> None:
+    mount("-o", "remount,nr_inodes=6", str(small_disk))
+    agent = host.launch(host.shell("exit"), run_dir=str(small_disk / "runs"))
+    assert refusal(host, agent)["reason"].endswith(": the disk is full (no inode free)")
+
+
+def test_a_host_that_lets_a_process_open_too_few_files(host: Node) -> None:
+    agent = host.agent()
+    resource.prlimit(agent.expect("hello")["pid"], resource.RLIMIT_NOFILE, (64, 64))
+    host.launch(*(host.shell("exit", index) for index in range(40)), agent=agent)
+    body = refusal(host, agent)
+    assert body["reason"] == "a process may open 64 files on this host, but this job needs 104"
+    assert "ulimit -Hn" in body["hint"]
+
+
 def test_a_disk_that_fills_up_during_the_run_loses_no_event(host: Node, small_disk: Path) -> None:
     fill = "head -c 20000000 /dev/zero; echo $? >> done; exit 3"
     agent = host.start(host.shell(fill), run_dir=str(small_disk / "runs"))
@@ -267,6 +284,19 @@ def test_evidence_on_a_full_disk_leaves_room_for_the_end(small_disk: Path) -> No
     kinds = [event["event"] for event in found]
     assert kinds.count("stack") > 20
     assert kinds[-51:] == [*["exited"] * 50, "ended"]
+
+
+def test_evidence_of_a_long_run_does_not_hide_its_end(tmp_path: Path) -> None:
+    """Each stall adds the stacks of all ranks. A reader stops somewhere."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    events = Events(folder)
+    os.close(folder)
+    for _ in range(MAX_EVENTS // 400_000 + 10):
+        events.append("stack", text="x" * 400_000)
+    events.append("ended")
+    kinds = [event["event"] for event in EventReader(os.fsencode(tmp_path / "events")).all()]
+    assert kinds.count("stack") > 50
+    assert kinds[-1] == "ended"
 
 
 def test_a_read_only_disk(host: Node, small_disk: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 
 from dtrain.node.programs import program
@@ -34,6 +35,18 @@ def test_four_workers_are_copied_byte_for_byte(host: Node) -> None:
                 wanted += b"\xff\xfe\x00\x1b[31m" + b"x" * 1000000 + b"\r no newline"
             assert bytes(agent.output[f"worker-{me}.{fd}"]) == wanted
             assert (host.folder() / f"worker-{me}.{fd}").read_bytes() == wanted
+
+
+def test_more_output_files_than_the_soft_limit(host: Node) -> None:
+    """The workers keep the limit."""
+    agent = host.agent()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(agent.expect("hello")["pid"], resource.RLIMIT_NOFILE, (64, hard))
+    host.launch(*(host.shell("ulimit -Sn", index) for index in range(40)), agent=agent)
+    agent.expect("prepared")
+    agent.command("start")
+    agent.wait()
+    assert [agent.text(f"worker-{index}.out") for index in range(40)] == ["64\n"] * 40
 
 
 def test_a_slow_reader_delays_only_its_relay(host: Node) -> None:

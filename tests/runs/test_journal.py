@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +104,19 @@ def test_a_line_that_is_too_long_is_skipped(
     Journal(path).write(6.0, EVENTS[0])
     assert [time for time, _ in reader.read()] == [6.0]
     assert reader.unreadable == 3
+
+
+def test_an_event_that_fits_only_in_part_is_reported_as_lost(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    half = len(encode(5.0, END)) * 3 // 2
+    resource.setrlimit(resource.RLIMIT_FSIZE, (half, before[1]))
+    try:
+        lost = [Journal(path).write(5.0, END) for _ in range(2)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.stat().st_size == half
+    assert [error and error.errno for error in lost] == [None, errno.ENOSPC]
 
 
 def test_another_kind_of_file_in_its_place_is_an_error(tmp_path: Path) -> None:

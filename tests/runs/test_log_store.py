@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -217,9 +218,21 @@ def test_a_full_table_of_open_files_is_no_fault_of_the_folder(tmp_path, monkeypa
     assert "ulimit -n" in caught.value.hint
 
 
+def test_a_file_that_the_user_removes_or_empties_during_the_run_continues(folder):
+    writer = LogWriter(stream(folder))
+    writer.append(0, b"old ")
+    writer.path.unlink()
+    writer.append(4, b"new ")
+    writer.path.write_bytes(b"")
+    # A new connection, on which the host continues behind what has arrived.
+    writer = LogWriter(stream(folder), arrived=8)
+    writer.append(8, b"newest")
+    assert writer.path.read_bytes() == bytes(8) + b"newest"
+
+
 def test_a_removed_folder_is_reported(folder):
     writer = LogWriter(stream(folder))
-    writer.path.unlink()
+    shutil.rmtree(folder.path)
     with pytest.raises(StorageError, match="worker-0") as caught:
         writer.append(0, b"x")
     assert "removed" in caught.value.hint

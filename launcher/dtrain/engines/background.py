@@ -70,7 +70,11 @@ def main() -> None:
     request = decode(Request, message["request"], "request")
     detachment = Detachment()
     if not detachment.in_background:
-        begun = detachment.wait()
+        try:
+            begun = detachment.wait()
+        except DtrainError as error:
+            _answer({"error": error.message, "hint": error.hint})
+            return
         if isinstance(begun, str):
             _answer({"run": begun})
         return

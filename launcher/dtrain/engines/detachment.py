@@ -12,10 +12,17 @@ import os
 import signal
 from pathlib import Path
 
-from dtrain.diagnostics import ExitCode
+from dtrain.diagnostics import DtrainError, ExitCode
+from dtrain.runs.storage import storing
 
 LOG = "launcher.log"
 """File in the run's folder: what the background process wrote to stdout and stderr."""
+
+
+class LauncherKilledError(DtrainError):
+    """A signal has ended the process in the background."""
+
+    exit_code = ExitCode.NODE_FAILED
 
 
 class Detachment:
@@ -30,9 +37,10 @@ class Detachment:
 
     def leave_terminal(self, run: str, folder: Path) -> None:
         """Detach from the terminal: redirect output to a file in the run's folder, and send the
-        run's name to the waiting foreground process."""
+        run's name to the waiting foreground process. Raises StorageError."""
         os.setsid()
-        log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with storing(folder / LOG):
+            log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
@@ -44,7 +52,7 @@ class Detachment:
 
     def wait(self) -> str | ExitCode:
         """Wait until the launch leaves the terminal, and return the run's name. If the launch ends
-        before that, return its exit code."""
+        before that, return its exit code. Raises LauncherKilledError."""
         # Both processes receive Ctrl-C; the background one handles it.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -53,4 +61,11 @@ class Detachment:
             return run.decode()
         _, status = os.waitpid(self._child, 0)
         code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            raise LauncherKilledError(
+                f"a signal ({signal.strsignal(-code)}) ended the launcher in the background before "
+                "all workers ran",
+                hint="this machine may be out of memory: look at `dmesg`; `dtrain ps` shows the "
+                "run, and `dtrain stop` ends what it has started",
+            )
         return ExitCode(code) if code in {int(known) for known in ExitCode} else ExitCode.INTERNAL

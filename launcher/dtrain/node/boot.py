@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 TOO_OLD = 86
 """Exit status if Python is older than 3.8; stderr names the version."""
+NO_INPUT = "dtrain: a login script has closed or read its input"
 ISOLATED = "-ESs"
 """Ignores the PYTHON* variables, user packages and site packages of the host."""
 IMPORTER = "dtrain.node.importer"
-STDIN = "sys.stdin.buffer"
+STDIN = 'getattr(sys.stdin,"buffer",None)'
 
 
 def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
@@ -36,7 +37,9 @@ def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
         f"sys.exit({TOO_OLD}));"
         + ('sys.path=[p for p in sys.path if p not in ("",".")];' if isolated else "")
         + f"stream={stream};"
-        'n=int(stream.readline() or b"0");'
+        'head=stream.readline() or b"0" if stream else b"";'
+        f'head.strip().isdigit() or sys.exit("{NO_INPUT}");'
+        "n=int(head);"
         "program=stream.read(n);"
         "n and len(program)==n or sys.exit(0);"
         'exec(compile(program,"dtrain-program","exec"))'

@@ -10,6 +10,7 @@ damaged, so the reader checks every line and counts those that it cannot read.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -72,7 +73,9 @@ class Journal:
                     size = os.fstat(fd).st_size
                     # A crash or a full disk may have cut the last line short.
                     torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-                    os.write(fd, b"\n" * torn + line)
+                    line = b"\n" * torn + line
+                    if os.write(fd, line) < len(line):  # the rest did not fit
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 finally:
                     os.close(fd)
             except OSError as error:

@@ -16,9 +16,9 @@ from dtrain.runs import arrival_times
 from dtrain.runs.storage import storing
 from dtrain.runs.stored_file import open_output, open_stored
 
-_WRITE = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """In a run's folder, which no other user can change. If a pipe is in a file's place, to open it
-fails at once."""
+fails at once. A file that its user has removed during the run begins again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,23 @@ class LogWriter:
     is open only during `append`: hundreds of hosts have more streams than a process may open.
     """
 
-    def __init__(self, stream: Stream, clock: Callable[[], float] = time.time) -> None:
-        """Keeps an existing file's content. Raises StorageError if it cannot create the file."""
+    def __init__(
+        self, stream: Stream, clock: Callable[[], float] = time.time, arrived: int = 0
+    ) -> None:
+        """Keeps an existing file's content. ``arrived``: bytes of the stream that were stored
+        before and do not come again, even if the user has emptied the file since. Raises
+        StorageError if it cannot create the file."""
         self.path = stream.path
         self._clock = clock
         self._second = -1
         with storing(self.path):
             try:
-                fd = os.open(self.path, _WRITE | os.O_CREAT, 0o600)
+                fd = os.open(self.path, _WRITE, 0o600)
             except FileNotFoundError:  # the first stream of its host
                 self.path.parent.parent.mkdir(mode=0o700, exist_ok=True)
                 self.path.parent.mkdir(mode=0o700, exist_ok=True)
-                fd = os.open(self.path, _WRITE | os.O_CREAT, 0o600)
-            self.size = os.fstat(fd).st_size
+                fd = os.open(self.path, _WRITE, 0o600)
+            self.size = max(os.fstat(fd).st_size, arrived)
             os.close(fd)
 
     def append(self, offset: int, payload: bytes) -> int:
@@ -81,7 +85,7 @@ class LogWriter:
                 with contextlib.suppress(OSError):
                     arrival_times.add(self.path, second, self.size)
                     self._second = second
-            fd = os.open(self.path, _WRITE)
+            fd = os.open(self.path, _WRITE, 0o600)
             try:
                 while new:
                     # Written at its offset, not appended: if two launchers are attached to one

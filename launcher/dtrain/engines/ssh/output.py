@@ -35,7 +35,8 @@ class HostOutput:
             raise ProtocolError(f"stream: {found.id} was announced before")
         stream = self._folder.stream(self._host, found.name, ranked=self._ranked)
         try:
-            self._streams[found.id] = LogWriter(stream), stream
+            writer = LogWriter(stream, arrived=self.offsets.get(found.name, 0))
+            self._streams[found.id] = writer, stream
         except StorageError:
             self._full = True
             raise

@@ -31,6 +31,8 @@ NO_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 """Errors of a file system that cannot reserve space."""
 MAX_EVENTS = 64 << 20
 """Bytes of the file that are read to learn the state of a run."""
+MAX_EVIDENCE = MAX_EVENTS // 2
+"""Bytes of the file after which more evidence is lost: its reader must reach the end of the run."""
 
 
 class Events:
@@ -52,7 +54,7 @@ class Events:
         line = encode(event) + b"\n"
         with self._lock:
             room = self._has_room(len(line) + SPARE)
-            if kind in EVIDENCE and not room:
+            if kind in EVIDENCE and not (room and self._end < MAX_EVIDENCE):
                 return
             if not room or not self._write(line):
                 # The disk and the reserve are full, or the event is too long: drop its details.

@@ -84,9 +84,12 @@ def cannot_write(error: OSError, folder: bytes) -> RefusedError:
             parent = os.path.dirname(parent)
         disk = os.statvfs(parent)
         quota = "your quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+        free = "%d bytes free" % (disk.f_bavail * disk.f_frsize)
+        if disk.f_files and not disk.f_favail:
+            free = "no inode free"
         return RefusedError(
             "disk",
-            "%s: %s (%d bytes free)" % (where, quota, disk.f_bavail * disk.f_frsize),
+            "%s: %s (%s)" % (where, quota, free),
             "free some space, or point `cluster.run_dir` at another disk",
         )
     if error.errno == errno.EROFS:

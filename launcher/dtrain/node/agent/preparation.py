@@ -19,6 +19,7 @@ from dtrain.node.agent.folder import (
     trust_of,
 )
 from dtrain.node.agent.nccl_ras import address_in
+from dtrain.node.agent.open_files import raise_limit, require_files
 from dtrain.node.agent.ports import reserve_port
 from dtrain.node.agent.ranks import Ranks
 from dtrain.node.agent.spawn import search
@@ -47,6 +48,9 @@ class Preparation:
         self._folder, self._workdir = folder, workdir
         self.ports: list[socket.socket] = []
         """Bound until the run ends."""
+        self.open_files = raise_limit()
+        """The workers' limits of open files."""
+        require_files(request)
         trust = trust_of(request)
         try:
             self.folder_fd = open_run(trust, folder)

@@ -18,6 +18,7 @@ from dtrain.node.agent.folder import folder_of, trust_of
 from dtrain.node.agent.follower import Follower
 from dtrain.node.agent.launch import Launch
 from dtrain.node.agent.launcher_channel import LauncherChannel
+from dtrain.node.agent.open_files import raise_limit
 from dtrain.node.agent.processes import look, name_list, reap, send
 from dtrain.node.agent.run_state import RESTARTED, RunState
 from dtrain.node.agent.spawn import cannot_start
@@ -40,6 +41,8 @@ QUICK, SLOW = 0.005, 0.1
 ALONE = 60
 """Seconds without a command after which the relay ends. The launcher pings every 5 seconds, so it
 no longer reads what the relay may be waiting to write."""
+MOST = 10**6
+"""Seconds: `signal.alarm` has a limit."""
 EXIT_LIMIT = 2.0
 """Seconds for a supervisor to exit after its `ended` event."""
 
@@ -55,6 +58,7 @@ class Relay:
         self._containers: Json | None = None
         self._launch: Launch | None = None
         """The launch that gets the commands until there is a supervisor; None after `attach`."""
+        self._patience = ALONE
 
     def run(self) -> None:
         self._channel.write(PREAMBLE)
@@ -99,6 +103,9 @@ class Relay:
         launch = Launch(command, state.folder, tag, state.trust, self._supervisor, self._importer)
         self._launch = launch
         launch.begin()
+        # As long as the supervisor would wait for the start: setup may take longer than a pause of
+        # the launcher (Ctrl-Z).
+        self._expect_commands(ALONE + min(int(command["lease"]), MOST))
         try:
             threading.Thread(target=self._listen, daemon=True).start()
         except RuntimeError as error:
@@ -107,6 +114,7 @@ class Relay:
         self._channel.send(answer)
         if answer["type"] == "prepared":
             self._supervisor.pulse.answered()  # until now it was busy
+            raise_limit()  # not before: the supervisor is a copy of this process
             state.open_events(self._supervisor.pid)
             follower = Follower(state.folder, self._channel, state.events(), command["interval"])
             follower.open_outputs(command)
@@ -122,6 +130,7 @@ class Relay:
                 % (command["run"], shown(state.folder)),
             ) from None
         end_previous(command)
+        raise_limit()
         pid = peer_of(sock)[0] if sock is not None else 0
         if not state.open_events(pid) and record is None:
             raise RefusedError(
@@ -152,9 +161,7 @@ class Relay:
 
     def _follow(self, state: RunState, follower: Follower, tag: Tag) -> None:
         """Send new data until the run is over and everything is sent."""
-        # The default action kills: no Python handler runs while a write blocks.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(ALONE)
+        self._expect_commands(ALONE)
         late = self._supervisor.absent
         unread = MAX_EVENTS // MAX_READ  # times; a process of the job may write without end
         pause = QUICK
@@ -191,6 +198,13 @@ class Relay:
         if self._supervisor.pid:
             self._supervisor.await_end()  # it closes the connection just before it exits
         self._channel.report("bye")
+
+    def _expect_commands(self, patience: int) -> None:
+        """End this process after ``patience`` seconds without a command."""
+        # The default action kills: no Python handler runs while a write blocks.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        self._patience = patience
+        signal.alarm(patience)
 
     def _answer_launcher(self) -> None:
         """Report that the relay is alive, and whether the supervisor is."""
@@ -230,7 +244,7 @@ class Relay:
         """Forward commands even while the main thread blocks. Runs in a thread of its own."""
         for line in iter(self._stdin.readline, b""):
             if signal.alarm(0):
-                signal.alarm(ALONE)
+                signal.alarm(self._patience)
             if self._launch is None or self._launch.accepts(line):
                 # Pings must not block: they fill the socket of a stopped supervisor.
                 pulse = self._supervisor.pulse

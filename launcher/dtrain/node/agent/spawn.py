@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 
+from dtrain.node.agent.open_files import set_limit
 from dtrain.node.agent.presentation import present
 from dtrain.node.agent.sweep import PR_SET_PDEATHSIG
 from dtrain.node.agent.wire import RefusedError, shown
@@ -17,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, NoReturn
 
+    from dtrain.node.agent.open_files import Limits
     from dtrain.node.numa import Binding
 
 
@@ -28,6 +30,7 @@ def spawn(
     extra: dict[int, int] | None = None,
     prctl: Callable[..., int] | None = None,
     binding: Binding | None = None,
+    open_files: Limits | None = None,
     main: Callable[[], NoReturn] | None = None,
 ) -> tuple[int, OSError | None]:
     """Start a program in its own session. Returns its process id, and the error if it could not be
@@ -35,6 +38,7 @@ def spawn(
 
     Its stdin is /dev/null, its stdout and stderr are ``outputs``. It inherits no other descriptors
     than those in ``extra`` (number there -> number here). With ``prctl``, it dies with us.
+    ``open_files`` are its limits, if not ours.
 
     ``main`` runs in place of the program, in a copy of this process: a new Python would need 30 ms
     to start and to import the same modules. Other processes see ``argv`` and ``environment`` there,
@@ -71,6 +75,8 @@ def spawn(
             for to, fd in aside.items():
                 os.dup2(fd, to)
                 os.close(fd)
+            if open_files is not None:
+                set_limit(open_files)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             os.chdir(workdir)
             if main is None:

@@ -161,7 +161,7 @@ class Supervisor:
         self._oom_kills = oom_kills(self._containers is not None)
         for worker in prepared.workers:
             try:
-                worker.start(self._workdir, self._prctl)
+                worker.start(self._workdir, self._prctl, prepared.open_files)
             except OSError as error:
                 raise cannot_start(error) from None
             self._workers[worker.pid] = worker

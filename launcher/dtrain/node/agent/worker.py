@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Callable
 
     from dtrain.node.agent.commands import ProcessRequest
+    from dtrain.node.agent.open_files import Limits
     from dtrain.node.agent.processes import Proc
     from dtrain.node.agent.ranks import Ranks
     from dtrain.node.agent.sweep import Tag
@@ -59,10 +60,16 @@ class Worker:
         # Its children have the same environment.
         return min(found, key=lambda proc: proc.start, default=None)
 
-    def start(self, workdir: bytes, prctl: Callable[..., int]) -> None:
+    def start(self, workdir: bytes, prctl: Callable[..., int], open_files: Limits) -> None:
         """Start the process and close its outputs here. ``error`` is set if that fails."""
         self.pid, failure = spawn(
-            self.argv, self.environment, workdir, self.outputs, prctl=prctl, binding=self.binding
+            self.argv,
+            self.environment,
+            workdir,
+            self.outputs,
+            prctl=prctl,
+            binding=self.binding,
+            open_files=open_files,
         )
         if failure is not None:
             self.error = {

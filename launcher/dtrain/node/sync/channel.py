@@ -11,18 +11,20 @@ from dtrain.node.sync.wire import CHUNK, DEFLATED, FRAME, PREAMBLE, RAW, REQUEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from io import BufferedReader
     from typing import Any, BinaryIO
 
 
 MAX_REQUEST = 1 << 30
-IDLE = 300
-"""Seconds of silence from the launcher after which it counts as gone, so that the lock frees."""
+IDLE = 100
+"""Seconds of silence from the launcher after which it counts as gone: less than another launch
+waits for the lock. The connection of a machine that lost its power or its address never ends."""
 
 
 class Channel:
     """The launcher's frames on stdin, answers as lines of JSON on stdout."""
 
-    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+    def __init__(self, source: BufferedReader, sink: BinaryIO) -> None:
         self._source = source
         self._sink = sink
 
@@ -51,16 +53,21 @@ class Channel:
         raise LauncherGoneError
 
     def _frame(self, limit: int) -> tuple[int, bytes]:
-        signal.alarm(IDLE)
-        kind, length = FRAME.unpack(self._exactly(FRAME.size))
-        if length > limit:
-            raise LauncherGoneError
-        payload = self._exactly(length)
-        signal.alarm(0)
-        return kind, payload
+        try:
+            kind, length = FRAME.unpack(self._exactly(FRAME.size))
+            if length > limit:
+                raise LauncherGoneError
+            return kind, self._exactly(length)
+        finally:
+            signal.alarm(0)
 
     def _exactly(self, size: int) -> bytes:
-        data = self._source.read(size)
-        if len(data) < size:
-            raise LauncherGoneError
-        return data
+        pieces = []
+        while size:
+            signal.alarm(IDLE)  # for each piece: a network may be slow
+            piece = self._source.read1(size)
+            if not piece:
+                raise LauncherGoneError
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)

@@ -25,7 +25,8 @@ from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+    from io import BufferedReader
+    from typing import Any
 
     from dtrain.node.importer import Importer
     from dtrain.node.sync.store import StoreLock
@@ -102,7 +103,7 @@ def take(
     return current, carried, notices
 
 
-def main(stream: BinaryIO, importer: Importer) -> None:
+def main(stream: BufferedReader, importer: Importer) -> None:
     os.umask(0o077)
     channel = Channel(stream, sys.stdout.buffer)
 
