@@ -171,7 +171,7 @@ def test_if_nothing_fits_the_object_suggests_changes(plan: Plan) -> None:
     assert found["rejected"]
     assert "training" not in found
     explanation = " ".join(found["explanation"])
-    assert "Offload is not enough" in explanation
+    assert "Offload needs 1" in explanation
     count = next(word for sentence in found["explanation"] for word in [sentence.split()[0]]
                  if " x h100-80gb (" in sentence)  # fmt: skip
     enough = plan("--model-size", "1T", "--gpus", count.replace(",", ""), "--gpu", "h100-80gb")

@@ -67,6 +67,11 @@ def check(
 ) -> None:
     """Raise UsageError if a fixed size does not divide; name its field and sizes that do."""
     _check_values(fixed)
+    if fixed.get("offload") and not cluster.gpu.has_host:
+        raise UsageError(
+            f"`offload` moves nothing on {cluster.gpu.name}: its memory is the host's",
+            hint="leave it out",
+        )
     _check_product(cluster, fixed)
     known, derived = completed(cluster, fixed)
 

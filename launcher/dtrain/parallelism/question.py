@@ -228,9 +228,7 @@ class Question:
 
         The search does not add offload to a layout whose sizes are all fixed.
         """
-        # A process on CPUs has its states in the host's memory anyway.
-        stays = self.pinned or self.cluster.gpu.is_cpu
-        fixed = {**({"offload": False} if stays else {}), **self.fixed, **fixed}
+        fixed = {**({"offload": False} if self.pinned else {}), **self.fixed, **fixed}
         return search(self._candidates(fixed), offload="offload" not in fixed)
 
     def fastest(self, **fixed: Any) -> Candidate | None:

@@ -145,7 +145,7 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
             for one in layouts
             if one.may_offload and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
         )
-        return Plan(tuple(one for one in away if one.hosted.total <= one.cluster.host_memory))
+        return Plan(tuple(one for one in away if one.fits_host))
 
     if plan.best:
         best = offloaded(one for one in plan.layouts if one.least_activations <= one.limit).best

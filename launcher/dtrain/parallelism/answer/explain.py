@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dtrain.parallelism.answer.units import amount, gib, percent, seconds, tflops
-from dtrain.parallelism.backends import backend_of
+from dtrain.parallelism.backends import backend_of, without_backend
 from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
@@ -107,7 +107,7 @@ def _split(candidate: Candidate) -> str:
     if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
         steps.append(_replicas(layout, counted(ranks, unit), split=layout.world_size > layout.data))
     if not steps:
-        return f"Keep the whole model {'in' if cluster.gpu.is_cpu else 'on'} the {unit}."
+        return f"Train the whole model {'in' if cluster.gpu.is_cpu else 'on'} one {unit}."
     text = steps[0] if len(steps) == 1 else f"{', '.join(steps[:-1])}, and {steps[-1]}"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -159,18 +159,25 @@ def _savings(candidate: Candidate) -> Iterator[str]:
         "full": "Recompute every layer in the backward pass (full recompute).",
     }[layout.recompute]
     if layout.offload:
-        cluster = candidate.cluster
-        host = candidate.hosted
-        every = "parameters, gradients and optimizer states"
-        all_states = candidate.assumed.habits.offloads == "all"
-        what = every if all_states else "the optimizer's states, with a copy of the gradients,"
-        where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
+        yield from _offloaded(candidate)
+
+
+def _offloaded(candidate: Candidate) -> Iterator[str]:
+    layout, cluster, host = candidate.layout, candidate.cluster, candidate.hosted
+    known = not without_backend(cluster.gpu)
+    what = "parameters, gradients and optimizer states"
+    if candidate.assumed.habits.offloads != "all":
+        what = "the optimizer's states, with a copy of the gradients,"
+    where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
+    size = f"{host.total:,.0f} GiB{each}"
+    size += f", of which PyTorch pins {host.pinned:,.0f} GiB" if known else ""
+    yield f"Keep {what} in the {where} memory (offload): {size}."
+    if not candidate.fits_host:
         yield (
-            f"Keep {what} in the {where} memory (offload): {host.total:,.0f} GiB{each}, of "
-            f"which PyTorch pins {host.pinned:,.0f} GiB."
+            f"The usual host of so many {cluster.gpu.name} has only {cluster.host_memory:,.0f} GiB."
         )
-        if backend_of(layout).runtime_memory:
-            yield "The time assumes `AdamW(…, fused=True)`."
+    if known and backend_of(layout).runtime_memory:
+        yield "The time assumes `AdamW(…, fused=True)`."
 
 
 def figures(candidate: Candidate) -> str:

@@ -434,18 +434,25 @@ def _copies_of_states(
     of the share of a frozen model.
 
     In FSDP2 (``all_gather_inputs``, ``foreach_reduce``) every gather copies the share from the
-    host, in 32 bits, and every reduction returns its gradients. Those after the first one wait for
-    the copy, and the host adds them up. Under HSDP, sums stay on the GPU until the last one.
+    host, as it is stored, and every reduction returns its gradients. Those after the first one wait
+    for the copy, and the host adds them up. Under HSDP, sums stay on the GPU until the last one.
     """
     layout = kernels.layout
     if kernels.assumed.habits.offloads != "all":
         return 0.0, mine * (gradient + 2) / PCIE
-    gathers = 2 * layout.grad_accumulation if layout.shards_parameters else 1
+    stored = (2 if kernels.assumed.narrow_states else 4) * mine
+    gathers = _times_gathered(layout)
     adds = reduces_each_micro_batch(layout) and layout.sharding != "hybrid"
     added = layout.grad_accumulation - 1 if adds else 0
-    return (4 * mine * (gathers + 1) + fixed * gathers) / PCIE, added * mine * (
-        4 / PAGEABLE + 12 / host
-    )
+    beside = (stored * (gathers + 1) + fixed * gathers) / PCIE
+    return beside, added * stored * (1 / PAGEABLE + 3 / host)
+
+
+def _times_gathered(layout: Layout) -> int:
+    """How often a rank gathers each parameter in a step."""
+    if keeps_stage(layout) or not layout.shards_parameters:
+        return 1
+    return 2 * layout.grad_accumulation
 
 
 def _gathers(kernels: Kernels, count: float, layers: int) -> float:
@@ -453,8 +460,7 @@ def _gathers(kernels: Kernels, count: float, layers: int) -> float:
     layout = kernels.layout
     group = Group(kernels.cluster, kernels.efficiency, layout.shards, layout.tensor)
     size = (kernels.shape.frozen_matrix_bytes or 2) * count / (layers + 1)
-    times = 1 if keeps_stage(layout) else 2 * layout.grad_accumulation
-    return times * (layers + 1) * group.all_gather(size)
+    return _times_gathered(layout) * (layers + 1) * group.all_gather(size)
 
 
 def _traffic(
