@@ -334,6 +334,10 @@ def test_only_megatron_exchanges_beside_the_computation_and_without_full_recompu
     answer = pose(mixture).answer()
     assert answer.question.backend == "megatron"
     assert {one.layout.recompute for one in answer.plan.layouts} == {"none", "selective"}
+    # With full recompute, micro-batches can be longer: here that gains more.
+    other = pose(replace(mixture, backend="megatron", overlap_experts=False)).answer().best
+    assert other.layout.recompute == "full" and other.time.total < answer.best.time.total
+    assert f"would take {other.time.total:.1f} s a step" in hidden_exchange(answer)
     with pytest.raises(UsageError, match="does not go with `recompute='full'`"):
         pose(replace(mixture, fixed={"recompute": "full"}))
     with pytest.raises(UsageError, match="runtime does not support exchanges between experts"):

@@ -218,9 +218,10 @@ def _hides_exchange(request: PlanRequest, training: Training, shape: Shape, fram
     if not given or framework != "torch":
         return False
     if not shape.experts:
+        without = "leave it out" if request.overlap_experts else "use `overlap_experts=False`"
         raise UsageError(
             f"{source} is for models with experts",
-            hint="leave it out, or choose another model",
+            hint=f"{without}, or choose another model",
         )
     if request.fixed.get("recompute") == "full":
         raise UsageError(
