@@ -173,7 +173,12 @@ class Question:
         known, _ = constraints.completed(self.cluster, self.fixed)
         known.setdefault("data", self.cluster.gpus // math.prod(known.get(s, 1) for s in SIZES))
         # The runtime is last: the others have most features that it lacks.
-        layouts = (Layout(**{**known, "backend": name}) for name in reversed(BACKENDS))
+        on_cpus = self.cluster.gpu.is_cpu
+        layouts = (
+            Layout(**{**known, "backend": name})
+            for name, backend in reversed(BACKENDS.items())
+            if backend.runs_on_cpus or not on_cpus
+        )
         lacking = [[*self.refusals(layout)] for layout in layouts]
         if reasons := min(lacking, key=len):
             text, hint = reasons[0], "choose another model or precision"
@@ -184,6 +189,8 @@ class Question:
                 hint = self._other_precision()
             if self.fixed:
                 hint = "leave a constraint out"
+            elif on_cpus:
+                text, hint = f"{text} on CPUs", "plan for GPUs"
             return UsageError(f"no backend supports {text}", hint=hint)
         return constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
 
@@ -257,6 +264,7 @@ class Question:
             self.precision,
             narrow_states=self.narrow_states,
             hides_exchange=self.hides_exchange,
+            on_cpus=self.cluster.gpu.is_cpu,
         )
 
     def candidate(self, layout: Layout) -> Candidate:

@@ -189,6 +189,7 @@ class _Choices:
                                 self.assumed.precision,
                                 narrow_states=self.assumed.narrow_states,
                                 hides_exchange=self.assumed.hides_exchange,
+                                on_cpus=self.cluster.gpu.is_cpu,
                             )
                         ):
                             yield layout
@@ -210,7 +211,7 @@ class _Choices:
                     if "context" not in self.fixed and not self._in_place(start, tensor, context):
                         continue
                     split = replace(start, tensor=tensor, context=context, offload=False)
-                    if any(refusals(shape, split, "bf16")):
+                    if any(refusals(shape, split, "bf16", on_cpus=self.cluster.gpu.is_cpu)):
                         continue
                     data = ranks // context
                     if self.global_batch % data or self.fixed.get("data", data) != data:
