@@ -193,7 +193,7 @@ def _whole_peak(
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
     if layout.recompute == "full":
         # The layer in its backward pass holds all of its activations, and gradients of some.
-        again = largest_layer(shape, layout, assumed, "none")
+        again = largest_layer(shape, layout, assumed)
         again += _activation_gradients(shape, layout, assumed)
         # All copies that tokens send to the rank with most of them.
         above = assumed.busiest(shape, layout) - 1
@@ -207,8 +207,7 @@ def _whole_peak(
 def _routed_again(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
     """Bytes per token of its copies and of their gradients in a layer's backward pass that
     recomputes the layer."""
-    kept = routed_activations(shape, layout, assumed, "none")
-    return kept + routed_gradients(shape, layout, assumed)
+    return routed_activations(shape, layout, assumed) + routed_gradients(shape, layout, assumed)
 
 
 def _loss_bytes(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
