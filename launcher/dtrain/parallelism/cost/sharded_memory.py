@@ -219,7 +219,7 @@ class _Rank(StageRank):
         """Return a rank's share of a layer over ``ranks``. Fewer of them share the experts."""
         layer = self.layer
         dense = layer.mean - layer.experts
-        return dense / ranks + layer.experts / min(ranks, self.replicas)
+        return dense / ranks + layer.experts / max(1, ranks // self.layout.expert)
 
     @cached_property
     def summing(self) -> int:

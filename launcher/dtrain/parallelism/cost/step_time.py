@@ -381,7 +381,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     frozen = fixed = 0.0
     if shape.lora is not None:
         frozen = dense + (experts if expert_replicas > 1 else 0.0)
-        fixed = dense / shards + experts / min(shards, expert_replicas)
+        fixed = dense / shards + experts / layout.expert_shards
         fixed *= shape.frozen_matrix_bytes or 2
         dense, experts = adapters_of_stage(shape, layout, layers)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes the last three. A GPU
@@ -389,7 +389,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     on_gpu, on_host = (14, 14) if kernels.assumed.narrow_states else (34, 28)
     halved = layout.reduce == "bf16" or not kernels.assumed.fp32_gradients
     gradient = 2 if halved else 4
-    mine = dense / shards + experts / min(shards, expert_replicas)
+    mine = dense / shards + experts / layout.expert_shards
     traffic = 0.0
     if layout.offload:
         # The host's processors update at the speed of its memory, which its GPUs share.
@@ -402,12 +402,12 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
         return 0.0, optimizer + traffic
 
     # Experts are copied only on every ``expert``-th rank, further apart.
-    for count, size, apart in (
-        (dense, ranks, layout.tensor),
-        (experts, expert_replicas, layout.tensor * layout.expert),
+    for count, size, own, apart in (
+        (dense, ranks, shards, layout.tensor),
+        (experts, expert_replicas, layout.expert_shards, layout.tensor * layout.expert),
     ):
         if count and size > 1:
-            traffic += _traffic(kernels, count, size, apart, gradient, layers)
+            traffic += _traffic(kernels, count, size, own, apart, gradient, layers)
     if frozen and layout.shards_parameters:
         traffic += _gathers(kernels, frozen, layers)
     if kernels.assumed.blocking or not kernels.assumed.overlaps_reduction:
@@ -464,12 +464,12 @@ def _gathers(kernels: Kernels, count: float, layers: int) -> float:
 
 
 def _traffic(
-    kernels: Kernels, count: float, ranks: int, apart: int, gradient: int, layers: int
+    kernels: Kernels, count: float, ranks: int, shards: int, apart: int, gradient: int, layers: int
 ) -> float:
-    """Seconds for data ranks to exchange ``count`` parameters and their gradients in a step."""
+    """Seconds for data ranks to exchange ``count`` parameters and their gradients in a step.
+    ``shards``: how many of the ``ranks`` share one copy of the sharded states."""
     layout, efficiency = kernels.layout, kernels.efficiency
     group = Group(kernels.cluster, efficiency, ranks, apart)
-    shards = min(layout.shards, ranks)
     near = Group(kernels.cluster, efficiency, shards, apart)
     narrow = kernels.assumed.precision in ("fp8", "nvfp4") and backend_of(layout).gathers_fp8
     parameter = 1 if narrow else BYTES[kernels.assumed.precision]
