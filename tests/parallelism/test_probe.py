@@ -134,6 +134,7 @@ def test_only_the_runtime_trains_on_cpus(file: Path) -> None:
         ({"backend": "megatron"}, "the backend megatron does not support CPUs"),
         ({"lora_rank": 8}, "no backend supports LoRA on CPUs"),
         ({"fixed": {"offload": True}}, "`offload` moves nothing on cpu"),
+        ({"fixed": {"tensor": 3}}, "`tensor=3` does not divide 4 processes"),
     ):
         with pytest.raises(UsageError, match=text):
             pose(replace(request, **wrong), probe=measured()).answer()

@@ -219,8 +219,7 @@ class Question:
         for reason in first:
             if all(reason in reasons for reasons in rest):
                 return reason
-        gpus = counted(self.cluster.gpus, self.cluster.gpu.unit)
-        return f"a step of {counted(self.global_batch, 'sequence')} on {gpus}"
+        return f"a step of {counted(self.global_batch, 'sequence')} on {self.cluster.devices}"
 
     @property
     def pinned(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from dtrain.diagnostics import UsageError
 from dtrain.records import KeepsHash, cached_property, dataclass
-from dtrain.wording import either
+from dtrain.wording import counted, either
 
 Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 
@@ -165,6 +165,11 @@ class GpuCluster(KeepsHash):
     """Hosts of one rack, if the network between racks is slower; else 0."""
     between_racks: float = 0.0
     """As ``network``, to hosts of other racks while all hosts of a rack send there."""
+
+    @property
+    def devices(self) -> str:
+        """``16 GPUs``, or ``4 processes`` on CPUs."""
+        return counted(self.gpus, self.gpu.unit)
 
     @property
     def hosts(self) -> int:
