@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dtrain.parallelism.answer.units import amount, gib, percent, seconds, tflops
 from dtrain.parallelism.backends import backend_of, without_backend
-from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
+from dtrain.parallelism.cost.candidate import HEADROOM, HOST_HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 from dtrain.wording import counted, either
@@ -169,15 +169,19 @@ def _offloaded(candidate: Candidate) -> Iterator[str]:
     if candidate.assumed.habits.offloads != "all":
         what = "the optimizer's states, with a copy of the gradients,"
     where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
-    size = f"{host.total:,.0f} GiB{each}"
-    size += f", of which PyTorch pins {host.pinned:,.0f} GiB" if known else ""
+    size = f"{gib(host.total)}{each}"
+    size += f", of which PyTorch pins {gib(host.pinned)}" if known else ""
     yield f"Keep {what} in the {where} memory (offload): {size}."
     if not candidate.fits_host:
-        yield (
-            f"The usual host of so many {cluster.gpu.name} has only {cluster.host_memory:,.0f} GiB."
-        )
+        yield f"The usual host of so many {cluster.gpu.name} has only {host_room(candidate)}."
     if known and backend_of(layout).runtime_memory:
         yield "The time assumes `AdamW(…, fused=True)`."
+
+
+def host_room(candidate: Candidate) -> str:
+    """``115.2 GiB for this (128.0 GiB, less 10 %)``: of the usual host of the GPUs."""
+    of = f"{gib(candidate.cluster.host_memory)}, less {percent(HOST_HEADROOM)}"
+    return f"{gib(candidate.host_limit)} for this ({of})"
 
 
 def figures(candidate: Candidate) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dtrain.parallelism.answer.alternatives import unconstrained
-from dtrain.parallelism.answer.explain import brief
+from dtrain.parallelism.answer.explain import brief, host_room
 from dtrain.parallelism.answer.units import gib, seconds
 from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
@@ -146,7 +146,7 @@ def _offload(question: Question) -> str:
         )
     if one.fits_host:
         return _fits("With `offload=True`", one)
-    needed, has = gib(one.hosted.total), gib(one.cluster.host_memory)
+    needed, has = gib(one.hosted.total), host_room(one)
     return _fits(
         f"Offload needs {needed} on each host, and the usual one has {has}: with `offload=True`",
         one,

@@ -87,9 +87,14 @@ class Candidate:
         return HostMemory(gpus * pinned, gpus * pageable)
 
     @property
+    def host_limit(self) -> float:
+        """GiB of the usual host of these GPUs that the layout may use."""
+        return self.cluster.host_memory * (1 - HOST_HEADROOM)
+
+    @property
     def fits_host(self) -> bool:
-        """Whether the usual host of these GPUs can hold what the layout offloads."""
-        return self.hosted.total <= self.cluster.host_memory * (1 - HOST_HEADROOM)
+        """Whether the usual host can hold what the layout offloads."""
+        return self.hosted.total <= self.host_limit
 
     @cached_property
     def time(self) -> StepTime:
