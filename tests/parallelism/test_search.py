@@ -408,6 +408,16 @@ def test_what_offload_keeps_on_the_host(backend: str, what: str) -> None:
     assert f"Keep {what} in the host's memory (offload): {size}" in headline(answer.best)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "over"), [(1, "8 of 16 GPUs"), (2, "4 of 8 such groups")]
+)  # fmt: skip
+def test_what_hsdp_shards_over(tensor: int, over: str) -> None:
+    fixed = {"sharding": "hybrid", "tensor": tensor, "pipeline": 1, "context": 1}
+    asked = PlanRequest(model="llama-3-8b", gpus=16, gpu="h100", fixed=fixed)
+    text = headline(pose(asked).answer().best)
+    assert f"optimizer over {over} and keep 2 copies of that (HSDP)" in text
+
+
 def test_what_torchtitan_has_on_the_host_is_not_on_the_gpu() -> None:
     fixed = {"offload": True, "sharding": "full", "data": 8, "micro_batch": 1}
     asked = PlanRequest(

@@ -116,14 +116,13 @@ def _replicas(layout: Layout, devices: str, *, split: bool) -> str:
     """Describe what the data ranks do; ``devices``: their number and unit; ``split``: whether each
     has more than one of them."""
     ranks = layout.copies
-    if layout.sharding == "full":
+    if layout.shards_parameters:
         over = f"{ranks:,} such groups" if split and layout.context == 1 else devices
-        return f"shard parameters, gradients and optimizer over {over} (FSDP, ZeRO-3)"
-    if layout.sharding == "hybrid":
-        return (
-            f"shard parameters, gradients and optimizer over {layout.shards:,} of them and keep "
-            f"{ranks // layout.shards:,} copies of that (HSDP)"
-        )
+        how = "(FSDP, ZeRO-3)"
+        if layout.sharding == "hybrid":
+            over = f"{layout.shards:,} of {over}"
+            how = f"and keep {ranks // layout.shards:,} copies of that (HSDP)"
+        return f"shard parameters, gradients and optimizer over {over} {how}"
     over = f" over {devices}" if ranks != layout.data else ""
     shared = {
         "none": "",
