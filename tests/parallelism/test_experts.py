@@ -19,7 +19,7 @@ from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.cost.step_time import StepTime
 from dtrain.parallelism.model.models import model
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import BackendName, Layout
 
 WHOLE, PARTS = Assumptions(), Assumptions(whole_experts=False)
 
@@ -155,3 +155,18 @@ def test_selective_recompute_of_torchtitan_repeats_grouped_products() -> None:
     assert repeated == 4 * h + attention
     times = [time_of("qwen3-30b-a3b", layout, one).expert for one in (Assumptions(), again)]
     assert times[1] == pytest.approx(1.5 * times[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_copies_of_a_shard_have_the_states_of_experts_that_the_shard_has(
+    backend: BackendName,
+) -> None:
+    """Two groups of 8 ranks with all experts are like one group, as ``num_distributed_optimizer_
+    instances`` of Megatron-Core and the expert meshes of torchtitan and dtrain.runtime."""
+    one = Layout(backend=backend, data=8, expert=8, sharding="full")
+    two = replace(one, data=16, sharding="hybrid", shard=8)
+    alone, copied = (memory(model("mixtral-8x7b"), layout, WHOLE) for layout in (one, two))
+    assert copied.parameters == alone.parameters
+    assert copied.optimizer == alone.optimizer
+    times = [time_of("mixtral-8x7b", layout).optimizer for layout in (one, two)]
+    assert times[0] == times[1]

@@ -108,6 +108,26 @@ def test_machines_hold_gpus_of_the_table() -> None:
     assert hardware().machine("p5").network_gbps == 3200
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "memory"),
+    [("h100", 8, 2048), ("h100", 16, 2048), ("h100", 2, 512), ("gaudi2", 8, 1024),
+     ("tpu-v5e", 4, 192), ("rtx-4090", 1, 64)],
+)  # fmt: skip
+def test_a_part_of_a_machines_gpus_has_that_part_of_its_memory(
+    gpu: str, gpus: int, memory: float
+) -> None:
+    assert hardware().cluster(hardware().gpu(gpu), gpus).host_memory == memory
+
+
+def test_a_user_can_give_a_machine_more_memory() -> None:
+    table = {"machines": [{"name": "workstation", "like": "workstation", "memory": 512}]}
+    mine = hardware().extended(json.dumps(table), "mine.json")
+    assert mine.cluster(mine.gpu("rtx-4090"), 4).host_memory == 512
+    apu: dict[str, object] = {"name": "apu", "like": "mi300x", "shares_memory": True}
+    assert not hardware().extended(json.dumps({"gpus": [apu]}), "mine.json").gpu("apu").has_host
+    assert "must be true or false" in refused({"gpus": [{**apu, "shares_memory": 1}]}).message
+
+
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match="'a100-90gb' is not a GPU") as caught:
         hardware().gpu("a100-90gb")

@@ -121,6 +121,25 @@ def test_cpus_are_planned_with_what_they_compute(file: Path) -> None:
     assert least < best.time.total < 20 * least
 
 
+def test_only_the_runtime_trains_on_cpus(file: Path) -> None:
+    request = PlanRequest(file=file, model_size="500M", seq_len=256, probe=True)
+    answer = pose(request, probe=measured()).answer()
+    assert not answer.question.others
+    # 16 bits exist, but are slower.
+    assert answer.question.notes == ("bf16 is not faster on these CPUs: planned for fp32",)
+    # What does not fit does not make the plan one for Megatron-LM.
+    large = pose(replace(request, fixed={"micro_batch": 64}), probe=measured()).answer()
+    assert not large.fits and large.best.layout.backend == "runtime"
+    for wrong, text in (
+        ({"backend": "megatron"}, "the backend megatron does not support CPUs"),
+        ({"lora_rank": 8}, "no backend supports LoRA on CPUs"),
+        ({"fixed": {"offload": True}}, "`offload` moves nothing on cpu"),
+        ({"fixed": {"tensor": 3}}, "`tensor=3` does not divide 4 processes"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            pose(replace(request, **wrong), probe=measured()).answer()
+
+
 def test_a_plan_for_cpus_speaks_of_processes(file: Path) -> None:
     request = PlanRequest(file=file, model_size="20M", seq_len=256, probe=True)
     answer = pose(request, probe=measured()).answer()

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.alternatives import (
     faster_backend,
     reserve,
@@ -150,10 +151,9 @@ def test_a_layout_may_fit_although_its_full_recomputation_does_not() -> None:
 
 def test_gradients_on_the_host_leave_room_on_the_gpus() -> None:
     """A shard of the gradients would be 66 GiB."""
-    asked = PlanRequest(model="llama-3-70b", gpus=4, gpu="a100-80gb", gpus_per_host=4)
+    asked = PlanRequest(model="llama-3-70b", gpus=4, gpu="a100-80gb", fixed={"offload": True})
     best = pose(asked).answer().best
     assert best.fits
-    assert best.layout.offload
     assert best.memory.gradients < 10
 
 
@@ -162,19 +162,45 @@ def test_a_plan_does_not_offload_more_than_a_host_can_hold() -> None:
     answer = pose(asked).answer()
     assert not answer.fits
     assert any(
-        re.match(r"Offload is not enough: a host would need 1\d,\d{3} GiB for the states", text)
+        re.match(r"Offload needs 1\d,\d{3} GiB on each host, and the usual one has 1,843", text)
         for text in remedies(answer)
     )
     assert pose(replace(asked, fixed={"offload": True})).answer().best.hosted.total > 15_000
 
 
-def test_hosts_of_consumer_cards_have_less_memory() -> None:
-    """The same states fit in the host of four A100s."""
-    asked = PlanRequest(model="llama-3-70b", gpus=4, gpu="rtx-4090", gpus_per_host=4)
+@pytest.mark.parametrize(("gpu", "gpus", "fits"), [
+    ("rtx-4090", 4, False),
+    ("rtx-pro-6000", 4, False),
+    ("rtx-pro-6000", 8, True),
+    ("h100", 8, True),
+])  # fmt: skip
+def test_offload_is_advised_where_the_usual_host_holds_it(gpu: str, gpus: int, fits: bool) -> None:
+    """40B take 640 GB and what PyTorch rounds up; a part of a host's GPUs has that part of its
+    memory."""
+    asked = PlanRequest(model_size="40B", gpu=gpu, gpus=gpus, backend="runtime", global_batch=8,
+                        fixed={"recompute": "full"})  # fmt: skip
+    question = pose(asked)
+    assert question.answer().fits == fits
+    # Who asks for offload may have more memory, and learns what the usual host has.
+    away = pose(replace(asked, fixed={**asked.fixed, "offload": True})).answer()
+    assert away.fits
+    assert 700 < away.best.hosted.total < 850
+    assert away.best.fits_host == fits
+    assert ("The usual host of so many" in headline(away.best)) != fits
+    if not fits:
+        # The same as a remedy; the host's system needs memory, too.
+        assert any(one.startswith("Offload needs ") for one in remedies(question.answer()))
+        cluster = replace(question.cluster, host_memory=1.05 * away.best.hosted.total)
+        assert not replace(question, cluster=cluster).answer().fits
+
+
+def test_offload_moves_nothing_if_cpu_and_gpu_share_a_memory() -> None:
+    asked = PlanRequest(model="llama-3-70b", gpu="mi300a", gpus=4, global_batch=16)
     answer = pose(asked).answer()
     assert not answer.fits
-    assert any(text.startswith("Offload is not enough: ") for text in remedies(answer))
-    assert pose(replace(asked, fixed={"offload": True})).answer().best.hosted.total < 1_200
+    assert not any("ffload" in one for one in remedies(answer))
+    with pytest.raises(UsageError, match="`offload` moves nothing on mi300a"):
+        pose(replace(asked, fixed={"offload": True})).answer()
 
 
 def test_torchtitan_offloads_sharded_states_only() -> None:
@@ -378,8 +404,18 @@ def test_what_offload_keeps_on_the_host(backend: str, what: str) -> None:
     answer = pose(asked).answer()
     matrices = 32 * (4 * 64 + 3 * 256) + 2 * 512
     pinned, pageable = 2 * matrices / 1024, 8 * answer.question.shape.parameters / 2**30
-    size = f"{pinned + pageable:.0f} GiB, of which PyTorch pins {pinned:.0f} GiB."
+    size = f"{pinned + pageable:.1f} GiB, of which PyTorch pins {pinned:.1f} GiB."
     assert f"Keep {what} in the host's memory (offload): {size}" in headline(answer.best)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "over"), [(1, "8 of 16 GPUs"), (2, "4 of 8 such groups")]
+)  # fmt: skip
+def test_what_hsdp_shards_over(tensor: int, over: str) -> None:
+    fixed = {"sharding": "hybrid", "tensor": tensor, "pipeline": 1, "context": 1}
+    asked = PlanRequest(model="llama-3-8b", gpus=16, gpu="h100", fixed=fixed)
+    text = headline(pose(asked).answer().best)
+    assert f"optimizer over {over} and keep 2 copies of that (HSDP)" in text
 
 
 def test_what_torchtitan_has_on_the_host_is_not_on_the_gpu() -> None:

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain.parallelism.assumptions import COMPILED_LOSS, FLASH_1, TRITON_ATTENTION, Assumptions
+from dtrain.parallelism.assumptions import (
+    COMPILED_LOSS,
+    FLASH_1,
+    TRITON_ATTENTION,
+    Assumptions,
+    MemoryHabits,
+)
 from dtrain.parallelism.backends import MEGATRON_FSDP, PYTORCH_HOOKS, TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.efficiency import KNOWN, OVERLAPPED, of_family, of_gpu
 from dtrain.parallelism.cluster.hardware import GpuCluster
@@ -15,7 +21,7 @@ from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import Kernels
-from dtrain.parallelism.cost.step_time import HOST_MEMORY, StepTime
+from dtrain.parallelism.cost.step_time import HOST_MEMORY, PCIE, StepTime
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import BackendName, Layout, Sharding
 
@@ -197,6 +203,32 @@ def test_states_of_16_bits_are_14_bytes_of_each_parameter_for_adam() -> None:
     assert narrow == pytest.approx(wide * 14 / 34)
     wide, narrow = (optimizer(narrow=each, offload=True) for each in (False, True))
     assert wide - narrow == pytest.approx(14 * model("llama-3-8b").parameters / HOST_MEMORY)
+
+
+def test_offloaded_states_are_copied_as_often_as_they_are_gathered() -> None:
+    """For each pass of a micro-batch; once in a pipeline that keeps what it gathers. The gradients
+    return once in each of these layouts, which adds a copy."""
+
+    def copies(layout: Layout, *, narrow: bool = False) -> float:
+        def data(*, offload: bool) -> float:
+            assumed = Assumptions(
+                narrow_states=narrow,
+                overlaps_reduction=False,
+                habits=MemoryHabits(offloads="all"),
+            )
+            return candidate("llama-3-8b", replace(layout, offload=offload), assumed).time.data
+
+        return (data(offload=True) - data(offload=False)) * PCIE * layout.data
+
+    parameters = model("llama-3-8b").parameters
+    layout = Layout(backend="torchtitan", data=8, sharding="full")
+    assert copies(layout) == pytest.approx(3 * 4 * parameters)
+    assert copies(layout, narrow=True) == pytest.approx(3 * 2 * parameters)
+    longer = replace(layout, grad_accumulation=8)
+    assert copies(longer) == pytest.approx((16 + 1) * 4 * parameters)
+    largest = 16 * model("llama-3-8b").layer_parameters() + model("llama-3-8b").head_parameters
+    stages = replace(longer, pipeline=2)
+    assert copies(stages) == pytest.approx(2 * 4 * largest, rel=0.01)
 
 
 def test_flash_attention_2_is_as_fast_on_a_b200_as_on_an_h100() -> None:

@@ -14,7 +14,7 @@ from dtrain.launchplan.build import build
 from dtrain.parallelism.answer.alternatives import faster_backend, hidden_exchange
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.model.models import model, models
 from dtrain.parallelism.question import Question
@@ -34,8 +34,7 @@ CLUSTERS = (
 
 def ask(name: str, gpu: str, gpus: int, backend: BackendName = "runtime") -> Question:
     kind = hardware().gpu(gpu)
-    machine = hardware().machine(kind.machine)
-    cluster = GpuCluster(kind, gpus, min(machine.gpus_per_host, gpus), machine.network_gbps / 8)
+    cluster = hardware().cluster(kind, gpus)
     shape = model(name)
     batch = usual_batch(shape, gpus)
     precision = "bf16" if "bf16" in kind.flops else "fp16"
@@ -178,17 +177,17 @@ def test_a_note_says_how_much_slower_the_runtime_would_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu", "gpus", "reason"),
+    ("name", "gpu", "gpus", "fixed", "reason"),
     [
         # Megatron-LM spreads experts over hosts, and has gradients of 16 bits for one micro-batch.
-        ("qwen3-235b-a22b", "h100-80gb", 64, "needs the optimizer in the hosts' memory"),
-        ("gpt-oss-20b", "h200", 1, "has no layout that fits"),
+        ("qwen3-235b-a22b", "h100-80gb", 64, {}, "needs the optimizer in the hosts' memory"),
+        ("gpt-oss-20b", "h200", 1, {"offload": True}, "has no layout that fits"),
     ],
 )
 def test_the_planner_leaves_a_backend_that_is_much_slower(
-    name: str, gpu: str, gpus: int, reason: str
+    name: str, gpu: str, gpus: int, fixed: dict[str, bool], reason: str
 ) -> None:
-    question = replace(ask(name, gpu, gpus), backend_from="")
+    question = replace(ask(name, gpu, gpus), backend_from="", fixed=fixed)
     answer = question.answer()
     assert answer.best.layout.backend == "megatron"
     assert re.search(reason, answer.question.notes[-1])
@@ -211,17 +210,22 @@ job:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "model", "cluster", "backend"),
+    ("strategy", "model", "cluster", "fixed", "backend"),
     [
-        ("3d", "qwen3-235b-a22b", (8, 8, "h100-80gb"), "runtime"),
-        ("auto", "qwen3-235b-a22b", (8, 8, "h100-80gb"), "megatron"),
-        ("none", "qwen3-235b-a22b", (8, 8, "h100-80gb"), "megatron"),
+        ("3d", "qwen3-235b-a22b", (8, 8, "h100-80gb"), {}, "runtime"),
+        ("auto", "qwen3-235b-a22b", (8, 8, "h100-80gb"), {}, "megatron"),
+        ("none", "qwen3-235b-a22b", (8, 8, "h100-80gb"), {}, "megatron"),
         # No layout of the runtime fits.
-        ("fsdp", "gpt-oss-20b", (1, 1, "h200"), "megatron"),
+        ("fsdp", "gpt-oss-20b", (1, 1, "h200"), {"offload": True}, "megatron"),
     ],
 )
 def test_a_strategy_of_the_file_keeps_its_backend_if_that_has_a_layout_that_fits(
-    tmp_path: Path, strategy: str, model: str, cluster: tuple[int, int, str], backend: str
+    tmp_path: Path,
+    strategy: str,
+    model: str,
+    cluster: tuple[int, int, str],
+    fixed: dict[str, bool],
+    backend: str,
 ) -> None:
     hosts, gpus, gpu = cluster
     file = tmp_path / "c.yaml"
@@ -230,7 +234,7 @@ def test_a_strategy_of_the_file_keeps_its_backend_if_that_has_a_layout_that_fits
             hosts=hosts, gpus=gpus, gpu=gpu, strategy=strategy, training="{precision: bf16}"
         )
     )
-    answer = pose(PlanRequest(model=model, file=file)).answer()
+    answer = pose(PlanRequest(model=model, file=file, fixed=fixed)).answer()
     assert answer.best.layout.backend == backend
     # The gain of another backend is in a note, or the reason for it.
     assert bool(faster_backend(answer)) is (backend == "runtime")
@@ -330,6 +334,10 @@ def test_only_megatron_exchanges_beside_the_computation_and_without_full_recompu
     answer = pose(mixture).answer()
     assert answer.question.backend == "megatron"
     assert {one.layout.recompute for one in answer.plan.layouts} == {"none", "selective"}
+    # With full recompute, micro-batches can be longer: here that gains more.
+    other = pose(replace(mixture, backend="megatron", overlap_experts=False)).answer().best
+    assert other.layout.recompute == "full" and other.time.total < answer.best.time.total
+    assert f"would take {other.time.total:.1f} s a step" in hidden_exchange(answer)
     with pytest.raises(UsageError, match="does not go with `recompute='full'`"):
         pose(replace(mixture, fixed={"recompute": "full"}))
     with pytest.raises(UsageError, match="runtime does not support exchanges between experts"):

@@ -171,12 +171,21 @@ def test_if_nothing_fits_the_object_suggests_changes(plan: Plan) -> None:
     assert found["rejected"]
     assert "training" not in found
     explanation = " ".join(found["explanation"])
-    assert "Offload is not enough" in explanation
+    assert "Offload needs 1" in explanation
     count = next(word for sentence in found["explanation"] for word in [sentence.split()[0]]
                  if " x h100-80gb (" in sentence)  # fmt: skip
     enough = plan("--model-size", "1T", "--gpus", count.replace(",", ""), "--gpu", "h100-80gb")
     assert enough["fitting"]
     assert not enough["layouts"][0]["offload"]
+
+
+def test_what_is_offloaded_is_compared_with_the_usual_host(plan: Plan) -> None:
+    best = plan("--model-size", "40B", "--gpus", "4", "--gpu", "rtx-4090", "--offload")["layouts"][
+        0
+    ]
+    host = best["host_memory_gib"]
+    assert host["pinned"] < host["total"] and host["usual"] == 256 < host["total"]
+    assert "host_memory_gib" not in plan("--model-size", "1B", "--gpus", "8")["layouts"][0]
 
 
 def test_a_mixture_spreads_its_experts_evenly(plan: Plan) -> None:

@@ -109,6 +109,10 @@ def test_the_overlap_of_experts_stays_in_the_file_until_a_plan_has_none(
         assert read(file).job.training.overlap_experts is overlaps  # type: ignore[union-attr]
         text = " ".join(done.stdout.split())
         assert ("exchanges between experts beside the computation need" in text) is overlaps
+    dtrain(*plan, *asked)
+    done = dtrain("plan", "c.yaml", "--model", "llama-3-8b")
+    assert "c.yaml: job.training.overlap_experts is for models with experts" in done.stderr
+    assert "hint: use --no-overlap-experts, or choose" in done.stderr
     # The note in the file.
     assert "# --overlap-moe-expert-parallel-comm and what `dtrain help keys`" in file.read_text()
 

@@ -208,5 +208,8 @@ def test_texts_are_about_the_accelerators_and_layouts_at_hand(shown: Shown) -> N
     assert "device context" in tpus
     assert "CUDA" not in tpus
     assert "for offload" not in tpus
+    away = shown("--model-size", "7B", "--gpus", "8", "--gpu", "tpu-v5e", "--offload")
+    assert "in the hosts' memory (offload): " in " ".join(away.split())
+    assert "PyTorch" not in away and "AdamW" not in away
     alone = shown("--model-size", "7B", "--gpus", "1", "--gpu", "a100-80gb")
     assert "and 50 % for offload" in " ".join(alone.split())

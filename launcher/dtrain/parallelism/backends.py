@@ -60,6 +60,8 @@ class Backend:
     """All three as in `Assumptions`."""
     recomputes_experts: bool = True
     """Whether layers whose experts are on several ranks can be recomputed selectively."""
+    runs_on_cpus: bool = False
+    """Megatron-LM and torchtitan need a GPU."""
     precisions: tuple[Precision, ...] = PRECISIONS
     copies_keys: bool = True
     """Whether key heads are copied if there are fewer than tensor ranks."""
@@ -118,6 +120,7 @@ BACKENDS: dict[BackendName, Backend] = {
             expert_kernels=5,
             sharding_work=PYTORCH_HOOKS,
             recomputes_experts=False,
+            runs_on_cpus=True,
             precisions=("bf16", "fp16", "tf32", "fp32"),
             copies_keys=False,
             pads_vocabulary=False,
@@ -227,9 +230,12 @@ def refusals(
     *,
     narrow_states: bool = False,
     hides_exchange: bool = False,
+    on_cpus: bool = False,
 ) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
     backend = backend_of(layout)
+    if on_cpus and not backend.runs_on_cpus:
+        yield "CPUs"
     if shape.pattern or shape.parts:
         yield from _missing_parts(shape, backend)
         yield from _unsplit_parts(shape, layout)

@@ -14,7 +14,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import SIZES, BackendName, Layout, Recompute, Sharding
 from dtrain.runtime.layout_rules import contradictions, uneven_rounds
-from dtrain.wording import counted, either
+from dtrain.wording import counted, either, plural
 
 LIMITS = {
     "layers": 2_000,
@@ -67,6 +67,11 @@ def check(
 ) -> None:
     """Raise UsageError if a fixed size does not divide; name its field and sizes that do."""
     _check_values(fixed)
+    if fixed.get("offload") and not cluster.gpu.has_host:
+        raise UsageError(
+            f"`offload` moves nothing on {cluster.gpu.name}: its memory is the host's",
+            hint="leave it out",
+        )
     _check_product(cluster, fixed)
     known, derived = completed(cluster, fixed)
 
@@ -74,7 +79,7 @@ def check(
         text = f"`{name}={known[name]}`"
         if name == derived:
             given = ", ".join(f"`{size}={known[size]}`" for size in SIZES if size != name)
-            text = f"{given} on {counted(cluster.gpus, 'GPU')} make {name} {known[name]}, which"
+            text = f"{given} on {cluster.devices} make {name} {known[name]}, which"
         return UsageError(f"{text} {reason}", hint=_use(name, would, derived))
 
     gpus = divisors(cluster.gpus)
@@ -97,7 +102,8 @@ def check(
     if "context" in known and known["context"] > 1 and shape.seq_len % (2 * known["context"]):
         raise refuse(
             "context",
-            f"cannot give each GPU two equal parts of a sequence of {shape.seq_len} tokens",
+            f"cannot give each {cluster.gpu.unit} two equal parts of a sequence of {shape.seq_len} "
+            "tokens",
             (c for c in gpus if c == 1 or shape.seq_len % (2 * c) == 0),
         )
     if "data" in known and global_batch % known["data"]:
@@ -124,7 +130,7 @@ def none_left(
     """Return the error for constraints that each can be met, but not together."""
     if fixed:
         given = ", ".join(f"`{name}={value!r}`" for name, value in fixed.items())
-        together = f"no layout on {counted(cluster.gpus, 'GPU')} divides evenly with {given}"
+        together = f"no layout on {cluster.devices} divides evenly with {given}"
         hint = f"leave one of them out; the batch is {counted(global_batch, 'sequence')}"
         if len(fixed) == 1:
             together += f" and a batch of {counted(global_batch, 'sequence')}"
@@ -134,8 +140,9 @@ def none_left(
         return UsageError(together, hint=hint)
     return UsageError(
         f"a batch of {counted(global_batch, 'sequence')} and {counted(shape.layers, 'layer')} "
-        f"cannot be spread over {counted(cluster.gpus, 'GPU')}",
-        hint=f"use fewer GPUs, or a `global_batch` that is a multiple of {cluster.gpus}",
+        f"cannot be spread over {cluster.devices}",
+        hint=f"use fewer {plural(2, cluster.gpu.unit)}, or a `global_batch` that is a multiple of "
+        f"{cluster.gpus}",
     )
 
 
@@ -164,7 +171,7 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
     for name in SIZES:
         if gpus % fixed.get(name, 1):
             raise UsageError(
-                f"`{name}={fixed[name]}` does not divide {counted(gpus, 'GPU')}",
+                f"`{name}={fixed[name]}` does not divide {cluster.devices}",
                 hint=_use(name, divisors(gpus), ""),
             )
     given = {name: fixed[name] for name in SIZES if name in fixed}
@@ -176,13 +183,13 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
     text = " x ".join(f"`{name}={size}`" for name, size in given.items())
     able = gpus // others if gpus % others == 0 else 0
     raise UsageError(
-        f"{text} = {product} does not make up {counted(gpus, 'GPU')}",
+        f"{text} = {product} does not make up {cluster.devices}",
         hint=(
             f"use `{last}={able}`"
             if able and len(given) == len(SIZES)
             else _use(last, divisors(able), "")
             if able
-            else "make the product a divisor of the number of GPUs"
+            else f"make the product a divisor of {cluster.gpus}"
         ),
     )
 
@@ -216,7 +223,7 @@ def _check_expert(shape: Shape, cluster: GpuCluster, known: Mapping[str, Any]) -
     if shape.experts % expert or ranks % expert:
         raise UsageError(
             f"`expert={expert}` does not divide the model's {shape.experts} experts"
-            + (f" and the {ranks} GPUs that they can be spread over" if ranks % expert else ""),
+            + (f" and the {ranks} ranks that they can be spread over" if ranks % expert else ""),
             hint=_use("expert", divisors(math.gcd(shape.experts, ranks)), ""),
         )
 

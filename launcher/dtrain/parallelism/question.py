@@ -173,7 +173,12 @@ class Question:
         known, _ = constraints.completed(self.cluster, self.fixed)
         known.setdefault("data", self.cluster.gpus // math.prod(known.get(s, 1) for s in SIZES))
         # The runtime is last: the others have most features that it lacks.
-        layouts = (Layout(**{**known, "backend": name}) for name in reversed(BACKENDS))
+        on_cpus = self.cluster.gpu.is_cpu
+        layouts = (
+            Layout(**{**known, "backend": name})
+            for name, backend in reversed(BACKENDS.items())
+            if backend.runs_on_cpus or not on_cpus
+        )
         lacking = [[*self.refusals(layout)] for layout in layouts]
         if reasons := min(lacking, key=len):
             text, hint = reasons[0], "choose another model or precision"
@@ -184,6 +189,8 @@ class Question:
                 hint = self._other_precision()
             if self.fixed:
                 hint = "leave a constraint out"
+            elif on_cpus:
+                text, hint = f"{text} on CPUs", "plan for GPUs"
             return UsageError(f"no backend supports {text}", hint=hint)
         return constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
 
@@ -212,8 +219,7 @@ class Question:
         for reason in first:
             if all(reason in reasons for reasons in rest):
                 return reason
-        gpus = counted(self.cluster.gpus, self.cluster.gpu.unit)
-        return f"a step of {counted(self.global_batch, 'sequence')} on {gpus}"
+        return f"a step of {counted(self.global_batch, 'sequence')} on {self.cluster.devices}"
 
     @property
     def pinned(self) -> bool:
@@ -228,9 +234,7 @@ class Question:
 
         The search does not add offload to a layout whose sizes are all fixed.
         """
-        # A process on CPUs has its states in the host's memory anyway.
-        stays = self.pinned or self.cluster.gpu.is_cpu
-        fixed = {**({"offload": False} if stays else {}), **self.fixed, **fixed}
+        fixed = {**({"offload": False} if self.pinned else {}), **self.fixed, **fixed}
         return search(self._candidates(fixed), offload="offload" not in fixed)
 
     def fastest(self, **fixed: Any) -> Candidate | None:
@@ -259,6 +263,7 @@ class Question:
             self.precision,
             narrow_states=self.narrow_states,
             hides_exchange=self.hides_exchange,
+            on_cpus=self.cluster.gpu.is_cpu,
         )
 
     def candidate(self, layout: Layout) -> Candidate:

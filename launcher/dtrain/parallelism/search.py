@@ -145,7 +145,7 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
             for one in layouts
             if one.may_offload and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
         )
-        return Plan(tuple(one for one in away if one.hosted.total <= one.cluster.host_memory))
+        return Plan(tuple(one for one in away if one.fits_host))
 
     if plan.best:
         best = offloaded(one for one in plan.layouts if one.least_activations <= one.limit).best
@@ -189,6 +189,7 @@ class _Choices:
                                 self.assumed.precision,
                                 narrow_states=self.assumed.narrow_states,
                                 hides_exchange=self.assumed.hides_exchange,
+                                on_cpus=self.cluster.gpu.is_cpu,
                             )
                         ):
                             yield layout
@@ -210,7 +211,7 @@ class _Choices:
                     if "context" not in self.fixed and not self._in_place(start, tensor, context):
                         continue
                     split = replace(start, tensor=tensor, context=context, offload=False)
-                    if any(refusals(shape, split, "bf16")):
+                    if any(refusals(shape, split, "bf16", on_cpus=self.cluster.gpu.is_cpu)):
                         continue
                     data = ranks // context
                     if self.global_batch % data or self.fixed.get("data", data) != data:

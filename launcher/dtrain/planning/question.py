@@ -169,7 +169,12 @@ def _precision(request: PlanRequest, training: Training, gpu: Gpu) -> tuple[Prec
         if "bf16" in gpu.flops:
             return "bf16", ""
         first: Precision = next(one for one in PRECISIONS if one in gpu.flops)
-        return first, f"{gpu.name} does not support bf16: planned for {first}"
+        why = (
+            "bf16 is not faster on these CPUs"
+            if gpu.is_cpu
+            else f"{gpu.name} does not support bf16"
+        )
+        return first, f"{why}: planned for {first}"
     for precision in PRECISIONS:
         if precision == wanted:
             gpu.peak(precision)
@@ -218,9 +223,10 @@ def _hides_exchange(request: PlanRequest, training: Training, shape: Shape, fram
     if not given or framework != "torch":
         return False
     if not shape.experts:
+        without = "leave it out" if request.overlap_experts else "use `overlap_experts=False`"
         raise UsageError(
             f"{source} is for models with experts",
-            hint="leave it out, or choose another model",
+            hint=f"{without}, or choose another model",
         )
     if request.fixed.get("recompute") == "full":
         raise UsageError(

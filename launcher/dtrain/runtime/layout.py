@@ -79,6 +79,12 @@ class Layout:
         return 1 if self.sharding == "none" else self.shard or self.copies
 
     @property
+    def expert_shards(self) -> int:
+        """Ranks that share one copy of an expert's sharded states. Of those that share the other
+        states, ``expert`` hold different experts."""
+        return max(1, self.shards // self.expert)
+
+    @property
     def shards_parameters(self) -> bool:
         return self.sharding in ("full", "hybrid")
 

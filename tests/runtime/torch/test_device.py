@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dtrain.runtime.layout import Layout
-from dtrain.runtime.torch.run import ParallelRun, _device, _use_all_cores, init
+from dtrain.runtime.torch.cores import share
+from dtrain.runtime.torch.run import ParallelRun, _device, init
 
 pytestmark = pytest.mark.torch
 
@@ -76,22 +77,21 @@ def test_the_cores_of_the_host_update_offloaded_states(
 
 
 @pytest.mark.parametrize(
-    ("mine", "threads"),
-    [(range(16), 4), (range(8), 4), (range(4), 4), (range(3), 3)],
-    ids=["unbound", "of a NUMA node", "of its own", "few"],
+    ("bound", "threads"),
+    [
+        ([range(16)] * 4, 4),
+        ([range(8), range(8), range(8, 16), range(8, 16)], 4),
+        ([range(rank * 3, rank * 3 + 3) for rank in range(4)], 3),
+        # Slurm gives a job without `slurm.cpus` one core for each rank, and binds none to it.
+        ([range(4)] * 4, 1),
+        ([range(2)] * 4, 1),
+    ],
+    ids=["none", "to a NUMA node", "to its own", "part of a host", "too few"],
 )
-def test_a_rank_that_is_bound_to_some_cores_uses_its_share_of_all(
-    monkeypatch: pytest.MonkeyPatch, mine: range, threads: int
-) -> None:
-    cores = {0: mine, os.getppid(): range(16)}
-    monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    before = torch.get_num_threads()
-    try:
-        _use_all_cores()
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
+def test_ranks_share_the_cores_that_they_may_use(bound: list[range], threads: int) -> None:
+    ranks = [("here", set(cores)) for cores in bound]
+    other = [("there", set(cores)) for cores in bound]
+    assert share(ranks[0], [*ranks, *other]) == threads
 
 
 @pytest.mark.parametrize(("kind", "closes"), [("cpu", True), ("cuda", False)])

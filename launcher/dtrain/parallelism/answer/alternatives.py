@@ -15,7 +15,7 @@ from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import CLOSE, RAN_OUT, ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
 from dtrain.parallelism.question import Answer
-from dtrain.parallelism.search import compared_time
+from dtrain.parallelism.search import compared_time, rank_key
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 from dtrain.wording import counted
@@ -285,17 +285,22 @@ def unconstrained(answer: Answer) -> Candidate | None:
 
 def hidden_exchange(answer: Answer) -> str:
     """Return one line on the time that a step takes if exchanges between experts run beside the
-    computation; '' if that is no large gain, or if they do already, or the backend cannot."""
-    best = answer.best
+    computation; '' if that is no large gain, or the backend cannot. If they do already, a line on
+    a faster layout without; '' if there is none."""
+    best, question = answer.best, answer.question
     if not answer.fits or not backend_of(best.layout).hides_exchange:
         return ""
+    if question.hides_exchange:
+        other = replace(question, hides_exchange=False).fastest()
+        if other is None or rank_key(other) >= rank_key(best):
+            return ""
+        return (
+            f"without `overlap_experts`, which does not go with full recompute, {brief(other)} "
+            f"would take {seconds(other.time.total)} a step"
+        )
     hidden = replace(best, assumed=replace(best.assumed, hides_exchange=True))
     gain = best.time.total / hidden.time.total
-    if (
-        gain - 1 < CLOSE
-        or best.layout.recompute == "full"
-        or without_backend(answer.question.cluster.gpu)
-    ):
+    if gain - 1 < CLOSE or best.layout.recompute == "full" or without_backend(question.cluster.gpu):
         return ""
     share = percent(best.time.expert / best.time.total)
     return (

@@ -142,6 +142,13 @@ def layout(answer: Answer, candidate: Candidate) -> dict[str, Any]:
         "time_interval_s": [_short(seconds) for seconds in candidate.interval],
         **_rounded(asdict(candidate.speed)),
     }
+    if candidate.layout.offload:
+        host = candidate.hosted
+        found["host_memory_gib"] = {
+            "pinned": _short(host.pinned),
+            "total": _short(host.total),
+            "usual": _short(candidate.cluster.host_memory),
+        }
     if answer.trials:
         found["slowdown"] = _short(candidate.slowdown)
         found["trained"] = any(one.ok and one.corrected == candidate for one in answer.trials)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dtrain.parallelism.answer.units import amount, gib, percent, seconds, tflops
-from dtrain.parallelism.backends import backend_of
-from dtrain.parallelism.cost.candidate import HEADROOM, Candidate
+from dtrain.parallelism.backends import backend_of, without_backend
+from dtrain.parallelism.cost.candidate import HEADROOM, HOST_HEADROOM, Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 from dtrain.wording import counted, either
@@ -107,7 +107,7 @@ def _split(candidate: Candidate) -> str:
     if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
         steps.append(_replicas(layout, counted(ranks, unit), split=layout.world_size > layout.data))
     if not steps:
-        return f"Keep the whole model {'in' if cluster.gpu.is_cpu else 'on'} the {unit}."
+        return f"Train the whole model {'in' if cluster.gpu.is_cpu else 'on'} one {unit}."
     text = steps[0] if len(steps) == 1 else f"{', '.join(steps[:-1])}, and {steps[-1]}"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -116,14 +116,13 @@ def _replicas(layout: Layout, devices: str, *, split: bool) -> str:
     """Describe what the data ranks do; ``devices``: their number and unit; ``split``: whether each
     has more than one of them."""
     ranks = layout.copies
-    if layout.sharding == "full":
+    if layout.shards_parameters:
         over = f"{ranks:,} such groups" if split and layout.context == 1 else devices
-        return f"shard parameters, gradients and optimizer over {over} (FSDP, ZeRO-3)"
-    if layout.sharding == "hybrid":
-        return (
-            f"shard parameters, gradients and optimizer over {layout.shards:,} of them and keep "
-            f"{ranks // layout.shards:,} copies of that (HSDP)"
-        )
+        how = "(FSDP, ZeRO-3)"
+        if layout.sharding == "hybrid":
+            over = f"{layout.shards:,} of {over}"
+            how = f"and keep {ranks // layout.shards:,} copies of that (HSDP)"
+        return f"shard parameters, gradients and optimizer over {over} {how}"
     over = f" over {devices}" if ranks != layout.data else ""
     shared = {
         "none": "",
@@ -159,18 +158,29 @@ def _savings(candidate: Candidate) -> Iterator[str]:
         "full": "Recompute every layer in the backward pass (full recompute).",
     }[layout.recompute]
     if layout.offload:
-        cluster = candidate.cluster
-        host = candidate.hosted
-        every = "parameters, gradients and optimizer states"
-        all_states = candidate.assumed.habits.offloads == "all"
-        what = every if all_states else "the optimizer's states, with a copy of the gradients,"
-        where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
-        yield (
-            f"Keep {what} in the {where} memory (offload): {host.total:,.0f} GiB{each}, of "
-            f"which PyTorch pins {host.pinned:,.0f} GiB."
-        )
-        if backend_of(layout).runtime_memory:
-            yield "The time assumes `AdamW(…, fused=True)`."
+        yield from _offloaded(candidate)
+
+
+def _offloaded(candidate: Candidate) -> Iterator[str]:
+    layout, cluster, host = candidate.layout, candidate.cluster, candidate.hosted
+    known = not without_backend(cluster.gpu)
+    what = "parameters, gradients and optimizer states"
+    if candidate.assumed.habits.offloads != "all":
+        what = "the optimizer's states, with a copy of the gradients,"
+    where, each = ("hosts'", " on each host") if cluster.hosts > 1 else ("host's", "")
+    size = f"{gib(host.total)}{each}"
+    size += f", of which PyTorch pins {gib(host.pinned)}" if known else ""
+    yield f"Keep {what} in the {where} memory (offload): {size}."
+    if not candidate.fits_host:
+        yield f"The usual host of so many {cluster.gpu.name} has only {host_room(candidate)}."
+    if known and backend_of(layout).runtime_memory:
+        yield "The time assumes `AdamW(…, fused=True)`."
+
+
+def host_room(candidate: Candidate) -> str:
+    """``115.2 GiB for this (128.0 GiB, less 10 %)``: of the usual host of the GPUs."""
+    of = f"{gib(candidate.cluster.host_memory)}, less {percent(HOST_HEADROOM)}"
+    return f"{gib(candidate.host_limit)} for this ({of})"
 
 
 def figures(candidate: Candidate) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dtrain.parallelism.answer.alternatives import unconstrained
-from dtrain.parallelism.answer.explain import brief
+from dtrain.parallelism.answer.explain import brief, host_room
 from dtrain.parallelism.answer.units import gib, seconds
 from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
@@ -48,10 +48,8 @@ def remedies(answer: Answer) -> tuple[str, ...]:
                 found.append(_if_changed(question, field, value))
         found += [_shorter_sequences(question), _in_fewer_bits(question)]
         found += [_only_adapters(question), _chunked_loss(question)]
-        if fixed and not fixed.get("offload") and not question.cluster.gpu.is_cpu:
-            found.append(_if_changed(question, "offload", True))
-        elif not fixed:
-            found.append(_offload_too_little(answer))
+        if not fixed.get("offload"):
+            found.append(_offload(question))
     if not without:
         found += [_more_gpus(question), _other_gpu(question)]
     return tuple(sentence for sentence in found if sentence)
@@ -132,25 +130,26 @@ def _chunked_loss(question: Question) -> str:
     )
 
 
-def _offload_too_little(answer: Answer) -> str:
-    examples = [group.example for group in answer.plan.rejected]
-    least = min(examples, key=lambda one: one.memory.total, default=None)
-    if least is not None and least.layout.offload:
+def _offload(question: Question) -> str:
+    """Say what offload, which is not fixed, would change."""
+    if not question.cluster.gpu.has_host:
+        return ""
+    plan = question.search(offload=True)
+    one = plan.best
+    if one is None:
+        examples = [group.example for group in plan.rejected]
+        least = min(examples, key=lambda one: one.memory.total, default=None)
+        if least is None:
+            return ""
         return (
             f"Offload is not enough: with it, {brief(least)} still needs {gib(least.memory.total)}."
         )
-    away = [
-        replace(one, layout=replace(one.layout, offload=True))
-        for one in examples
-        if one.may_offload
-    ]
-    needed = min((one.hosted.total for one in away if one.fits), default=0.0)
-    has = answer.question.cluster.host_memory
-    if needed <= has:
-        return ""
-    return (
-        f"Offload is not enough: a host would need {gib(needed)} for the states, and the usual one "
-        f"has {gib(has)}. If yours have that much, set `offload=True`."
+    if one.fits_host:
+        return _fits("With `offload=True`", one)
+    needed, has = gib(one.hosted.total), host_room(one)
+    return _fits(
+        f"Offload needs {needed} on each host, and the usual one has {has}: with `offload=True`",
+        one,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from dtrain.diagnostics import UsageError
 from dtrain.records import KeepsHash, cached_property, dataclass
-from dtrain.wording import either
+from dtrain.wording import counted, either
 
 Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32"]
 
@@ -18,6 +18,9 @@ GIB = 2.0**30
 
 CPU = "cpu"
 """The name and the architecture of a share of a host's CPUs."""
+
+USUAL_HOST = 512.0
+"""GiB of a host's memory, if nothing says how much it has: an assumption."""
 
 MAX_GPUS = 1_000_000
 """Upper limit; no cluster has more, and larger searches are slow."""
@@ -48,6 +51,8 @@ class Gpu:
     """Number of GPUs that ``link`` joins if they span several hosts (NVL72); else 0."""
     mesh: int = 0
     """Number of GPUs of a host if each pair has its own part of ``link``, and no switch; else 0."""
+    shares_memory: bool = False
+    """Whether the host's processors have no memory beside its own, as in an MI300A."""
     sustained: float = 1.0
     """Speed of its matrix products in shares of the peak, relative to the GPU that its efficiencies
     were fitted on, if ``source`` says why it differs. Otherwise that follows from ``watts``."""
@@ -60,6 +65,11 @@ class Gpu:
         """Whether it is the share of a host's CPUs that one process has. Its figures are measured:
         there are no others, and so no MFU."""
         return self.family == CPU
+
+    @property
+    def has_host(self) -> bool:
+        """Whether its host has a memory of its own, to which states can be offloaded."""
+        return not (self.is_cpu or self.shares_memory)
 
     @property
     def unit(self) -> str:
@@ -129,8 +139,8 @@ class Machine:
     gpus_per_host: int
     network_gbps: float
     """Of one host to the others, all NICs together, one way, in Gb/s as vendors print it."""
-    memory: float = 512.0
-    """GiB of the host beside that of its GPUs. The default is an assumption."""
+    memory: float = USUAL_HOST
+    """GiB of the host beside that of its GPUs."""
     source: str = ""
     aliases: tuple[str, ...] = ()
 
@@ -149,12 +159,17 @@ class GpuCluster(KeepsHash):
     gpus_per_host: int
     network: float
     """Of one host to the others, all NICs together, one way, in GB/s."""
-    host_memory: float = 2048.0
-    """GiB of a host beside that of its GPUs."""
+    host_memory: float = USUAL_HOST
+    """As `Machine.memory`."""
     rack_hosts: int = 0
     """Hosts of one rack, if the network between racks is slower; else 0."""
     between_racks: float = 0.0
     """As ``network``, to hosts of other racks while all hosts of a rack send there."""
+
+    @property
+    def devices(self) -> str:
+        """``16 GPUs``, or ``4 processes`` on CPUs."""
+        return counted(self.gpus, self.gpu.unit)
 
     @property
     def hosts(self) -> int:

@@ -85,7 +85,9 @@ class Hardware:
                 f"`gpus={gpus}` does not fill hosts of {per_host}",
                 hint=f"use {full} or {full + per_host}, or set `gpus_per_host`",
             )
-        return GpuCluster(gpu, gpus, per_host, network / 8, usual.memory)
+        # Clouds and Slurm give a part of a host's GPUs as much of its memory.
+        memory = usual.memory * per_host / usual.gpus_per_host
+        return GpuCluster(gpu, gpus, per_host, network / 8, memory)
 
     def extended(self, text: str, where: str) -> Hardware:
         """Return the table extended by a user's JSON file, whose entries override equal names.
@@ -149,6 +151,12 @@ def _count(value: Any) -> int:
     return value
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
 def _speeds(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or not value or not set(value) <= set(PRECISIONS):
         names = ", ".join(PRECISIONS)
@@ -161,6 +169,7 @@ _RULES: Mapping[str, Rule] = {
     "tuple[str, ...]": _texts,
     "float": _amount,
     "int": _count,
+    "bool": _flag,
     "dict[str, float]": _speeds,
 }
 """By the type of the field."""

@@ -65,15 +65,14 @@ def layer_activations(
     return terms * BYTES[assumed.precision] / 2
 
 
-def routed_activations(
-    shape: Shape, layout: Layout, assumed: Assumptions, recompute: Recompute | None = None
-) -> float:
-    """Return the part of `layer_activations` that depends on the experts to which tokens go."""
+def routed_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Return the part of `layer_activations` without recomputation that depends on the experts to
+    which tokens go."""
     if not shape.experts:
         return 0.0
     nowhere = replace(shape, experts_per_token=0)
-    return layer_activations(shape, layout, assumed, recompute) - layer_activations(
-        nowhere, layout, assumed, recompute
+    return layer_activations(shape, layout, assumed, "none") - layer_activations(
+        nowhere, layout, assumed, "none"
     )
 
 
@@ -156,16 +155,12 @@ def _mean_of_pattern(
     return every / sum(kinds.values())
 
 
-def largest_layer(
-    shape: Shape, layout: Layout, assumed: Assumptions, recompute: Recompute | None = None
-) -> float:
-    """Return `layer_activations` of the kind of layer that keeps the most, for each token of the
-    model's sequence."""
-    if not shape.pattern:
-        return layer_activations(shape, layout, assumed, recompute)
+def largest_layer(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Return `layer_activations` without recomputation of the kind of layer that keeps the most,
+    for each token of the model's sequence."""
     return max(
-        layer_activations(kind, layout, assumed, recompute) * kind.seq_len / shape.seq_len
-        for kind, _ in shape.kinds
+        layer_activations(kind, layout, assumed, "none") * kind.seq_len / shape.seq_len
+        for kind, _ in shape.kinds or ((shape, 1),)
     )
 
 

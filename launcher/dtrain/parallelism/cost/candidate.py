@@ -17,6 +17,10 @@ from dtrain.runtime.layout import Layout
 HEADROOM = 0.04
 """Share of a GPU's memory that a layout must leave free, because estimates have errors."""
 
+HOST_HEADROOM = 0.1
+"""Share of a host's memory for its system, and for what processes need beside the states: CUDA,
+libraries, data. An assumption."""
+
 CLOSE = 0.07
 """Share by which the estimates for two layouts must differ to rank them: the errors of two layouts
 of one model on the same GPUs differ by this in published sweeps on A100s (mean over nine tables of
@@ -73,7 +77,7 @@ class Candidate:
     @property
     def may_offload(self) -> bool:
         """Whether the states can be in a memory other than the device's."""
-        return not self.cluster.gpu.is_cpu and can_offload(self.layout)
+        return self.cluster.gpu.has_host and can_offload(self.layout)
 
     @property
     def hosted(self) -> HostMemory:
@@ -81,6 +85,16 @@ class Candidate:
         gpus = min(self.cluster.gpus_per_host, self.cluster.gpus)
         pinned, pageable = host_memory(self.shape, self.layout, self.assumed)
         return HostMemory(gpus * pinned, gpus * pageable)
+
+    @property
+    def host_limit(self) -> float:
+        """GiB of the usual host of these GPUs that the layout may use."""
+        return self.cluster.host_memory * (1 - HOST_HEADROOM)
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether the usual host can hold what the layout offloads."""
+        return self.hosted.total <= self.host_limit
 
     @cached_property
     def time(self) -> StepTime:

@@ -66,7 +66,7 @@ def _share(shape: Shape, layout: Layout, layers: int, stage: int) -> tuple[float
 
 
 def _sharded(layout: Layout, dense: float, experts: float) -> float:
-    return dense / layout.shards + experts / max(1, layout.shards // layout.expert)
+    return dense / layout.shards + experts / layout.expert_shards
 
 
 @lru_cache(maxsize=4096)

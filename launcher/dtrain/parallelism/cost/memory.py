@@ -158,22 +158,23 @@ def _stage_states(
 ) -> _StageStates:
     states = _States.of(layout, assumed)
     dense, experts = parameters_of_stage(shape, layout, layers, stage)
-    ranks, replicas = layout.copies, max(1, layout.copies // layout.expert)
+    shards, expert_shards = layout.shards, layout.expert_shards
     fixed = 0.0
     if shape.lora is not None:
-        fixed = _frozen(shape, layout, assumed, dense, stage) / states.spread(ranks)
-        fixed += _matrix_bytes(shape, assumed) * experts / states.spread(replicas)
+        fixed = _frozen(shape, layout, assumed, dense, stage) / states.spread(shards)
+        fixed += _matrix_bytes(shape, assumed) * experts / states.spread(expert_shards)
         dense, experts = adapters_of_stage(shape, layout, layers)
     elif not assumed.by_torch(layout):
         fixed = assumed.quantized * (dense - _ends(shape, layout, stage) + experts)
-    parameters = fixed + states.parameters(dense, ranks) + states.parameters(experts, replicas)
+    parameters = fixed + states.parameters(dense, shards)
+    parameters += states.parameters(experts, expert_shards)
     if layout.offload and assumed.habits.offloads == "all" and layout.shards_parameters:
         parameters = 0.0
     return _StageStates(
         parameters,
-        states.gradients(dense, ranks) + states.gradients(experts, replicas),
-        states.optimizer(dense, ranks) + states.optimizer(experts, replicas),
-        states.step(dense, ranks) + states.step(experts, replicas),
+        states.gradients(dense, shards) + states.gradients(experts, expert_shards),
+        states.optimizer(dense, shards) + states.optimizer(experts, expert_shards),
+        states.step(dense, shards) + states.step(experts, expert_shards),
     )
 
 
@@ -193,7 +194,7 @@ def _whole_peak(
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
     if layout.recompute == "full":
         # The layer in its backward pass holds all of its activations, and gradients of some.
-        again = largest_layer(shape, layout, assumed, "none")
+        again = largest_layer(shape, layout, assumed)
         again += _activation_gradients(shape, layout, assumed)
         # All copies that tokens send to the rank with most of them.
         above = assumed.busiest(shape, layout) - 1
@@ -207,8 +208,7 @@ def _whole_peak(
 def _routed_again(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
     """Bytes per token of its copies and of their gradients in a layer's backward pass that
     recomputes the layer."""
-    kept = routed_activations(shape, layout, assumed, "none")
-    return kept + routed_gradients(shape, layout, assumed)
+    return routed_activations(shape, layout, assumed) + routed_gradients(shape, layout, assumed)
 
 
 def _loss_bytes(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
@@ -355,28 +355,22 @@ class _States:
             return _States(layout, 2, 2, moments, copies, cast)
         return _States(layout, 2, 6 if habits.both_gradients else 4, moments, copies, cast)
 
-    def _spread(self, ranks: int, sharded: bool) -> int:
-        return min(self.layout.shards, ranks) if sharded else 1
+    def spread(self, shards: int) -> int:
+        """How many ranks divide the parameters of which ``shards`` ranks divide some states."""
+        return shards if self.layout.shards_parameters else 1
 
-    def spread(self, ranks: int) -> int:
-        """How many of the ``ranks`` that have the same parameters divide them."""
-        return self._spread(ranks, self.layout.shards_parameters)
+    def parameters(self, count: float, shards: int) -> float:
+        return self.parameter * count / self.spread(shards)
 
-    def parameters(self, count: float, ranks: int) -> float:
-        return self.parameter * count / self.spread(ranks)
+    def gradients(self, count: float, shards: int) -> float:
+        return self.gradient * count / (shards if reduces_each_micro_batch(self.layout) else 1)
 
-    def gradients(self, count: float, ranks: int) -> float:
-        return self.gradient * count / self._spread(ranks, reduces_each_micro_batch(self.layout))
-
-    def optimizer(self, count: float, ranks: int) -> float:
+    def optimizer(self, count: float, shards: int) -> float:
         """Bytes of the moments and the 32-bit copy, and of what the step copies."""
         if self.layout.offload:
             return 0.0
-        return (self.moments + self.copies) * count / self._update_spread(ranks)
+        return (self.moments + self.copies) * count / shards
 
-    def step(self, count: float, ranks: int) -> float:
+    def step(self, count: float, shards: int) -> float:
         """Bytes of gradients and moments that the step casts to 32 bits."""
-        return 0.0 if self.layout.offload else self.cast * count / self._update_spread(ranks)
-
-    def _update_spread(self, ranks: int) -> int:
-        return self._spread(ranks, self.layout.sharding != "none")
+        return 0.0 if self.layout.offload else self.cast * count / shards

@@ -40,8 +40,7 @@ class Stage(StageRank):
     def parameter_shard(self) -> float:
         """Parameters on this rank. Ranks with the same experts share the states of these only."""
         dense, experts = self._parameters
-        shards = self.layout.shards
-        return dense / shards + experts / max(1, shards // self.layout.expert)
+        return dense / self.layout.shards + experts / self.layout.expert_shards
 
     @property
     def stored(self) -> int:

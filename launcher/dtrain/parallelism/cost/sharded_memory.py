@@ -90,7 +90,7 @@ def _cached_blocks(rank: _Rank, phases: list[Phase], highest: float) -> float:
     elif layout.recompute == "full" and (layout.shards_parameters or not assumed.fused_loss):
         # Checkpoints split the blocks of the layers and of the logits of the step before, and
         # logits of 16 bits those of 32.
-        blocks += largest_layer(rank.shape, layout, assumed, "none") * rank.tokens
+        blocks += largest_layer(rank.shape, layout, assumed) * rank.tokens
         if not assumed.fused_loss:
             blocks += 2 * rank.logit_count
     gradients = largest.gradients
@@ -219,7 +219,7 @@ class _Rank(StageRank):
         """Return a rank's share of a layer over ``ranks``. Fewer of them share the experts."""
         layer = self.layer
         dense = layer.mean - layer.experts
-        return dense / ranks + layer.experts / min(ranks, self.replicas)
+        return dense / ranks + layer.experts / max(1, ranks // self.layout.expert)
 
     @cached_property
     def summing(self) -> int:
@@ -380,7 +380,7 @@ def _inside(rank: _Rank) -> float:
     shape, layout, compute = rank.shape, rank.layout, rank.compute
     whole = rank.kept
     if layout.recompute != "none" or shape.pattern:
-        whole = largest_layer(shape, layout, rank.assumed, "none") * rank.tokens
+        whole = largest_layer(shape, layout, rank.assumed) * rank.tokens
     width = shape.ffn_hidden / layout.tensor
     widest = compute * (2 if shape.gated else 1) * width
     if rank.assumed.habits.overwrites_mlp:

@@ -381,7 +381,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     frozen = fixed = 0.0
     if shape.lora is not None:
         frozen = dense + (experts if expert_replicas > 1 else 0.0)
-        fixed = dense / shards + experts / min(shards, expert_replicas)
+        fixed = dense / shards + experts / layout.expert_shards
         fixed *= shape.frozen_matrix_bytes or 2
         dense, experts = adapters_of_stage(shape, layout, layers)
     # Adam reads gradient, two moments and the copy in 32 bits, and writes the last three. A GPU
@@ -389,7 +389,7 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     on_gpu, on_host = (14, 14) if kernels.assumed.narrow_states else (34, 28)
     halved = layout.reduce == "bf16" or not kernels.assumed.fp32_gradients
     gradient = 2 if halved else 4
-    mine = dense / shards + experts / min(shards, expert_replicas)
+    mine = dense / shards + experts / layout.expert_shards
     traffic = 0.0
     if layout.offload:
         # The host's processors update at the speed of its memory, which its GPUs share.
@@ -402,12 +402,12 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
         return 0.0, optimizer + traffic
 
     # Experts are copied only on every ``expert``-th rank, further apart.
-    for count, size, apart in (
-        (dense, ranks, layout.tensor),
-        (experts, expert_replicas, layout.tensor * layout.expert),
+    for count, size, own, apart in (
+        (dense, ranks, shards, layout.tensor),
+        (experts, expert_replicas, layout.expert_shards, layout.tensor * layout.expert),
     ):
         if count and size > 1:
-            traffic += _traffic(kernels, count, size, apart, gradient, layers)
+            traffic += _traffic(kernels, count, size, own, apart, gradient, layers)
     if frozen and layout.shards_parameters:
         traffic += _gathers(kernels, frozen, layers)
     if kernels.assumed.blocking or not kernels.assumed.overlaps_reduction:
@@ -434,18 +434,25 @@ def _copies_of_states(
     of the share of a frozen model.
 
     In FSDP2 (``all_gather_inputs``, ``foreach_reduce``) every gather copies the share from the
-    host, in 32 bits, and every reduction returns its gradients. Those after the first one wait for
-    the copy, and the host adds them up. Under HSDP, sums stay on the GPU until the last one.
+    host, as it is stored, and every reduction returns its gradients. Those after the first one wait
+    for the copy, and the host adds them up. Under HSDP, sums stay on the GPU until the last one.
     """
     layout = kernels.layout
     if kernels.assumed.habits.offloads != "all":
         return 0.0, mine * (gradient + 2) / PCIE
-    gathers = 2 * layout.grad_accumulation if layout.shards_parameters else 1
+    stored = (2 if kernels.assumed.narrow_states else 4) * mine
+    gathers = _times_gathered(layout)
     adds = reduces_each_micro_batch(layout) and layout.sharding != "hybrid"
     added = layout.grad_accumulation - 1 if adds else 0
-    return (4 * mine * (gathers + 1) + fixed * gathers) / PCIE, added * mine * (
-        4 / PAGEABLE + 12 / host
-    )
+    beside = (stored * (gathers + 1) + fixed * gathers) / PCIE
+    return beside, added * stored * (1 / PAGEABLE + 3 / host)
+
+
+def _times_gathered(layout: Layout) -> int:
+    """How often a rank gathers each parameter in a step."""
+    if keeps_stage(layout) or not layout.shards_parameters:
+        return 1
+    return 2 * layout.grad_accumulation
 
 
 def _gathers(kernels: Kernels, count: float, layers: int) -> float:
@@ -453,17 +460,16 @@ def _gathers(kernels: Kernels, count: float, layers: int) -> float:
     layout = kernels.layout
     group = Group(kernels.cluster, kernels.efficiency, layout.shards, layout.tensor)
     size = (kernels.shape.frozen_matrix_bytes or 2) * count / (layers + 1)
-    times = 1 if keeps_stage(layout) else 2 * layout.grad_accumulation
-    return times * (layers + 1) * group.all_gather(size)
+    return _times_gathered(layout) * (layers + 1) * group.all_gather(size)
 
 
 def _traffic(
-    kernels: Kernels, count: float, ranks: int, apart: int, gradient: int, layers: int
+    kernels: Kernels, count: float, ranks: int, shards: int, apart: int, gradient: int, layers: int
 ) -> float:
-    """Seconds for data ranks to exchange ``count`` parameters and their gradients in a step."""
+    """Seconds for data ranks to exchange ``count`` parameters and their gradients in a step.
+    ``shards``: how many of the ``ranks`` share one copy of the sharded states."""
     layout, efficiency = kernels.layout, kernels.efficiency
     group = Group(kernels.cluster, efficiency, ranks, apart)
-    shards = min(layout.shards, ranks)
     near = Group(kernels.cluster, efficiency, shards, apart)
     narrow = kernels.assumed.precision in ("fp8", "nvfp4") and backend_of(layout).gathers_fp8
     parameter = 1 if narrow else BYTES[kernels.assumed.precision]

@@ -126,11 +126,8 @@ def banks(module: nn.Module) -> dict[str, ExpertBank]:
 
 
 def mesh_sizes_of_experts(layout: Layout) -> tuple[int, int]:
-    """The number of copies of each expert's states, and the number of ranks that share one copy.
-
-    Ranks that share the states of the other parameters hold different experts.
-    """
-    shards = max(1, layout.shards // layout.expert)
+    """The number of copies of each expert's states, and the number of ranks that share one copy."""
+    shards = layout.expert_shards
     return layout.copies // layout.expert // shards, shards
 
 

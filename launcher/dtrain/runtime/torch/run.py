@@ -27,6 +27,7 @@ from dtrain.runtime.progress import steps
 from dtrain.runtime.stopping import catch_sigterm, stop_requested
 from dtrain.runtime.torch.batches import Batches, Dataset
 from dtrain.runtime.torch.context import SequenceShare
+from dtrain.runtime.torch.cores import own_cores
 from dtrain.runtime.torch.experts import ExpertSplit, mesh_sizes_of_experts
 from dtrain.runtime.torch.model import ParallelModel
 from dtrain.runtime.torch.parallelize import Place, parallelize
@@ -236,12 +237,14 @@ def init(
     own_batch = job.layout is not None and job.training.global_batch is None
     resolved = resolve(name, job.layout or layout, chosen, world, own_batch=own_batch)
     use_tensor_cores(chosen.precision)
-    # The host's cores update offloaded states. 1 is what torchrun and dtrain set by default.
-    if resolved.offload and os.environ.get("OMP_NUM_THREADS", "1") == "1":
-        _use_all_cores()
     owns = not dist.is_initialized()
     if owns:
         _join(where)
+    if resolved.offload or where.type == "cpu":
+        cores, given = own_cores(), os.environ.get("OMP_NUM_THREADS")
+        # The host's cores update offloaded states. 1 is what torchrun and dtrain set by default.
+        if given is None or (given == "1" and resolved.offload):
+            torch.set_num_threads(cores)
     return ParallelRun(name, resolved, chosen, where, owns=owns)
 
 
@@ -272,17 +275,7 @@ def _device(name: str | None) -> torch.device:
             f"{asked}, but this process sees no GPU: {how}; or train on the CPU, by"
             ' init(device="cpu")'
         )
-    if "OMP_NUM_THREADS" not in os.environ:
-        _use_all_cores()
     return torch.device("cpu")
-
-
-def _use_all_cores() -> None:
-    """Use this rank's share of the host's cores. A launcher may have bound the rank to some of
-    them, such as those of a NUMA node. Its parent process usually still has all."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    share = len(os.sched_getaffinity(os.getppid())) // ranks
-    torch.set_num_threads(max(1, min(share, len(os.sched_getaffinity(0)))))
 
 
 def _join(device: torch.device) -> None:
