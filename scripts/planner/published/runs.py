@@ -19,7 +19,8 @@ The columns:
   the source's software.
 - ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
   16 bits with fp16, with MosaicML's PURE and in NeMo. ``bf16-true`` means that all states have 16.
-- ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those for every token.
+- ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those for every token, ``1
+  dense layer of 13312`` the first layers without experts. ``head size 128`` is that of attention.
 - Notes name the version of flash attention (``flash attention 2``), if it is not that of the
   source's software, and ``CUDA_LAUNCH_BLOCKING=1``.
 - Notes say that experts are ``padded to capacity``, so that the host never waits for their tokens,
