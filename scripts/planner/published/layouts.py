@@ -28,7 +28,7 @@ from planner.published.sources import LORA, Practice, zero_3
 
 def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
     """The layout, and whether the row gives the sequences of a step."""
-    notes, recompute = row.get("notes", ""), _recompute(row) or "none"
+    notes, recompute = row.get("notes", ""), _recompute(row) or practice.recompute or "none"
     tensor, pipeline = count(row, "tp") or 1, count(row, "pp") or 1
     context = count(row, "cp") or 1
     gpus = count(row, "n_gpus") or tensor * pipeline * context * (count(row, "dp") or 1)
@@ -363,7 +363,7 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
     states: tuple[Sharding, ...] = (layout.sharding,)
     if blank and layout.sharding == "none":
         states += ("optimizer",)
-    recomputes = (layout.recompute,) if _recompute(row) else _RECOMPUTES
+    recomputes = (layout.recompute,) if _recompute(row) or practice.recompute else _RECOMPUTES
     split = [layout]
     if not any(row.get(column) for column in ("tp", "pp", "cp", "ep")):
         split += _wider(row, layout, practice)
@@ -452,6 +452,9 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
             break
     if precision in ("bf16", "fp16") and precision not in gpu.flops:
         precision = "fp16" if "fp16" in gpu.flops else "bf16"
+    split = (count(row, "tp") or 1) * (count(row, "pp") or 1)
+    if practice.narrows_shards and 1 < split == count(row, "n_gpus"):
+        precision = "fp32"
     if precision not in gpu.flops:
         raise UnusableError(f"{gpu.name} does not support {precision}")
     return precision

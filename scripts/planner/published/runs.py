@@ -38,7 +38,8 @@ The columns:
   core_attn``, Megatron-Core's default. If selective recomputation includes
   ``moe``, or is ``checkpointing of some blocks`` or ``recomputes ffn``, the run fits if full
   recomputation does. Blank
-  means none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
+  is the default of the source's software if it has one (torchtitan: selective), or else
+  none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
   if no column gives a split. Then the planner's answer to "does it fit" is yes if one of these
   layouts fits.
 - ``vpp``: blank means 1, unless the notes say ``chunks of a stage not stated``.
