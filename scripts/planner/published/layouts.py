@@ -196,9 +196,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             gelu_bytes=14.0 if "minGPT" in text else 0.0,
             gathers_fp8="gathered in fp8" in text,
             overwrites_mlp="fused kernels of LoRA" in text,
-            recomputes_activation=False
-            if re.search(r"--recompute-activations|selective means core_attn", text)
-            else practice.habits.recomputes_activation,
+            recomputes_activation=_recomputes_activation(row, practice),
             repeats_exchange="exchanges tokens again" in text,
             keeps_gathered=keeps_gathered(row, practice)
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
@@ -225,6 +223,15 @@ def _quantized(row: Row, practice: Practice, precision: Precision, gpu: Gpu) -> 
     if precision != "fp8" or practice.backend != "megatron" or not practice.transformer_engine:
         return 0.0
     return fp8_copies(gpu) - (2.0 if practice.fp8_params else 0.0)
+
+
+def _recomputes_activation(row: Row, practice: Practice) -> bool | None:
+    """As in `MemoryHabits`: the cell may name norms and an activation."""
+    if re.search(r"norm.*\b(act|GELU|SwiGLU)", row.get("recompute", ""), re.IGNORECASE):
+        return True
+    if re.search(r"--recompute-activations|selective means core_attn", _text(row)):
+        return False
+    return practice.habits.recomputes_activation
 
 
 def _moment_bytes(text: str) -> float:
