@@ -23,10 +23,10 @@ The columns:
   dense layer of 13312`` the first layers without experts. ``head size 128`` is that of attention.
 - Notes name the version of flash attention (``flash attention 2``), if it is not that of the
   source's software, and ``CUDA_LAUNCH_BLOCKING=1``.
-- Notes say that experts are ``padded to capacity``, so that the host never waits for their tokens,
-  or that they get equally many (``forced load balancing``, ``even routing``). Otherwise the routers
-  are those of first steps. With torchtitan's selective recomputation, they may say that it
-  ``exchanges tokens again``.
+- Notes say that experts are ``padded to capacity`` (``factor 1.25``), so that the host never waits
+  for their tokens, or that they get equally many (``forced load balancing``, ``even routing``).
+  Otherwise the routers are those of first steps. With torchtitan's selective recomputation, they
+  may say that it ``exchanges tokens again``.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
