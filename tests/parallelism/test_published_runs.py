@@ -798,6 +798,37 @@ def test_the_host_does_not_wait_for_tokens_of_padded_experts() -> None:
         waits.append(found.candidate(of_gpu(found.cluster.gpu)).time.host)
     padded, dropless = waits
     assert padded == 0 < dropless
+    found = run(**{**cells, "source": "MaxText"}, notes="experts padded to capacity factor 1.25")
+    assert found.assumed.capacity == 1.25 and found.assumed.masks_experts
+
+
+def test_torchtitan_without_fsdp_trains_in_32_bits() -> None:
+    cells = {
+        "source": "torchtitan",
+        "model_name": "Llama-3-8B",
+        "gpu_type": "H200",
+        "tp": "8",
+        "pp": "1",
+    }
+    alone = run(**cells, n_gpus="8", precision="bf16")
+    assert alone.assumed.precision == "fp32"
+    assert run(**cells, n_gpus="16", precision="bf16").assumed.precision == "bf16"
+    assert alone.layout.recompute == "selective"
+
+
+def test_a_row_names_the_modules_that_it_recomputes() -> None:
+    for cell, several in (("selective (norms, GELU)", True), ("selective", None)):
+        assert (
+            run(notes="Megatron-LM", recompute=cell).assumed.habits.recomputes_activation is several
+        )
+
+
+def test_the_sizes_of_heads_and_of_dense_layers_in_the_notes() -> None:
+    cells = {"model_name": "New 295B", "layers": "80", "hidden": "4096", "heads": "64"}
+    experts = {"kv_heads": "8", "ffn_hidden": "1536", "moe_experts": "192", "moe_topk": "8"}
+    notes = "1 shared expert; head size 128; 1 dense layer of 13312; untied embeddings"
+    found = run(**cells, **experts, vocab="120832", notes=notes)
+    assert found.shape.parameters == pytest.approx(295e9, rel=0.002)
 
 
 @pytest.mark.parametrize(

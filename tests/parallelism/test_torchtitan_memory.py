@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
 from dtrain.parallelism.cost.memory import Memory, memory
 from dtrain.parallelism.cost.stages import receive_buffers
 from dtrain.parallelism.model.models import model
@@ -66,6 +66,16 @@ def test_a_loss_over_tensor_ranks_takes_more_temporaries() -> None:
     assert reserved(found) == pytest.approx(67.6, rel=0.08)
     logits = 16 * 8192 * 128256 / 8
     assert found.logits == pytest.approx(16 * logits / 2**30)
+
+
+def test_a_compiled_loss_over_tensor_ranks_keeps_tensors_of_32_bits() -> None:
+    """Qwen3 32B on 8 GB200s, compiled, full recomputation: 136.4 GiB."""
+    layout = replace(TENSOR, tensor=2, data=4, micro_batch=32, compile=True)
+    shape = replace(model("qwen3-32b"), seq_len=2048)
+    assumed = Assumptions(loss_bytes=4, habits=MemoryHabits(fused_adam=True))
+    found = memory(shape, layout, assumed)
+    assert reserved(found) == pytest.approx(136.4, rel=0.06)
+    assert found.logits == pytest.approx(10 * 32 * 2048 * 151936 / 2 / 2**30)
 
 
 def test_a_pipeline_keeps_receive_buffers() -> None:

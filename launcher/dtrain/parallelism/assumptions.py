@@ -230,9 +230,13 @@ class Assumptions(KeepsHash):
     """Standard deviation of the tokens that an expert gets of a micro-batch, relative to their
     mean. 0: benchmarks force the balance (``--moe-router-force-load-balancing``), and trained
     routers are near it. DeepSeek-V3's whole training took 9 % longer than estimated with 0."""
-    padded_experts: bool = False
-    """Whether experts get a fixed number of tokens (Megatron-Core's
-    ``--moe-pad-expert-input-to-capacity``). Then the host need not know how many arrive."""
+    capacity: float = 0.0
+    """Tokens that each expert computes, relative to their mean, if that number is fixed
+    (Megatron-Core's ``--moe-pad-expert-input-to-capacity``). Then the host need not know how many
+    arrive. 0: it is not fixed."""
+    masks_experts: bool = False
+    """Whether tokens reach experts of a fixed capacity, and return, by products with a mask of each
+    sequence's tokens and places (MaxText: ``BSM,BSEC -> EBCM`` in ``layers/moe.py``)."""
     blocking: bool = False
     """Whether the host waits for each kernel before it starts the next (``CUDA_LAUNCH_BLOCKING``).
     Then no communication overlaps with computation."""
@@ -342,8 +346,10 @@ class Assumptions(KeepsHash):
         of a mean of its experts. But no rank can get more than one copy of a token for each of its
         experts.
         """
+        if self.capacity:
+            return self.capacity
         ranks = layout.expert * (layout.tensor if self.spreads_experts(shape, layout) else 1)
-        if ranks == 1 or not self.uneven or self.padded_experts:
+        if ranks == 1 or not self.uneven:
             return 1.0
         held = shape.experts / ranks
         above = self.uneven * math.sqrt(2 * math.log(ranks) / held)

@@ -21,14 +21,15 @@ from dtrain.parallelism.cluster.hardware import Gpu, Precision
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout, Recompute, Schedule, Sharding
-from planner.published.rows import Row, UnusableError, count
+from planner.published.experts import capacity, expert_ranks, sends_copies, whole_experts
+from planner.published.rows import Row, UnusableError, count, noted
 from planner.published.sharding import keeps_gathered, sharding_of
 from planner.published.sources import LORA, Practice, zero_3
 
 
 def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
     """The layout, and whether the row gives the sequences of a step."""
-    notes, recompute = row.get("notes", ""), _recompute(row) or "none"
+    notes, recompute = row.get("notes", ""), _recompute(row) or practice.recompute or "none"
     tensor, pipeline = count(row, "tp") or 1, count(row, "pp") or 1
     context = count(row, "cp") or 1
     gpus = count(row, "n_gpus") or tensor * pipeline * context * (count(row, "dp") or 1)
@@ -38,7 +39,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
     text = f"{row.get('id', '')} {notes}"
     micro = (said := _micro_batch(row)) or 1
     batch = count(row, "global_batch")
-    steps = _noted(
+    steps = noted(
         text,
         r"mbc\s*[=:]?\s*(\d+)",
         r"micro_num\s*[=:]?\s*(\d+)",
@@ -65,7 +66,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
         said_so = re.search(r"sequence[- ]parallel", notes, re.IGNORECASE)
         sequence = practice.sequence_parallel or said_so is not None
     # The number of ranks that share the states, if not all data ranks do.
-    group = _noted(notes, r"shard(?:ing)? group\w*\s*[=:]?\s*(\d+)", r"dp_shard\s*[=:]?\s*(\d+)")
+    group = noted(notes, r"shard(?:ing)? group\w*\s*[=:]?\s*(\d+)", r"dp_shard\s*[=:]?\s*(\d+)")
     shard = group if group and group < data * context else None
     if sharding == "hybrid" and not shard:
         shard = min(data, max(1, (count(row, "gpus_per_node") or 8) // tensor))
@@ -77,7 +78,7 @@ def layout_of(row: Row, practice: Practice) -> tuple[Layout, bool]:
         pipeline=pipeline,
         virtual_pipeline=(count(row, "vpp") or 1) if pipeline > 1 else 1,
         context=context,
-        expert=_expert(row, practice),
+        expert=expert_ranks(row, practice),
         data=data,
         sharding=sharding,
         shard=shard,
@@ -109,7 +110,7 @@ def is_given(row: Row, shape: Shape, layout: Layout, *, known_batch: bool) -> bo
         and (
             count(row, "micro_batch") is not None
             or layout.global_batch == layout.data
-            or _noted(notes, r"mbs\s*[=:]?\s*(\d+)") is not None
+            or noted(notes, r"mbs\s*[=:]?\s*(\d+)") is not None
         )
     )
 
@@ -169,7 +170,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         expert_kernels=practice.expert_kernels,
         module_work=practice.module_work,
         uneven=0.0 if practice.balanced or _BALANCED.search(text) else UNTRAINED,
-        padded_experts="padded to capacity" in text,
+        capacity=capacity(text),
+        masks_experts="MaxText" in text and capacity(text) > 0,
         communicator=communicator(gpu),
         sharding_work=hooks,
         # They also run on one GPU, where the notes name the sharding.
@@ -183,8 +185,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         hides_tensor=practice.hides_tensor,
         hides_exchange=practice.hides_exchange
         or re.search(r"dualpipe|a2a[- ]?overlap|overlap[-_ ]moe", text, re.IGNORECASE) is not None,
-        whole_experts=_whole_experts(row, practice),
-        sends_copies=_sends_copies(text),
+        whole_experts=whole_experts(row, practice),
+        sends_copies=sends_copies(text),
         habits=replace(
             practice.habits,
             fused_gate=True
@@ -196,9 +198,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             gelu_bytes=14.0 if "minGPT" in text else 0.0,
             gathers_fp8="gathered in fp8" in text,
             overwrites_mlp="fused kernels of LoRA" in text,
-            recomputes_activation=False
-            if re.search(r"--recompute-activations|selective means core_attn", text)
-            else practice.habits.recomputes_activation,
+            recomputes_activation=_recomputes_activation(row, practice),
             repeats_exchange="exchanges tokens again" in text,
             keeps_gathered=keeps_gathered(row, practice)
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),
@@ -225,6 +225,15 @@ def _quantized(row: Row, practice: Practice, precision: Precision, gpu: Gpu) -> 
     if precision != "fp8" or practice.backend != "megatron" or not practice.transformer_engine:
         return 0.0
     return fp8_copies(gpu) - (2.0 if practice.fp8_params else 0.0)
+
+
+def _recomputes_activation(row: Row, practice: Practice) -> bool | None:
+    """As in `MemoryHabits`: the cell may name norms and an activation."""
+    if re.search(r"norm.*\b(act|GELU|SwiGLU)", row.get("recompute", ""), re.IGNORECASE):
+        return True
+    if re.search(r"--recompute-activations|selective means core_attn", _text(row)):
+        return False
+    return practice.habits.recomputes_activation
 
 
 def _moment_bytes(text: str) -> float:
@@ -269,39 +278,13 @@ def _early_attention(text: str, practice: Practice) -> float:
     return next(found, practice.early_attention)
 
 
-def _sends_copies(text: str) -> bool | None:
-    """Whether the dispatcher that a row names, if any, sends a token to each expert."""
-    if re.search(r"all-?to-?all dispatcher", text, re.IGNORECASE):
-        return True
-    return False if re.search(r"(Deep|Hybrid)EP", text) else None
-
-
-def _expert(row: Row, practice: Practice) -> int:
-    """The ranks of the same tensor rank that share the experts. Whole ones are on ``ep`` ranks of
-    any tensor rank."""
-    every, tensor = count(row, "ep") or 1, count(row, "tp") or 1
-    whole = _whole_experts(row, practice) and every % tensor == 0
-    return every // tensor if whole else every
-
-
-def _whole_experts(row: Row, practice: Practice) -> bool:
-    """Whether experts are whole: as the notes say (ETP 1), or else the software's default. There
-    are never more ranks of parts than GPUs in a pipeline stage."""
-    if parts := _noted(row.get("notes", ""), r"\bETP\s*[=:]?\s*(\d+)"):
-        return parts == 1
-    tensor, expert = count(row, "tp") or 1, count(row, "ep") or 1
-    gpus = count(row, "n_gpus") or 0
-    too_few = 0 < gpus < tensor * expert * (count(row, "pp") or 1)
-    return practice.whole_experts or too_few
-
-
 def loss_chunks(row: Row, shape: Shape) -> int:
     """The parts in which a run computes its loss. Liger's fused output layer has as many as the
     vocabulary is larger than the hidden size (``fused_linear_cross_entropy.py``)."""
     notes = row.get("notes", "")
     if re.search(r"\bLiger\b", notes):
         return -(-shape.vocab // shape.hidden)
-    return _noted(notes, r"loss in (\d+) chunks") or 1
+    return noted(notes, r"loss in (\d+) chunks") or 1
 
 
 def _narrow_states(row: Row) -> bool:
@@ -317,7 +300,7 @@ def lora_of(row: Row, practice: Practice, precision: Precision) -> Lora | None:
     if not re.search(r"\blora\b", text, re.IGNORECASE):
         return None
     found = LORA
-    if rank := _noted(notes, r"LoRA rank (\d+)"):
+    if rank := noted(notes, r"LoRA rank (\d+)"):
         mlp = re.search(r"LoRA rank \d+ on (all (matrices|layers)|the MLP)", notes, re.IGNORECASE)
         drops = re.search(r"LoRA[^;]*;?[^;]*dropout of their inputs", notes) is not None
         inputs, output = _dropped(notes, practice) if drops else (0, False)
@@ -363,7 +346,7 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
     states: tuple[Sharding, ...] = (layout.sharding,)
     if blank and layout.sharding == "none":
         states += ("optimizer",)
-    recomputes = (layout.recompute,) if _recompute(row) else _RECOMPUTES
+    recomputes = (layout.recompute,) if _recompute(row) or practice.recompute else _RECOMPUTES
     split = [layout]
     if not any(row.get(column) for column in ("tp", "pp", "cp", "ep")):
         split += _wider(row, layout, practice)
@@ -384,7 +367,7 @@ def choices(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
 def _micro_batch(row: Row) -> int | None:
     """The sequences of a micro-batch, if the row gives them."""
     text = f"{row.get('id', '')} {row.get('notes', '')}"
-    return count(row, "micro_batch") or _noted(text, r"mbs\s*[=:]?\s*(\d+)")
+    return count(row, "micro_batch") or noted(text, r"mbs\s*[=:]?\s*(\d+)")
 
 
 def between(row: Row, layout: Layout) -> tuple[Layout, ...]:
@@ -403,14 +386,6 @@ def _wider(row: Row, layout: Layout, practice: Practice) -> Iterator[Layout]:
         if layout.shards_parameters or layout.data % tensor:
             return
         yield layout_of({**row, "tp": str(tensor)}, practice)[0]
-
-
-def _noted(text: str, *patterns: str) -> int | None:
-    """The number that the first matching pattern captures."""
-    for pattern in patterns:
-        if found := re.search(pattern, text, re.IGNORECASE):
-            return int(found[1]) or None
-    return None
 
 
 def _recompute(row: Row) -> Recompute | None:
@@ -452,6 +427,9 @@ def _precision(row: Row, practice: Practice, gpu: Gpu) -> Precision:
             break
     if precision in ("bf16", "fp16") and precision not in gpu.flops:
         precision = "fp16" if "fp16" in gpu.flops else "bf16"
+    split = (count(row, "tp") or 1) * (count(row, "pp") or 1)
+    if practice.narrows_shards and 1 < split == count(row, "n_gpus"):
+        precision = "fp32"
     if precision not in gpu.flops:
         raise UnusableError(f"{gpu.name} does not support {precision}")
     return precision

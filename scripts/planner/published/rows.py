@@ -58,3 +58,11 @@ def rows(path: Path) -> list[dict[str, str]]:
     except csv.Error as error:
         line = reader.reader.line_num
         raise UsageError(f"{path}:{line}: {error}", hint="give a CSV file") from None
+
+
+def noted(text: str, *patterns: str) -> int | None:
+    """The number that the first matching pattern captures."""
+    for pattern in patterns:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return int(found[1]) or None
+    return None

@@ -19,13 +19,14 @@ The columns:
   the source's software.
 - ``precision``: nvfp4, fp8, bf16, fp16 or fp32, in this order, if the cell names it. Gradients have
   16 bits with fp16, with MosaicML's PURE and in NeMo. ``bf16-true`` means that all states have 16.
-- ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those for every token.
+- ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those for every token, ``1
+  dense layer of 13312`` the first layers without experts. ``head size 128`` is that of attention.
 - Notes name the version of flash attention (``flash attention 2``), if it is not that of the
   source's software, and ``CUDA_LAUNCH_BLOCKING=1``.
-- Notes say that experts are ``padded to capacity``, so that the host never waits for their tokens,
-  or that they get equally many (``forced load balancing``, ``even routing``). Otherwise the routers
-  are those of first steps. With torchtitan's selective recomputation, they may say that it
-  ``exchanges tokens again``.
+- Notes say that experts are ``padded to capacity`` (``factor 1.25``), so that the host never waits
+  for their tokens, or that they get equally many (``forced load balancing``, ``even routing``).
+  Otherwise the routers are those of first steps. With torchtitan's selective recomputation, they
+  may say that it ``exchanges tokens again``.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
@@ -37,7 +38,8 @@ The columns:
   core_attn``, Megatron-Core's default. If selective recomputation includes
   ``moe``, or is ``checkpointing of some blocks`` or ``recomputes ffn``, the run fits if full
   recomputation does. Blank
-  means none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
+  is the default of the source's software if it has one (torchtitan: selective), or else
+  none, or what the run needs to fit its GPUs; the same holds for ``sharding``, and for ``tp``
   if no column gives a split. Then the planner's answer to "does it fit" is yes if one of these
   layouts fits.
 - ``vpp``: blank means 1, unless the notes say ``chunks of a stage not stated``.

@@ -92,9 +92,12 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
     layers, hidden = chosen("layers"), chosen("hidden")
     if layers is None or hidden is None:
         raise UnusableError("the model's shape is not given")
+    notes = row.get("notes", "")
     heads = chosen("heads") or max(1, hidden // 128)
     same_heads = base is not None and heads == base.heads
+    noted = re.search(r"\bhead size (\d+)", notes)
     head_size = base.head_size if base is not None and same_heads else max(1, hidden // heads)
+    head_size = int(noted[1]) if noted else head_size
     # A typing error, not a model: no estimate would end.
     if layers > 2000 or hidden > 10**6 or heads > hidden:
         raise UnusableError("the model's shape is not possible")
@@ -106,14 +109,14 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
     if experts == 1:
         experts = 0
     topk = min(chosen("moe_topk", "experts_per_token") or 2, experts)
-    if "padded to the fullest" in row.get("notes", ""):
+    if "padded to the fullest" in notes:
         # Early in training, that one gets nearly all tokens, so each expert computes as many.
         topk = experts
     length = count(row, "seq_len") or seq_len or (base.seq_len if base is not None else 2048)
-    notes = row.get("notes", "")
     block = r"\bparallel (?:transformer )?(?:block|layer|residual)"
     parallel = re.search(block, notes, re.IGNORECASE) is not None
     shared = re.search(r"\b(\d+) shared experts?", notes)
+    dense = re.search(r"\b(\d+) dense layers? of (\d+)", notes)
     ffn = chosen("ffn_hidden")
     if base is not None and ffn == base.dense_ffn_hidden:
         ffn = base.ffn_hidden  # the width of the few dense layers, not of the experts
@@ -140,7 +143,8 @@ def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
             experts=experts,
             experts_per_token=topk,
             shared_experts=int(shared[1]) if shared else plain.shared_experts,
-            dense_layers=min(plain.dense_layers, layers - 1),
+            dense_layers=min(int(dense[1]) if dense else plain.dense_layers, layers - 1),
+            dense_ffn_hidden=int(dense[2]) if dense else plain.dense_ffn_hidden,
             parallel=plain.parallel or parallel,
         )
 

@@ -11,7 +11,7 @@ from dtrain.parallelism.assumptions import FLASH_1, TRITON_ATTENTION, MemoryHabi
 from dtrain.parallelism.backends import TRANSFORMER_ENGINE
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.model.adapters import Lora
-from dtrain.runtime.layout import BackendName, Sharding
+from dtrain.runtime.layout import BackendName, Recompute, Sharding
 from planner.published.rows import Row, count
 
 Counter = Literal["allocated", "reserved", "total"]
@@ -72,6 +72,10 @@ class Practice:
     habits: MemoryHabits = _MEGATRON
     backend: BackendName = "megatron"
     """The planner's backend with the most similar memory rules, overlap and kernels."""
+    recompute: Recompute | None = None
+    """None: none, or what a run needs to fit its GPUs."""
+    narrows_shards: bool = False
+    """Whether tensor and pipeline ranks alone train in 32 bits, without FSDP."""
     sustained: float = 1.0
     """Speed of its GPUs in matrix products, as a fraction of other GPUs of that name."""
 
@@ -230,12 +234,18 @@ PRACTICES = (
     # Its configurations of that time have a fused norm.
     (r"torchtitan docs/performance", Practice("full", counter="reserved", backend="torchtitan")),
     (
+        # ``ActivationCheckpoint.mode`` is selective. Until April 2026 (pull request 2900),
+        # ``maybe_enable_amp`` left out mixed precision if others than FSDP split a model.
         r"torchtitan",
         Practice(
             "full",
+            recompute="selective",
+            narrows_shards=True,
             counter="reserved",
             separate_kernels=True,
             backend="torchtitan",
+            # The default since February 2025 (pull request 881). It makes no difference before.
+            habits=MemoryHabits(fused_adam=True),
         ),
     ),
     # Its configuration compiles the model (use_torch_compile) and reduces in bf16 (bfSixteen).

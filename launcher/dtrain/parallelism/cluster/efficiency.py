@@ -98,7 +98,7 @@ KNOWN = {"interval_low": 0.89, "interval_high": 1.40}
 """The interval of all `MEASURED` GPUs. They have one, because publishers' software differs more
 than GPUs do, and because most of an architecture's publishers are its vendor. It is from 2,750
 published step times of dense models on these GPUs, with equal weight for each of 102 publishers; of
-2,816 and 112, 80 % are 0.88 to 1.36, without tables that are off by more than a factor of 2.7 on
+2,903 and 118, 80 % are 0.88 to 1.40, without tables that are off by more than a factor of 2.7 on
 average. Of publishers held
 out of the fit, the ends are 0.92 and 1.10 (``scripts/planner/fit.py --held-out``), but most of
 those are vendors' benchmarks."""

@@ -148,7 +148,9 @@ class Kernels(_OneLayer):
     def grouped(self) -> Iterator[Product]:
         """The products of the rank whose routed experts have the most tokens."""
         whole = self.assumed.spreads_experts(self.shape, self.layout)
-        return grouped(self.shape, self.layout, copies=self._copies, whole=whole)
+        yield from grouped(self.shape, self.layout, copies=self._copies, whole=whole)
+        if self.assumed.masks_experts:
+            yield Product(self.tokens * self._copies, self.shape.seq_len, self.shape.hidden, 2)
 
     @cached_property
     def _copies(self) -> float:

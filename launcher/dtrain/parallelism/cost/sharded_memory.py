@@ -35,6 +35,9 @@ LOSS = 12.0
 SPLIT_LOSS = 16.0
 """Bytes for each of a tensor rank's logits at the peak of DTensor's ``loss_parallel``: the
 log-softmax, its exponential, the target's gradient, and their sum, in 32 bits."""
+SPLIT_COMPILED_LOSS = 10.0
+"""The same with ``torch.compile``, which cannot merge what the ranks' sums separate: logits of 16
+bits, and the log-softmax and the gradient of 32."""
 
 
 class Phase(NamedTuple):
@@ -428,9 +431,13 @@ def _loss(layout: Layout, assumed: Assumptions) -> float:
         return float(BYTES[assumed.precision])
     split = layout.tensor > 1 and not assumed.habits.gathers_logits
     own = SPLIT_LOSS if split and backend_of(layout).torch_kernels else LOSS
+    if compiled := assumed.loss_bytes == COMPILED_LOSS:
+        own = SPLIT_COMPILED_LOSS if split else COMPILED_LOSS
+    elif assumed.loss_bytes:
+        own = assumed.loss_bytes
     # A compiled loss does not copy the logits to 32 bits.
-    held = BYTES[assumed.precision] if assumed.loss_bytes == COMPILED_LOSS else 4
-    return (assumed.loss_bytes or own) + (held if assumed.habits.holds_outputs else 0)
+    held = BYTES[assumed.precision] if compiled else 4
+    return own + (held if assumed.habits.holds_outputs else 0)
 
 
 @lru_cache(maxsize=4096)

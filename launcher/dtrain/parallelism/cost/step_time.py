@@ -244,7 +244,7 @@ def _layer(kernels: Kernels) -> _Layer:
         expert=exchange,
         head=kernels.head_forward() + kernels.head_backward(),
         launches=started,
-        stalled=0.0 if assumed.padded_experts else moe * started,
+        stalled=0.0 if assumed.capacity else moe * started,
     )
 
 
