@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.cause import Failure, Report
@@ -34,20 +35,22 @@ def render(
     """Return the report as text for stderr, with a final newline. ``over``: whether the run ended
     with it, and not only an attempt. ``columns``: the width of a terminal, for long sentences."""
     failed = report.exit_code not in (ExitCode.OK, ExitCode.INTERRUPTED)
+    marked = partial(_marked, color=color, columns=columns)
     lines: list[str] = []
     if failed:
         lines.append("")
         first = report.failures[0] if report.failures else None
         if first is not None and report.reason == first.summary:
-            lines += _marked("error", "red", _headline(first), color, columns)
+            lines += marked("error", "red", _headline(first))
             lines += _traceback(first, paths)
             lines += _consequences(report.failures[1:])
         else:
-            lines += _marked("error", "red", report.reason, color, columns)
+            lines += marked("error", "red", report.reason)
             lines += _consequences(report.failures)
-    lines += _problems(report, color, columns)
+    for text in _problems(report):
+        lines += marked("warning" if report.ok else "problem", "yellow", text)
     if report.hint:
-        lines += _marked("hint", "cyan", report.hint, color, columns)
+        lines += marked("hint", "cyan", report.hint)
     if over:
         lines.append(_end(report, failed=failed, color=color))
     return "".join(f"{line}\n" for line in lines)
@@ -100,20 +103,14 @@ def _consequences(failures: Sequence[Failure]) -> list[str]:
     return lines
 
 
-def _problems(report: Report, color: bool, columns: int | None) -> list[str]:
+def _problems(report: Report) -> list[str]:
     # A problem that is the reason of the end is already shown.
     problems = [text for text in report.problems if text != report.reason]
-    word = "warning" if report.ok else "problem"
-    lines: list[str] = []
-    for text in problems[:_MAX_PROBLEMS]:
-        lines += _marked(word, "yellow", text, color, columns)
-    if len(problems) > _MAX_PROBLEMS:
-        more = f"and {len(problems) - _MAX_PROBLEMS} more"
-        lines += _marked(word, "yellow", more, color, columns)
-    return lines
+    more = len(problems) - _MAX_PROBLEMS
+    return [*problems[:_MAX_PROBLEMS], f"and {more} more"] if more > 0 else problems
 
 
-def _marked(word: str, style: str, text: str, color: bool, columns: int | None) -> list[str]:
+def _marked(word: str, style: str, text: str, *, color: bool, columns: int | None) -> list[str]:
     mark, indent = f"{word}:", "    "
     lines = [clean(line) for line in text.strip("\n").split("\n")]
     if word != "hint":  # dtrain's own words, often with a command

@@ -42,17 +42,14 @@ class ArrivalTimes:
     def parts(self, begin: int, end: int) -> Iterator[tuple[int | None, int]]:
         """Cut the stream between two offsets by arrival: the second, or None if it is unknown, and
         the offset where that part ends. ``begin`` never goes back from call to call."""
-        self._next += self._new_entries()
+        new = _entries(self._path, self._done)
+        self._done += len(new) * _ENTRY.size
+        self._next += new
         while begin < end:
             while self._next and self._next[0][1] <= begin:
                 self._second, _ = self._next.popleft()
             begin = min(end, self._next[0][1]) if self._next else end
             yield self._second, begin
-
-    def _new_entries(self) -> list[tuple[int, int]]:
-        found = _entries(self._path, self._done)
-        self._done += len(found) * _ENTRY.size
-        return found
 
 
 def offset_at(stream: Path, then: float) -> int | None:

@@ -23,9 +23,8 @@ from dtrain.wording import either
 def check(document: Section, problems: Problems) -> None:
     """Report every contradiction between the keys of a cluster file."""
     cluster, job = document.section("cluster"), document.section("job")
-    if "cluster" in document:
-        _check_hosts(cluster, problems)
-        _check_devices(cluster, problems)
+    _check_hosts(cluster, problems)
+    _check_devices(cluster, problems)
     check_notify(document, problems)
     if "job" in document:
         check_program(job, problems)

@@ -15,8 +15,10 @@ _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _QUALIFIED = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
 _VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _QUANTITY = r"[0-9]{1,12}(\.[0-9]{1,3})?(m|k|[MGTP]|[KMGTP]i)?"
-_TAINT = rf"(?P<key>{_QUALIFIED})?(=(?P<value>{_VALUE}))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"  # noqa: E501
-TAINT = re.compile(_TAINT)
+TAINT = re.compile(
+    rf"(?P<key>{_QUALIFIED})?(=(?P<value>{_VALUE}))?"
+    r"(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
+)
 _PATH = r"/[^\s:,\"']*"
 _CLAIM = re.compile(rf"{_SUBDOMAIN}:(?P<target>{_PATH})(:ro)?")
 _HOST_PATH = re.compile(rf"{_PATH}:(?P<target>{_PATH})(:ro)?")
@@ -248,10 +250,9 @@ def _check_api(section: Section, job: Section, problems: Problems) -> None:
 
 def _check_volumes(section: Section, problems: Problems) -> None:
     targets: set[str] = set()
-    for key, pattern in (("claims", _CLAIM), ("host_paths", _HOST_PATH)):
+    for key in ("claims", "host_paths"):
         for text in section.get(key, ()):
-            found = pattern.fullmatch(text)
-            target = found["target"].rstrip("/") if found else ""
+            target = text.split(":")[1].rstrip("/")
             if target in targets:
                 problems.add(
                     f"two volumes are mounted at {target}",

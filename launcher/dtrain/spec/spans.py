@@ -50,10 +50,7 @@ class NodeSpan:
 
     @property
     def entries(self) -> list[EntrySpan]:
-        return [
-            EntrySpan(key, value)
-            for key, value in zip(self.children[::2], self.children[1::2], strict=True)
-        ]
+        return [*map(EntrySpan, self.children[::2], self.children[1::2])]
 
     def entry(self, key: str) -> EntrySpan | None:
         """The entry of a key in the mapping itself, without merges."""
@@ -70,7 +67,8 @@ def parse(text: str) -> NodeSpan:
     """The document in ``text``, which must be valid for `dtrain.spec.source`, without a byte-order
     mark."""
     open_parts = [NodeSpan(0, len(text))]
-    for event in _events(text):
+    events: Iterator[Any] = yaml.parse(text, Loader=yaml.BaseLoader)
+    for event in events:
         end: int = event.end_mark.index
         if isinstance(event, yaml.CollectionEndEvent):
             done = open_parts.pop()
@@ -95,10 +93,6 @@ def _part(event: Any) -> NodeSpan:
         part.flow = bool(event.flow_style)
         part.mapping = isinstance(event, yaml.MappingStartEvent)
     return part
-
-
-def _events(text: str) -> Iterator[Any]:
-    return iter(yaml.parse(text, Loader=yaml.BaseLoader))
 
 
 def line_start(text: str, index: int) -> int:

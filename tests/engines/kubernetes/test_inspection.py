@@ -56,7 +56,7 @@ def findings(server: Server, kubernetes: str = "", gpus: int = 0) -> list[Findin
     )
     assert plan.kubernetes is not None
     client: Any = server
-    return [*KubernetesInspection(plan, plan.kubernetes, client, str).findings()]
+    return [*KubernetesInspection(plan, client, str).findings()]
 
 
 def inspect(server: Server, kubernetes: str = "", gpus: int = 0) -> list[tuple[Severity, str]]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import process_failure
+from dtrain.engines.kubernetes.kinds import TRAINJOB, job_kind
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
-from dtrain.engines.kubernetes.output import PodOutput
 from dtrain.engines.kubernetes.script import serving_pods
 from dtrain.failures.cause import SIGNALLED, Failure, Report, all_finished, signal_name
 from dtrain.launchplan.names import process_name
@@ -29,10 +29,6 @@ class PodEnding:
     ends: Sequence[ProcessEnd] = ()
     words: Sequence[str] = ()
     """The last lines that its script wrote."""
-
-    @classmethod
-    def read(cls, pod: Pod, output: PodOutput) -> PodEnding:
-        return cls(pod, output.position.ends, tuple(output.words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +127,8 @@ class KubernetesEnding:
 
     @property
     def _restart_hint(self) -> str:
-        keys, most = self.plan.kubernetes, self.plan.job.restart.max
-        if keys is not None and keys.api == "trainjob":
+        most = self.plan.job.restart.max
+        if job_kind(self.plan) is TRAINJOB:
             return "the TrainingRuntime decides whether Kubernetes starts all pods again"
         if most:
             return f"all {most} restarts of job.restart.max are used"

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable
 
+from dtrain.engines.kubernetes.kinds import keys_of
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
@@ -22,7 +23,7 @@ class HostStates:
     def __init__(self, plan: LaunchPlan, name: str, recorder: Recorder) -> None:
         """``name``: of the job."""
         self._hosts = plan.host_names
-        self._queue = plan.kubernetes.queue if plan.kubernetes is not None else None
+        self._queue = keys_of(plan).queue
         self._name = name
         self._recorder = recorder
         self._reasons: dict[str, str] = {}

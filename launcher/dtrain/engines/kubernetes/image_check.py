@@ -20,7 +20,7 @@ from dtrain.engines.kubernetes import (
     training_runtime,
 )
 from dtrain.engines.kubernetes.client import Client, NotFoundError
-from dtrain.engines.kubernetes.kinds import PODS, kubectl
+from dtrain.engines.kubernetes.kinds import PODS, keys_of, kubectl
 from dtrain.engines.kubernetes.objects import Pod
 from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
@@ -172,7 +172,6 @@ def check_pod(
     """The pod: placed and with the rights as those of the job, without what they wait for."""
     own = manifest.pod_spec(plan)
     (container,) = own["containers"]
-    assert plan.kubernetes is not None  # noqa: S101 (types)
     spec = training_runtime.placing(runtime, own)
     security = dict(container["securityContext"])
     environment = runtime.environment if runtime is not None else {}
@@ -180,7 +179,7 @@ def check_pod(
         security["capabilities"] = {"drop": dropped}
     variables = [{"name": key, "value": text} for key, text in environment.items()]
     # Some clusters add it to pods that ask for GPUs.
-    gpus = {"key": manifest.GPUS[plan.kubernetes.gpu_vendor], "operator": "Exists"}
+    gpus = {"key": manifest.GPUS[keys_of(plan).gpu_vendor], "operator": "Exists"}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -13,7 +13,7 @@ from dtrain.diagnostics import AnswerError, NodeError, PrepareError
 from dtrain.engines.kubernetes import kueue, manifest, permissions, training_runtime
 from dtrain.engines.kubernetes.client import AbsentError, Client, ConflictError, NotFoundError
 from dtrain.engines.kubernetes.image_check import ImageCheck
-from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT
+from dtrain.engines.kubernetes.kinds import CORE, JOB_KINDS, PODS, STRICT, keys_of
 from dtrain.engines.kubernetes.objects import Word, at, object_list
 from dtrain.engines.kubernetes.quantities import amount, written
 from dtrain.launchplan.build import build
@@ -21,7 +21,6 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.request import Request
 from dtrain.session.facts.everywhere import everywhere
-from dtrain.spec.model import Kubernetes
 from dtrain.transport.questions import never
 
 PAGE = 500
@@ -51,12 +50,11 @@ def examine(request: Request, stopped: Callable[[], bool] = never) -> Evidence:
 
 
 def _examine(request: Request, plan: LaunchPlan, stopped: Callable[[], bool]) -> Evidence:
-    keys = plan.kubernetes
-    assert keys is not None  # noqa: S101 (types)
+    keys = keys_of(plan)
     client = Client(keys)
     try:
         client.request("GET", "/version")
-        found = [*KubernetesInspection(plan, keys, client, request.place).findings()]
+        found = [*KubernetesInspection(plan, client, request.place).findings()]
         if not stopped() and not any(one.severity is Severity.ERROR for one in found):
             runtime = training_runtime.read(client, keys)
             found += ImageCheck(plan, client, request.place, runtime, stopped).findings()
@@ -71,11 +69,9 @@ def _examine(request: Request, plan: LaunchPlan, stopped: Callable[[], bool]) ->
 class KubernetesInspection:
     """Compares one file with one cluster. Raises NodeError and ProtocolError."""
 
-    def __init__(
-        self, plan: LaunchPlan, keys: Kubernetes, client: Client, place: Callable[[str], str]
-    ) -> None:
+    def __init__(self, plan: LaunchPlan, client: Client, place: Callable[[str], str]) -> None:
         self._plan = plan
-        self._keys = keys
+        self._keys = keys_of(plan)
         self._client = client
         self._place = place
 

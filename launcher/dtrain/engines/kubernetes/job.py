@@ -46,6 +46,10 @@ class FollowedPod:
     read: bool = False
     """Whether its whole log is stored."""
 
+    @property
+    def ending(self) -> PodEnding:
+        return PodEnding(self.pod, self.output.position.ends, tuple(self.output.words))
+
 
 class KubernetesJob(FollowedRun):
     ranks_share_stderr = True
@@ -279,7 +283,7 @@ class KubernetesJob(FollowedRun):
     def _ending(self, stopped_by: str) -> KubernetesEnding:
         never_started = [pod for pod in self._deleted if pod.uid not in self.pods]
         pods = [
-            *(PodEnding.read(known.pod, known.output) for known in self.pods.values()),
+            *(known.ending for known in self.pods.values()),
             *(PodEnding(pod) for pod in never_started),
         ]
         pods = [ending for ending in pods if self.hosts.counts(ending.pod)]

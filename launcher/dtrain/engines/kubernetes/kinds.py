@@ -5,6 +5,7 @@ from __future__ import annotations
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.quoting import words
 from dtrain.records import dataclass
+from dtrain.spec.model import Kubernetes
 
 CORE = "/api/v1/namespaces/{namespace}"
 """Path of the objects that belong to Kubernetes itself."""
@@ -46,7 +47,12 @@ def kubectl(*arguments: str, namespace: str | None = None, context: str | None =
     return str(words(["kubectl", *arguments, *options]))
 
 
-def job_kind(plan: LaunchPlan) -> JobKind:
-    """The kind of the plan's job. ``plan.kubernetes`` must be set."""
+def keys_of(plan: LaunchPlan) -> Kubernetes:
+    """What the plan's job asks of Kubernetes. ``plan.kubernetes`` must be set."""
     assert plan.kubernetes is not None  # noqa: S101 (types)
-    return JOB_KINDS[plan.kubernetes.api]
+    return plan.kubernetes
+
+
+def job_kind(plan: LaunchPlan) -> JobKind:
+    """The kind of the plan's job."""
+    return JOB_KINDS[keys_of(plan).api]

@@ -43,8 +43,9 @@ class LaunchedJob:
         """Whether a container that fails may be started again in its pod, as the runtime says."""
         self._path = f"{self._kind.path}/{self.name}"
         self.selector = f"jobset.sigs.k8s.io/jobset-name={self.name}"
-        self._file_kinds = [kind for kind in _FILES if kind != "Secret" or plan.job.secrets]
-        self._files = [_FILES[kind] for kind in self._file_kinds]
+        self._files = {
+            kind: path for kind, path in _FILES.items() if kind != "Secret" or plan.job.secrets
+        }
         self._grace = plan.job.grace
         self._unanswered: list[Future[dict[str, Any]]] = []
         """Requests that the server may still handle."""
@@ -58,7 +59,7 @@ class LaunchedJob:
 
     @property
     def still_there(self) -> str:
-        client, kinds = self._client, [self._kind.name, *self._file_kinds]
+        client, kinds = self._client, [self._kind.name, *self._files]
         objects = [f"{kind.lower()}/{self.name}" for kind in kinds]
         command = kubectl("delete", *objects, namespace=client.namespace, context=client.context)
         return f"{self.name} may still be there: `{command}` ends it"
@@ -92,7 +93,7 @@ class LaunchedJob:
             "name": self.name,
             "uid": uid,
         }
-        for path in self._files:
+        for path in self._files.values():
             change = {"metadata": {"ownerReferences": [owner]}}
             self._request("PATCH", f"{path}/{self.name}", change)
 
@@ -133,7 +134,7 @@ class LaunchedJob:
             try:
                 if not deleted:
                     self.delete_job()
-                    for path in self._files:
+                    for path in self._files.values():
                         self._delete(f"{path}/{self.name}")
                     deleted = not waits
                 if self._asked() is Force.KILL and not killed:

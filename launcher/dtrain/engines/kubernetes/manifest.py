@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from dtrain.engines.kubernetes import script
-from dtrain.engines.kubernetes.kinds import JOBSET, TRAINJOB, kubectl
+from dtrain.engines.kubernetes.kinds import JOBSET, TRAINJOB, keys_of, kubectl
 from dtrain.engines.kubernetes.objects import RESTART_LABEL
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import REPLICATED_JOB, object_name
@@ -34,7 +34,7 @@ Object = dict[str, Any]
 
 def render(plan: LaunchPlan) -> str:
     """The objects as YAML, for ``kubectl apply``."""
-    name, keys = object_name(plan.name, None), _keys(plan)
+    name, keys = object_name(plan.name, None), keys_of(plan)
     start = kubectl("apply", "-f", NAME, context=keys.context)
     head = [f"# Written by `dtrain launch --dry-run`. Start it: {comment(start)}"]
     if plan.job.secrets:
@@ -84,11 +84,11 @@ def secret(plan: LaunchPlan, values: Mapping[str, str]) -> Object:
 
 def job(plan: LaunchPlan) -> Object:
     """The JobSet or the TrainJob."""
-    return _train_job(plan) if _keys(plan).api == "trainjob" else _job_set(plan)
+    return _train_job(plan) if keys_of(plan).api == "trainjob" else _job_set(plan)
 
 
 def _job_set(plan: LaunchPlan) -> Object:
-    keys, count = _keys(plan), len(plan.hosts)
+    keys, count = keys_of(plan), len(plan.hosts)
     template: Object = {
         "completionMode": "Indexed",
         "completions": count,
@@ -118,7 +118,7 @@ def _job_set(plan: LaunchPlan) -> Object:
 
 
 def _train_job(plan: LaunchPlan) -> Object:
-    keys = _keys(plan)
+    keys = keys_of(plan)
     pod = pod_spec(plan)
     (container,) = pod.pop("containers")
     patched = {
@@ -165,7 +165,7 @@ def pod(plan: LaunchPlan) -> Object:
 
 def pod_spec(plan: LaunchPlan) -> Object:
     """What all pods of the job have in common."""
-    keys = _keys(plan)
+    keys = keys_of(plan)
     pod: Object = {"restartPolicy": "Never"}
     pod["terminationGracePeriodSeconds"] = ceil(plan.job.grace) + EXIT_SECONDS
     if keys.service_account:
@@ -193,7 +193,7 @@ def pod_spec(plan: LaunchPlan) -> Object:
 
 
 def _container(plan: LaunchPlan) -> Object:
-    keys = _keys(plan)
+    keys = keys_of(plan)
     name = object_name(plan.name, plan.run)
     resources = dict(keys.resources)
     if gpus := len(plan.hosts[0].host.gpus):
@@ -230,14 +230,14 @@ def _container(plan: LaunchPlan) -> Object:
 def _ports(plan: LaunchPlan) -> list[Object]:
     """Keeps two pods that listen on the same ports of their machine apart. All pods have the same
     ports here, so a port of the first pod alone is left out: the others may share its machine."""
-    if not _keys(plan).host_network:
+    if not keys_of(plan).host_network:
         return []
     return [{"containerPort": port, "hostPort": port} for port in script.common_ports(plan)]
 
 
 def _volumes(plan: LaunchPlan) -> Iterator[tuple[Object, Object]]:
     """Each volume, with its place in the container."""
-    keys = _keys(plan)
+    keys = keys_of(plan)
     yield (
         {"name": "dtrain-files", "configMap": {"name": object_name(plan.name, plan.run)}},
         {"name": "dtrain-files", "mountPath": script.FILES, "readOnly": True},
@@ -286,17 +286,12 @@ def _queue(keys: Kubernetes) -> Mapping[str, str]:
 
 
 def _metadata(plan: LaunchPlan, labels: Mapping[str, str] | None = None) -> Object:
-    keys = _keys(plan)
+    keys = keys_of(plan)
     return {
         "name": object_name(plan.name, plan.run),
         **({"namespace": keys.namespace} if keys.namespace else {}),
         "labels": {**MANAGER, **(labels or {})},
     }
-
-
-def _keys(plan: LaunchPlan) -> Kubernetes:
-    assert plan.kubernetes is not None  # noqa: S101 (types)
-    return plan.kubernetes
 
 
 _NO_TEXT = re.compile("[yYnN]|[-+.0-9][-+.0-9eEo]*")

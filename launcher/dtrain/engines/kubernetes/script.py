@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from math import ceil
 from pathlib import Path
 
+from dtrain.engines.kubernetes.kinds import keys_of
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name, pod_address
 from dtrain.launchplan.programs import CODE
@@ -79,8 +80,8 @@ def common_ports(plan: LaunchPlan) -> list[int]:
 
 def _shift(plan: LaunchPlan) -> int:
     """The distance of the job's ports from the plan's."""
-    rendezvous, keys = plan.job.rendezvous, plan.kubernetes
-    if rendezvous.port is not None or keys is None or not keys.host_network:
+    rendezvous = plan.job.rendezvous
+    if rendezvous.port is not None or not keys_of(plan).host_network:
         return 0
     # Another job may use the same machine.
     firsts = rendezvous.first_ports(max(len(part.ports) for part in plan.hosts))

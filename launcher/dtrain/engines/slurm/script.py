@@ -177,10 +177,8 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
     yield f"dtrain_run={run}"
     yield "dtrain_attempt=$((${SLURM_RESTART_COUNT:-0} + 1))"
     if most:
-        yield f"if ((dtrain_attempt > {most} + 1)); then"
-        yield f'  echo "dtrain: the job was restarted {most} times (job.restart.max)" >&2'
-        yield "  exit 1"
-        yield "fi"
+        words = f"the job was restarted {most} times (job.restart.max)"
+        yield from _refused(f"dtrain_attempt > {most} + 1", words)
         yield "if ((dtrain_attempt > 1)); then"
         yield "  dtrain_run+=.$dtrain_attempt"
         yield '  echo "dtrain: attempt $dtrain_attempt" >&2'
@@ -191,12 +189,15 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _hosts_counted(plan: LaunchPlan) -> Iterator[str]:
-    count = len(plan.hosts)
-    yield f"if ((${{#dtrain_hosts[@]}} != {count})); then"
-    yield (
-        f'  echo "dtrain: the job needs {counted(count, "node")}, and the allocation has'
-        ' ${#dtrain_hosts[@]}" >&2'
-    )
+    count, given = len(plan.hosts), "${#dtrain_hosts[@]}"
+    words = f"the job needs {counted(count, 'node')}, and the allocation has {given}"
+    return _refused(f"{given} != {count}", words)
+
+
+def _refused(condition: str, words: str) -> Iterator[str]:
+    """Lines that end the job with a message if the ``condition`` holds."""
+    yield f"if (({condition})); then"
+    yield f'  echo "dtrain: {words}" >&2'
     yield "  exit 1"
     yield "fi"
 
@@ -237,14 +238,10 @@ def _gpus(count: int) -> Iterator[str]:
     yield "# The GPUs that Slurm gives the job on this node."
     yield 'IFS=, read -ra dtrain_gpus <<<"${CUDA_VISIBLE_DEVICES-}"'
     first = " ".join(map(str, range(count)))
-    yield f"((${{#dtrain_gpus[@]}})) || dtrain_gpus=({first})"
-    yield f"if ((${{#dtrain_gpus[@]}} < {count})); then"
-    yield (
-        f'  echo "dtrain: the job needs {counted(count, "GPU")} on each node, and Slurm gives it'
-        ' ${#dtrain_gpus[@]}" >&2'
-    )
-    yield "  exit 1"
-    yield "fi"
+    given = "${#dtrain_gpus[@]}"
+    yield f"(({given})) || dtrain_gpus=({first})"
+    words = f"the job needs {counted(count, 'GPU')} on each node, and Slurm gives it {given}"
+    yield from _refused(f"{given} < {count}", words)
 
 
 def _program(plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[str]:
