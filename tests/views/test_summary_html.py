@@ -108,6 +108,12 @@ def test_the_summary_has_the_numbers_of_the_run(run: Summary) -> None:
     assert run.differs == ""
 
 
+def test_nothing_is_said_twice(run: Summary) -> None:
+    text = re.sub(r"<[^>]*>", "", page(run).partition("<body>")[2])
+    assert text.count(run.record.run) == 1 + text.count(f"runs/{run.record.run}")
+    assert text.count("of the time went into steps") == 1
+
+
 def test_telemetry_has_the_launchers_time(run: Summary) -> None:
     for samples in run.samples.values():
         assert [one.time - BEGIN for one in samples] == pytest.approx(range(10, 320, 10))

@@ -48,7 +48,7 @@ def as_text(run: Summary, paper: Paper, written: Sequence[str] = ()) -> str:
         _planned(run, paper),
         _slow(run, paper),
         _events(run, paper),
-        [clean(text) for text in written],
+        [paper.entry("Written", clean(text)) for text in written],
     ]
     ended = ""
     if run.report is not None:
