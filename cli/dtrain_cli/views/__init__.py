@@ -49,6 +49,7 @@ def make_view(
     fold: bool = False,
     display: Display | None = None,
     timestamps: bool = False,
+    by_arrival: bool = False,
 ) -> View:
     """Start and return the view that fits the output streams.
 
@@ -57,6 +58,8 @@ def make_view(
     - stderr is a terminal that can move its cursor, and stdout is not a pipe: a dashboard. (A
       pipe's reader, such as ``tee``, often writes to the same terminal.)
     - otherwise: plain lines.
+
+    ``by_arrival``: sort stored output of several workers by its arrival.
 
     ``on_broken_pipe`` is called once, from another thread, when the reader of stdout or stderr is
     gone.
@@ -84,7 +87,7 @@ def make_view(
         colors = color(out), color(err)
         return kind(out, err, fold=fold, timestamps=timestamps, color=colors)
 
-    return View(receiver, filters, on_broken_pipe)
+    return View(receiver, filters, on_broken_pipe, by_arrival=by_arrival)
 
 
 def color(outlet: Outlet) -> bool:
