@@ -14,7 +14,6 @@ from dtrain_cli.app import VERBS, app
 from dtrain_cli.completion import topics as topic_values
 from dtrain_cli.declare import argument
 from dtrain_cli.views import can_redraw, color
-from dtrain_cli.views.outlet import Outlet
 
 _PAGES = files("dtrain_cli") / "help"
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
@@ -43,7 +42,7 @@ def help(
         # rich takes a tenth of a second to import, and a pipe does not need it.
         from dtrain_cli.views.page import drawn
 
-        text = drawn(text, color=color(Outlet(sys.stdout)))
+        text = drawn(text, color=color(terminal=True))
     output.write(text)
 
 

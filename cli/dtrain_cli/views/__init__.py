@@ -84,20 +84,20 @@ def make_view(
             from dtrain_cli.views.live import Live
 
             kind = Live
-        colors = color(out), color(err)
+        colors = color(out.terminal), color(err.terminal)
         return kind(out, err, fold=fold, timestamps=timestamps, color=colors)
 
     return View(receiver, filters, on_broken_pipe, by_arrival=by_arrival)
 
 
-def color(outlet: Outlet) -> bool:
+def color(terminal: bool) -> bool:
     """Whether to write in color. See https://no-color.org and https://force-color.org."""
     environment = os.environ
     if environment.get("NO_COLOR"):
         return False
     if environment.get("FORCE_COLOR"):
         return True
-    return can_redraw(outlet.terminal)
+    return can_redraw(terminal)
 
 
 def can_redraw(terminal: bool) -> bool:

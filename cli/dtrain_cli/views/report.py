@@ -39,15 +39,15 @@ def render(
         lines.append("")
         first = report.failures[0] if report.failures else None
         if first is not None and report.reason == first.summary:
-            lines += _marked("error", "red", _headline(first), color, columns)
+            lines += _marked("error", _headline(first), color, columns)
             lines += _traceback(first, paths)
             lines += _consequences(report.failures[1:])
         else:
-            lines += _marked("error", "red", report.reason, color, columns)
+            lines += _marked("error", report.reason, color, columns)
             lines += _consequences(report.failures)
     lines += _problems(report, color, columns)
     if report.hint:
-        lines += _marked("hint", "cyan", report.hint, color, columns)
+        lines += _marked("hint", report.hint, color, columns)
     if over:
         lines.append(_end(report, failed=failed, color=color))
     return "".join(f"{line}\n" for line in lines)
@@ -106,19 +106,19 @@ def _problems(report: Report, color: bool, columns: int | None) -> list[str]:
     word = "warning" if report.ok else "problem"
     lines: list[str] = []
     for text in problems[:_MAX_PROBLEMS]:
-        lines += _marked(word, "yellow", text, color, columns)
+        lines += _marked(word, text, color, columns)
     if len(problems) > _MAX_PROBLEMS:
         more = f"and {len(problems) - _MAX_PROBLEMS} more"
-        lines += _marked(word, "yellow", more, color, columns)
+        lines += _marked(word, more, color, columns)
     return lines
 
 
-def _marked(word: str, style: str, text: str, color: bool, columns: int | None) -> list[str]:
-    mark, indent = f"{word}:", "    "
+def _marked(word: str, text: str, color: bool, columns: int | None) -> list[str]:
+    indent = "    "
     lines = [clean(line) for line in text.strip("\n").split("\n")]
     if word != "hint":  # dtrain's own words, often with a command
         lines = [*map(_cut, lines)]
-    first, *rest = [f"{mark} {lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
+    first, *rest = [f"{word}: {lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
     if columns is not None:
         wrap = textwrap.TextWrapper(
             columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -128,9 +128,7 @@ def _marked(word: str, style: str, text: str, color: bool, columns: int | None) 
             _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line) for line in (first, *rest)
         ]
         first, *rest = [part.replace("\0", " ") for line in whole for part in wrap(line)]
-    if color:
-        first = names.paint(mark, f"bold {style}") + first.removeprefix(mark)
-    return [first, *rest]
+    return [names.marked(first) if color else first, *rest]
 
 
 def _cut(line: str) -> str:
