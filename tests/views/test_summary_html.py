@@ -212,6 +212,22 @@ def test_the_comparison_fits_a_terminal(run: Summary) -> None:
     assert max(len(line) for line in text.splitlines()[4:]) < 80
 
 
+def test_the_comparison_shows_how_the_requests_differ(run: Summary) -> None:
+    request = replace(run.record.request, args=())
+    run = replace(run, record=replace(run.record, request=request))
+    changed = replace(
+        request, text=request.text.replace("train.py", "other.py"), args=("--lr", "1")
+    )
+    paper = Paper(80, color=False, unicode=True)
+    other = replace(run, record=replace(run.record, request=changed))
+    shown = comparison(run, other, paper).split("\n\n")[1].splitlines()
+    assert shown == ["-   script: train.py", "+   script: other.py", "+ args: --lr 1"]
+    longer = replace(changed, settings=tuple(f"job.env.A{number}=1" for number in range(40)))
+    many = comparison(run, replace(run, record=replace(run.record, request=longer)), paper)
+    assert many.split("\n\n")[1].endswith("\nand 24 more lines")
+    assert len(comparison(run, run, paper).split("\n\n")) == 2
+
+
 def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:
     """Neighbors in the heat map differ, so that none is merged."""
     week = 7 * 86400.0
