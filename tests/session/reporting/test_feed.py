@@ -118,6 +118,7 @@ def test_stored_output_of_several_streams_comes_in_the_order_of_its_arrival(
     )
     feed = Feed(receiver, by_arrival=True)
     # Rank 2 has lost the end of its file.
+    sizes: dict[Stream, int] = {}
     ranks = {0: [(10, 2), (13, 2), (14, 0)], 1: [(11, 2), (12, 2)], 2: [(10, 2), (15, 4)]}
     with feed.pause():
         for rank, seconds in ranks.items():
@@ -127,7 +128,11 @@ def test_stored_output_of_several_streams_comes_in_the_order_of_its_arrival(
             for second, size in seconds:
                 arrival_times.add(path, second, offset)
                 offset += size
-            feed.output(Stream("a", "worker", rank, rank, "stdout", path), offset)
+            sizes[Stream("a", "worker", rank, rank, "stdout", path)] = offset
+            feed.output(*list(sizes.items())[-1])
+    until(lambda: len("".join(text for text, _ in shown)) == 10, "the output")
+    for stream, size in sizes.items():
+        feed.output(stream, size)  # again
     feed.close()
     assert feed.wait(HANG)
     texts = "".join(text for text, _ in shown)

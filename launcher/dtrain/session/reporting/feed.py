@@ -238,7 +238,9 @@ class Feed(Observer):
         if paused:
             self._suspend()
         if grown and not self._muted:
-            self._unread.update(grown)
+            # `dtrain logs -f` gives all sizes again and again.
+            new = {one: size for one, size in grown.items() if size > self._position(one).offset}
+            self._unread.update(new)
             self._read_at = time.monotonic() + BETWEEN_READS
         for stream, end in self._turns():
             if self._muted or self._paused:
