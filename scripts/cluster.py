@@ -361,7 +361,13 @@ def keep(count: int, port: int, home_size: str) -> None:
         script = Path(__file__).resolve().parent / "recipes" / "train_lm.py"
         file = {
             "cluster": cluster.section(hosts=[f"node[1-{count}]"]),
-            "job": {"framework": "torch", "script": str(script), "args": ["--steps", "100"]},
+            "job": {
+                "framework": "torch",
+                "script": str(script),
+                "args": ["--steps", "100"],
+                # All hosts share the cores of this machine: with more threads, they wait for them.
+                "env": {"OMP_NUM_THREADS": 1},
+            },
         }
         text = yaml.safe_dump(file, sort_keys=False, default_flow_style=None, width=1000)
         print(text, end="", flush=True)

@@ -249,9 +249,15 @@ def _complete() -> int:
 def _say(text: str) -> None:
     """Print to stderr, with control characters escaped: the text may quote files and hosts."""
     from dtrain.framing import clean
+    from dtrain_cli.views import color
 
     if sys.stderr is not None:
-        typer.echo("\n".join(clean(line) for line in text.split("\n")), err=True)
+        lines = [clean(line) for line in text.split("\n")]
+        if color(sys.stderr.isatty()):
+            from dtrain_cli.views.names import marked
+
+            lines = [*map(marked, lines)]
+        typer.echo("\n".join(lines), err=True, color=True)
 
 
 def _crash_report(error: Exception) -> str:

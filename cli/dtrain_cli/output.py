@@ -60,7 +60,7 @@ def stdout_paper() -> Paper:
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
     return Paper(
         columns,
-        color=color(outlet),
+        color=color(outlet.terminal),
         unicode=outlet.terminal and encoding == "utf8",
         terminal=outlet.terminal,
     )

@@ -100,6 +100,10 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
         (("--hosts", "a", "--framework", "jx", "--script", "a.py"), "tensorflow, jax or none\n"),
         ((*FLAGS, "--gpus", "-1"), "error: --gpus must be a whole number from 0 to"),
         (("--hosts", "a", "--framework", "torch", "--script", ""), "--script is missing"),
+        (
+            ("--hosts", "a", "--framework", "torch", "--script", "a.py -x"),
+            "job.args or job.command",
+        ),
         ((*FLAGS, "--user", "x y"), "error: --user cannot contain spaces\n"),
         ((*FLAGS, "--user", "x y", "--probe"), "error: --user cannot contain spaces\n"),
         (("--hosts", "a,a", *FLAGS[2:]), "the host 'a' is listed twice\nhint: keep one\n"),

@@ -15,7 +15,7 @@ from dtrain_cli.views.page import drawn
         ("securty", "did you mean 'security'? 'dtrain help' lists the topics"),
         ("watchdg", "did you mean 'watchdog'? 'dtrain help' lists the topics"),
         ("job.restrat", "did you mean 'job.restart'? 'dtrain help' lists the topics"),
-        ("stop", "dtrain stop --help shows its options"),
+        ("stp", "did you mean 'stop'? 'dtrain help' lists the topics"),
         ("../help/keys", f"topics: {', '.join(topics())}"),
         ("", f"topics: {', '.join(topics())}"),
     ],
@@ -24,6 +24,11 @@ def test_an_unknown_topic(topic: str, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
         help(topic)
     assert raised.value.hint == hint
+
+
+def test_a_command_without_a_page_shows_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    help("ps")  # also the last part of the key job.roles.ps
+    assert capsys.readouterr().out.startswith("Usage: dtrain ps ")
 
 
 def test_a_part_of_a_key_finds_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,9 @@ def test_a_dumb_terminal_gets_no_escape_sequence(tmp_path: Path, argv: list[str]
     assert "\r" not in shown.replace("\r\n", "")
 
 
-@pytest.mark.parametrize("argv", [["help", "ssh"], ["plan", "--model-size", "1B", "--gpus", "8"]])
+@pytest.mark.parametrize(
+    "argv", [["help", "ssh"], ["plan", "--model-size", "1B", "--gpus", "8"], ["fly"]]
+)
 def test_no_color(tmp_path: Path, argv: list[str]) -> None:
     assert "\x1b[" in on_terminal(tmp_path, argv)
     assert "\x1b[" not in on_terminal(tmp_path, argv, NO_COLOR="1")

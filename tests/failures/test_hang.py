@@ -100,3 +100,11 @@ def test_the_one_that_differs_comes_last() -> None:
     )
     places = {"0": waiting, "1": waiting, "2": loading, "3": waiting}
     assert compare(places) == [(waiting, ["0", "1", "3"]), (loading, ["2"])]
+
+
+def test_a_file_may_be_in_another_folder_on_each_host() -> None:
+    places = {
+        host: WaitingPlace("backward", f"train (/{host}/home/train.py:{line})")
+        for host, line in (("n1", 18), ("n2", 22), ("n3", 18))
+    }
+    assert compare(places) == [(places["n1"], ["n1", "n3"]), (places["n2"], ["n2"])]

@@ -52,6 +52,7 @@ def test_launch_accepts_the_file_of_a_plan(
         assert file.read_text() == before
         return
     assert done.returncode == 0, done.stderr
+    assert "the script must apply the layout (`dtrain help torch`)" in " ".join(done.stdout.split())
     for line in before.splitlines():
         assert line in file.read_text()
     launched = dtrain("launch", "cluster.yaml", "--dry-run")

@@ -108,6 +108,12 @@ def test_the_summary_has_the_numbers_of_the_run(run: Summary) -> None:
     assert run.differs == ""
 
 
+def test_nothing_is_said_twice(run: Summary) -> None:
+    text = re.sub(r"<[^>]*>", "", page(run).partition("<body>")[2])
+    assert text.count(run.record.run) == 1 + text.count(f"runs/{run.record.run}")
+    assert text.count("of the time went into steps") == 1
+
+
 def test_telemetry_has_the_launchers_time(run: Summary) -> None:
     for samples in run.samples.values():
         assert [one.time - BEGIN for one in samples] == pytest.approx(range(10, 320, 10))
@@ -204,6 +210,22 @@ def test_the_comparison_fits_a_terminal(run: Summary) -> None:
     assert ["wall", "time", "5", "min", "20", "s", "5", "min", "20", "s", "1.00"] in rows
     assert ["second", "x" * 60, "n[1-2]", "failed"] in rows
     assert max(len(line) for line in text.splitlines()[4:]) < 80
+
+
+def test_the_comparison_shows_how_the_requests_differ(run: Summary) -> None:
+    request = replace(run.record.request, args=())
+    run = replace(run, record=replace(run.record, request=request))
+    changed = replace(
+        request, text=request.text.replace("train.py", "other.py"), args=("--lr", "1")
+    )
+    paper = Paper(80, color=False, unicode=True)
+    other = replace(run, record=replace(run.record, request=changed))
+    shown = comparison(run, other, paper).split("\n\n")[1].splitlines()
+    assert shown == ["-   script: train.py", "+   script: other.py", "+ args: --lr 1"]
+    longer = replace(changed, settings=tuple(f"job.env.A{number}=1" for number in range(40)))
+    many = comparison(run, replace(run, record=replace(run.record, request=longer)), paper)
+    assert many.split("\n\n")[1].endswith("\nand 24 more lines")
+    assert len(comparison(run, run, paper).split("\n\n")) == 2
 
 
 def test_a_week_of_a_large_cluster_stays_small(run: Summary) -> None:

@@ -66,7 +66,7 @@ def exec(
     view: CommandView = (
         CommandJson(out)
         if json
-        else CommandLines(out, err, fold=fold, color=(color(out), color(err)))
+        else CommandLines(out, err, fold=fold, color=(color(out.terminal), color(err.terminal)))
     )
     with errors_name_options(), on_signals(lambda number: stop_by_signal(control, number)):
         outcomes = api.execute(

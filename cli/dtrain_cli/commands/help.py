@@ -10,11 +10,10 @@ from typing import Annotated
 from dtrain.diagnostics import UsageError
 from dtrain.spec.problems import nearest
 from dtrain_cli import output
-from dtrain_cli.app import VERBS
+from dtrain_cli.app import VERBS, app
 from dtrain_cli.completion import topics as topic_values
 from dtrain_cli.declare import argument
 from dtrain_cli.views import can_redraw, color
-from dtrain_cli.views.outlet import Outlet
 
 _PAGES = files("dtrain_cli") / "help"
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
@@ -24,19 +23,26 @@ _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 def help(
     topic: Annotated[
         str | None,
-        argument("A topic, or a key of the cluster file: ssh, job.restart.", "TOPIC", topic_values),
+        argument(
+            "A topic, command or key of the cluster file: ssh, ps, job.restart.",
+            "TOPIC",
+            topic_values,
+        ),
     ] = None,
 ) -> None:
     """Show a documentation page; without TOPIC, list the topics."""
     if topic is None:
         output.write(_contents())
         return
+    if topic in VERBS and topic not in topics():
+        app([topic, "--help"], prog_name="dtrain", standalone_mode=False)
+        return
     text = _page(topic)
     if sys.stdout is not None and can_redraw(sys.stdout.isatty()):
         # rich takes a tenth of a second to import, and a pipe does not need it.
         from dtrain_cli.views.page import drawn
 
-        text = drawn(text, color=color(Outlet(sys.stdout)))
+        text = drawn(text, color=color(terminal=True))
     output.write(text)
 
 
@@ -81,9 +87,7 @@ def _page(topic: str) -> str:
     found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]
     if found:
         return "".join(found).rstrip() + "\n"
-    if topic in VERBS:
-        hint = f"dtrain {topic} --help shows its options"
-    elif close := nearest(topic, [*topics(), *VERBS, *_names(by_key)]):
+    if close := nearest(topic, [*topics(), *VERBS, *_names(by_key)]):
         hint = f"did you mean {close!r}? 'dtrain help' lists the topics"
     else:
         hint = f"topics: {', '.join(topics())}"

@@ -233,6 +233,11 @@ def _listed(hostfile: str) -> tuple[str, int | None]:
 
 
 def _script(name: str) -> str:
+    if " " in name and not name.endswith((".py", ".sh")):
+        raise UsageError(
+            f"--script {name} is not one file",
+            hint="name the file alone, and write job.args or job.command into the file",
+        )
     _check(first_file.text(replace(_EXAMPLE, script=name), None))
     return name
 

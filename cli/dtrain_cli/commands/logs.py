@@ -54,7 +54,14 @@ def logs(
     chosen = filters_of_run(rank, host, folder)
     leaving = threading.Event()
     view = make_view(
-        sys.stdout, sys.stderr, chosen, leaving.set, json=json, fold=fold, timestamps=timestamps
+        sys.stdout,
+        sys.stderr,
+        chosen,
+        leaving.set,
+        json=json,
+        fold=fold,
+        timestamps=timestamps,
+        by_arrival=True,
     )
     if run != folder.name and not json:
         view.notice(f"output of run {folder.name}")

@@ -302,7 +302,7 @@ def _write_layout(answer: Answer, output: Path, file: Path | None, settings: Seq
     left = ", ".join(key for key, parts in keys.items() if parts[:2] not in _WRITTEN)
     if left:
         what += f"; not the --set values of {left}: give them to `dtrain launch`, too"
-    return f"{output}: {what}"
+    return f"{output}: {what}; the script must apply the layout (`dtrain help torch`)"
 
 
 def _strategies(found: TensorFlowPlan, *, json: bool) -> str:

@@ -118,7 +118,7 @@ def _show_all(out: Outlet) -> None:
                 boards = [one.board for one in followed.values() if one.report is None]
                 columns, rows = out.size()
                 lines = draw(boards, columns, rows, now)
-                out.write(frame(lines, columns, color=color(out)))
+                out.write(frame(lines, columns, color=color(out.terminal)))
                 leaving.wait(1.0)
     finally:
         out.write(LEAVE)

@@ -49,6 +49,7 @@ def make_view(
     fold: bool = False,
     display: Display | None = None,
     timestamps: bool = False,
+    by_arrival: bool = False,
 ) -> View:
     """Start and return the view that fits the output streams.
 
@@ -57,6 +58,8 @@ def make_view(
     - stderr is a terminal that can move its cursor, and stdout is not a pipe: a dashboard. (A
       pipe's reader, such as ``tee``, often writes to the same terminal.)
     - otherwise: plain lines.
+
+    ``by_arrival``: sort stored output of several workers by its arrival.
 
     ``on_broken_pipe`` is called once, from another thread, when the reader of stdout or stderr is
     gone.
@@ -81,20 +84,20 @@ def make_view(
             from dtrain_cli.views.live import Live
 
             kind = Live
-        colors = color(out), color(err)
+        colors = color(out.terminal), color(err.terminal)
         return kind(out, err, fold=fold, timestamps=timestamps, color=colors)
 
-    return View(receiver, filters, on_broken_pipe)
+    return View(receiver, filters, on_broken_pipe, by_arrival=by_arrival)
 
 
-def color(outlet: Outlet) -> bool:
+def color(terminal: bool) -> bool:
     """Whether to write in color. See https://no-color.org and https://force-color.org."""
     environment = os.environ
     if environment.get("NO_COLOR"):
         return False
     if environment.get("FORCE_COLOR"):
         return True
-    return can_redraw(outlet.terminal)
+    return can_redraw(terminal)
 
 
 def can_redraw(terminal: bool) -> bool:

@@ -15,6 +15,14 @@ from dtrain.wording import plural
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue")
 """Colors of prefixes, each also used bright; red is only for errors."""
 
+MARKS = {
+    "error": "bold red",
+    "problem": "bold yellow",
+    "warning": "bold yellow",
+    "hint": "bold cyan",
+}
+"""The styles of the words that begin messages."""
+
 
 def prefix(host: str, label: str, host_width: int = 0, label_width: int = 0) -> str:
     """``[gpu01  3] ``, padded so that the lines of all ranks start in the same column."""
@@ -28,6 +36,12 @@ def paint(text: str, style: str) -> str:
     from rich.style import Style
 
     return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
+
+
+def marked(line: str) -> str:
+    """``line`` with the word in color that says what kind of message it is."""
+    word, colon, rest = line.partition(":")
+    return paint(f"{word}:", MARKS[word]) + rest if colon and word in MARKS else line
 
 
 def color_of(host: str, label: str) -> str:

@@ -41,16 +41,16 @@ def render(
         lines.append("")
         first = report.failures[0] if report.failures else None
         if first is not None and report.reason == first.summary:
-            lines += marked("error", "red", _headline(first))
+            lines += marked("error", _headline(first))
             lines += _traceback(first, paths)
             lines += _consequences(report.failures[1:])
         else:
-            lines += marked("error", "red", report.reason)
+            lines += marked("error", report.reason)
             lines += _consequences(report.failures)
     for text in _problems(report):
-        lines += marked("warning" if report.ok else "problem", "yellow", text)
+        lines += marked("warning" if report.ok else "problem", text)
     if report.hint:
-        lines += marked("hint", "cyan", report.hint)
+        lines += marked("hint", report.hint)
     if over:
         lines.append(_end(report, failed=failed, color=color))
     return "".join(f"{line}\n" for line in lines)
@@ -110,12 +110,12 @@ def _problems(report: Report) -> list[str]:
     return [*problems[:_MAX_PROBLEMS], f"and {more} more"] if more > 0 else problems
 
 
-def _marked(word: str, style: str, text: str, *, color: bool, columns: int | None) -> list[str]:
-    mark, indent = f"{word}:", "    "
+def _marked(word: str, text: str, *, color: bool, columns: int | None) -> list[str]:
+    indent = "    "
     lines = [clean(line) for line in text.strip("\n").split("\n")]
     if word != "hint":  # dtrain's own words, often with a command
         lines = [*map(_cut, lines)]
-    first, *rest = [f"{mark} {lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
+    first, *rest = [f"{word}: {lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
     if columns is not None:
         wrap = textwrap.TextWrapper(
             columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -125,9 +125,7 @@ def _marked(word: str, style: str, text: str, *, color: bool, columns: int | Non
             _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line) for line in (first, *rest)
         ]
         first, *rest = [part.replace("\0", " ") for line in whole for part in wrap(line)]
-    if color:
-        first = names.paint(mark, f"bold {style}") + first.removeprefix(mark)
-    return [first, *rest]
+    return [names.marked(first) if color else first, *rest]
 
 
 def _cut(line: str) -> str:

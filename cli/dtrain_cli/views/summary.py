@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
 from dtrain.framing import clean
 from dtrain.runs.goodput import CLASSES, AttemptTime
 from dtrain.runs.measured import Difference
+from dtrain.runs.request import Request
 from dtrain.runs.summary import Summary
 from dtrain.wording import counted
 from dtrain_cli.views import names
@@ -35,6 +38,8 @@ TITLES = {
     "other": "other",
 }
 """The name of each class of time."""
+CHANGES = 20
+"""Lines of a comparison that show how the requests differ."""
 EVENTS = 20
 """Events that the text shows, the last ones."""
 
@@ -48,7 +53,7 @@ def as_text(run: Summary, paper: Paper, written: Sequence[str] = ()) -> str:
         _planned(run, paper),
         _slow(run, paper),
         _events(run, paper),
-        [clean(text) for text in written],
+        [paper.entry("Written", clean(text)) for text in written],
     ]
     ended = ""
     if run.report is not None:
@@ -199,9 +204,25 @@ def comparison(first: Summary, second: Summary, paper: Paper) -> str:
     return paper.sections(
         [
             [paper.table("llwl", facts, titles=("", "RUN", "HOSTS", "STATE"))],
+            [paper.line(clean(line)) for line in _changes(first, second)],
             [paper.table("lrrr", rows, titles=("", "FIRST", "SECOND", "SECOND / FIRST"))],
         ]
     )
+
+
+def _changes(first: Summary, second: Summary) -> list[str]:
+    """The lines of the requests that differ: those of the first with ``-``, of the second ``+``."""
+    before, after = (_request(run.record.request) for run in (first, second))
+    lines = [*unified_diff(before, after, n=0, lineterm="")][2:]  # without the names of files
+    changes = [f"{line[:1]} {line[1:]}" for line in lines if not line.startswith("@@")]
+    more = len(changes) - CHANGES
+    return [*changes[:CHANGES], *([f"and {counted(more, 'more line')}"] if more > 0 else [])]
+
+
+def _request(request: Request) -> list[str]:
+    settings = [f"--set {shlex.quote(one)}" for one in request.settings]
+    args = [f"args: {shlex.join(request.args)}"] if request.args else []
+    return [*request.text.splitlines(), *settings, *args]
 
 
 _Show = Callable[[float | None], str]

@@ -23,7 +23,6 @@ from dtrain_cli.views.summary import (
     attempt_row,
     difference_row,
     facts,
-    share,
     slow_ranks,
     spans,
     state,
@@ -57,8 +56,7 @@ def page(run: Summary) -> str:
         ("layouts.css", "run.css"),
         title=run.record.run,
         state=state(run),
-        facts=facts(run),
-        share=share(run),
+        facts=facts(run)[1:],  # the title is the run's name
         cause=_cause(run),
         goodput=_goodput(run),
         timeline=[_attempt(one, run.began, length) for one in attempts],

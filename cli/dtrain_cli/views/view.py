@@ -18,6 +18,8 @@ class View(Feed):
         display: Callable[[Callable[[OSError], None]], RunReceiver],
         filters: Filters,
         on_broken_pipe: Callable[[], None],
+        *,
+        by_arrival: bool = False,
     ) -> None:
         """Call ``display`` with a handler for failures of stdout and stderr. ``on_broken_pipe``
         is called once, from the printing thread, when the reader of either is gone."""
@@ -25,7 +27,7 @@ class View(Feed):
         self._broken = False
         self.output_error: OSError | None = None
         """The error of a failed write to stdout or stderr, except that its reader is gone."""
-        super().__init__(display(self._output_failed), filters.show)
+        super().__init__(display(self._output_failed), filters.show, by_arrival=by_arrival)
 
     def on_event(self, event: RunEvent) -> None:
         if isinstance(event, RunLeft):

@@ -16,6 +16,7 @@ _THREAD = re.compile(
 )
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>.+) \((?P<file>[^()\n]+):(?P<line>\d+)\)$")
+_FOLDER = re.compile(r"\(.*/")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|\.zip/dtrain/runtime/|^<")
 
 
@@ -84,7 +85,9 @@ def place(frames: Sequence[Frame]) -> WaitingPlace:
 
 def compare(places: Mapping[str, WaitingPlace]) -> list[tuple[WaitingPlace, list[str]]]:
     """Each place and who waits there, most processes first. ``places`` is by process label."""
-    groups: dict[WaitingPlace, list[str]] = {}
+    # The folder of one file may differ between hosts, for example their home folders.
+    groups: dict[tuple[str, str], tuple[WaitingPlace, list[str]]] = {}
     for who, where in places.items():
-        groups.setdefault(where, []).append(who)
-    return sorted(groups.items(), key=lambda group: -len(group[1]))
+        kind = where.call, _FOLDER.sub("(", where.script)
+        groups.setdefault(kind, (where, []))[1].append(who)
+    return sorted(groups.values(), key=lambda group: -len(group[1]))

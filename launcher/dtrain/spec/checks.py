@@ -23,10 +23,11 @@ from dtrain.wording import either
 def check(document: Section, problems: Problems) -> None:
     """Report every contradiction between the keys of a cluster file."""
     cluster, job = document.section("cluster"), document.section("job")
-    _check_hosts(cluster, problems)
-    _check_devices(cluster, problems)
+    if "cluster" in document.values:
+        _check_hosts(cluster, problems)
+        _check_devices(cluster, problems)
     check_notify(document, problems)
-    if "job" in document:
+    if "job" in document.values:
         check_program(job, problems)
         check_container(job, problems)
         check_per(cluster, job, problems)

@@ -25,7 +25,7 @@ def check_program(job: Section, problems: Problems) -> None:
     if len(given) > 1:
         last = max(map(job.key_place, given), key=lambda place: (place.line, place.column))
         problems.add(f"job has both a {given[0]} and a {given[1]}", last, "keep the one to run")
-    if not given:
+    if not given and job.misspelled.isdisjoint(PROGRAMS):
         problems.add(
             "job has no program to run",
             job.head,

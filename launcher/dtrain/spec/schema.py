@@ -139,6 +139,8 @@ class Section:
     entries: Mapping[str, source.Entry]
     """By key, including entries with an invalid value."""
     head: TextSpan
+    misspelled: frozenset[str | None] = frozenset()
+    """The known keys that unknown keys of the file probably mean."""
 
     def __contains__(self, key: str) -> bool:
         """Whether the file has the key, with a valid or an invalid value."""
@@ -183,6 +185,10 @@ class SectionType(Type[Section]):
 
     def read(self, node: Node, problems: Problems, name: str) -> Section | None:
         if isinstance(node, Scalar) and node.empty:
+            if needed := next((key for key, one in self.fields.items() if one.required), ""):
+                hint = f"indent its keys below it, such as '{needed}:'"
+                problems.add(f"{name} has no keys", node.place, hint)
+                return None
             node = source.Mapping((), node.place, node.place)
         if not isinstance(node, source.Mapping):
             joined = isinstance(node, Scalar) and _JOINED.match(node.text)
@@ -207,7 +213,7 @@ class SectionType(Type[Section]):
             if known.required and not instead and key not in entries and key not in meant:
                 purpose = known.description[0].lower() + known.description[1:].rstrip(".")
                 problems.add(f"{prefix}{key} is missing", node.head, f"add '{key}:', {purpose}")
-        return Section(values, entries, node.head)
+        return Section(values, entries, node.head, frozenset(meant))
 
     def _example(self, name: str) -> str:
         """The hint for a section that is not written as one."""

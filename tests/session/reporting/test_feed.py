@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.runs import events
+from dtrain.runs import arrival_times, events
 from dtrain.runs.log_store import Stream
 from dtrain.session.reporting.feed import MAX_CALLS, Feed, RunReceiver
 from support.limits import HANG, until
@@ -100,6 +100,45 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     feed.close()
     assert feed.wait(HANG)
     assert shown == ["new\n"]
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_stored_output_of_several_streams_comes_in_the_order_of_its_arrival(
+    tmp_path: Path, timed: bool
+) -> None:
+    shown: list[tuple[str, int | None]] = []
+    receiver: Any = SimpleNamespace(
+        limit=100,
+        timed=timed,
+        on_event=lambda event: None,
+        lines=lambda stream, text, partial, second: shown.append((text, second)),
+        flush=lambda now: None,
+        next_flush=lambda now: None,
+        suspend=lambda: None,
+    )
+    feed = Feed(receiver, by_arrival=True)
+    # Rank 2 has lost the end of its file.
+    sizes: dict[Stream, int] = {}
+    ranks = {0: [(10, 2), (13, 2), (14, 0)], 1: [(11, 2), (12, 2)], 2: [(10, 2), (15, 4)]}
+    with feed.pause():
+        for rank, seconds in ranks.items():
+            path = tmp_path / f"worker-{rank}.out"
+            path.write_bytes(b"".join(b"%d\n" % (rank * 4 + n) for n in range(2 - rank // 2)))
+            offset = 0
+            for second, size in seconds:
+                arrival_times.add(path, second, offset)
+                offset += size
+            sizes[Stream("a", "worker", rank, rank, "stdout", path)] = offset
+            feed.output(*list(sizes.items())[-1])
+    until(lambda: len("".join(text for text, _ in shown)) == 10, "the output")
+    for stream, size in sizes.items():
+        feed.output(stream, size)  # again
+    feed.close()
+    assert feed.wait(HANG)
+    texts = "".join(text for text, _ in shown)
+    assert texts == "0\n8\n4\n5\n1\n"
+    if timed:
+        assert [second for text, second in shown if text] == [10, 10, 11, 12, 13]
 
 
 @pytest.mark.parametrize("interruption", ["mute", "pause"])

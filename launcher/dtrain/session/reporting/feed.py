@@ -4,17 +4,20 @@
     Feed's thread   ── events, new data from the stream files ────────────> RunReceiver
 
 Workers' output is never queued in memory. A call only gives the size of a file. When the receiver
-is ready, the thread reads the file in pieces, one stream after the other.
+ready, the thread reads the file in pieces, one stream after the other or by time of arrival.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dtrain.runs.arrival_times import ArrivalTimes
@@ -78,6 +81,8 @@ class _Position:
         self.framer = ScreenFramer(limit=receiver.limit, whole_in=str(stream.path))
         self.offset = 0
         self.second: int | None = None
+        self.arrivals = ArrivalTimes(stream.path)
+        """Only for the order of the streams: it may be ahead of what has been passed on."""
         self._times = ArrivalTimes(stream.path) if receiver.timed else None
 
     def parts(self, end: int) -> Iterable[tuple[int | None, int]]:
@@ -89,11 +94,17 @@ class Feed(Observer):
     """Passes a run on to a `RunReceiver`. Calls return at once."""
 
     def __init__(
-        self, receiver: RunReceiver, wanted: Callable[[Stream], bool] = lambda stream: True
+        self,
+        receiver: RunReceiver,
+        wanted: Callable[[Stream], bool] = lambda stream: True,
+        *,
+        by_arrival: bool = False,
     ) -> None:
-        """``wanted``: whether to pass on a stream's output."""
+        """``wanted``: whether to pass on a stream's output. ``by_arrival``: whether to sort what
+        waits to be read by the second of its arrival."""
         self._receiver = receiver
         self._wanted = wanted
+        self._by_arrival = by_arrival
         self._wake = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
         self._grown: dict[Stream, int] = {}
@@ -133,8 +144,7 @@ class Feed(Observer):
         def skip() -> None:
             # A stream that is already being followed keeps its position.
             if stream not in self._followed:
-                self._followed[stream] = followed = _Position(stream, self._receiver)
-                followed.offset = size
+                self._position(stream).offset = size
 
         self._call(skip)
 
@@ -228,12 +238,14 @@ class Feed(Observer):
         if paused:
             self._suspend()
         if grown and not self._muted:
-            self._unread.update(grown)
+            # `dtrain logs -f` gives all sizes again and again.
+            new = {one: size for one, size in grown.items() if size > self._position(one).offset}
+            self._unread.update(new)
             self._read_at = time.monotonic() + BETWEEN_READS
-        for stream in list(self._unread):
+        for stream, end in self._turns():
             if self._muted or self._paused:
                 break  # The turns of hundreds of streams take long on a slow terminal.
-            self._read(stream)
+            self._read(stream, end)
         if self._ending and not self._unread:
             with self._wake:
                 if self._calls or self._grown:
@@ -261,13 +273,36 @@ class Feed(Observer):
             grown[stream] = max(size, grown.get(stream, 0))
         return dict(reversed(grown.items()))  # the stream that grew first is read first
 
-    def _read(self, stream: Stream) -> None:
+    def _position(self, stream: Stream) -> _Position:
+        if (known := self._followed.get(stream)) is None:
+            known = self._followed[stream] = _Position(stream, self._receiver)
+        return known
+
+    def _turns(self) -> Iterator[tuple[Stream, int]]:
+        """Which stream to read next, and up to where."""
+        if not self._by_arrival:
+            for stream, size in list(self._unread.items()):
+                yield stream, min(size, self._position(stream).offset + _TURN)
+            return
+        waiting = [self._parts(number, *one) for number, one in enumerate(self._unread.items())]
+        parts = heapq.merge(*waiting, key=itemgetter(0, 1))
+        for _, same in groupby(parts, itemgetter(1)):
+            *_, (_, _, stream, end) = same
+            followed = self._followed[stream]
+            while stream in self._unread and followed.offset < end:
+                yield stream, min(end, followed.offset + _TURN)
+
+    def _parts(
+        self, number: int, stream: Stream, size: int
+    ) -> Iterator[tuple[int, int, Stream, int]]:
+        """What waits in a stream: each second, ``number``, the stream, and the end of that part."""
+        followed = self._position(stream)
+        for second, end in followed.arrivals.parts(followed.offset, size):
+            yield second or 0, number, stream, end
+
+    def _read(self, stream: Stream, end: int) -> None:
         """Pass on the next data of a stream."""
-        followed = self._followed.get(stream)
-        if followed is None:
-            followed = self._followed[stream] = _Position(stream, self._receiver)
-        size = self._unread[stream]
-        end = min(size, followed.offset + _TURN)
+        followed, size = self._followed[stream], self._unread[stream]
         for piece in self._pieces(stream, followed, end):
             followed.offset += len(piece)
             text = followed.framer.feed(piece)
