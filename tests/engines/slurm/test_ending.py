@@ -102,18 +102,22 @@ def test_the_words_of_the_script_explain_a_process_that_has_none() -> None:
     assert report.hint.startswith("a disk was full on that host\n")
 
 
-def unnamed(script: str) -> str:
-    """As slurmstepd writes it on most clusters. Debian's Slurm allows several daemons on one
-    machine, so they name their host."""
-    return script.replace("slurmstepd-a:", "slurmstepd:").replace("slurmstepd-b:", "slurmstepd:")
+UNNAMED = ["slurmstepd:", "[2026-11-28T16:47:53.246]"]
+"""As daemons begin a line on most clusters: Debian's Slurm allows several on one machine, so they
+name their host. Slurm 26.05 writes the time."""
 
 
-def test_a_daemon_that_does_not_name_its_host() -> None:
-    (failure,) = failed_tasks(unnamed(IGNORES_TERM), plan(), 5.0)
+def unnamed(script: str, begins: str) -> str:
+    return script.replace("slurmstepd-a:", begins).replace("slurmstepd-b:", begins)
+
+
+@pytest.mark.parametrize("begins", UNNAMED)
+def test_a_daemon_that_does_not_name_its_host(begins: str) -> None:
+    (failure,) = failed_tasks(unnamed(IGNORES_TERM, begins), plan(), 5.0)
     assert failure.rank == 0
-    report = ending(SlurmState("FAILED", status=137), unnamed(FULL)).report()
+    report = ending(SlurmState("FAILED", status=137), unnamed(FULL, begins)).report()
     assert "cluster.slurm.options: ['--mem=0']" in report.hint
-    parts = unnamed(preempted("PREEMPTION")) + "\nlast\n"
+    parts = unnamed(preempted("PREEMPTION"), begins) + "\nlast\n"
     assert of_attempt(parts, 2) == "last\n"
 
 
@@ -148,7 +152,7 @@ def preempted(why: str) -> str:
     ],
 )
 def test_why_a_job_starts_again(script: str, words: str) -> None:
-    for said in (script, unnamed(script)):
+    for said in (script, *(unnamed(script, begins) for begins in UNNAMED)):
         assert ending(SlurmState("PENDING"), said).before_restart().reason == words
 
 

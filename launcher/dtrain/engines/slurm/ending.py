@@ -18,13 +18,15 @@ from dtrain.records import dataclass
 _TASKS = re.compile(r"srun: error: (\S{1,1000}): tasks? ([\d,-]{1,1000}): (.{1,200})")
 _LOST_NODE = re.compile(r"srun: error: Node failure on (\S{1,1000})")
 _STATUS = re.compile(r"Exited with exit code (\d{1,3})")
-_STEPD = r"slurmstepd(?:-(?P<host>\S{1,1000}))?: error: "
-"""The daemon names its host only where it was built for several daemons on one machine."""
+_TIMED = r"\[\d{4}-\d\d-\d\dT[\d:.]{8,15}\]"
+_STEPD = rf"(?:slurmstepd(?:-(?P<host>\S{{1,1000}}))?:|{_TIMED}) error: "
+"""How the daemon begins a line; Slurm 26.05 writes the time in place of its name. It names its host
+only where it was built for several daemons on one machine."""
 _OUT_OF_MEMORY = re.compile(
     _STEPD + ".{0,200}(?:exceeded (?:job )?memory limit|oom[-_ ]kill)", re.I
 )
 _KILLED_BY_KERNEL = "Out Of Memory"
-_OF_SLURM = re.compile(r"(?:srun|slurmstepd|slurmstepd-\S+): ")
+_OF_SLURM = re.compile(rf"(?:srun|slurmstepd|slurmstepd-\S+): |{_TIMED} error: ")
 _STOPS = re.compile(
     r"srun: (?:launch/slurm: \S{1,100}: )?(?:Terminating |Job step aborted)"
     rf"|{_STEPD}\*\*\* STEP \S{{1,100}} ON \S{{1,1000}} CANCELLED "
@@ -33,7 +35,7 @@ _STOPS = re.compile(
 _BEGUN = re.compile(r"^dtrain: attempt (\d{1,7})$", re.MULTILINE)
 _QUEUED_AGAIN = re.compile(
     r"dtrain: attempt \d+ ended; the job (?:goes back to the queue|starts again)\n"
-    r"|slurmstepd(?:-\S+)?: error: \*\*\* JOB \d+ .{0,200} DUE TO (?:JOB REQUEUE|PREEMPTION).*\n"
+    rf"|{_STEPD}\*\*\* JOB \d+ .{{0,200}} DUE TO (?:JOB REQUEUE|PREEMPTION).*\n"
 )
 _RESTARTS = re.compile(r"^dtrain: attempt \d+ ended; ", re.MULTILINE)
 """The script itself has the job start again."""

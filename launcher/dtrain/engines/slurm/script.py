@@ -281,8 +281,10 @@ def _srun(
         hosts = " ".join(f'"${{dtrain_hosts[{node}]}}"' for node in nodes)
         file = f'"$dtrain_folder/{name}"'
         yield f"printf '%s\\n' {hosts} >{file}"
-        prefix = f"env -u SLURM_NTASKS_PER_NODE SLURM_HOSTFILE={file} "
-        options += [f"--nodes={len(set(nodes))}", "--distribution=arbitrary"]
+        # The list decides on the nodes too; newer versions of Slurm refuse another count of them.
+        counts = "-u SLURM_NTASKS_PER_NODE -u SLURM_NNODES -u SLURM_JOB_NUM_NODES"
+        prefix = f"env {counts} SLURM_HOSTFILE={file} "
+        options.append("--distribution=arbitrary")
     if prefix or in_allocation:  # beside another step, which may be that of the user's shell
         options.append("--overlap")
     options.append(f'--job-name="$dtrain_run.{name}"')
