@@ -4,7 +4,7 @@
     Feed's thread   ── events, new data from the stream files ────────────> RunReceiver
 
 Workers' output is never queued in memory. A call only gives the size of a file. When the receiver
-ready, the thread reads the file in pieces, one stream after the other or by time of arrival.
+is ready, the thread reads the file in pieces: one stream after the other, or in order of arrival.
 """
 
 from __future__ import annotations
