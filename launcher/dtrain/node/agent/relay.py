@@ -111,14 +111,17 @@ class Relay:
         except RuntimeError as error:
             raise cannot_start(error) from None  # the guard undoes the launch
         answer = launch.finish()
+        if answer["type"] != "prepared":
+            self._channel.send(answer)
+            return
+        self._supervisor.pulse.answered()  # until now it was busy
+        raise_limit()  # not before: the supervisor is a copy of this process
+        state.open_events(self._supervisor.pid)
+        follower = Follower(state.folder, self._channel, state.events(), command["interval"])
+        follower.open_outputs(command)
+        # Only now: a worker may remove its files as soon as it runs.
         self._channel.send(answer)
-        if answer["type"] == "prepared":
-            self._supervisor.pulse.answered()  # until now it was busy
-            raise_limit()  # not before: the supervisor is a copy of this process
-            state.open_events(self._supervisor.pid)
-            follower = Follower(state.folder, self._channel, state.events(), command["interval"])
-            follower.open_outputs(command)
-            self._follow(state, follower, tag)
+        self._follow(state, follower, tag)
 
     def _attach(self, command: AttachRequest, state: RunState, tag: Tag) -> None:
         try:
