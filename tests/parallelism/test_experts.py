@@ -18,19 +18,27 @@ from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.memory import memory
 from dtrain.parallelism.cost.step_time import StepTime
+from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.model.models import model
+from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import BackendName, Layout
 
 WHOLE, PARTS = Assumptions(), Assumptions(whole_experts=False)
 
 
 def time_of(
-    name: str, layout: Layout, assumed: Assumptions = WHOLE, *, kind: str = "h100-80gb", **own: Any
+    shape: str | Shape,
+    layout: Layout,
+    assumed: Assumptions = WHOLE,
+    *,
+    kind: str = "h100-80gb",
+    **own: Any,
 ) -> StepTime:
     chosen = hardware().gpu(kind)
     cluster = GpuCluster(chosen, layout.world_size, min(8, layout.world_size), 400.0)
     efficiency = replace(of_family(chosen.family), **own)
-    return Candidate(model(name), layout, cluster, efficiency, assumed).time
+    shape = model(shape) if isinstance(shape, str) else shape
+    return Candidate(shape, layout, cluster, efficiency, assumed).time
 
 
 def split(tensor: int, expert: int, data: int = 8, **own: Any) -> Layout:
@@ -185,3 +193,7 @@ def test_copies_of_a_shard_have_the_states_of_experts_that_the_shard_has(
     assert copied.optimizer == alone.optimizer
     times = [time_of("mixtral-8x7b", layout).optimizer for layout in (one, two)]
     assert times[0] == times[1]
+    # Nobody else has a part of a rank's frozen experts, so nothing of them is gathered.
+    adapted = replace(model("mixtral-8x7b"), lora=Lora(8))
+    gathered = [time_of(adapted, layout).data for layout in (one, two)]
+    assert gathered[1] == pytest.approx(gathered[0], rel=0.1)

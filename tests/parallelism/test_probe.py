@@ -133,6 +133,7 @@ def test_only_the_runtime_trains_on_cpus(file: Path) -> None:
     for wrong, text in (
         ({"backend": "megatron"}, "the backend megatron does not support CPUs"),
         ({"lora_rank": 8}, "no backend supports LoRA on CPUs"),
+        ({"lora_rank": 8, "fixed": {"tensor": 2}}, "no backend supports LoRA on CPUs"),
         ({"fixed": {"offload": True}}, "`offload` moves nothing on cpu"),
         ({"fixed": {"tensor": 3}}, "`tensor=3` does not divide 4 processes"),
     ):

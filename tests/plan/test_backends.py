@@ -338,6 +338,9 @@ def test_only_megatron_exchanges_beside_the_computation_and_without_full_recompu
     other = pose(replace(mixture, backend="megatron", overlap_experts=False)).answer().best
     assert other.layout.recompute == "full" and other.time.total < answer.best.time.total
     assert f"would take {other.time.total:.1f} s a step" in hidden_exchange(answer)
+    # This one would be slower with full recompute, though it would need less of the memory.
+    large = replace(mixture, model="mixtral-8x22b", gpus=64)
+    assert hidden_exchange(pose(large).answer()) == ""
     with pytest.raises(UsageError, match="does not go with `recompute='full'`"):
         pose(replace(mixture, fixed={"recompute": "full"}))
     with pytest.raises(UsageError, match="runtime does not support exchanges between experts"):

@@ -221,9 +221,12 @@ def test_a_full_table_of_open_files_is_no_fault_of_the_folder(tmp_path, monkeypa
 def test_a_file_that_the_user_removes_or_empties_during_the_run_continues(folder):
     writer = LogWriter(stream(folder))
     writer.append(0, b"old ")
+    assert writer.is_within_line(4)
     writer.path.unlink()
+    assert not writer.is_within_line(4)
     writer.append(4, b"new ")
     writer.path.write_bytes(b"")
+    assert not writer.is_within_line(8)
     # A new connection, on which the host continues behind what has arrived.
     writer = LogWriter(stream(folder), arrived=8)
     writer.append(8, b"newest")

@@ -189,8 +189,9 @@ class Question:
                 hint = self._other_precision()
             if self.fixed:
                 hint = "leave a constraint out"
-            elif on_cpus:
-                text, hint = f"{text} on CPUs", "plan for GPUs"
+            if on_cpus:
+                text = f"{text} on CPUs"
+                hint = f"{hint}, or plan for GPUs" if self.fixed else "plan for GPUs"
             return UsageError(f"no backend supports {text}", hint=hint)
         return constraints.none_left(self.shape, self.cluster, self.global_batch, self.fixed)
 

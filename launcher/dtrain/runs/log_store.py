@@ -101,12 +101,14 @@ class LogWriter:
         """Whether the first ``size`` bytes end within a line. Raises StorageError."""
         if not size:
             return False
-        with storing(self.path):
+        with storing(self.path), contextlib.suppress(FileNotFoundError):
             fd = open_output(self.path)
             try:
-                return os.pread(fd, 1, size - 1) != b"\n"
+                # Nothing is there if the user has emptied the file.
+                return os.pread(fd, 1, size - 1) not in (b"", b"\n")
             finally:
                 os.close(fd)
+        return False
 
 
 def tail(path: Path, max_bytes: int) -> bytes:

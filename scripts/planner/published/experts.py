@@ -36,5 +36,5 @@ def sends_copies(text: str) -> bool | None:
 
 def capacity(text: str) -> float:
     """As in `Assumptions`. The factor is 1 unless the notes give it."""
-    found = re.search(r"padded to capacity(?: factor ([\d.]+))?", text)
+    found = re.search(r"padded to capacity(?: factor (\d+(?:\.\d+)?))?", text)
     return float(found[1] or 1) if found else 0.0

@@ -229,7 +229,9 @@ def _quantized(row: Row, practice: Practice, precision: Precision, gpu: Gpu) -> 
 
 def _recomputes_activation(row: Row, practice: Practice) -> bool | None:
     """As in `MemoryHabits`: the cell may name norms and an activation."""
-    if re.search(r"norm.*\b(act|GELU|SwiGLU)", row.get("recompute", ""), re.IGNORECASE):
+    cell = row.get("recompute", "")
+    activation = re.search(r"(\b|_)act(ivation)?\b|GELU|SwiGLU", cell, re.IGNORECASE)
+    if activation and re.search("norm", cell, re.IGNORECASE):
         return True
     if re.search(r"--recompute-activations|selective means core_attn", _text(row)):
         return False

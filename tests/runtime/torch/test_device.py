@@ -85,8 +85,9 @@ def test_the_cores_of_the_host_update_offloaded_states(
         # Slurm gives a job without `slurm.cpus` one core for each rank, and binds none to it.
         ([range(4)] * 4, 1),
         ([range(2)] * 4, 1),
+        ([range(8)] * 3, 2),
     ],
-    ids=["none", "to a NUMA node", "to its own", "part of a host", "too few"],
+    ids=["none", "to a NUMA node", "to its own", "part of a host", "too few", "a remainder"],
 )
 def test_ranks_share_the_cores_that_they_may_use(bound: list[range], threads: int) -> None:
     ranks = [("here", set(cores)) for cores in bound]

@@ -15,7 +15,7 @@ from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import CLOSE, RAN_OUT, ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
 from dtrain.parallelism.question import Answer
-from dtrain.parallelism.search import compared_time, rank_key
+from dtrain.parallelism.search import compared_time
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 from dtrain.wording import counted
@@ -292,7 +292,7 @@ def hidden_exchange(answer: Answer) -> str:
         return ""
     if question.hides_exchange:
         other = replace(question, hides_exchange=False).fastest()
-        if other is None or rank_key(other) >= rank_key(best):
+        if other is None or other.time.total >= best.time.total:
             return ""
         return (
             f"without `overlap_experts`, which does not go with full recompute, {brief(other)} "

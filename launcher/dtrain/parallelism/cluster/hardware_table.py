@@ -85,7 +85,7 @@ class Hardware:
                 f"`gpus={gpus}` does not fill hosts of {per_host}",
                 hint=f"use {full} or {full + per_host}, or set `gpus_per_host`",
             )
-        # Clouds and Slurm give a part of a host's GPUs as much of its memory.
+        # Clouds and Slurm give a job with a part of a host's GPUs the same part of its memory.
         memory = usual.memory * per_host / usual.gpus_per_host
         return GpuCluster(gpu, gpus, per_host, network / 8, memory)
 

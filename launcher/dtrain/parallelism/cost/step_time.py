@@ -378,9 +378,9 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     shards = layout.shards
     # Copies of an expert are on every ``expert``-th rank only.
     expert_replicas = max(1, ranks // layout.expert)
-    frozen = fixed = 0.0
+    frozen, fixed = (0.0, 0.0), 0.0
     if shape.lora is not None:
-        frozen = dense + (experts if expert_replicas > 1 else 0.0)
+        frozen = dense, experts
         fixed = dense / shards + experts / layout.expert_shards
         fixed *= shape.frozen_matrix_bytes or 2
         dense, experts = adapters_of_stage(shape, layout, layers)
@@ -408,13 +408,15 @@ def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, f
     ):
         if count and size > 1:
             traffic += _traffic(kernels, count, size, own, apart, gradient, layers)
-    if frozen and layout.shards_parameters:
-        traffic += _gathers(kernels, frozen, layers)
+    if layout.shards_parameters:
+        traffic += _gathers(kernels, frozen[0], shards, layout.tensor, layers)
+        apart = layout.tensor * layout.expert
+        traffic += _gathers(kernels, frozen[1], layout.expert_shards, apart, layers)
     if kernels.assumed.blocking or not kernels.assumed.overlaps_reduction:
         return traffic, optimizer
     late = 0.0
     if kernels.assumed.gathers_late and layout.shards_parameters and not keeps_stage(layout):
-        late = _gathers(kernels, dense, layers) / 2
+        late = _gathers(kernels, dense, shards, layout.tensor, layers) / 2
     if kernels.assumed.gathers_after and not layout.shards_parameters:
         near = Group(kernels.cluster, efficiency, shards, layout.tensor)
         late = near.all_gather(BYTES[kernels.assumed.precision] * dense)
@@ -455,12 +457,14 @@ def _times_gathered(layout: Layout) -> int:
     return 2 * layout.grad_accumulation
 
 
-def _gathers(kernels: Kernels, count: float, layers: int) -> float:
-    """Seconds to gather ``count`` parameters for the forward and backward passes of a step."""
-    layout = kernels.layout
-    group = Group(kernels.cluster, kernels.efficiency, layout.shards, layout.tensor)
+def _gathers(kernels: Kernels, count: float, shards: int, apart: int, layers: int) -> float:
+    """Seconds to gather ``count`` parameters from ``shards`` ranks for the forward and backward
+    passes of a step."""
+    if not count or shards == 1:
+        return 0.0
+    group = Group(kernels.cluster, kernels.efficiency, shards, apart)
     size = (kernels.shape.frozen_matrix_bytes or 2) * count / (layers + 1)
-    return _times_gathered(layout) * (layers + 1) * group.all_gather(size)
+    return _times_gathered(kernels.layout) * (layers + 1) * group.all_gather(size)
 
 
 def _traffic(

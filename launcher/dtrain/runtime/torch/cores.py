@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Set
+from fractions import Fraction
 
 import torch.distributed as dist
 
@@ -25,4 +26,5 @@ def share(mine: Cores, every: Iterable[Cores]) -> int:
     """Return the cores of ``mine``, divided among the ranks that may use the same ones."""
     host, cores = mine
     users = Counter(core for other, theirs in every if other == host for core in theirs)
-    return max(1, round(sum(1 / users[core] for core in cores)))
+    # Threads of all ranks together must not be more than the cores: they would take turns.
+    return max(1, int(sum(Fraction(1, users[core]) for core in cores)))
