@@ -18,12 +18,19 @@ OWN = 24
 """Open files of a supervisor or relay, beside the outputs and ports of the job."""
 
 
+ENOUGH = 1 << 16
+"""The soft limit that we want. Some programs that we start look at each file up to theirs, and hard
+limits of a billion are common in containers."""
+
+
 def raise_limit() -> Limits:
     """Raise our soft limit, which is low on some hosts. Returns the limits of the job."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
-    return limits
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return soft, hard
 
 
 def set_limit(limits: Limits) -> None:
@@ -35,7 +42,7 @@ def require_files(request: SupervisorRequest) -> None:
     ranks = sum(body["ranks"] for body in request["processes"] if body["role"] == "torchrun")
     wanted = OWN + 2 * (len(request["processes"]) + ranks + len(request["ports"]))
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most < wanted:
+    if most != resource.RLIM_INFINITY and most < wanted:
         raise RefusedError(
             "agent",
             "a process may open %d files on this host, but this job needs %d" % (most, wanted),

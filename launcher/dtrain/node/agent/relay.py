@@ -42,7 +42,7 @@ ALONE = 60
 """Seconds without a command after which the relay ends. The launcher pings every 5 seconds, so it
 no longer reads what the relay may be waiting to write."""
 MOST = 10**6
-"""Seconds: `signal.alarm` has a limit."""
+"""The longest lease in seconds that the relay waits for: `signal.alarm` takes no large numbers."""
 EXIT_LIMIT = 2.0
 """Seconds for a supervisor to exit after its `ended` event."""
 
@@ -59,6 +59,7 @@ class Relay:
         self._launch: Launch | None = None
         """The launch that gets the commands until there is a supervisor; None after `attach`."""
         self._patience = ALONE
+        self._alarm = threading.Lock()
 
     def run(self) -> None:
         self._channel.write(PREAMBLE)
@@ -103,8 +104,8 @@ class Relay:
         launch = Launch(command, state.folder, tag, state.trust, self._supervisor, self._importer)
         self._launch = launch
         launch.begin()
-        # As long as the supervisor would wait for the start: setup may take longer than a pause of
-        # the launcher (Ctrl-Z).
+        # The supervisor waits for the start as long as the lease: the user may pause the launcher
+        # (Ctrl-Z) during a long setup.
         self._expect_commands(ALONE + min(int(command["lease"]), MOST))
         try:
             threading.Thread(target=self._listen, daemon=True).start()
@@ -206,8 +207,9 @@ class Relay:
         """End this process after ``patience`` seconds without a command."""
         # The default action kills: no Python handler runs while a write blocks.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        self._patience = patience
-        signal.alarm(patience)
+        with self._alarm:
+            self._patience = patience
+            signal.alarm(patience)
 
     def _answer_launcher(self) -> None:
         """Report that the relay is alive, and whether the supervisor is."""
@@ -246,8 +248,9 @@ class Relay:
     def _listen(self) -> None:
         """Forward commands even while the main thread blocks. Runs in a thread of its own."""
         for line in iter(self._stdin.readline, b""):
-            if signal.alarm(0):
-                signal.alarm(self._patience)
+            with self._alarm:
+                if signal.alarm(0):
+                    signal.alarm(self._patience)
             if self._launch is None or self._launch.accepts(line):
                 # Pings must not block: they fill the socket of a stopped supervisor.
                 pulse = self._supervisor.pulse
