@@ -18,7 +18,7 @@ from dtrain.runs.stored_file import open_output, open_stored
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """In a run's folder, which no other user can change. If a pipe is in a file's place, to open it
-fails at once. A file that its user has removed during the run begins again."""
+fails at once. A file that its user removes during the run is made again, with the old offsets."""
 
 
 @dataclass(frozen=True, slots=True)

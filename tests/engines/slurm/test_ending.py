@@ -102,7 +102,7 @@ def test_the_words_of_the_script_explain_a_process_that_has_none() -> None:
     assert report.hint.startswith("a disk was full on that host\n")
 
 
-UNNAMED = ["slurmstepd:", "[2026-11-28T16:47:53.246]"]
+UNNAMED = ["slurmstepd:", "[2026-11-28T16:47:53.246]", "[2026-11-28T16:47:53.246+01:00]"]
 """As daemons begin a line on most clusters: Debian's Slurm allows several on one machine, so they
 name their host. Slurm 26.05 writes the time."""
 

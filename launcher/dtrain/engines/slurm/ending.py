@@ -18,7 +18,7 @@ from dtrain.records import dataclass
 _TASKS = re.compile(r"srun: error: (\S{1,1000}): tasks? ([\d,-]{1,1000}): (.{1,200})")
 _LOST_NODE = re.compile(r"srun: error: Node failure on (\S{1,1000})")
 _STATUS = re.compile(r"Exited with exit code (\d{1,3})")
-_TIMED = r"\[\d{4}-\d\d-\d\dT[\d:.]{8,15}\]"
+_TIMED = r"\[\d{4}-\d\d-\d\dT[\d:.]{8,15}(?:Z|[+-]\d\d:?\d\d)?\]"
 _STEPD = rf"(?:slurmstepd(?:-(?P<host>\S{{1,1000}}))?:|{_TIMED}) error: "
 """How the daemon begins a line; Slurm 26.05 writes the time in place of its name. It names its host
 only where it was built for several daemons on one machine."""

@@ -77,7 +77,9 @@ class SupervisorConnection:
         connection."""
         if self._sock is None:
             return None if self.absent else []
-        if not select.select([self._sock], [], [], timeout)[0]:
+        poll = select.poll()  # `select.select` takes no descriptor above 1023
+        poll.register(self._sock, select.POLLIN)
+        if not poll.poll(timeout * 1000):
             return []
         try:
             data = self._sock.recv(1 << 16)

@@ -287,7 +287,7 @@ class Feed(Observer):
         waiting = [self._parts(number, *one) for number, one in enumerate(self._unread.items())]
         parts = heapq.merge(*waiting, key=itemgetter(0, 1))
         for _, same in groupby(parts, itemgetter(1)):
-            *_, (_, _, stream, end) = same
+            ((_, _, stream, end),) = deque(same, maxlen=1)  # the last part
             followed = self._followed[stream]
             while stream in self._unread and followed.offset < end:
                 yield stream, min(end, followed.offset + _TURN)
