@@ -36,6 +36,12 @@ def test_each_second_has_its_part(stream: Stream) -> None:
     assert list(ArrivalTimes(stream.path).parts(5, 7)) == [(13, 6), (20, 7)]
 
 
+def test_a_long_stream_is_read_in_blocks(stream: Stream) -> None:
+    write(stream, *((float(second), b"x") for second in range(1, 601)))
+    times = ArrivalTimes(stream.path)
+    assert [*times.parts(0, 300), *times.parts(300, 600)] == [(at, at) for at in range(1, 601)]
+
+
 @pytest.mark.parametrize(
     ("then", "offset"), [(9.0, 0), (10.9, 0), (11.0, 3), (12.9, 3), (13.0, None)]
 )

@@ -15,6 +15,8 @@ from pathlib import Path
 from dtrain.runs.stored_file import open_output
 
 _ENTRY = struct.Struct("<IQ")
+_BLOCK = 256
+"""Entries that are read at once: a reader may follow thousands of streams of many days."""
 
 
 def add(stream: Path, second: int, offset: int) -> None:
@@ -42,14 +44,17 @@ class ArrivalTimes:
     def parts(self, begin: int, end: int) -> Iterator[tuple[int | None, int]]:
         """Cut the stream between two offsets by arrival: the second, or None if it is unknown, and
         the offset where that part ends. ``begin`` never goes back from call to call."""
-        new = _entries(self._path, self._done)
-        self._done += len(new) * _ENTRY.size
-        self._next += new
         while begin < end:
-            while self._next and self._next[0][1] <= begin:
+            while self._more() and self._next[0][1] <= begin:
                 self._second, _ = self._next.popleft()
             begin = min(end, self._next[0][1]) if self._next else end
             yield self._second, begin
+
+    def _more(self) -> bool:
+        if not self._next:
+            self._next += _entries(self._path, self._done, _BLOCK)
+            self._done += len(self._next) * _ENTRY.size
+        return bool(self._next)
 
 
 def offset_at(stream: Path, then: float) -> int | None:
@@ -61,11 +66,11 @@ def offset_at(stream: Path, then: float) -> int | None:
     return next((offset for second, offset in entries if second >= int(then)), None)
 
 
-def _entries(path: Path, begin: int) -> list[tuple[int, int]]:
+def _entries(path: Path, begin: int, count: int = -1) -> list[tuple[int, int]]:
     try:
         with os.fdopen(open_output(path), "rb") as file:
             file.seek(begin)
-            data = file.read()
+            data = file.read(max(-1, count * _ENTRY.size))
     except OSError:  # a run of an earlier version has no such file
         return []
     return list(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]))
