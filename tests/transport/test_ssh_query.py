@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,60 @@ def test_an_answer_is_cached_until_a_file_changes(resolver: Resolver, tmp_path: 
         times = 1 if port == 1 else 2
         names = sorted([*(host.name for host in hosts), "bastion"] * times)
         assert sorted(asked.read_text().split()) == names
+
+
+NAMES = ["gpu1", "gpu2", "gpu10", "cpu1", "bastion", "ba", "GPU3", "10.0.0.7", "n1.example", "user"]
+CONFIGS = {
+    "none": "",
+    "patterns": "Host gpu* !gpu2\n Port 1\nhost = gpu? #x\n User user\n Host *1\nCompression yes\n",
+    "names": 'Host gpu1\n Port 1\nHost "gpu2" cpu1\n Port 2\n"Host" gpu10\n Port 3\n',
+    "capitals": "Host GPU*\n Port 1\nHost gp[u]1\n Port 2\n",
+    "addresses": "Host 10.0.*\n Port 1\nHost *.ex?mple\n Port 2\n",
+    "tokens": "ControlPath ~/.ssh/%r@%h:%p\nHostName %h.example.com\nIdentityFile ~/%n\n",
+    "hash": "ControlPath ~/.ssh/%C\n",
+    "match": 'Match host gpu1\n Port 1\nMatch !exec "test %n = gpu2"\n Port 2\n',
+    "jump": "ProxyJump bastion\n",
+    "canonical": "CanonicalizeHostname yes\nCanonicalDomains invalid\nHost gpu1.*\n Port 1\n",
+    "one name": "Host gpu?\n HostName GPU1\n",
+    "included": "Host gpu*\n Include {more}\nHost *\n Port 3\n",
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_names_that_share_an_answer_get_what_ssh_says_of_each(config: str, tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.write_text("Host *1*\n Port 1\n")
+    (tmp_path / "config").write_text(CONFIGS[config].format(more=more))
+    arguments = ("-F", str(tmp_path / "config"), "-l", "root")
+    shared = SshQuery(SSH)
+
+    def options(query: SshQuery, name: str) -> object:
+        try:
+            return query.options(name, arguments, ()).values
+        except SshConfigError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        found = dict(zip(NAMES, pool.map(partial(options, shared), NAMES), strict=True))
+    assert found == {name: options(SshQuery(SSH), name) for name in NAMES}
+
+
+def test_ssh_is_asked_once_for_all_names_that_match_the_same_patterns(tmp_path: Path) -> None:
+    config, asked = tmp_path / "config", tmp_path / "asked"
+    config.write_text("# %h\nHost gpu*\n  Port 2201\nHost *\n  User ml\n")
+    program = tmp_path / "ssh"
+    program.write_text(f'#!/bin/sh\nfor name; do :; done\necho $name >>{asked}\nexec {SSH} "$@"\n')
+    program.chmod(0o700)
+    query = SshQuery(str(program))
+    names = [f"{kind}{number}" for kind in ("gpu", "cpu") for number in range(20)]
+    for port in ("2201", "2202"):
+        config.write_text(config.read_text().replace("2201", port))
+        with ThreadPoolExecutor(8) as pool:
+            found = pool.map(lambda name: query.options(name, ("-F", str(config)), ()), names)
+        assert [each.get("port") for each in found] == 20 * [port] + 20 * ["22"]
+    known, *others = asked.read_text().split()
+    assert known == "host"
+    assert sorted(name[:3] for name in others) == ["cpu", "cpu", "gpu", "gpu"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="binds a folder over the account's home folder")

@@ -14,9 +14,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from dtrain.records import dataclass
 from dtrain.transport.memory_file import STDIN, memory_file
+from dtrain.transport.ssh_config_names import Patterns, Values, patterns, renamed
 from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError
 
 TIMEOUT = 30.0
@@ -25,11 +28,21 @@ MESSAGE_SIZE = 1 << 16
 PARALLEL = 2 * (os.cpu_count() or 1)
 
 _Stamp = tuple[int, int, int] | None
-_Values = Mapping[str, tuple[str, ...]]
+_Arguments = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    values: Values
+    stamps: Mapping[str, _Stamp]
+    """Of the files that ssh has read."""
+    patterns: Patterns | None
+    """See `dtrain.transport.ssh_config_names.patterns`."""
 
 
 class SshQuery:
-    """Runs ``ssh -G`` for each host. Thread-safe.
+    """Runs ``ssh -G`` for hosts, once for all whose names the configuration treats alike.
+    Thread-safe.
 
     Caches an answer until one of its configuration files changes.
     """
@@ -41,7 +54,9 @@ class SshQuery:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(PARALLEL)
-        self._answers: dict[tuple[str, ...], Future[tuple[_Values, Mapping[str, _Stamp]]]] = {}
+        self._answers: dict[tuple[_Arguments, str], Future[_Answer]] = {}
+        self._samples: dict[tuple[object, ...], str] = {}
+        """The first name with the same arguments, and with the same arguments and patterns."""
 
     def options(self, host: str, arguments: Sequence[str], files: Sequence[Path]) -> Options:
         """The options that ``ssh ARGUMENTS HOST`` would use.
@@ -49,28 +64,53 @@ class SshQuery:
         The cached answer depends on ``files`` and on the files that ssh reports. Raises
         SshConfigError with ssh's own message.
         """
-        defaults = self._answer("host", ("-F", "none"), ())
-        return Options(self._answer(host, tuple(arguments), files), defaults)
+        defaults = self._answer("host", ("-F", "none"), ()).values
+        return Options(self._answer(host, tuple(arguments), files).values, defaults)
 
-    def _answer(self, host: str, arguments: tuple[str, ...], files: Sequence[Path]) -> _Values:
-        key = (*arguments, host)
+    def _answer(self, host: str, arguments: _Arguments, files: Sequence[Path]) -> _Answer:
+        key = arguments, host
         with self._lock:
             known = self._answers.get(key)
-            if known and known.done() and (known.exception() or _changed(known.result()[1])):
+            if known and known.done() and (known.exception() or _changed(known.result().stamps)):
                 known = None
             mine = known is None
             if known is None:
                 known = self._answers[key] = Future()
         if mine:
             try:
-                known.set_result(self._ask(host, arguments, files))
+                answer = self._shared(host, arguments, files) or self._ask(host, arguments, files)
+                known.set_result(answer)
             except BaseException as error:  # noqa: BLE001 - `result` raises it
                 known.set_exception(error)
-        return known.result()[0]
+        return known.result()
 
-    def _ask(
-        self, host: str, arguments: tuple[str, ...], files: Sequence[Path]
-    ) -> tuple[_Values, Mapping[str, _Stamp]]:
+    def _shared(self, host: str, arguments: _Arguments, files: Sequence[Path]) -> _Answer | None:
+        """The answer for a name that the configuration treats like ``host``, if there is one."""
+        sample = self._sample(host, (arguments,))
+        if sample == host:
+            return None
+        try:
+            answer = self._answer(sample, arguments, files)
+            found = answer.patterns
+            mine = found and found.matched(host)
+            if found is None or mine is None:
+                return None
+            if found.matched(sample) != mine:
+                sample = self._sample(host, (arguments, found, mine))
+                if sample == host:
+                    return None
+                answer = self._answer(sample, arguments, files)
+        except SshConfigError:  # it names the other host
+            return None
+        values = renamed(answer.values, sample, host) if answer.patterns == found else None
+        return replace(answer, values=values) if values else None
+
+    def _sample(self, host: str, group: tuple[object, ...]) -> str:
+        """The name that ssh is asked for, for all of a group."""
+        with self._lock:
+            return self._samples.setdefault(group, host)
+
+    def _ask(self, host: str, arguments: _Arguments, files: Sequence[Path]) -> _Answer:
         stamps = {str(path): _stamp(path) for path in files}
         with self._slots:
             try:
@@ -90,7 +130,19 @@ class SshQuery:
             match = re.fullmatch(r"debug1: Reading configuration data (.*)", line)
             if match and match[1] != STDIN:
                 stamps[match[1]] = _stamp(Path(match[1]))
-        return _parse(output), stamps
+        return _Answer(_parse(output), stamps, self._patterns(stamps))
+
+    def _patterns(self, stamps: Mapping[str, _Stamp]) -> Patterns | None:
+        """The patterns in all files that ssh has read."""
+        there = [Path(name) for name, stamp in stamps.items() if stamp is not None]
+        try:
+            if not all(path.is_file() for path in there):  # a pipe has no second reading
+                return None
+            texts = [path.read_text(errors="surrogateescape") for path in there]
+        except OSError:
+            return None
+        found = patterns([*texts, os.fsdecode(self._config)])
+        return None if _changed(stamps) else found
 
     def _run(self, host: str, arguments: tuple[str, ...]) -> tuple[str, list[str], int]:
         """The output, the messages and the status of ssh."""
@@ -123,7 +175,7 @@ class SshQuery:
         return output.decode(errors="surrogateescape"), lines, process.returncode
 
 
-def _parse(output: str) -> _Values:
+def _parse(output: str) -> Values:
     values: dict[str, tuple[str, ...]] = {}
     # Not `splitlines`: values may contain the other line separators of Unicode.
     for line in output.rstrip("\n").split("\n"):
