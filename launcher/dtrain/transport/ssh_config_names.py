@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from dtrain.records import dataclass
 
-Values = Mapping[str, tuple[str, ...]]
+OptionValues = Mapping[str, tuple[str, ...]]
 """What ``ssh -G`` prints, by keyword."""
 
 _LINE = re.compile(r"[\s\"=]*(\w*)[\s\"=]*(.*)", re.DOTALL)
@@ -21,11 +21,11 @@ _PLAIN = re.compile(r"[a-z][a-z0-9.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Patterns:
+class HostPatterns:
     """The patterns of `Host` lines."""
 
     names: frozenset[str]
-    """Patterns without wildcards, and the names that `HostName` lines set."""
+    """HostPatterns without wildcards, and the names that `HostName` lines set."""
     wildcards: tuple[re.Pattern[str], ...]
 
     def matched(self, name: str) -> tuple[bool, ...] | None:
@@ -36,7 +36,7 @@ class Patterns:
         return tuple(bool(wildcard.fullmatch(name)) for wildcard in self.wildcards)
 
 
-def patterns(configs: Iterable[str]) -> Patterns | None:
+def patterns(configs: Iterable[str]) -> HostPatterns | None:
     """The patterns in the texts of all configuration files that ssh has read. None if names that
     match the same ones may get different options."""
     found: dict[str, None] = {}
@@ -53,7 +53,7 @@ def patterns(configs: Iterable[str]) -> Patterns | None:
         return None
     wild = {pattern for pattern in found if set(pattern) & set("*?")}
     expressions = (re.escape(pattern.lstrip("!")) for pattern in found if pattern in wild)
-    return Patterns(
+    return HostPatterns(
         names=frozenset(pattern.lstrip("!") for pattern in found.keys() - wild),
         wildcards=tuple(
             re.compile(each.replace(r"\*", ".*").replace(r"\?", ".")) for each in expressions
@@ -61,7 +61,7 @@ def patterns(configs: Iterable[str]) -> Patterns | None:
     )
 
 
-def renamed(values: Values, name: str, other: str) -> Values | None:
+def renamed(values: OptionValues, name: str, other: str) -> OptionValues | None:
     """The options of the name ``other``, from those of a name that is treated alike. None if
     another option contains one of the names: a jump host must not be its own."""
     found: dict[str, tuple[str, ...]] = {}

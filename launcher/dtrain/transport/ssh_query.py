@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dtrain.records import dataclass
 from dtrain.transport.memory_file import STDIN, memory_file
-from dtrain.transport.ssh_config_names import Patterns, Values, patterns, renamed
+from dtrain.transport.ssh_config_names import HostPatterns, OptionValues, patterns, renamed
 from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError
 
 TIMEOUT = 30.0
@@ -33,10 +33,10 @@ _Arguments = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    values: Values
+    values: OptionValues
     stamps: Mapping[str, _Stamp]
     """Of the files that ssh has read."""
-    patterns: Patterns | None
+    patterns: HostPatterns | None
     """See `dtrain.transport.ssh_config_names.patterns`."""
 
 
@@ -132,7 +132,7 @@ class SshQuery:
                 stamps[match[1]] = _stamp(Path(match[1]))
         return _Answer(_parse(output), stamps, self._patterns(stamps))
 
-    def _patterns(self, stamps: Mapping[str, _Stamp]) -> Patterns | None:
+    def _patterns(self, stamps: Mapping[str, _Stamp]) -> HostPatterns | None:
         """The patterns in all files that ssh has read."""
         there = [Path(name) for name, stamp in stamps.items() if stamp is not None]
         try:
@@ -175,7 +175,7 @@ class SshQuery:
         return output.decode(errors="surrogateescape"), lines, process.returncode
 
 
-def _parse(output: str) -> Values:
+def _parse(output: str) -> OptionValues:
     values: dict[str, tuple[str, ...]] = {}
     # Not `splitlines`: values may contain the other line separators of Unicode.
     for line in output.rstrip("\n").split("\n"):
