@@ -21,6 +21,7 @@ from dtrain.messages.facts import read_gathered
 from dtrain.node.agent import control
 from dtrain.node.boot import framed
 from dtrain.node.facts.containers import containers
+from dtrain.node.interpreter import to_json
 from dtrain.node.programs import bundled_text
 from dtrain.session.facts.conversation import Conversation
 from dtrain.spec.load import parse
@@ -98,10 +99,16 @@ def test_a_background_process_does_not_delay_the_answer(ask: Ask) -> None:
 
 
 def test_an_interpreter_that_writes_nonsense(ask: Ask) -> None:
-    source = "import os; os.write(int(os.environ['DTRAIN_REPORT_FD']), b'\\xff{not a literal\\n')"
+    source = "import os; os.write(int(os.environ['DTRAIN_REPORT_FD']), b'\\xff{not json\\n')"
     found = ask("interpreter", interpreter=interpreter(HANG, source))
     assert "python" not in found["interpreter"]
     assert found["interpreter"]["status"] == 0
+
+
+def test_the_report_of_an_interpreter_is_json() -> None:
+    value = {"é\n": [None, True, False, 0, -7], '"\\': {"\U0001f600": "\udcff"}, "": {}, "a": []}
+    assert json.loads(to_json(value)) == value
+    assert to_json(value).isascii()
 
 
 def test_a_package_without_a_version_counts_as_installed(ask: Ask, tmp_path: Path) -> None:
@@ -138,8 +145,8 @@ def test_setup_can_change_the_environment_but_the_file_overrides_it(
     ask: Ask, tmp_path: Path
 ) -> None:
     say = (
-        "import os; seen = {name: os.environ.get(name) for name in ('FROM_SETUP', 'BOTH')};"
-        "text = ascii({'python': '3', 'executable': os.getcwd(), 'packages': seen});"
+        "import json, os; seen = {name: os.environ.get(name) for name in ('FROM_SETUP', 'BOTH')};"
+        "text = json.dumps({'python': '3', 'executable': os.getcwd(), 'packages': seen});"
         "os.write(int(os.environ['DTRAIN_REPORT_FD']), text.encode() + b'\\n')"
     )
     found = ask(

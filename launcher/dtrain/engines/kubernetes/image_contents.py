@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import marshal
 import posixpath
 import re
-from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +15,7 @@ from dtrain.engines.kubernetes import manifest
 from dtrain.engines.kubernetes.script import MARK
 from dtrain.engines.kubernetes.training_runtime import TrainingRuntime
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.decode import ProtocolError, decode, excerpt, parse_object
+from dtrain.messages.decode import decode, parse_object
 from dtrain.messages.facts import Interpreter
 from dtrain.node import programs
 from dtrain.node.boot import boot_text, framed
@@ -97,17 +95,9 @@ def read(log: bytes) -> ImageContents | None:
             "output": "\n".join(output).strip()[-4000:],
         }
         if report := values.get("report"):
-            answer |= _literal(report)
+            answer |= parse_object(report.encode())
         interpreter = decode(Interpreter, answer, "interpreter")
     return ImageContents(frozenset(missing), "workdir" in values, "script" in values, interpreter)
-
-
-def _literal(report: str) -> dict[str, Any]:
-    """The report as `parse_object` returns it, with its limits. Raises ProtocolError."""
-    try:
-        return parse_object(json.dumps(literal_eval(report)).encode())
-    except (ProtocolError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise ProtocolError(f"interpreter: not a report: {excerpt(report)}") from None
 
 
 def judge(

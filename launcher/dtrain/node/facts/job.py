@@ -9,7 +9,6 @@ import marshal
 import os
 import sys
 import threading
-from ast import literal_eval
 
 from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.node.facts.code import why_unsafe_to_run
@@ -127,8 +126,8 @@ def interpreter(request: GatherOrder) -> Json:
     answer = in_job(request, program, program["limit"])
     for line in answer.pop("said"):
         # A setup line may write there.
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            answer.update(literal_eval(line))
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            answer.update(json.loads(line))
     if "python" in answer:
         # The output of a setup that succeeds is not needed and may contain secrets.
         del answer["output"]
