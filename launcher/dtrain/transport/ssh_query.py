@@ -126,23 +126,25 @@ class SshQuery:
             raise SshConfigError(
                 _complaint(lines) or f"`ssh -G {host}` exited with status {status}"
             )
-        for line in lines:
-            match = re.fullmatch(r"debug1: Reading configuration data (.*)", line)
-            if match and match[1] != STDIN:
-                stamps[match[1]] = _stamp(Path(match[1]))
-        return _Answer(_parse(output), stamps, self._patterns(stamps))
+        reported = [
+            Path(match[1])
+            for line in lines
+            if (match := re.fullmatch(r"debug1: Reading configuration data (.*)", line))
+            and match[1] != STDIN
+        ]
+        stamps.update({str(path): _stamp(path) for path in reported})
+        found = self._patterns(reported)
+        return _Answer(_parse(output), stamps, None if _changed(stamps) else found)
 
-    def _patterns(self, stamps: Mapping[str, _Stamp]) -> HostPatterns | None:
+    def _patterns(self, files: Sequence[Path]) -> HostPatterns | None:
         """The patterns in all files that ssh has read."""
-        there = [Path(name) for name, stamp in stamps.items() if stamp is not None]
         try:
-            if not all(path.is_file() for path in there):  # a pipe has no second reading
+            if not all(path.is_file() for path in files):  # a pipe has no second reading
                 return None
-            texts = [path.read_text(errors="surrogateescape") for path in there]
+            texts = [path.read_text(errors="surrogateescape") for path in files]
         except OSError:
             return None
-        found = patterns([*texts, os.fsdecode(self._config)])
-        return None if _changed(stamps) else found
+        return patterns([*texts, os.fsdecode(self._config)])
 
     def _run(self, host: str, arguments: tuple[str, ...]) -> tuple[str, list[str], int]:
         """The output, the messages and the status of ssh."""
