@@ -24,7 +24,7 @@ from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError
 
 TIMEOUT = 30.0
 """Seconds for one query: `Match exec` can run any program, and names may need DNS."""
-MESSAGE_SIZE = 1 << 16
+MESSAGE_SIZE = 1 << 20  # two lines for each configuration file and host pattern
 PARALLEL = 2 * (os.cpu_count() or 1)
 
 _Stamp = tuple[int, int, int] | None
