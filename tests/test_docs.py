@@ -292,7 +292,7 @@ def observed(desk: Desk, command: str) -> None:
         assert "8 hosts running · 8 workers" in desk.succeeds(command)
     elif command.startswith("dtrain report"):
         shown = desk.succeeds(command)
-        assert re.search(r"^State +not over$", shown, re.MULTILINE)
+        assert re.search(r"^State +running$", shown, re.MULTILINE)
         assert "start" in shown
     else:
         assert command.startswith("dtrain logs")
@@ -386,6 +386,7 @@ COVERED: dict[str, Callable[[Desk, str], None]] = {
     "dtrain ps": observed,
     "dtrain ps cluster": observed,
     "dtrain logs cluster --rank 0 --since 1h": observed,
+    "dtrain logs cluster --rank 0 --tail 20": observed,
     "dtrain report cluster": observed,
     "dtrain attach cluster": observed,
     "dtrain stop cluster": detached,

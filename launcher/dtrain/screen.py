@@ -54,9 +54,11 @@ class ScreenFramer:
         if self._held:
             data = self._held + data
             self._held = b""
+        if not self._height and b"\x1b" not in data:
+            return self._rows[0].feed(data)
         if b"\x1b" in data[-5:] and (cut := _UNFINISHED.search(data, max(0, len(data) - 5))):
             self._held, data = cut[0], data[: cut.start()]
-        if not self._height and (b"\x1b" not in data or not _UP.search(data)):
+        if not self._height and not _UP.search(data):
             return self._rows[0].feed(data)
         lines = ""
         at = 0

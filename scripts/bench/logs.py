@@ -8,6 +8,7 @@ Ratios compare with `sed 's/^/[gpu01 0] /'`, one process that only prefixes line
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from dtrain.runs.log_store import LogWriter, Stream
 from dtrain_cli.views import Filters, make_view
 
 PIECE = 64 << 10
+STREAMS, SECONDS = 100, 2000
 PLAIN = b"step %d loss 2.3145 lr 3.0e-4 grad_norm 0.81 tokens/s 183422 mem 61.2 GiB\n"
 COLORED = (
     b"\x1b[32mstep %d\x1b[0m loss 2.3145 lr 3.0e-4 grad_norm 0.81 tokens/s 183422 \xe2\x9c\x93\n"
@@ -61,6 +63,7 @@ def show(
     json: bool = False,
     fold: bool = False,
     timestamps: bool = False,
+    by_arrival: bool = False,
 ) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         assert reader.stdin is not None
@@ -74,12 +77,24 @@ def show(
                 json=json,
                 fold=fold,
                 timestamps=timestamps,
+                by_arrival=by_arrival,
             )
             for stream in streams:
                 view.output(stream, size)
             view.on_event(Finished(Report(ExitCode.OK, "done")))
             view.wait()
         reader.stdin.close()
+
+
+def store_by_second(streams: list[Stream], seconds: int) -> int:
+    """One line of each stream in each second; the size of a stream."""
+    size = 0
+    for stream in streams:
+        clock = itertools.count(1)
+        writer = LogWriter(stream, lambda clock=clock: next(clock))
+        for second in range(seconds):
+            size = writer.append(writer.size, PLAIN % second)
+    return size
 
 
 def run(*command: str) -> None:
@@ -134,6 +149,18 @@ def main() -> None:
                 rate = lines / seconds / 1e6
                 print(f"  {name:22} {rate:6.2f} M lines/s  {reference / seconds:5.2f}x sed")
             whole.path.unlink()
+        streams = [
+            runs.stream("gpu02", f"worker-{rank}.out", ranked=True) for rank in range(STREAMS)
+        ]
+        size = store_by_second(streams, SECONDS)
+        lines = STREAMS * SECONDS
+        files = [str(stream.path) for stream in streams]
+        reference = best(lambda: run("sed", "s/^/[gpu01 0] /", *files))
+        print(f"a line each second: {lines:,} lines, {STREAMS} streams")
+        for name, by_arrival in (("plain view", False), ("in order of arrival", True)):
+            seconds = best(lambda by=by_arrival: show(streams, size, by_arrival=by))
+            rate = lines / seconds / 1e6
+            print(f"  {name:22} {rate:6.2f} M lines/s  {reference / seconds:5.2f}x sed")
 
 
 if __name__ == "__main__":

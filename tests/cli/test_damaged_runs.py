@@ -224,6 +224,7 @@ LONG = "9" * 10_000
         ["logs", "run-1", "--since", "-1s"],
         ["logs", "run-1", "--since", "\udcff\n"],
         ["logs", "run-1", "--since", "1s" * 5000 + "!"],
+        ["logs", "run-1", "--tail", "-1"],
         *[[verb, name] for verb in ("ps", "logs", "attach", "stop")
           for name in (LONG, "\n\x1b[31m", "\udcff", "\0", "../x", "", "-")],
     ],

@@ -40,9 +40,13 @@ def test_what_has_not_ended_is_visible(data, cuts):
     assert framer.flush() in (f"{partial}\n", "") or partial == ""
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8"))))
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n\0", codec="utf-8"))))
 def test_nothing_is_lost(lines):
     assert frame("".join(f"{line}\n" for line in lines).encode()) == lines
+
+
+def test_zeros_are_left_out_as_on_a_terminal():
+    assert frame(b"\0" * 100 + b"a\0b\n\0", [40], limit=32) == ["ab"]
 
 
 def test_missing_final_newline():

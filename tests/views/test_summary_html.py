@@ -21,7 +21,7 @@ from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.summary import Summary, TimelineEntry, summary
 from dtrain_cli.views.paper import Paper
-from dtrain_cli.views.summary import as_text, comparison
+from dtrain_cli.views.summary import as_json, as_text, comparison
 from dtrain_cli.views.summary_html import page
 from support.browser import Browser
 from support.stored import FAILURE, STRAGGLER
@@ -120,7 +120,7 @@ def test_telemetry_has_the_launchers_time(run: Summary) -> None:
 
 
 def test_a_run_that_goes_on_has_not_failed(run: Summary) -> None:
-    going = replace(run, ended=None)
+    going = replace(run, ended=None, state="running")
     paper = Paper(80, color=False, unicode=True)
     for one, over in ((run, True), (going, False)):
         text = as_text(one, paper)
@@ -129,7 +129,7 @@ def test_a_run_that_goes_on_has_not_failed(run: Summary) -> None:
         assert "rank 3 on n2" in text and "\n\n\n" not in text
         assert ("<h2>First cause</h2>" in page(one)) == over
         assert "Settings: job.grace=9s" in page(one)
-    assert "State    not over" in as_text(going, paper)
+    assert "State    running" in as_text(going, paper)
 
 
 def test_nothing_is_said_about_the_time_without_a_launcher(
@@ -147,7 +147,7 @@ def test_nothing_is_said_about_the_time_without_a_launcher(
     left = summary(folder, BEGIN + 1e6)
     assert left.goodput.wall == 100
     text = as_text(left, paper)
-    assert "State    not over\n" in text and "Took     1 min 40 s\n" in text
+    assert "State    unattended\n" in text and "Took     1 min 40 s\n" in text
     assert "Launcher none; `dtrain attach run-2` takes charge" in text
     claim = folder.claim()
     assert claim is not None
@@ -155,7 +155,9 @@ def test_nothing_is_said_about_the_time_without_a_launcher(
         stack.callback(claim.release)
         led = summary(folder, BEGIN + 1000)
     assert led.goodput.wall == 1000
-    assert "Launcher" not in as_text(led, paper)
+    text = as_text(led, paper)
+    assert "State    running\n" in text and "Launcher" not in text
+    assert json.loads(as_json([led]))["runs"][0]["state"] == "running"
 
 
 def test_a_reader_elsewhere_knows_the_time_zone(

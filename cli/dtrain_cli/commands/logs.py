@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from dtrain.diagnostics import ExitCode
+from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.arrival_times import offset_at
 from dtrain.runs.events import NextAttempt, OutputFollows
@@ -23,6 +24,7 @@ from dtrain.runs.journal import JournalReader
 from dtrain.runs.log_store import Stream
 from dtrain.runs.record import Record
 from dtrain.runs.status import find_run
+from dtrain.runs.stream_reader import last_lines
 from dtrain.session.stopping.signals import on_signals
 from dtrain_cli.commands.select import filters_of_run, seconds_of
 from dtrain_cli.declare import flag, option
@@ -43,12 +45,17 @@ def logs(
     rank: OnlyRanks = None,
     host: OnlyHosts = None,
     since: Annotated[str | None, option("Only output of the last TIME, e.g. 10m.", "TIME")] = None,
+    tail: Annotated[
+        int | None, option("Only the last N lines of each worker's stdout and stderr.", "N")
+    ] = None,
     json: Annotated[bool, flag("One JSON object per line.", "--json")] = False,
     fold: Fold = False,
     timestamps: Timestamps = False,
 ) -> None:
     """Show the output of a run's workers."""
     age = seconds_of("--since", since)
+    if tail is not None and tail < 0:
+        raise UsageError(f"--tail {tail} is not possible", hint="0 or more")
     folder = find_run(run)
     record = Record.load(folder.path)
     chosen = filters_of_run(rank, host, folder)
@@ -65,7 +72,12 @@ def logs(
     )
     if run != folder.name and not json:
         view.notice(f"output of run {folder.name}")
-    _show(view, folder, record, leaving, follow=follow, age=age)
+    streams = _streams(folder, record.plan, record.attempt)
+    shown = {stream: size for stream, size in streams.items() if chosen.show(stream)}
+    then = None if age is None else time.time() - age
+    for stream, begin in _begins(shown, then, tail).items():
+        view.skip(stream, begin)
+    _show(view, folder, record, streams, leaving, follow=follow)
     raise typer.Exit(ExitCode.INTERRUPTED if leaving.is_set() else ExitCode.OK)
 
 
@@ -73,28 +85,27 @@ def _show(
     view: View,
     folder: RunFolder,
     record: Record,
+    streams: Mapping[Stream, int],
     leaving: threading.Event,
     *,
     follow: bool,
-    age: float | None,
 ) -> None:
-    """Show a run's output, and with ``follow`` new output until the run ends. Leave out output
-    older than ``age`` seconds."""
+    """Show what ``streams`` have, and with ``follow`` new output until the run ends."""
     plan = record.plan
     view.on_event(OutputFollows(plan))
     journal = JournalReader(folder.journal)
+    going_on = follow
     with on_signals(lambda number: leaving.set()):
-        if age is not None:
-            _skip(view, _streams(folder, plan, record.attempt), time.time() - age)
         while True:
-            going_on = follow and folder.in_charge() is not None
-            if any(isinstance(event, NextAttempt) for _, event in list(journal.read())):
-                record = Record.load(folder.path)
-                plan = record.plan
-            for stream, size in _streams(folder, plan, record.attempt).items():
+            for stream, size in streams.items():
                 view.output(stream, size)
             if not going_on or view.output_error or leaving.wait(POLL):
                 break
+            going_on = folder.in_charge() is not None
+            if any(isinstance(event, NextAttempt) for _, event in list(journal.read())):
+                record = Record.load(folder.path)
+                plan = record.plan
+            streams = _streams(folder, plan, record.attempt)
         view.close()
         while not view.wait(POLL) and not leaving.is_set():
             pass
@@ -111,9 +122,20 @@ def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream,
     return found
 
 
-def _skip(view: View, streams: Mapping[Stream, int], before: float) -> None:
-    """Skip the output that arrived before ``before`` (seconds since the epoch). ``streams``: their
-    sizes."""
-    for stream, size in streams.items():
-        offset = offset_at(stream.path, before)
-        view.skip(stream, size if offset is None else offset)
+def _begins(streams: dict[Stream, int], then: float | None, tail: int | None) -> dict[Stream, int]:
+    """Where to begin to show each stream, so that it is output that arrived at ``then`` or later,
+    in seconds since the epoch, and at most ``tail`` lines. A worker has a stream in each attempt:
+    the latest lines count."""
+    found = dict.fromkeys(streams, 0)
+    if then is not None:
+        for stream, size in streams.items():
+            offset = offset_at(stream.path, then)
+            found[stream] = size if offset is None else offset
+    if tail is not None:
+        missing: dict[str, int] = {}
+        for stream, size in reversed(streams.items()):
+            name = stream.path.name
+            with suppress(OSError):  # the view says why it cannot read the stream
+                offset, missing[name] = last_lines(stream.path, size, missing.get(name, tail))
+                found[stream] = max(found[stream], offset)
+    return found

@@ -27,6 +27,10 @@ class Bars(Generic[_Source]):
         self._between = between
         self._bars: dict[_Source, _Bar] = {}  # The one that is due first is the first.
 
+    def __bool__(self) -> bool:
+        """Whether there is an unfinished line."""
+        return bool(self._bars)
+
     def update(self, now: float, source: _Source, partial: str, *, ended: bool) -> None:
         """``partial``: what the last line shows; ``ended``: whether lines before it have ended."""
         if ended or not partial:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from dtrain import hostlist
@@ -24,11 +25,13 @@ MARKS = {
 """The styles of the words that begin messages."""
 
 
+@lru_cache(1 << 14)
 def prefix(host: str, label: str, host_width: int = 0, label_width: int = 0) -> str:
     """``[gpu01  3] ``, padded so that the lines of all ranks start in the same column."""
     return f"[{clean(host):<{host_width}} {clean(label):>{label_width}}] "
 
 
+@lru_cache(1 << 14)
 def paint(text: str, style: str) -> str:
     """``text`` in one of rich's styles, as terminal escape sequences."""
     # Output into a pipe needs no rich, which is slow to import.

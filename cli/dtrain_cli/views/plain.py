@@ -51,7 +51,11 @@ class Plain(RunReceiver):
         self._folder: LineFolder[tuple[str, str]] | None = LineFolder() if fold else None
         self._bars: Bars[Stream] = Bars()
         self._buffer: list[tuple[Outlet, str]] = []
+        self._second: int | None = None
+        self._stamp = f"{_timestamp(None)} " if timestamps else ""
+        """For what arrived in that second."""
         self._stamps: dict[Stream, str] = {}
+        """For lines that have not ended."""
         self._widths = (0, 0)
         self._workers = 0
         self._hosts = 0
@@ -154,10 +158,12 @@ class Plain(RunReceiver):
             self._put("stderr", f"{head} {clean(line)}\n")
 
     def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
-        now = time.monotonic()
-        stamp = f"{_timestamp(second)} " if self.timed else ""
-        self._stamps[stream] = stamp
-        self._bars.update(now, stream, partial, ended=bool(text))
+        if self.timed and second != self._second:
+            self._second, self._stamp = second, f"{_timestamp(second)} "
+        stamp = self._stamp
+        if partial or self._bars:
+            self._stamps[stream] = stamp
+            self._bars.update(time.monotonic(), stream, partial, ended=bool(text))
         if not text:
             return
         if stamp:
@@ -165,6 +171,7 @@ class Plain(RunReceiver):
         if self._folder is None:
             self._print(stream.fd, [(stream.host, stream.label)], text)
             return
+        now = time.monotonic()
         self._folder.add(now, (stream.host, stream.label), stream.fd, text)
         self._fold(now)
 

@@ -74,7 +74,7 @@ def facts(run: Summary) -> list[tuple[str, str]]:
     gpus = f", {counted(run.gpus, 'GPU')}" if run.gpus else ""
     found = [
         ("Run", run.record.run),
-        ("State", state(run)),
+        ("State", run.state),
         ("Began", _moment(run.began)),
         ("Launcher", "" if run.attended else f"none; {attach_hint(run.record.run)}"),
         ("Took", names.spent(run.until - run.began)),
@@ -104,10 +104,6 @@ def _last_step(run: Summary) -> int | None:
     return next((step for step in steps if step is not None), None)
 
 
-def state(run: Summary) -> str:
-    return run.report.state if run.ended is not None and run.report is not None else "not over"
-
-
 def share(run: Summary) -> str:
     """The goodput in words."""
     if run.goodput.share is None:
@@ -127,15 +123,15 @@ def spans(run: Summary) -> list[tuple[str, float, float]]:
     return [(TITLES[name], of[name], of[name] / wall) for name in CLASSES if of[name]]
 
 
-def attempt_row(one: AttemptTime, began: float) -> tuple[str, str, str, str, str]:
+def attempt_row(one: AttemptTime, run: Summary) -> tuple[str, str, str, str, str]:
     """Number, begin and length, steps, and end of an attempt."""
     steps = f"{one.first_step:,}-{one.last_step:,}" if one.first_step is not None else ""
     return (
         str(one.number),
-        f"+{names.spent(one.begin - began)}",
+        f"+{names.spent(one.begin - run.began)}",
         names.spent(one.over - one.begin),
         steps,
-        clean(one.why) if one.why else "not over",
+        clean(one.why) or run.state,
     )
 
 
@@ -161,7 +157,7 @@ def _goodput(run: Summary, paper: Paper) -> list[RenderableType]:
 
 
 def _attempts(run: Summary, paper: Paper) -> list[RenderableType]:
-    rows = [attempt_row(one, run.began) for one in run.goodput.attempts]
+    rows = [attempt_row(one, run) for one in run.goodput.attempts]
     titles = ("ATTEMPT", "BEGAN", "LASTED", "STEPS", "END")
     return [paper.table("rrrrw", rows, titles=titles)] if rows else []
 
@@ -194,7 +190,7 @@ def comparison(first: Summary, second: Summary, paper: Paper) -> str:
     """Return two runs side by side."""
     both = [*zip(("first", "second"), (first, second), strict=True)]
     facts = [
-        (which, clean(run.record.run), names.brief(run.hosts), state(run)) for which, run in both
+        (which, clean(run.record.run), names.brief(run.hosts), run.state) for which, run in both
     ]
     rows = [
         (title, show(one), show(two), _ratio(one, two))
@@ -266,7 +262,7 @@ def _document(run: Summary) -> dict[str, Any]:
     return {
         "run": run.record.run,
         "folder": run.folder,
-        "state": state(run),
+        "state": run.state,
         "began": run.began,
         "ended": run.ended,
         "attended": run.attended,

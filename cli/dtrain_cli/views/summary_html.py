@@ -25,7 +25,6 @@ from dtrain_cli.views.summary import (
     facts,
     slow_ranks,
     spans,
-    state,
 )
 
 BUCKETS = 300
@@ -55,18 +54,18 @@ def page(run: Summary) -> str:
         "run.html",
         ("layouts.css", "run.css"),
         title=run.record.run,
-        state=state(run),
+        state=run.state,
         facts=facts(run)[1:],  # the title is the run's name
         cause=_cause(run),
         goodput=_goodput(run),
-        timeline=[_attempt(one, run.began, length) for one in attempts],
+        timeline=[_attempt(one, run, length) for one in attempts],
         legend=[
             {"color": color(name), "title": TITLES[name]}
             for name in CLASSES
             if any(part.what == name for one in attempts for part in one.segments)
         ],
         ticks=_ticks(length),
-        attempts=[attempt_row(one, run.began) for one in attempts],
+        attempts=[attempt_row(one, run) for one in attempts],
         events=[(f"+{names.spent(one.time - run.began)}", one.text) for one in run.events],
         curves=[one for one in _curves(run, length) if one],
         heat=_heat(run, length),
@@ -124,7 +123,8 @@ def _goodput(run: Summary) -> list[dict[str, Any]]:
     return parts
 
 
-def _attempt(one: AttemptTime, began: float, length: float) -> dict[str, Any]:
+def _attempt(one: AttemptTime, run: Summary, length: float) -> dict[str, Any]:
+    began = run.began
     segments = []
     for what, group in groupby(one.segments, key=lambda part: part.what):
         parts = list(group)
@@ -140,8 +140,8 @@ def _attempt(one: AttemptTime, began: float, length: float) -> dict[str, Any]:
                 "title": f"{TITLES[what]}: {lasted} from +{names.spent(begin - began)}",
             }
         )
-    ends = "done" if one.ok else "failed" if one.ok is False else "not over"
-    number, begun, lasted, steps, why = attempt_row(one, began)
+    ends = "done" if one.ok else "failed" if one.ok is False else run.state
+    number, begun, lasted, steps, why = attempt_row(one, run)
     return {
         "number": number,
         "segments": segments[: 4 * BUCKETS],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,42 +38,65 @@ class ArrivalTimes:
         self._path = _beside(stream)
         self._done = 0
         """Bytes of the file that have been read."""
-        self._next: deque[tuple[int, int]] = deque()
+        self._block: Iterator[tuple[int, int]] = iter(())
+        self._next: tuple[int, int] | None = None
         self._second: int | None = None
 
     def parts(self, begin: int, end: int) -> Iterator[tuple[int | None, int]]:
         """Cut the stream between two offsets by arrival: the second, or None if it is unknown, and
         the offset where that part ends. ``begin`` never goes back from call to call."""
+        if not self._done and begin:
+            self._done = _entries_before(self._path, begin) * _ENTRY.size
         while begin < end:
-            while self._more() and self._next[0][1] <= begin:
-                self._second, _ = self._next.popleft()
-            begin = min(end, self._next[0][1]) if self._next else end
+            while (entry := self._next or self._load()) and entry[1] <= begin:
+                self._second, self._next = entry[0], next(self._block, None)
+            begin = entry[1] if entry and entry[1] < end else end
             yield self._second, begin
 
-    def _more(self) -> bool:
-        if not self._next:
-            self._next += _entries(self._path, self._done, _BLOCK)
-            self._done += len(self._next) * _ENTRY.size
-        return bool(self._next)
+    def _load(self) -> tuple[int, int] | None:
+        data = _read(self._path, self._done, _BLOCK)
+        self._done += len(data)
+        self._block = _ENTRY.iter_unpack(data)
+        self._next = next(self._block, None)
+        return self._next
 
 
 def offset_at(stream: Path, then: float) -> int | None:
     """Where the output that arrived at ``then``, in seconds since the epoch, or later begins; None
     if all is older. What came before the first time may be as young as that."""
-    entries = _entries(_beside(stream), 0)
+    entries = list(_ENTRY.iter_unpack(_read(_beside(stream), 0)))
     if not entries or entries[0][0] >= int(then):
         return 0
     return next((offset for second, offset in entries if second >= int(then)), None)
 
 
-def _entries(path: Path, begin: int, count: int = -1) -> list[tuple[int, int]]:
+def _entries_before(path: Path, offset: int) -> int:
+    """How many entries only concern output before ``offset``."""
+    try:
+        fd = open_output(path)
+    except OSError:
+        return 0
+    try:
+        entries = range(os.fstat(fd).st_size // _ENTRY.size)
+
+        def begin(number: int) -> int:
+            found: int = _ENTRY.unpack(os.pread(fd, _ENTRY.size, number * _ENTRY.size))[1]
+            return found
+
+        return max(0, bisect_right(entries, offset, key=begin) - 1)
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, begin: int, count: int = -1) -> bytes:
+    """Whole entries."""
     try:
         with os.fdopen(open_output(path), "rb") as file:
             file.seek(begin)
             data = file.read(max(-1, count * _ENTRY.size))
     except OSError:  # a run of an earlier version has no such file
-        return []
-    return list(_ENTRY.iter_unpack(data[: len(data) // _ENTRY.size * _ENTRY.size]))
+        return b""
+    return data[: len(data) // _ENTRY.size * _ENTRY.size]
 
 
 def _beside(stream: Path) -> Path:

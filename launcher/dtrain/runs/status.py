@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
 from dtrain.diagnostics import DtrainError, UsageError
@@ -91,19 +91,21 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """``queued``, ``running``, ``unattended`` (started, without a launcher), ``unreadable``, or
-        how it ended: ``done``, ``failed``, ``stopped``."""
+        """``unreadable``, or a state that `state_of` returns."""
         if self.unreadable:
             return "unreadable"
-        if self.report is not None:
-            return self.report.state
-        if self.in_charge is None:
-            return "unattended"
-        return (
-            "queued"
-            if {host.state for host in self.hosts.values()} == {ShownState.QUEUED}
-            else "running"
-        )
+        hosts = [host.state for host in self.hosts.values()]
+        return state_of(self.report, hosts, attended=self.in_charge is not None)
+
+
+def state_of(report: Report | None, hosts: Iterable[str], *, attended: bool) -> str:
+    """``queued``, ``running``, ``unattended`` (started, without a launcher), or how a run ended:
+    ``done``, ``failed``, ``stopped``. ``hosts``: the state of each."""
+    if report is not None:
+        return report.state
+    if not attended:
+        return "unattended"
+    return "queued" if set(hosts) == {ShownState.QUEUED} else "running"
 
 
 def status(folder: RunFolder) -> RunStatus:

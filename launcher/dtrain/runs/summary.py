@@ -28,6 +28,7 @@ from dtrain.runs.measured import (
 )
 from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
+from dtrain.runs.status import state_of
 from dtrain.spec.model import Expected
 from dtrain.wording import counted
 
@@ -61,6 +62,8 @@ class Summary:
     """Its end, now, or the last event of a run without a launcher."""
     attended: bool
     """Whether it has ended, or a launcher is in charge of it."""
+    state: str
+    """See `state_of`."""
     goodput: Goodput
     curve: tuple[Point, ...]
     measured: Measured
@@ -88,6 +91,8 @@ def summary(folder: RunFolder, now: float) -> Summary:
     plan = record.plan
     reader = JournalReader(folder.journal)
     records = list(reader.read())
+    attended = folder.in_charge() is not None
+    records += reader.read()  # a launcher may have written the end meanwhile, and exited
     hosts = _hosts(records)
     most = min(SAMPLES, max(1, ALL_SAMPLES // max(1, len(hosts))))
     clocks = HostClocks(records)
@@ -106,7 +111,9 @@ def summary(folder: RunFolder, now: float) -> Summary:
         if gpu.memory_used is not None
     ]
     known = ObservedRun.of(records)
-    attended = known.report is not None or folder.in_charge() is not None
+    attended = attended or known.report is not None
+    hosts_now = known.attempt.hosts
+    states = [hosts_now[one][1].state if one in hosts_now else "" for one in plan.host_names]
     until = known.until(now, attended=attended)
     spent = goodput(records, until)
     curve = points(records)
@@ -130,6 +137,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
         ended=known.ended,
         until=until,
         attended=attended,
+        state=state_of(known.report, states, attended=attended),
         goodput=spent,
         curve=tuple(curve),
         measured=found,

@@ -9,20 +9,18 @@ is ready, the thread reads the file in pieces: one stream after the other, or in
 
 from __future__ import annotations
 
-import heapq
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import groupby
-from operator import itemgetter
+from heapq import merge
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dtrain.runs.arrival_times import ArrivalTimes
 from dtrain.runs.events import Finished, NoticeShown, ProgressReported, RunEvent, RunLeft, Sampled
-from dtrain.runs.stored_file import open_output
+from dtrain.runs.stream_reader import StreamReader
 from dtrain.screen import ScreenFramer
 from dtrain.session.reporting.observer import Observer
 
@@ -37,6 +35,8 @@ _TURN = 256 << 10
 """Bytes read from one stream before the next stream gets its turn, and bytes that are passed on
 before they are written. With each read and each write, the feed's thread may have to wait for its
 turn in Python."""
+_AHEAD, _BLOCK = 16 << 20, 4 << 10
+"""Bytes that are read ahead in order of arrival: of all streams, and at least of each stream."""
 BETWEEN_READS = 0.02
 """Seconds between two reads of streams that grow slowly. A call in between reads them at once."""
 MAX_CALLS = 10_000
@@ -77,17 +77,27 @@ class RunReceiver:
 class _Position:
     """How far a stream has been passed on."""
 
-    def __init__(self, stream: Stream, receiver: RunReceiver) -> None:
+    def __init__(self, stream: Stream, receiver: RunReceiver, *, timed: bool) -> None:
+        self.stream = stream
         self.framer = ScreenFramer(limit=receiver.limit, whole_in=str(stream.path))
-        self.offset = 0
+        self.reader = StreamReader(stream.path)
+        self.end = 0
+        """The known size of the file."""
         self.second: int | None = None
-        self.arrivals = ArrivalTimes(stream.path)
-        """Only for the order of the streams: it may be ahead of what has been passed on."""
-        self._times = ArrivalTimes(stream.path) if receiver.timed else None
+        self._times = ArrivalTimes(stream.path) if timed else None
 
-    def parts(self, end: int) -> Iterable[tuple[int | None, int]]:
-        """What comes before ``end``, by arrival: the second, and the end of that part."""
-        return [(None, end)] if self._times is None else self._times.parts(self.offset, end)
+    def parts(self, number: int, end: int) -> Iterator[_Part]:
+        """What comes before ``end``, by arrival. ``number``: the place of the stream among parts
+        that arrived in the same second."""
+        if self._times is None:
+            yield -1, number, self, end
+            return
+        for second, until in self._times.parts(self.reader.offset, end):
+            yield -1 if second is None else second, number, self, until
+
+
+_Part = tuple[int, int, _Position, int]
+"""The second of its arrival, or -1; the number of its stream; its stream, and where it ends."""
 
 
 class Feed(Observer):
@@ -115,7 +125,11 @@ class Feed(Observer):
         self._muted = False
         # Only the feed's thread uses the fields below.
         self._followed: dict[Stream, _Position] = {}
-        self._unread: dict[Stream, int] = {}
+        self._unread: dict[_Position, None] = {}
+        """The streams with more data."""
+        self._parts: Iterator[_Part] | None = None
+        """What to read of them next; None if that is not known yet."""
+        self._block = _TURN
         self._read_at = 0.0
         self._passed = 0
         """Bytes passed on since the last flush."""
@@ -144,7 +158,7 @@ class Feed(Observer):
         def skip() -> None:
             # A stream that is already being followed keeps its position.
             if stream not in self._followed:
-                self._position(stream).offset = size
+                self._position(stream).reader.offset = size
 
         self._call(skip)
 
@@ -180,8 +194,13 @@ class Feed(Observer):
 
     def mute(self) -> None:
         """Pass on no more output of workers, also none that waits. The files have it."""
+
+        def drop() -> None:
+            self._parts = None
+            self._unread.clear()
+
         self._muted = True
-        self._call(self._unread.clear)
+        self._call(drop)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -238,14 +257,13 @@ class Feed(Observer):
         if paused:
             self._suspend()
         if grown and not self._muted:
-            # `dtrain logs -f` gives all sizes again and again.
-            new = {one: size for one, size in grown.items() if size > self._position(one).offset}
-            self._unread.update(new)
+            for stream, size in grown.items():
+                followed = self._position(stream)
+                if size > followed.reader.offset:  # `dtrain logs -f` gives all sizes repeatedly
+                    followed.end = size
+                    self._unread[followed] = None
             self._read_at = time.monotonic() + BETWEEN_READS
-        for stream, end in self._turns():
-            if self._muted or self._paused:
-                break  # The turns of hundreds of streams take long on a slow terminal.
-            self._read(stream, end)
+        self._pass_on()
         if self._ending and not self._unread:
             with self._wake:
                 if self._calls or self._grown:
@@ -275,63 +293,54 @@ class Feed(Observer):
 
     def _position(self, stream: Stream) -> _Position:
         if (known := self._followed.get(stream)) is None:
-            known = self._followed[stream] = _Position(stream, self._receiver)
+            known = self._followed[stream] = _Position(
+                stream, self._receiver, timed=self._receiver.timed or self._by_arrival
+            )
         return known
 
-    def _turns(self) -> Iterator[tuple[Stream, int]]:
-        """Which stream to read next, and up to where."""
+    def _pass_on(self) -> None:
+        """Pass on the next data of each stream; with ``by_arrival``, all data."""
+        if self._parts is None:
+            self._parts = self._next_parts()
+        for part in self._parts:
+            self._read(*part)
+            if self._muted or self._paused:
+                # All parts take long on a slow terminal. The rest of this one may be unread.
+                self._parts = chain([part], self._parts)
+                return
+        self._parts = None
+
+    def _next_parts(self) -> Iterator[_Part]:
+        unread = list(enumerate(self._unread))
         if not self._by_arrival:
-            for stream, size in list(self._unread.items()):
-                yield stream, min(size, self._position(stream).offset + _TURN)
-            return
-        waiting = [self._parts(number, *one) for number, one in enumerate(self._unread.items())]
-        parts = heapq.merge(*waiting, key=itemgetter(0, 1))
-        for _, same in groupby(parts, itemgetter(1)):
-            ((_, _, stream, end),) = deque(same, maxlen=1)  # the last part
-            followed = self._followed[stream]
-            while stream in self._unread and followed.offset < end:
-                yield stream, min(end, followed.offset + _TURN)
+            ends = [min(one.end, one.reader.offset + _TURN) for _, one in unread]
+            return chain.from_iterable(
+                one.parts(number, end) for (number, one), end in zip(unread, ends, strict=True)
+            )
+        self._block = min(_TURN, max(_BLOCK, _AHEAD // max(1, len(unread))))
+        return merge(*(one.parts(number, one.end) for number, one in unread))
 
-    def _parts(
-        self, number: int, stream: Stream, size: int
-    ) -> Iterator[tuple[int, int, Stream, int]]:
-        """What waits in a stream: each second, ``number``, the stream, and the end of that part."""
-        followed = self._position(stream)
-        for second, end in followed.arrivals.parts(followed.offset, size):
-            yield second or 0, number, stream, end
-
-    def _read(self, stream: Stream, end: int) -> None:
-        """Pass on the next data of a stream."""
-        followed, size = self._followed[stream], self._unread[stream]
-        for piece in self._pieces(stream, followed, end):
-            followed.offset += len(piece)
+    def _read(self, second: int, number: int, followed: _Position, until: int) -> None:
+        """Pass on one part of a stream."""
+        followed.second = None if second < 0 else second
+        reader = followed.reader
+        while reader.offset < until:
+            try:
+                piece = reader.read(until, followed.end, self._block)
+            except OSError as error:
+                text = f"{followed.stream.path}: cannot show this output: {error.strerror}"
+                self._receiver.on_event(NoticeShown(text))
+                reader.offset = followed.end
+                break
             text = followed.framer.feed(piece)
-            self._receiver.lines(stream, text, followed.framer.partial, followed.second)
+            self._receiver.lines(followed.stream, text, followed.framer.partial, followed.second)
             self._passed += len(piece)
             if self._passed >= _TURN:
                 self._flush()
-        if followed.offset < end or end == size:
-            # No data before the expected size: the file was truncated or removed.
-            followed.offset = max(followed.offset, size)
-            del self._unread[stream]
-
-    def _pieces(self, stream: Stream, followed: _Position, end: int) -> Iterator[bytes]:
-        """What comes before ``end``. Less than that if it cannot be read."""
-        try:
-            # Opened for each turn: there may be more streams than a process may have open files.
-            fd = open_output(stream.path)
-            try:
-                for second, until in followed.parts(end):
-                    followed.second = second
-                    while size := until - followed.offset:
-                        if not (piece := os.pread(fd, size, followed.offset)):
-                            return
-                        yield piece
-            finally:
-                os.close(fd)
-        except OSError as error:
-            text = f"{stream.path}: cannot show this output: {error.strerror}"
-            self._receiver.on_event(NoticeShown(text))
+                if self._muted or self._paused:
+                    break
+        if reader.offset >= followed.end:
+            self._unread.pop(followed, None)
 
     def _flush(self) -> None:
         self._passed = 0
