@@ -849,6 +849,12 @@ def test_a_host_may_wait_for_each_kernel() -> None:
     assert not run(notes="CUDA_LAUNCH_BLOCKING=0").assumed.blocking
 
 
+def test_one_graph_may_have_the_whole_step() -> None:
+    for notes in ("CUDA graph of the whole step", "the whole iteration as a CUDA graph"):
+        assert run(notes=notes).assumed.one_graph
+    assert not run(notes="CUDA graphs of attention").assumed.one_graph
+
+
 def test_only_nvidia_s_own_benchmarks_hide_tensor_traffic() -> None:
     assert run(source="NVIDIA/Megatron-LM README").assumed.hides_tensor
     assert not run(source="a/b training/nvidia/x.md", notes="Megatron-LM").assumed.hides_tensor

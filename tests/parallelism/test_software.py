@@ -160,6 +160,16 @@ def test_no_traffic_overlaps_if_the_host_waits_for_each_kernel() -> None:
     assert blocking.data > 2 * usual.data
 
 
+def test_one_graph_of_a_step_never_waits_for_the_host() -> None:
+    layout = Layout(backend="megatron", data=8, expert=8, sharding="optimizer")
+    usual, graph = (
+        candidate("mixtral-8x7b", layout, Assumptions(one_graph=each)).time
+        for each in (False, True)
+    )
+    assert usual.host > 0 == graph.host
+    assert graph.total == pytest.approx(usual.total - usual.host)
+
+
 @pytest.mark.parametrize("network", [400.0, 1.0])
 def test_traffic_slows_the_computation_beside_it(network: float) -> None:
     """So traffic that takes longer than the computation adds more than the difference."""

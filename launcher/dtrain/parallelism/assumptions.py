@@ -240,6 +240,8 @@ class Assumptions(KeepsHash):
     blocking: bool = False
     """Whether the host waits for each kernel before it starts the next (``CUDA_LAUNCH_BLOCKING``).
     Then no communication overlaps with computation."""
+    one_graph: bool = False
+    """Whether one CUDA graph has all kernels of a step: then no GPU waits for the host."""
     fuses_gradients: bool = True
     """Whether a product adds a weight's gradient to its sum itself (Megatron-LM's
     ``gradient_accumulation_fusion``). PyTorch's own modules never do."""

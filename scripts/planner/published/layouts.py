@@ -167,6 +167,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         repeats_loss=practice.repeats_loss,
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
+        one_graph=re.search(r"graph of the whole step|whole iteration as a CUDA graph", text)
+        is not None,
         expert_kernels=practice.expert_kernels,
         module_work=practice.module_work,
         uneven=0.0 if practice.balanced or _BALANCED.search(text) else UNTRAINED,

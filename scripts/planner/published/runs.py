@@ -22,7 +22,7 @@ The columns:
 - ``moe_experts``: routed ones. Notes such as ``2 shared experts`` give those for every token, ``1
   dense layer of 13312`` the first layers without experts. ``head size 128`` is that of attention.
 - Notes name the version of flash attention (``flash attention 2``), if it is not that of the
-  source's software, and ``CUDA_LAUNCH_BLOCKING=1``.
+  source's software, ``CUDA_LAUNCH_BLOCKING=1``, and a ``CUDA graph of the whole step``.
 - Notes say that experts are ``padded to capacity`` (``factor 1.25``), so that the host never waits
   for their tokens, or that they get equally many (``forced load balancing``, ``even routing``).
   Otherwise the routers are those of first steps. With torchtitan's selective recomputation, they

@@ -29,14 +29,14 @@ the median)."""
 
 EXPERTS = 1.3
 """Factor of the upper end of the interval with experts: the software of their exchange changes
-fast, and one release of a library took 1.5 times as long as another. 80 % of 514 published step
-times end at 1.7 times the estimate, with equal weight for each of 39 publishers. Layers with parts
+fast, and one release of a library took 1.5 times as long as another. 80 % of 518 published step
+times end at 1.7 times the estimate, with equal weight for each of 42 publishers. Layers with parts
 have the same factor: the only published runs that have any took 1.08 to 1.19 times the estimate
 (Nemotron 3 Nano)."""
 
 ROOMY = 0.93
 """Maximum share of a GPU's memory in a layout that leaves room for the estimate's error. Of
-published runs whose estimate is 85 to 93 % of the memory, 7 of 273 ran out of it."""
+published runs whose estimate is 85 to 93 % of the memory, 7 of 275 ran out of it."""
 
 RAN_OUT = 1, 68
 """How many published runs ran out of memory, of those whose estimate is `ROOMY` to 96 % of it: a
@@ -44,7 +44,7 @@ plan has no fuller layout."""
 
 MEMORY_INTERVAL = 0.85, 1.30
 """Measured peaks of memory as multiples of the estimate: 80 % of the published peaks are between
-0.87 and 1.26, with equal weight for each publisher (``scripts/validate_planner.py`` with all
+0.86 and 1.25, with equal weight for each publisher (``scripts/validate_planner.py`` with all
 runs)."""
 
 

@@ -182,6 +182,8 @@ def _waiting(kernels: Kernels, stage: float, layers: int, layer: _Layer) -> floa
     kernels ahead of time, and the GPU waits for some of the ``stalled`` ones.
     """
     efficiency = kernels.efficiency
+    if kernels.assumed.one_graph:
+        return 0.0
     host = (layers * layer.launches + LAUNCHES) * efficiency.launch
     if kernels.assumed.blocking:
         return host
