@@ -60,6 +60,18 @@ def test_a_launcher_that_vanishes_while_setup_hangs_leaves_nothing(host: Node) -
     until(lambda: not host.run_dir.exists())
 
 
+def test_a_prepared_launch_waits_for_a_paused_launcher(host: Node) -> None:
+    """As long as its lease, although the relay of a running job would have ended before."""
+    impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 1")
+    impatient = impatient.replace(b"START_WITHIN = 60.0", b"START_WITHIN = 0.5")
+    agent = host.agent(source=impatient)
+    host.launch(host.shell("touch started"), lease=1.0, agent=agent)
+    agent.expect("prepared")
+    assert agent.expect("refused")["reason"].startswith("no launcher for 1.5 seconds")
+    host.until_nothing_runs()
+    until(lambda: not host.run_dir.exists())
+
+
 def test_an_abort_that_arrives_with_the_prepared_launch(host: Node) -> None:
     """The relay has not run for a while, and gets both at once."""
     wait = "touch waits; until rm go; do sleep 0.01; done 2>/dev/null; rm waits"
