@@ -26,9 +26,7 @@ def test_an_aborted_prepared_launch_leaves_nothing(host: Node, how: str) -> None
     agent = host.launch(
         host.shell("touch started"), setup=["setsid sleep 600 &", "echo done > setup-done"]
     )
-    prepared = agent.expect("prepared")
-    assert prepared["folder"] == str(host.folder())
-    assert prepared["workdir"] == str(host.workdir)
+    agent.expect("prepared")
     CALLED_OFF[how](agent)
     assert "lost" not in [message["type"] for message in agent.messages]
     host.until_nothing_runs()

@@ -185,7 +185,7 @@ class LastWords(ScriptedHosts, ScriptedProcess):
 
     def __init__(self) -> None:
         self.awaited = threading.Event()
-        attached = {"type": "attached", "running": True}
+        attached = {"type": "attached"}
         stream = {"type": "stream", "id": 1, "name": "worker-0.out"}
         died = {"type": "lost", "reason": "the supervisor died"}
         self._said = memoryview(relay_stdout(map(encode, (HELLO, attached, stream, died))))

@@ -63,14 +63,7 @@ class Relay:
 
     def run(self) -> None:
         self._channel.write(PREAMBLE)
-        self._channel.report(
-            "hello",
-            protocol=VERSION,
-            python="%d.%d.%d" % sys.version_info[:3],
-            hostname=socket.gethostname(),
-            time=time.time(),
-            pid=os.getpid(),
-        )
+        self._channel.report("hello", time=time.time(), pid=os.getpid())
         line = self._stdin.readline()
         if not line:
             return
@@ -159,7 +152,7 @@ class Relay:
             offsets=command["offsets"],
             events_only=not command["outputs"],
         )
-        self._channel.report("attached", folder=shown(state.folder), running=pid != 0)
+        self._channel.report("attached")
         self._expect_commands(ALONE)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow(state, follower, tag)

@@ -91,13 +91,7 @@ class Supervisor:
         except RefusedError as refusal:
             self._give_up(refusal.message)
             return
-        self._control.broadcast(
-            {
-                "type": "prepared",
-                "workdir": self._request["absolute_workdir"],
-                "folder": self._request["folder"],
-            }
-        )
+        self._control.broadcast({"type": "prepared"})
         try:
             while not self._over:
                 self._control.wait(self._tick())
