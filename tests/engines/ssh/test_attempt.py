@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError
+from dtrain.engines.ssh import link as link_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import Post
@@ -154,6 +156,30 @@ def test_a_host_whose_end_is_known_is_not_waited_for(tmp_path: Path, code: int) 
     (problem,) = report.problems
     assert problem.startswith("first,second: receiving the end of the output: connection refused")
     assert attempt.uncleaned() == []
+
+
+def test_a_host_that_is_back_after_the_launcher_stood_still_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-Z during an outage, which is over before the launcher goes on."""
+    now = [1000.0]
+
+    class Back(ScriptedHosts):
+        def connect(self, host: Host) -> ScriptedHosts:
+            if now[0] == 1000.0:
+                now[0] += 3600
+                raise ConnectError(host.name, "connecting", "no answer within 15 s")
+            return super().connect(host)
+
+    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    context = context_of(Back({"first": relay_stdout(map(encode, (HELLO, GONE)))}), tmp_path)
+    link = Link(context, context.plan.hosts[0])
+    link.attach({}, ())
+    assert link.drained(HANG)
+    link.close()
+    link.disconnect(0.0)
+    found = [context.posts.get_nowait().event for _ in range(context.posts.qsize())]
+    assert found == [machine.HostEnded("first")]
 
 
 def test_another_host_key_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
