@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
-    from dtrain.diagnostics import DtrainError
+    pass
 
 VERBS = {
     "launch": "Start a job on all its hosts, stream its output, and clean up.",
@@ -21,7 +21,7 @@ VERBS = {
     "ps": "List the runs of this machine.",
     "report": "Show what a run did, where its time went, and whether its plan was right.",
     "logs": "Show the output of a run's workers.",
-    "stop": "Stop a run on all its hosts.",
+    "stop": "Stop runs on all their hosts.",
     "exec": "Run a command on all hosts of a cluster file or of a run.",
     "plan": "Choose how to split a model over a cluster: memory, speed, and why.",
     "check": "Find what would make a job fail, hang or slow down.",
@@ -136,9 +136,10 @@ def main_options(
     """Options before the verb. Without a verb, show where to start."""
     if ctx.invoked_subcommand is None:
         from dtrain.diagnostics import ExitCode
+        from dtrain_cli.errors import say
         from dtrain_cli.welcome import welcome
 
-        _say(welcome())
+        say(welcome())
         raise typer.Exit(ExitCode.INVALID)
 
 
@@ -159,7 +160,8 @@ def main() -> NoReturn:
 
 def run() -> int:
     """Run the command line; every failure ends as a message and an exit code."""
-    from dtrain.diagnostics import DtrainError, ExitCode, LimitError, SpecError
+    from dtrain.diagnostics import DtrainError, ExitCode, LimitError
+    from dtrain_cli.errors import explain, say
 
     if "_DTRAIN_COMPLETE" in os.environ:
         return _complete()
@@ -169,13 +171,8 @@ def run() -> int:
             sys.stdout.flush()
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
-    except SpecError as error:
-        from dtrain.spec.report import render_problems
-
-        _say(render_problems(error).rstrip("\n"))
-        return error.exit_code
     except DtrainError as error:
-        return _explain(error)
+        return explain(error)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -187,11 +184,11 @@ def run() -> int:
         if hasattr(error, "format_message"):
             return _wrong_usage(error)
         if isinstance(error, FileNotFoundError) and _folder_is_gone():
-            _say("error: the current folder was removed\nhint: cd to another folder")
+            say("error: the current folder was removed\nhint: cd to another folder")
             return ExitCode.INVALID
         if limit := LimitError.of(error):
-            return _explain(limit)
-        _say(f"error: a bug in dtrain; please report {_crash_report(error)}")
+            return explain(limit)
+        say(f"error: a bug in dtrain; please report {_crash_report(error)}")
         return ExitCode.INTERNAL
     return code if isinstance(code, int) else ExitCode.OK
 
@@ -206,28 +203,22 @@ def _folder_is_gone() -> bool:
     return False
 
 
-def _explain(error: DtrainError) -> int:
-    _say(f"error: {error.message}")
-    for line in error.hint.splitlines():
-        _say(f"hint: {line}")
-    return error.exit_code
-
-
 def _wrong_usage(error: Any) -> int:
     from dtrain.diagnostics import ExitCode
+    from dtrain_cli.errors import say
 
     text, ctx = error.format_message().replace("Value error, ", ""), getattr(error, "ctx", None)
-    _say(f"error: {text[:1].lower()}{text[1:].rstrip('.')}")
+    say(f"error: {text[:1].lower()}{text[1:].rstrip('.')}")
     params = ctx.command.params if ctx is not None else ()
     named = str(getattr(error, "option_name", "")).replace("_", "-")
     launches = ctx is not None and ctx.info_name in ("launch", "check")
     if launches and (setting := SETTINGS_ELSEWHERE.get(named)):
-        _say(f"hint: to replace a value of the cluster file, use `--set {setting}`")
+        say(f"hint: to replace a value of the cluster file, use `--set {setting}`")
     if any(param.nargs == -1 for param in params) and "option" in text:
-        _say("hint: options for your own program go after --")
+        say("hint: options for your own program go after --")
     # click does not say in which command an option lacks its value.
     verb = next((f"dtrain {one}" for one in sys.argv[1:2] if one in VERBS), "dtrain")
-    _say(f"hint: `{ctx.command_path if ctx else verb} --help` shows the usage")
+    say(f"hint: `{ctx.command_path if ctx else verb} --help` shows the usage")
     return ExitCode.INVALID
 
 
@@ -244,20 +235,6 @@ def _complete() -> int:
     except Exception:  # noqa: BLE001
         return 1
     return 0
-
-
-def _say(text: str) -> None:
-    """Print to stderr, with control characters escaped: the text may quote files and hosts."""
-    from dtrain.framing import clean
-    from dtrain_cli.views import color
-
-    if sys.stderr is not None:
-        lines = [clean(line) for line in text.split("\n")]
-        if color(sys.stderr.isatty()):
-            from dtrain_cli.views.names import marked
-
-            lines = [*map(marked, lines)]
-        typer.echo("\n".join(lines), err=True, color=True)
 
 
 def _crash_report(error: Exception) -> str:

@@ -24,6 +24,14 @@ Settings = Annotated[
 RUN_HELP = "The name of a run or of its job, or its first characters."
 AnyRun = Annotated[str, argument(RUN_HELP, "RUN", completion.runs)]
 OpenRun = Annotated[str, argument(RUN_HELP, "RUN", completion.open_runs)]
+OpenRuns = Annotated[
+    list[str],
+    argument(
+        "The names of runs or of their jobs, or their first characters.",
+        "RUN...",
+        completion.open_runs,
+    ),
+]
 OnlyRanks = Annotated[
     str | None, option("Show only these ranks' output, e.g. 0,4-7.", "RANKS", completion.ranks)
 ]

@@ -242,6 +242,17 @@ def test_detach_and_stop(scene: Scene) -> None:
     assert scene.leftovers() == []
 
 
+def test_one_command_stops_several_runs(scene: Scene) -> None:
+    """Also those after a name that no run has."""
+    cluster = scene.cluster_file(scene.script(WAIT))
+    runs = [dtrain.launch(cluster, detach=True) for _ in range(2)]
+    done = scene.command("stop", runs[0].name, "other", runs[1].name).wait()
+    assert done.code == 2, str(done)
+    assert "error: no run 'other' on this machine" in done.stderr
+    assert [run.status().state for run in runs] == ["stopped", "stopped"]
+    assert scene.leftovers() == []
+
+
 def test_detach_and_wait(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = scene.folder / "gate"
     text = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.05)\n"

@@ -98,8 +98,8 @@ def test_values(desk: Path, words: list[str], offered: list[str]) -> None:
 
 def test_zsh_and_fish_also_show_what_a_value_means(desk: Path) -> None:
     (line,) = asked(desk, "stop", of="fish")
-    assert line == "stop\tStop a run on all its hosts."
-    assert '"stop":"Stop a run on all its hosts."' in asked(desk, "stop", of="zsh")[0]
+    assert line == "stop\tStop runs on all their hosts."
+    assert '"stop":"Stop runs on all their hosts."' in asked(desk, "stop", of="zsh")[0]
 
 
 def test_verbs_load_nothing_heavy() -> None:

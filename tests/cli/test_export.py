@@ -63,9 +63,7 @@ def play(exports: Exports, folder: RunFolder) -> None:
     slow = Straggler(("rank-1",), ("n2",), False, 0.2, "clock", 3)
     exports.on_event(events.StragglersChanged(slow))
     exports.on_event(events.StallChanged(Stall(("rank-0",), ("n1",), 20.0, 3, 1)))
-    written: list[tuple[float, events.JournalEvent]] = [
-        (1e9, events.RunStarted("run-1", ("n1", "n2")))
-    ]
+    written: list[tuple[float, events.JournalEvent]] = [(1e9, events.RunStarted(("n1", "n2")))]
     for step in (1, 2, 3):
         at = 1e9 + 10 * step
         for rank in (0, 1):

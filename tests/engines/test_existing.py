@@ -24,7 +24,7 @@ def test_a_process_of_another_machine_gets_no_signal(
     """Machines can share the folder of the runs. A process here may have the same id."""
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     folder = make_run()
-    folder.journal.write_bytes(encode(0.0, RunStarted("run-1", ("n1",))))
+    folder.journal.write_bytes(encode(0.0, RunStarted(("n1",))))
     claim = folder.claim()
     assert claim is not None
     with subprocess.Popen(["sleep", "600"]) as other:
@@ -63,7 +63,7 @@ def test_a_process_that_handles_no_signals_gets_none_before_it_listens(
     it."""
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     folder = make_run()
-    folder.journal.write_bytes(encode(0.0, RunStarted("run-1", ("n1",))))
+    folder.journal.write_bytes(encode(0.0, RunStarted(("n1",))))
     impatient = Control()
     impatient.stop()
 

@@ -172,8 +172,9 @@ def test_a_lost_connection_says_nothing() -> None:
     job = Job()
     job.train(10)
     job.now += 100
-    job.detector.pause(job.now)
-    assert job.stand(1) is None
+    job.detector.pause(job.now, 99)
+    assert job.stand(LEAST - 2) is None
+    assert job.stand(1) is not None
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -81,8 +81,7 @@ def _events() -> list[dict[str, Any]]:
 def _session() -> list[Any]:
     """Everything that a relay may send: messages, and pairs of a stream and its output."""
     sent: list[Any] = [
-        {"type": "hello", "protocol": 1, "python": "3.11.2", "hostname": "h", "time": 1.7e9}
-        | {"pid": 3},
+        {"type": "hello", "time": 1.7e9} | {"pid": 3},
         {"type": "prepared", "workdir": "/w", "folder": "/f"},
     ]
     for number, index in enumerate((0, 1), 1):
@@ -109,7 +108,7 @@ def _session() -> list[Any]:
 _OTHERS: list[Any] = [
     {"type": "refused", "what": "port", "reason": "port 29500 is taken", "hint": ""},
     {"type": "refused", "what": "gone", "reason": "no run", "hint": ""},
-    {"type": "attached", "folder": "/f", "running": True},
+    {"type": "attached"},
     {"type": "alive", "supervisor": 7, "silent": 0.0, "time": 1e9},
     {"type": "notice", "text": "a file is too long"},
     {"type": "lost", "reason": "it died", "survivors": []},
@@ -132,7 +131,7 @@ def _frame(random: Random, one: Any) -> bytes:
 def relay_output(random: Random, *, attached: bool = False) -> bytes:
     sent = _session()
     if attached:
-        sent[1] = {"type": "attached", "folder": "/f", "running": True}
+        sent[1] = {"type": "attached"}
     for _ in range(random.choice((0, 1, 1, 2, 5))):
         at, other = random.randrange(len(sent)), random.randrange(len(sent))
         match random.randrange(4):

@@ -21,9 +21,9 @@ def event(offset: int, kind: str, **body: object) -> bytes:
     return message(type="event", offset=offset, event={"event": kind, "time": 0.0, **body})
 
 
-HELLO = wire.PREAMBLE + message(type="hello", protocol=1, python="3", hostname="h", time=0.0, pid=1)
+HELLO = wire.PREAMBLE + message(type="hello", time=0.0, pid=1)
 PREPARED = HELLO + message(type="prepared", workdir="/", folder="/")
-ATTACHED = HELLO + message(type="attached", folder="/", running=True)
+ATTACHED = HELLO + message(type="attached")
 WHO = {"role": "worker", "index": 0, "rank": 0, "pid": 7}
 STARTED = event(1, "started", **WHO)
 EXITED = event(2, "exited", **WHO, code=0, signal=None, stopping=False)

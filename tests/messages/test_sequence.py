@@ -25,7 +25,7 @@ def happened(offset: int, kind: str, role: str = "worker", index: int = 2, **odd
     rank = index if role == "worker" else None
     event = {"event": kind, "time": 1.0, "role": role, "index": index, "rank": rank, "pid": 7}
     event |= {"code": 0, "signal": None, "stopping": False, "survivors": [], "reason": ""}
-    event |= {"text": "", "groups": [], "logs": "", "local_rank": 0}
+    event |= {"text": "", "groups": []}
     message = read_message({"type": "event", "offset": offset, "event": {**event, **odd}})
     assert isinstance(message, Happened)
     return message

@@ -26,9 +26,7 @@ def test_an_aborted_prepared_launch_leaves_nothing(host: Node, how: str) -> None
     agent = host.launch(
         host.shell("touch started"), setup=["setsid sleep 600 &", "echo done > setup-done"]
     )
-    prepared = agent.expect("prepared")
-    assert prepared["folder"] == str(host.folder())
-    assert prepared["workdir"] == str(host.workdir)
+    agent.expect("prepared")
     CALLED_OFF[how](agent)
     assert "lost" not in [message["type"] for message in agent.messages]
     host.until_nothing_runs()
@@ -56,6 +54,18 @@ def test_a_launcher_that_vanishes_while_setup_hangs_leaves_nothing(host: Node) -
     agent = host.agent(source=impatient)
     host.launch(host.shell("touch started"), setup=["sleep 600"], lease=0.0, agent=agent)
     assert agent.wait_for_end() == -signal.SIGALRM
+    host.until_nothing_runs()
+    until(lambda: not host.run_dir.exists())
+
+
+def test_a_prepared_launch_waits_for_a_paused_launcher(host: Node) -> None:
+    """As long as its lease, although the relay of a running job would have ended before."""
+    impatient = program("agent").replace(b"ALONE = 60", b"ALONE = 1")
+    impatient = impatient.replace(b"START_WITHIN = 60.0", b"START_WITHIN = 0.5")
+    agent = host.agent(source=impatient)
+    host.launch(host.shell("touch started"), lease=1.0, agent=agent)
+    agent.expect("prepared")
+    assert agent.expect("refused")["reason"].startswith("no launcher for 1.5 seconds")
     host.until_nothing_runs()
     until(lambda: not host.run_dir.exists())
 

@@ -59,9 +59,6 @@ def test_a_job_that_succeeds(host: Node) -> None:
     assert types[0] == "hello"
     assert types[1] == "prepared"
     assert types[-1] == "bye"
-    hello = agent.messages[0]
-    assert hello["protocol"] == 1
-    assert hello["python"].startswith("3.")
     assert {(event["code"], event["signal"]) for event in agent.events if "code" in event} == {
         (0, None)
     }
@@ -346,20 +343,19 @@ def test_a_home_relative_job(host: Node) -> None:
     home = host.workdir / "home"
     (home / "work").mkdir(parents=True)
     (home / "bin").mkdir()
-    (home / "bin" / "py").symlink_to("/bin/echo")
+    (home / "bin" / "py").symlink_to("/bin/sh")
     agent = host.launch(
-        host.process(["~/bin/py", "~/x"]),
+        host.process(["~/bin/py", "-c", 'echo "$0 $PWD"', "~/x"]),
         agent=host.agent(environment={"HOME": str(home)}),
         run_dir="~/.runs",
         workdir="work",
         python="~/bin/py",
     )
-    prepared = agent.expect("prepared")
-    assert prepared["workdir"] == f"{home}/work"
-    assert prepared["folder"] == f"{home}/.runs/nodes/run/node0"
+    agent.expect("prepared")
+    assert (home / ".runs/nodes/run/node0").is_dir()
     agent.command("start")
     agent.wait()
-    assert agent.text("worker-0.out") == "~/x\n"
+    assert agent.text("worker-0.out") == f"~/x {home}/work\n"
 
 
 def test_an_idle_supervisor_and_relay_use_no_cpu(host: Node) -> None:

@@ -31,7 +31,7 @@ class Run:
         self.phases: dict[str, float] = {}
         self.step = 0
         self.skew = SKEW
-        self.write(events.RunStarted("run-1", ("n1", "n2")))
+        self.write(events.RunStarted(("n1", "n2")))
 
     def write(self, event: JournalEvent) -> None:
         self.records.append((self.now + 0.1, event))

@@ -302,7 +302,7 @@ def test_files_that_another_user_can_change(folder, tmp_path, what):
         Record.load(folder.path)
     with pytest.raises(UsageError, match=r"journal\.jsonl"):
         list(JournalReader(folder.journal).read())
-    Journal(folder.journal).write(0.0, RunStarted("run", ("a",)))
+    Journal(folder.journal).write(0.0, RunStarted(("a",)))
     assert precious.read_text() == "{}"
 
 

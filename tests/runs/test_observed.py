@@ -15,7 +15,7 @@ from support.runs import plan
 SLOW = Straggler(("rank-1",), ("b",), False, 0.2, "clock", 3)
 STALL = Stall(("rank-1",), ("b",), 20.0, 3, 1)
 BEFORE: list[events.RunEvent] = [
-    events.RunStarted("run-1", ("a", "b")),
+    events.RunStarted(("a", "b")),
     events.HostState("a", "running"),
     events.TensorBoardAddress("a", "TensorBoard of a: http://127.0.0.1:1"),
     events.Progressed(Progress("rank-0", 1.0, 8, 100, None, None, {})),
@@ -41,7 +41,7 @@ def test_the_next_attempt_begins_with_nothing() -> None:
 
 
 def test_the_next_launcher_reports_again_what_still_holds() -> None:
-    before, after = observed(), observed(events.LauncherAttached(7))
+    before, after = observed(), observed(events.LauncherAttached())
     assert (after.slow, after.stall, after.tensorboards) == (None, None, {})
     assert (after.hosts, after.progress) == (before.hosts, before.progress)
     assert after.stop_reason == "Ctrl-C"
@@ -65,7 +65,7 @@ def test_numbered_hosts_are_gone_once_an_engine_names_them() -> None:
 
 def test_a_clock_that_is_set_back_ends_no_run_before_its_begin() -> None:
     run = ObservedRun.of(
-        [(100.0, events.NextAttempt(1, ("a",))), (40.0, events.LauncherAttached(7))]
+        [(100.0, events.NextAttempt(1, ("a",))), (40.0, events.LauncherAttached())]
     )
     assert run.until(200.0, attended=False) == 100.0
     assert run.until(50.0, attended=False) == 50.0  # it had run ahead

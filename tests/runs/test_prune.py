@@ -28,7 +28,7 @@ def make(name: str, days_ago: float, *, over: bool = True) -> RunFolder:
     folder = RunFolder.create(name)
     started = time.time() - days_ago * DAY
     Record(name, REQUEST, 29500, "python3", started).save(folder.path)
-    written: list[events.JournalEvent] = [events.RunStarted(name, ("n1", "n2", "n3"))]
+    written: list[events.JournalEvent] = [events.RunStarted(("n1", "n2", "n3"))]
     if over:
         written.append(events.Finished(Report(ExitCode.OK, "done", seconds=60.0)))
     folder.journal.write_bytes(b"".join(journal.encode(started, one) for one in written))

@@ -334,7 +334,6 @@ class Node:
             "index": index,
             "rank": index,
             "ranks": 1,
-            "service": False,
             "bound_to_gpus": [],
             "container": [],
         }

@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Summary:
         request = Request("c.yaml", "/", FILE, (HOSTILE,), settings=("job.grace=9s",))
         Record("run-1", request, 29500, "python3", BEGIN).save(folder.path)
         written: list[tuple[float, events.JournalEvent]] = [
-            (0, events.RunStarted("run-1", ("n1", "n2"))),
+            (0, events.RunStarted(("n1", "n2"))),
             *((1, events.RelayHello(host, {"time": BEGIN + 1 + AHEAD[host]})) for host in AHEAD),
             *((at, progress(at, at - 19)) for at in range(20, 101, 10)),
             (100, events.StragglersChanged(STRAGGLER)),
@@ -139,7 +139,7 @@ def test_nothing_is_said_about_the_time_without_a_launcher(
     folder = RunFolder.create("run-2")
     Record("run-2", Request("c.yaml", "/", FILE, ()), 29500, "python3", BEGIN).save(folder.path)
     written = [(at, progress(at, at - 19)) for at in range(20, 101, 10)]
-    lines = [journal.encode(BEGIN, events.RunStarted("run-2", ("n1", "n2")))]
+    lines = [journal.encode(BEGIN, events.RunStarted(("n1", "n2")))]
     lines += [journal.encode(BEGIN + at, event) for at, event in written]
     folder.journal.write_bytes(b"".join(lines))
     folder.journal.chmod(0o600)

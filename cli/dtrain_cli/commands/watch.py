@@ -80,7 +80,7 @@ class Watch:
     def until_over(self, work: Callable[[], Report]) -> ExitCode:
         """Run ``work`` and show the run until it ends."""
         exports = self._exports or nullcontext()
-        with exports, on_signals(self._on_signal), suspendable(self.view.pause):
+        with exports, on_signals(self.on_signal), suspendable(self.view.pause):
             try:
                 report = work()
                 self._over = True
@@ -95,10 +95,10 @@ class Watch:
         return report.exit_code
 
     def until_stopped(self, work: Callable[[], ExitCode]) -> ExitCode:
-        """Run ``work``, which stops a run, and show dtrain's notices but no worker output."""
+        """Run ``work``, which stops a run, and show dtrain's notices but no worker output. The
+        caller passes signals to `on_signal`."""
         self.view.mute()
-        with on_signals(self._on_signal):
-            code = work()
+        code = work()
         self.view.close()
         self.view.wait(5)
         return code
@@ -110,7 +110,7 @@ class Watch:
                 self.view.mute()
                 self._detachment.leave_terminal(run, RunFolder.find(run).path)
 
-    def _on_signal(self, number: int) -> None:
+    def on_signal(self, number: int) -> None:
         if self._over:
             # On the second signal, drop the unwritten output: its reader may be stuck.
             self._enough = self._view_muted

@@ -25,7 +25,7 @@ def engine(request: Request, caller: Caller, *, starts: bool = False) -> Iterato
     cluster = request.spec().cluster
     kind: Callable[..., Engine]
     with closing(Transports(request.base, caller.ask, caller.observer.notice)) as transport:
-        transport.prepare(cluster.hosts)
+        transport.prepare(cluster.hosts[: None if cluster.slurm is None else 1])
         if cluster.slurm is not None:
             from dtrain.engines.slurm.session import SlurmEngine
 

@@ -108,10 +108,10 @@ class StallDetector:
         if self._processes.pop(process, None) is not None:
             self._ended.add(process)
 
-    def pause(self, now: float) -> None:
-        """No report can arrive until ``now``."""
+    def pause(self, now: float, seconds: float) -> None:
+        """No report could arrive in the last ``seconds`` before ``now``."""
         for one in self._processes.values():
-            one.advanced = now
+            one.advanced = min(now, one.advanced + seconds)
 
     def find(self, now: float) -> Stall | None:
         """What stands still now."""

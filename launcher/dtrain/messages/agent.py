@@ -73,11 +73,7 @@ class RankStarted(Event):
     kind = "rank"
     role: Role
     index: Index
-    local_rank: Index
     rank: Index
-    pid: Pid | None
-    """None if it ended too soon."""
-    logs: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,6 @@ class RankFailure:
     """How a rank of torchrun failed."""
 
     rank: Index
-    local_rank: Index
     pid: Pid | None = None
     exitcode: Status | None = None
     signal: Name | None = None
@@ -218,9 +213,6 @@ class Ended(Event):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    protocol: int
-    python: Name
-    hostname: Name
     time: Time
     """The node's clock."""
     pid: Pid
@@ -243,7 +235,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    running: bool
+    """The relay follows the run."""
 
 
 @dataclass(frozen=True, slots=True)

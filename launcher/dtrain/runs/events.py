@@ -60,7 +60,6 @@ class RunStarted(JournalEvent):
     """The run has a name; nothing has been started on any host."""
 
     kind = "started"
-    run: str
     hosts: tuple[str, ...]
 
 
@@ -69,7 +68,6 @@ class LauncherAttached(JournalEvent):
     """Another process on this machine has taken charge of the run."""
 
     kind = "attached"
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,6 @@ class NextAttempt(JournalEvent):
     kind = "attempt"
     attempt: AttemptNumber
     hosts: tuple[str, ...]
-    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +229,9 @@ class Notified(JournalEvent):
 
 @dataclass(frozen=True, slots=True)
 class Cleaned(JournalEvent):
-    """`dtrain stop` ended what a finished run had left; ``left`` are the unreachable hosts."""
+    """`dtrain stop` ended what a finished run had left, as far as it could."""
 
     kind = "cleaned"
-    left: tuple[str, ...]
     problems: tuple[str, ...] | None = None
     """The problems in the run's report now; None from an earlier version."""
     hint: str = ""

@@ -131,7 +131,7 @@ class ObservedRun:
                 self.results[number], self.failure = result, failure
             case events.Notified():
                 self.notified.add(event)
-            case events.Cleaned(_, problems, hint) if self.report and problems is not None:
+            case events.Cleaned(problems, hint) if self.report and problems is not None:
                 self.report = replace(self.report, problems=problems, hint=hint)
             case events.Finished(ended):
                 self.report, self.ended = ended, then

@@ -44,8 +44,7 @@ def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolde
         save(record, folder)
         plan = record.plan
         caller.observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
-        started = events.RunStarted(name, plan.host_names)
-        Journal(folder.journal).write(begun, started)
+        Journal(folder.journal).write(begun, events.RunStarted(plan.host_names))
         with listening(folder, caller.control):
             yield record, folder
     finally:
@@ -65,10 +64,9 @@ def earlier_run(record: Record, folder: RunFolder, caller: Caller) -> Iterator[R
     if known.number < record.attempt:
         # The last launcher was killed after it saved the record of this attempt. Without this
         # event, what hosts reported of the attempt before would count as reports of this one.
-        gone = tuple(host for host, since in record.dropped.items() if since == record.attempt)
-        journal.write(time.time(), events.NextAttempt(record.attempt, plan.host_names, gone))
+        journal.write(time.time(), events.NextAttempt(record.attempt, plan.host_names))
         known = ObservedAttempt(record.attempt)
-    journal.write(time.time(), events.LauncherAttached(os.getpid()))
+    journal.write(time.time(), events.LauncherAttached())
     for stream, size in folder.sizes(plan).items():
         caller.observer.skip(stream, size)
     if not caller.control.interrupted and known.stop_reason:

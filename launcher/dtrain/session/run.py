@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,11 +51,11 @@ class Run:
         self.recorder.record(events.AttemptFailed(number, result, report))
         self._notifications.send("restarted", number, report)
 
-    def begin_attempt(self, record: Record, dropped: Sequence[str] = ()) -> None:
+    def begin_attempt(self, record: Record) -> None:
         """``record``: that of the next attempt. Raises StorageError."""
         self.record, self.folder = record, replace(self.folder, attempt=record.attempt)
         save(self.record, self.folder)
-        self.recorder.next_attempt(record.attempt, self.plan, dropped)
+        self.recorder.next_attempt(record.attempt, self.plan)
         self.recorder.latest = ""
 
     def left(self, report: Report, *, still_running: bool = True) -> Report:

@@ -52,7 +52,8 @@ class SshConnection:
                     ConnectError,
                     f"sshd refused another session ({error.text.lower()})",
                     attempted=attempted,
-                    hint="MaxSessions in its sshd_config (default 10) limits concurrent commands",
+                    hint="raise MaxSessions in its sshd_config (default 10): a launch needs 1, or"
+                    " 2 if it sends files (`job.sync`)",
                 ) from error
             raise self.endpoint.error(
                 ConnectError,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError
+from dtrain.engines.ssh import link as link_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import Post
@@ -156,6 +158,30 @@ def test_a_host_whose_end_is_known_is_not_waited_for(tmp_path: Path, code: int) 
     assert attempt.uncleaned() == []
 
 
+def test_a_host_that_is_back_after_the_launcher_stood_still_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-Z during an outage, which is over before the launcher goes on."""
+    now = [1000.0]
+
+    class Back(ScriptedHosts):
+        def connect(self, host: Host) -> ScriptedHosts:
+            if now[0] == 1000.0:
+                now[0] += 3600
+                raise ConnectError(host.name, "connecting", "no answer within 15 s")
+            return super().connect(host)
+
+    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    context = context_of(Back({"first": relay_stdout(map(encode, (HELLO, GONE)))}), tmp_path)
+    link = Link(context, context.plan.hosts[0])
+    link.attach({}, ())
+    assert link.drained(HANG)
+    link.close()
+    link.disconnect(0.0)
+    found = [context.posts.get_nowait().event for _ in range(context.posts.qsize())]
+    assert found == [machine.HostEnded("first")]
+
+
 def test_another_host_key_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
     """It would be one more host that cannot be reached, and may be an attack."""
     refused = threading.Semaphore(0)
@@ -185,7 +211,7 @@ class LastWords(ScriptedHosts, ScriptedProcess):
 
     def __init__(self) -> None:
         self.awaited = threading.Event()
-        attached = {"type": "attached", "running": True}
+        attached = {"type": "attached"}
         stream = {"type": "stream", "id": 1, "name": "worker-0.out"}
         died = {"type": "lost", "reason": "the supervisor died"}
         self._said = memoryview(relay_stdout(map(encode, (HELLO, attached, stream, died))))

@@ -13,7 +13,7 @@ from dtrain.diagnostics import ConnectError
 from dtrain.engines.ssh import controller
 from dtrain.engines.ssh.cleanup import Cleanups
 from dtrain.engines.ssh.controller import SshEngine
-from dtrain.node.agent.wire import VERSION, encode
+from dtrain.node.agent.wire import encode
 from dtrain.runs.events import NoticeShown, RunEvent
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
@@ -27,7 +27,7 @@ from support.threads import no_free_thread
 
 FILE = "cluster: {hosts: [gpu01], gpus: 1}\njob: {framework: none, script: train.py}\n"
 HELLO = {
-    "type": "hello", "protocol": VERSION, "python": "3.11.2", "hostname": "h", "time": 0.0, "pid": 7
+    "type": "hello", "time": 0.0, "pid": 7
 }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def played(tmp_path: Path) -> Played:
         ((Unreachable(NO_RELAY), TimedOut(NO_RELAY)), 3, ["there is no python3", UNCONFIRMED], ""),
         ((Unreachable(BROKEN), TimedOut(NO_RELAY)), 3, ["there is no python3", UNCONFIRMED], ""),
         ((DIED,), 0, ["first: running the job: the supervisor died"], ""),
-        ((*CUT_OFF[:1], messages.Attached(running=False), DIED), 0, ["the supervisor died"], ""),
+        ((*CUT_OFF[:1], messages.Attached(), DIED), 0, ["the supervisor died"], ""),
         ((messages.Refused("gone", "no run"),), 0, ["first: attaching to the job: no run"], ""),
         ((messages.Ended(1.0, (), "a fault"),), 0, ["the supervisor on the host failed"], ""),
         ((ENDED, *CUT_OFF), 0, ["first: receiving the end of the output: cut off"], ""),

@@ -23,7 +23,7 @@ def exited(index: int, code: int = 0) -> Exited:
 def test_what_hosts_have_reported_of_the_latest_attempt(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     journal = Journal(folder.journal)
-    journal.write(1.0, RunStarted("run", ("a", "b")))
+    journal.write(1.0, RunStarted(("a", "b")))
     journal.write(1.0, HostEvent("a", 1, exited(0).as_json()))
     journal.write(1.0, NextAttempt(2, ("a", "b")))
     for offset, event in enumerate([exited(0), exited(1, 1), exited(2)]):
@@ -50,4 +50,4 @@ def test_a_launcher_killed_before_it_journals_the_next_attempt(tmp_path: Path) -
             assert not any(history.received(known, current, record.plan).values())
     events = [event for _, event in JournalReader(folder.journal).read()]
     begun = [event for event in events if isinstance(event, NextAttempt)]
-    assert begun == [NextAttempt(2, record.plan.host_names, ("c",))]
+    assert begun == [NextAttempt(2, record.plan.host_names)]

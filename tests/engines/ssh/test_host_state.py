@@ -56,7 +56,7 @@ EVENTS: list[LinkEvent] = [
     Malformed(ProtocolError("wrong")),
     LinkFailed(InternalError("a fault")),
     messages.Prepared(),
-    messages.Attached(running=True),
+    messages.Attached(),
     GONE,
     BUSY,
     messages.Lost("it died"),
@@ -178,7 +178,7 @@ def test_an_abort_after_the_request_waits_for_the_host() -> None:
 def test_the_last_command_is_repeated_to_a_new_relay() -> None:
     stop = StopWorkers(3.0, "rank 1 failed")
     state, actions = run(running(), Unreachable(ERROR), stop)
-    state, actions = run(state, messages.Attached(running=True))
+    state, actions = run(state, messages.Attached())
     assert actions == [
         Show("stopping"),
         Send({"op": "stop", "grace": 3.0, "reason": "rank 1 failed"}),
@@ -223,7 +223,7 @@ def test_a_silent_supervisor_is_killed_and_its_host_lost() -> None:
     state, actions = run(running(), SupervisorTimedOut(ERROR))
     assert commands(actions) == ["kill"]
     assert posts(actions) == [Post(machine.HostLost("a"), ERROR)]
-    assert commands(run(state, messages.Attached(running=True))[1]) == ["kill"]
+    assert commands(run(state, messages.Attached())[1]) == ["kill"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_host_is_cut_off_until_it_answers() -> None:
     cut_off, _ = run(running(), Unreachable(ERROR))
     assert cut_off.cut_off
     assert run(cut_off, TimedOut(ERROR))[0].cut_off
-    answers = (messages.Attached(running=True), GONE, Malformed(ProtocolError("wrong")))
+    answers = (messages.Attached(), GONE, Malformed(ProtocolError("wrong")))
     assert not any(run(cut_off, answer)[0].cut_off for answer in answers)
 
 
@@ -269,7 +269,7 @@ def test_the_reason_of_a_dead_supervisor_stays_on_display() -> None:
 def test_a_host_that_has_ended_does_not_run_again_after_a_lost_connection(end: LinkEvent) -> None:
     state, (shown, *_) = run(running(), end)
     state, _ = run(state, Unreachable(ERROR))
-    assert run(state, messages.Attached(running=False))[1][0] == shown
+    assert run(state, messages.Attached())[1][0] == shown
 
 
 def test_a_run_folder_that_is_gone_after_the_end_only_costs_output() -> None:

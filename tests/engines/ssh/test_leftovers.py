@@ -48,7 +48,7 @@ def test_a_report_forgets_what_stop_has_ended(
     report = with_uncleaned(failed, record)
     assert report.problems == ("b: slow", "a,b: an earlier attempt may still run")
     assert report.hint.splitlines() == ["look", *hints]
-    written = (events.RunStarted("run-1", ("a", "b")), events.Finished(report))
+    written = (events.RunStarted(("a", "b")), events.Finished(report))
     folder.journal.write_bytes(b"".join(journal.encode(1.0, event) for event in written))
     assert dtrain.stop("run-1") is ExitCode.OK
     now = dtrain.LaunchedRun("run-1").status().report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dtrain.checks import HostFacts
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
+from dtrain.session.facts import everywhere as everywhere_module
 from dtrain.session.facts.everywhere import everywhere
 from dtrain.session.facts.gather_order import QUICK, Depth, gather_order
 from dtrain.session.facts.preflight import Preflight
@@ -82,6 +84,32 @@ def test_the_limit_of_a_host_begins_with_its_call() -> None:
         calls.append(call)
 
     assert everywhere(lambda part: part.host.name, HOSTS, 0.0, run, stopped=stopped) == ["a", "b"]
+
+
+def test_time_in_which_the_launcher_stood_still_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After Ctrl-Z, or on a machine that was suspended, the answers are not read yet."""
+    now, paused, go_on = 1000.0, threading.Event(), threading.Event()
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += paused.is_set()
+        if looks == 5:
+            go_on.set()
+        return now
+
+    def work(part: HostPlan) -> str:
+        nonlocal now
+        now += 3600
+        paused.set()
+        assert go_on.wait(HANG)
+        return part.host.name
+
+    monkeypatch.setattr(everywhere_module, "time", SimpleNamespace(monotonic=clock))
+    assert everywhere(work, HOSTS[:1], 20.0) == ["a"]
+    go_on.set()
 
 
 class FewAnswer(Preflight):

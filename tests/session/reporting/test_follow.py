@@ -68,7 +68,7 @@ def test_a_watcher_learns_of_another_launcher(
     written.write(1e9, events.StallChanged(Stall(("rank-0",), ("n1",), 20.0, 3, 1)))
     follower.read_new()
     assert known.attempt.stall is not None
-    written.write(1e9, events.LauncherAttached(7))
+    written.write(1e9, events.LauncherAttached())
     follower.read_new()
     assert known.attempt.stall is None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dtrain.messages.agent import Exited
+from dtrain.messages.agent import ErrorReport, Exited
 from dtrain.session.watching.evidence import CLOCK_READINGS, HostEvidence
 
 
-def failed_at(host: HostEvidence, theirs: float) -> float:
+def failed_at(host: HostEvidence, theirs: float, error: ErrorReport | None = None) -> float:
     event = Exited(time=theirs, role="worker", index=0, rank=0, pid=7, code=1, signal=None,
-                   stopping=False, error=None, out_of_memory=False)  # fmt: skip
+                   stopping=False, error=error, out_of_memory=False)  # fmt: skip
     (failure,) = host.failures(event)
     return failure.time
 
@@ -28,3 +28,11 @@ def test_a_time_server_sets_the_clock_of_a_host() -> None:
     for number in range(CLOCK_READINGS):
         host.compare_clocks(1005.0 + number, 1005.5 + number)
     assert failed_at(host, 2000.0) == 2000.5
+
+
+def test_a_failure_is_as_old_as_its_report() -> None:
+    """A process may take seconds to exit, and those that fail because of it less."""
+    host = HostEvidence("a", ())
+    host.compare_clocks(1000.0, 1000.0)
+    assert failed_at(host, 1003.0, ErrorReport(time=1000.5)) == 1000.5
+    assert failed_at(host, 1003.0, ErrorReport()) == 1003.0

@@ -10,6 +10,7 @@ import pytest
 
 from dtrain.messages.agent import Exited, Stack
 from dtrain.runs.log_store import Stream
+from dtrain.runs.progress import StepReport
 from dtrain.session.watching import worker_watch
 from dtrain.session.watching.evidence import HostEvidence
 from dtrain.session.watching.steps import StepWatch
@@ -70,6 +71,24 @@ def test_a_launcher_that_stood_still_reads_before_it_judges(
     assert look(3600.0) == 0
     # The silence before it counts, and each look counts for a second at most.
     assert [look(2.0) for _ in range(10)] == [0] * 8 + [1] * 2
+
+
+def test_a_launcher_that_stood_still_shows_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, _ = watching("stop", silence=60.0)
+    shown: list[object] = []
+    watch._job.recorder.record = shown.append  # type: ignore[method-assign]
+    watch._job.steps.add("a", StepReport("rank-0", 5, None, 0, (), 0.0), now)
+    now += 1.0
+    watch.look()
+    now += 3600.0
+    watch.look()
+    assert shown == []
+    for _ in range(15):
+        now += 1.0
+        watch.look()
+    assert len(shown) == 1
 
 
 def test_only_workers_that_still_run_hang_somewhere() -> None:

@@ -120,7 +120,7 @@ class SshEngine:
                     report = replace(report, exit_code=ExitCode.INTERRUPTED, reason=why)
                     break
                 self._save_uncleaned(run)
-                run.begin_attempt(run.record.after(decision), decision.dropped)
+                run.begin_attempt(run.record.after(decision))
                 report, attempt = self._start(run)
         except StorageError as error:
             report = replace(report, problems=(*report.problems, error.message), hint=error.hint)
@@ -191,7 +191,7 @@ class SshEngine:
         report = ObservedRun.read(folder).report
         if report is not None:
             report = with_uncleaned(report, run.record, record)
-            run.recorder.record(events.Cleaned(left, report.problems, report.hint))
+            run.recorder.record(events.Cleaned(report.problems, report.hint))
         return not run.record.leftovers
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:

@@ -61,7 +61,6 @@ def launch_request(
                 "argv": list(process.argv),
                 "environment": dict(process.environment),
                 "node_variables": _written(process.node_variables),
-                "service": process.service,
                 "bound_to_gpus": list(process.bound_to_gpus),
             }
             for process in part.processes

@@ -37,7 +37,6 @@ class ProcessRequest(TypedDict):
     argv: list[str]
     environment: dict[str, str]
     node_variables: dict[str, dict[str, Any]]
-    service: bool
     bound_to_gpus: list[int]
     """The process is bound to the NUMA node of these GPUs, see `dtrain.node.numa`."""
 

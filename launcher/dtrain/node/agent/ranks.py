@@ -69,7 +69,7 @@ class Ranks:
             self._known[place] = rank
             self._pids[rank] = pid
             logs = place[len(os.path.dirname(self._logs)) + 1 :]
-            found.append({"local_rank": local, "rank": rank, "pid": pid, "logs": shown(logs)})
+            found.append({"rank": rank, "logs": shown(logs)})
         return found, 0.01
 
     def started(self) -> dict[int, int | None]:
@@ -121,7 +121,7 @@ class Ranks:
         for place, rank in sorted(self._known.items(), key=lambda item: item[1]):
             report = error_report(os.path.join(place, b"error.json"), SHORT_TRACEBACK)
             if report or rank in codes:
-                body: Json = {"rank": rank, "local_rank": int(os.path.basename(place))}
+                body: Json = {"rank": rank}
                 code, pid = codes.get(rank, (None, None))
                 # A rank that ended at once was never seen.
                 body["pid"] = self._pids[rank] or pid

@@ -63,14 +63,7 @@ class Relay:
 
     def run(self) -> None:
         self._channel.write(PREAMBLE)
-        self._channel.report(
-            "hello",
-            protocol=VERSION,
-            python="%d.%d.%d" % sys.version_info[:3],
-            hostname=socket.gethostname(),
-            time=time.time(),
-            pid=os.getpid(),
-        )
+        self._channel.report("hello", time=time.time(), pid=os.getpid())
         line = self._stdin.readline()
         if not line:
             return
@@ -104,9 +97,9 @@ class Relay:
         launch = Launch(command, state.folder, tag, state.trust, self._supervisor, self._importer)
         self._launch = launch
         launch.begin()
-        # The supervisor waits for the start as long as the lease: the user may pause the launcher
-        # (Ctrl-Z) during a long setup.
-        self._expect_commands(ALONE + min(int(command["lease"]), MOST))
+        # The user may pause the launcher (Ctrl-Z) until the start. The supervisor gives up after
+        # the lease, before this process does, and says why.
+        self._expect_commands(2 * ALONE + min(int(command["lease"]), MOST))
         try:
             threading.Thread(target=self._listen, daemon=True).start()
         except RuntimeError as error:
@@ -159,13 +152,13 @@ class Relay:
             offsets=command["offsets"],
             events_only=not command["outputs"],
         )
-        self._channel.report("attached", folder=shown(state.folder), running=pid != 0)
+        self._channel.report("attached")
+        self._expect_commands(ALONE)
         threading.Thread(target=self._listen, daemon=True).start()
         self._follow(state, follower, tag)
 
     def _follow(self, state: RunState, follower: Follower, tag: Tag) -> None:
         """Send new data until the run is over and everything is sent."""
-        self._expect_commands(ALONE)
         late = self._supervisor.absent
         unread = MAX_EVENTS // MAX_READ  # times; a process of the job may write without end
         pause = QUICK
@@ -181,6 +174,8 @@ class Relay:
             over = follower.ended or gone
             self._answer_launcher()
             progress = follower.send_events()
+            if progress and self._patience != ALONE:  # the job has started
+                self._expect_commands(ALONE)
             # Processes that survived the end of the run may have ended since.
             unclean = not follower.ended or (late and follower.survived)
             unread -= gone

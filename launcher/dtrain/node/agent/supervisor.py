@@ -91,13 +91,7 @@ class Supervisor:
         except RefusedError as refusal:
             self._give_up(refusal.message)
             return
-        self._control.broadcast(
-            {
-                "type": "prepared",
-                "workdir": self._request["absolute_workdir"],
-                "folder": self._request["folder"],
-            }
-        )
+        self._control.broadcast({"type": "prepared"})
         try:
             while not self._over:
                 self._control.wait(self._tick())
@@ -139,8 +133,9 @@ class Supervisor:
         if self._stop_signal:
             self._give_up(RefusedError("agent", "stopped by " + self._stop_signal).message)
         elif left <= 0:
-            reason = "no start command came within %d seconds" % waited
-            self._give_up(RefusedError("agent", reason).message)
+            reason = "no launcher for %g seconds, and the job had not started" % waited
+            hint = "raise `job.lease` to pause a launcher for longer (Ctrl-Z)"
+            self._give_up(RefusedError("agent", reason, hint).message)
         return 0.0 if self._over else left
 
     def _give_up(self, message: Json) -> None:

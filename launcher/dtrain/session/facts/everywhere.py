@@ -16,6 +16,11 @@ from dtrain.launchplan.plan import HostPlan
 from dtrain.session.facts.conversation import ATTEMPTED
 from dtrain.transport.questions import never
 
+POLL = 0.2
+"""Seconds between two looks at the limit and at Ctrl-C."""
+STOOD_STILL = 1.0
+"""If a look comes later, this process did not run (Ctrl-Z, a suspended machine), and has not read
+what arrived."""
 _Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
 
@@ -52,6 +57,7 @@ def everywhere(
         except BaseException as failure:  # noqa: BLE001 - raised in the waiting thread
             done.put((index, failure))
 
+    looked, stood_still = time.monotonic(), 0.0
     for index, item in enumerate(items):
         run(item, partial(act, index, item))
     results: dict[int, _Result | NodeError] = {}
@@ -59,11 +65,13 @@ def everywhere(
     while len(results) < len(items) and time.monotonic() < deadline:
         if stopped() and deadline == math.inf:
             deadline = time.monotonic() + ending
+        before, looked = looked, time.monotonic()
+        if looked - before > STOOD_STILL:
+            stood_still += looked - before
         try:
-            # A short timeout, so that Ctrl-C takes effect.
-            index, result = done.get(timeout=0.2)
+            index, result = done.get(timeout=POLL)
         except queue.Empty:
-            late = time.monotonic() - limit
+            late = looked - limit - stood_still
             if all(at in results or begun.get(at, math.inf) < late for at in range(len(items))):
                 break
             continue

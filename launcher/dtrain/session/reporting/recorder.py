@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from dtrain.diagnostics import DtrainError
 from dtrain.failures.cause import Report
@@ -86,8 +86,8 @@ class Recorder:
         finally:
             end()
 
-    def next_attempt(self, number: int, plan: LaunchPlan, dropped: Sequence[str] = ()) -> None:
-        self.record(events.NextAttempt(number, plan.host_names, tuple(dropped)))
+    def next_attempt(self, number: int, plan: LaunchPlan) -> None:
+        self.record(events.NextAttempt(number, plan.host_names))
         self.observer.on_event(events.AttemptPlanned(plan))
 
     def allocated(self, plan: LaunchPlan) -> None:

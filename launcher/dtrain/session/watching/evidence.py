@@ -117,8 +117,8 @@ class HostEvidence:
             role=event.role,
             index=event.index,
             rank=event.rank,
-            # The error file's own time is in whole seconds.
-            time=event.time + self._clock_offset,
+            # A process may take seconds to exit after its error.
+            time=(error.time or event.time) + self._clock_offset,
             code=event.code,
             signal=event.signal,
             message=error.message,

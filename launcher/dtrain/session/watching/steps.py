@@ -48,10 +48,10 @@ class StepWatch:
         with self._lock:
             self._stalls.remove(process)
 
-    def disconnected(self, now: float) -> None:
-        """Reports of some host cannot arrive at ``now``."""
+    def pause(self, now: float, seconds: float) -> None:
+        """Reports of some host could not arrive in the last ``seconds`` before ``now``."""
         with self._lock:
-            self._stalls.pause(now)
+            self._stalls.pause(now, seconds)
 
     def stall(self, now: float) -> Stall | None:
         """What stands still at ``now``."""

@@ -106,9 +106,11 @@ class WorkerWatch:
     def look(self) -> bool:
         """Show what has changed. Returns whether the running job has hung, and must end."""
         now = time.monotonic()
+        excess = max(0.0, now - self._looked - self._longest_pause)
+        self._looked = now
         self._show_stragglers(now)
-        self._show_stall(now)
-        return self._has_hung(now)
+        self._show_stall(now, excess)
+        return self._has_hung(now, excess)
 
     @property
     def _connected(self) -> bool:
@@ -140,12 +142,14 @@ class WorkerWatch:
             self._slow = found
             self._job.recorder.record(events.StragglersChanged(found))
 
-    def _show_stall(self, now: float) -> None:
+    def _show_stall(self, now: float, excess: float) -> None:
         """Show which ranks stand still, and where, when that changes. A stall does not end the job:
         its workers may still write output."""
-        if not self._connected:
-            self._job.steps.disconnected(now)
-        elif self._locating and self._answered(now):
+        if missed := excess if self._connected else math.inf:
+            self._job.steps.pause(now, missed)
+        if missed == math.inf:
+            return
+        if self._locating and self._answered(now):
             self._locating = False
             for line in self.stuck_workers():
                 self._job.recorder.notice(line)
@@ -162,15 +166,13 @@ class WorkerWatch:
         self._locating, self._requested_at = True, now
         self._request(abort=False)
 
-    def _has_hung(self, now: float) -> bool:
+    def _has_hung(self, now: float, excess: float) -> bool:
         """Whether the running job has been silent for so long that it must end.
 
         First, every host gets some seconds to collect the stacks of its workers.
         """
         if self._watchdog.silence is None:
             return False
-        excess = max(0.0, now - self._looked - self._longest_pause)
-        self._looked = now
         if not self._connected:
             # The connection is down, so the silence says nothing about the job.
             self._since, self._silence = now, Silence.NONE

@@ -1,0 +1,36 @@
+"""How errors look on the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from dtrain.diagnostics import DtrainError, SpecError
+
+
+def explain(error: DtrainError) -> int:
+    """Print ``error`` with its hints. Returns its exit code."""
+    if isinstance(error, SpecError):
+        from dtrain.spec.report import render_problems
+
+        say(render_problems(error).rstrip("\n"))
+    else:
+        # At once: another thread may explain the error of another run.
+        hints = (f"hint: {line}" for line in error.hint.splitlines())
+        say("\n".join((f"error: {error.message}", *hints)))
+    return error.exit_code
+
+
+def say(text: str) -> None:
+    """Print to stderr, with control characters escaped: the text may quote files and hosts."""
+    from dtrain.framing import clean
+    from dtrain_cli.views import color
+
+    if sys.stderr is not None:
+        lines = [clean(line) for line in text.split("\n")]
+        if color(sys.stderr.isatty()):
+            from dtrain_cli.views.names import marked
+
+            lines = [*map(marked, lines)]
+        typer.echo("\n".join(lines), err=True, color=True)
