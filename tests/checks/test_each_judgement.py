@@ -380,6 +380,14 @@ def test_a_module_that_is_not_found() -> None:
                               "gpu3").seen  # fmt: skip
 
 
+def test_a_command_whose_program_is_not_there() -> None:
+    usual = {"status": 0, "python": "3.11.2", "program_found": {"found": True}}
+    lost = {"interpreter": usual | {"program_found": {"found": False}}}
+    job = plan("framework: none, command: [train, --fast]")
+    found = only(evidence({"interpreter": usual}, lost, of=job), "error", "program", "gpu3")
+    assert found.seen == "there is no program train on PATH"
+
+
 TAKEN = {"ports": {"29500": {"free": False, "reason": "in use", "holder": "process 7 (sshd)"}}}
 
 

@@ -57,6 +57,15 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
             "job.module can be imported in job.workdir",
             "set job.workdir to its parent folder, or install the module there",
         )
+    elif answer.get("program_found") == {"found": False} and evidence.plan.job.command:
+        program = evidence.plan.job.command[0]
+        yield host.error(
+            "program",
+            f"there is no program {program}" + ("" if "/" in program else " on PATH"),
+            "every host can run the program of job.command",
+            "install it there, or correct job.command; the folder of cluster.python is on PATH,"
+            " and job.setup can add others",
+        )
 
 
 def _python(evidence: Evidence) -> Iterator[Finding]:
