@@ -362,12 +362,30 @@ def test_packages_and_pythons_that_differ() -> None:
     only(evidence({"interpreter": usual}, newer), "warning", "python", "gpu3")
 
 
+def test_an_interpreter_that_dies_at_its_start_is_reported_with_its_reason() -> None:
+    """As with a PYTHONHOME that belongs to another Python."""
+    reason = "ModuleNotFoundError: No module named 'encodings'"
+    stack = "Current thread 0x00007f7f015d2b80 (most recent call first):\n  <no Python frame>"
+    died = {"interpreter": {"status": 1, "output": f"{reason}\n\n{stack}\n"}}
+    usual = {"interpreter": {"status": 0, "python": "3.11.2"}}
+    found = only(evidence(usual, died), "error", "python", "gpu3")
+    assert found.seen.endswith(f"does not run: {reason}")
+
+
 def test_a_module_that_is_not_found() -> None:
     usual = torch()["interpreter"] | {"module_found": {"found": True}}
     lost = {"interpreter": usual | {"module_found": {"found": False}}}
     job = plan("framework: torch, module: my.train")
     assert "my.train" in only(evidence({"interpreter": usual}, lost, of=job), "error", "module",
                               "gpu3").seen  # fmt: skip
+
+
+def test_a_command_whose_program_is_not_there() -> None:
+    usual = {"status": 0, "python": "3.11.2", "program_found": {"found": True}}
+    lost = {"interpreter": usual | {"program_found": {"found": False}}}
+    job = plan("framework: none, command: [train, --fast]")
+    found = only(evidence({"interpreter": usual}, lost, of=job), "error", "program", "gpu3")
+    assert found.seen == "there is no program train on PATH"
 
 
 TAKEN = {"ports": {"29500": {"free": False, "reason": "in use", "holder": "process 7 (sshd)"}}}

@@ -128,6 +128,23 @@ def test_a_package_without_a_version_counts_as_installed(ask: Ask, tmp_path: Pat
     assert there["interpreter"]["framework"] == {"version": "2.1"}
 
 
+def test_a_program_is_found_where_a_worker_finds_it(ask: Ask, tmp_path: Path) -> None:
+    for name, mode in (("train", 0o755), ("text", 0o644)):
+        (tmp_path / name).touch(mode)
+
+    def found(program: str, setup: list[str]) -> bool:
+        options = {"framework": "none", "program": program}
+        asked = {**interpreter(HANG), "code": INTERPRETER, "options": options}
+        answer = ask("interpreter", setup=setup, interpreter=asked)
+        return bool(answer["interpreter"]["program_found"]["found"])
+
+    path = [f"PATH={tmp_path}:$PATH"]
+    assert found(Path(sys.executable).name, [])  # beside the job's Python
+    assert [found(name, path) for name in ("train", "text", "none")] == [True, False, False]
+    assert not found("train", [])
+    assert [found(f"{tmp_path}/{name}", []) for name in ("train", "text")] == [True, False]
+
+
 def test_the_version_of_torch_is_read_without_importing_it(ask: Ask, tmp_path: Path) -> None:
     package = tmp_path / "frame"
     package.mkdir()

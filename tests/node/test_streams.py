@@ -67,6 +67,15 @@ def test_a_slow_reader_delays_only_its_relay(host: Node) -> None:
     assert bytes(agent.output["worker-0.out"]) == b"\0" * 8000000
 
 
+def test_a_truncated_file_is_reported(host: Node) -> None:
+    agent = host.start(host.shell("seq 1000; until test -e go; do sleep 0.02; done; echo end"))
+    agent.until(lambda: b"1000" in agent.output.get("worker-0.out", b""))
+    os.truncate(host.folder() / "worker-0.out", 0)
+    assert agent.expect("notice")["text"].startswith("worker-0.out was truncated: ")
+    (host.workdir / "go").touch()
+    agent.wait()
+
+
 def test_the_next_relay_continues_after_a_killed_one(host: Node) -> None:
     write = "until test -e go; do sleep 0.02; done; for n in $(seq 5000); do echo line $n; done"
     agent = host.start(host.shell(f"seq 1000; echo first half; {write}"))

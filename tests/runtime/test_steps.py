@@ -187,6 +187,15 @@ def test_phases_are_counted_from_the_begin_of_the_process(script: Script) -> Non
         script.recorder.phase("lunch").__enter__()
 
 
+def test_the_first_step_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dtrain report` counts all phases before this report into the start of the job."""
+    monkeypatch.setenv("DTRAIN_RUN_DIR", "/nowhere")
+    monkeypatch.setattr(module, "BETWEEN_EVENTS", 10 * HANG)
+    reported = threading.Event()
+    StepRecorder(lambda kind, **body: reported.set()).end_step()
+    assert reported.wait(HANG)
+
+
 def test_a_script_that_marks_and_reports_its_waits_counts_them_once(script: Script) -> None:
     for step in range(1, 5):
         with script.recorder.phase("data"):

@@ -12,6 +12,9 @@ from dtrain.checks.skew import differing, first_of, outliers
 _OLD_GLIBC = (2, 28)
 """The minimum for wheels of PyTorch since 2.6 and of TensorFlow."""
 
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x", re.MULTILINE)
+"""Starts the stack that Python prints below the message of a fatal error."""
+
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.hosts:
@@ -26,8 +29,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Finding]:
     setup = evidence.plan.job.setup
     python = host.part.python
-    lines = (answer.get("output") or "").strip().splitlines()
-    last = lines[-1] if lines else "no output"
+    printed = _THREAD.split(answer.get("output") or "")[0]
+    last = printed.strip().rpartition("\n")[2] or "no output"
     if "failed_setup" in answer and setup:
         step = answer["failed_setup"]
         how = "timed out" if answer["status"] is None else "failed"
@@ -53,6 +56,15 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
             f"{python} cannot find the module {evidence.plan.job.module}",
             "job.module can be imported in job.workdir",
             "set job.workdir to its parent folder, or install the module there",
+        )
+    elif answer.get("program_found") == {"found": False} and evidence.plan.job.command:
+        program = evidence.plan.job.command[0]
+        yield host.error(
+            "program",
+            f"there is no program {program}" + ("" if "/" in program else " on PATH"),
+            "every host can run the program of job.command",
+            "install it there, or correct job.command; the folder of cluster.python is on PATH,"
+            " and job.setup can add others",
         )
 
 

@@ -198,7 +198,7 @@ class FrameworkFacts(TypedDict, total=False):
     capability: Annotated[str, re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")]
 
 
-class ModuleFound(TypedDict):
+class Presence(TypedDict):
     found: bool
 
 
@@ -214,7 +214,8 @@ class Interpreter(TypedDict, total=False):
     limits: ProbeFailed | ProcessLimits
     framework: ProbeFailed | FrameworkFacts
     packages: ProbeFailed | dict[Name, Name | None]
-    module_found: ProbeFailed | ModuleFound
+    module_found: ProbeFailed | Presence
+    program_found: ProbeFailed | Presence
 
 
 class ContainerEngine(TypedDict):

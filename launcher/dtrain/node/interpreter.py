@@ -123,6 +123,15 @@ FRAMEWORKS: dict[str, Callable[[Any], Json]] = {
 }
 
 
+def executable(program: str) -> bool:
+    """Whether a worker can execute it. The folder of the job's Python is on its PATH, too."""
+    folders = [""]
+    if "/" not in program:
+        folders = [*os.get_exec_path(), os.path.dirname(sys.executable)]
+    paths = [os.path.join(folder, program) for folder in folders]
+    return any(os.path.isfile(path) and os.access(path, os.X_OK) for path in paths)
+
+
 def attempt(probe: Callable[[], Json]) -> Json:
     try:
         return probe()
@@ -166,6 +175,8 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         name = options["module"] if options.get("import") else options["module"].split(".")[0]
         sys.path.insert(0, os.getcwd())
         found["module_found"] = attempt(lambda: {"found": find_spec(name) is not None})
+    if options.get("program"):
+        found["program_found"] = attempt(lambda: {"found": executable(options["program"])})
     with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as report:
         report.write(to_json(found) + "\n")
     os._exit(0)  # an orderly end takes 4 ms

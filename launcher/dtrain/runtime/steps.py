@@ -2,7 +2,7 @@
 
 In each step, a process waits for data, computes, and waits for the other processes. `StepRecorder`
 averages `STEPS` steps to a block. A thread writes new blocks and the number of steps to the
-progress file every `BETWEEN_EVENTS` seconds, so a step costs microseconds.
+progress file after the first step and every `BETWEEN_EVENTS` seconds, so a step costs microseconds.
 """
 
 from __future__ import annotations
@@ -190,8 +190,9 @@ class StepRecorder:
 
     def _write_all(self) -> None:
         while True:
-            time.sleep(BETWEEN_EVENTS)
+            # After the first step at once: its report parts the waits of the start from later ones.
             self.write()
+            time.sleep(BETWEEN_EVENTS)
 
     def write(self) -> None:
         """Write what is new."""

@@ -210,14 +210,14 @@ def check_kubernetes(section: Section, job: Section, problems: Problems) -> None
     for name in _OWN_RESOURCES:
         if name in section.get("resources", {}):
             problems.add(
-                f"cluster.kubernetes.resources cannot hold {name}, which cluster.gpus sets",
+                f"cluster.kubernetes.resources cannot contain {name}, which cluster.gpus sets",
                 section.place("resources"),
                 "remove it, and set cluster.gpus",
             )
     for name in _OF_PODS:
         if name in job.get("secrets", ()):
             problems.add(
-                f"job.secrets cannot hold {name}, which Kubernetes sets for each pod",
+                f"job.secrets cannot contain {name}, which Kubernetes sets for each pod",
                 job.place("secrets"),
                 "give your variable another name",
             )

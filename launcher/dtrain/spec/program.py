@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtrain.spec.machines import machines
+from dtrain.spec.model import Mount
 from dtrain.spec.problems import Problems, TextSpan
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Scalar, Sequence
@@ -35,7 +36,8 @@ def check_program(job: Section, problems: Problems) -> None:
 
 
 def check_container(job: Section, problems: Problems) -> None:
-    """No secret is a variable that the client of a container engine uses itself."""
+    """No secret is a variable that the client of a container engine uses itself, and no two mounts
+    have one target."""
     secrets = job.entries["secrets"].value if "secrets" in job and "container" in job else None
     for item in getattr(secrets, "items", ()):
         if isinstance(item, Scalar) and item.text in CLIENTS_OWN:
@@ -45,6 +47,18 @@ def check_container(job: Section, problems: Problems) -> None:
                 item.place,
                 "set it in job.env, or in the image",
             )
+    container = job.section("container")
+    mounts = container.entries["mounts"].value if container.get("mounts") else None
+    taken = {(job.get("workdir") or "~").rstrip("/"): "which is always mounted: job.workdir"}
+    for item in getattr(mounts, "items", ()):
+        target = Mount.parse(item.text).target.rstrip("/")
+        if target in taken:
+            problems.add(
+                f"a container cannot have another mount at {target}, {taken[target]}",
+                item.place,
+                "remove it, or mount it at a folder of its own: SOURCE:TARGET",
+            )
+        taken[target] = "the target of a mount before it"
 
 
 def check_per(cluster: Section, job: Section, problems: Problems) -> None:

@@ -82,7 +82,7 @@ class Text(Type[str]):
             return None
         if not self.lines and (found := _CONTROL.search(node.text)):
             problems.add(
-                f"{name} cannot hold the character {visible(found[0])}", node.place, "remove it"
+                f"{name} cannot contain the character {visible(found[0])}", node.place, "remove it"
             )
             return None
         wrong = self.check(node.text) if self.check else ""

@@ -48,11 +48,11 @@ def _option(text: str) -> str:
     if own is not None:
         key = OWN_OPTIONS[own]
         if key:
-            return f"cannot hold --{name}: set {key} instead"
+            return f"cannot contain --{name}: set {key} instead"
         why = "dtrain submits a script of its own, and follows the job"
         if own == "array":
             why = "a launch is one job; `launch --dry-run` writes a script for your own sbatch"
-        return f"cannot hold --{name}: {why}"
+        return f"cannot contain --{name}: {why}"
     return ""
 
 

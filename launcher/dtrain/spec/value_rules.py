@@ -75,7 +75,7 @@ def unix_group(text: str) -> str:
 
 
 def image(text: str) -> str:
-    return "cannot hold spaces" if re.search(r"\s", text) else option_safe(text)
+    return "cannot contain spaces" if re.search(r"\s", text) else option_safe(text)
 
 
 def mount(text: str) -> str:
@@ -86,7 +86,7 @@ def mount(text: str) -> str:
         return "must be SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro"
     if not all(path.startswith(("/", "~/")) for path in paths):
         return "must name paths that start with '/' or '~/'"
-    return "cannot hold commas, quotes or line breaks" if re.search(r'[,"\n\r]', text) else ""
+    return "cannot contain commas, quotes or line breaks" if re.search(r'[,"\n\r]', text) else ""
 
 
 NAME = pattern_text(

@@ -11,8 +11,8 @@ from dtrain.diagnostics import ExitCode
 from dtrain.session.relays.commands import Commands, Receiver, Target
 from dtrain.session.stopping.control import Control
 from dtrain.spec.model import Host
-from dtrain.transport.local import LocalConnection, LocalTransport
-from support.limits import HANG
+from dtrain.transport.local import LocalConnection, LocalProcess, LocalTransport
+from support.limits import HANG, until
 
 
 def commands(transport: LocalTransport, *hosts: str) -> Commands:
@@ -38,6 +38,28 @@ def test_a_stop_does_not_wait_for_a_host_that_is_still_connecting() -> None:
     assert slow.exit_code is ExitCode.NODE_FAILED
     assert slow.error is not None
     assert slow.error.reason == "interrupted before it answered"
+
+
+def test_a_stop_does_not_wait_for_a_login_script() -> None:
+    class LoggingIn(LocalConnection):
+        def start(self, command: str) -> LocalProcess:
+            return super().start("echo welcome; exec cat >/dev/null")
+
+    class Slow(LocalTransport):
+        def connect(self, host: Host) -> LocalConnection:
+            return LoggingIn(host.name)
+
+    control = Control()
+    slow = commands(Slow(), "slow")
+
+    def stop() -> None:
+        until(lambda: slow._groups[0].relay is not None)
+        control.stop()
+
+    threading.Thread(target=stop, daemon=True).start()
+    (outcome,) = slow.run(Receiver(), control)
+    assert outcome.error is not None
+    assert outcome.error.reason == "interrupted before it answered"
 
 
 def test_a_fault_in_a_thread_ends_the_command() -> None:

@@ -8,7 +8,7 @@ import time
 
 from dtrain.launchplan.names import process_name, rank_name
 from dtrain.node.agent.progress import ProgressFiles
-from dtrain.node.agent.wire import CHUNK, raw
+from dtrain.node.agent.wire import CHUNK, raw, shown
 from dtrain.node.agent.worker_files import open_regular
 from dtrain.node.telemetry.follow import TelemetryFiles
 
@@ -29,17 +29,25 @@ class OutputFile:
         """``fd`` is the file if it is already open, else -1."""
         self.number = number
         self.offset = offset
-        self._path = path
+        self.path = path
         self._fd = fd
+        self._shorter = False
 
     def read(self) -> bytes:
         """The next bytes; empty if there are none yet."""
         try:
             if self._fd < 0:
-                self._fd = open_regular(self._path)
+                self._fd = open_regular(self.path)
             return os.pread(self._fd, CHUNK, self.offset)
         except OSError:
             return b""
+
+    def found_shorter(self) -> bool:
+        """Whether the file has lost bytes that were read: somebody has truncated it. True once."""
+        if self._shorter or self._fd < 0:
+            return False
+        self._shorter = os.fstat(self._fd).st_size < self.offset
+        return self._shorter
 
 
 class Follower:
@@ -153,6 +161,10 @@ class Follower:
         if data:
             self._channel.send_data(stream.number, stream.offset, data)
             stream.offset += len(data)
+        elif stream.found_shorter():
+            name = shown(os.path.relpath(stream.path, self._folder))
+            text = "%s was truncated: its output is missing until it again has"
+            self._channel.report("notice", text=(text + " %d bytes") % (name, stream.offset))
         if len(data) == CHUNK:
             self._outputs_at, self.has_more = 0.0, True
         return bool(data)

@@ -10,6 +10,7 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.node import programs
 from dtrain.node.facts.orders import GatherOrder
 from dtrain.records import dataclass
+from dtrain.spec.model import Job
 
 INTERPRETER_SECONDS = 180.0
 """Limit for setup and the import of a framework, with cold caches and slow file servers."""
@@ -101,9 +102,17 @@ def gather_order(
                 "packages": thorough,
                 # What comes with the launch is not on the host yet.
                 "module": None if job.sync or _shipped(job.module) else job.module,
+                "program": _program(job),
             },
         },
     }
+
+
+def _program(job: Job) -> str | None:
+    """The program of ``job.command``, if it is already on the hosts and has no placeholder."""
+    program = job.command[0] if job.command else ""
+    comes = job.sync is not None and "/" in program
+    return None if comes or not program or program[0] == "~" or "{" in program else program
 
 
 def _shipped(module: str | None) -> bool:

@@ -180,9 +180,10 @@ class Commands:
             for group in self._groups:
                 if group.over or group.given_up:
                     continue
+                begun = group.relay is not None and group.relay.has_begun
                 if late:
                     self._give_up(group, f"no answer within {LATE:g} s after the time limit")
-                elif force is Force.GIVE_UP or (force and group.relay is None):
+                elif force is Force.GIVE_UP or (force and not begun):
                     self._give_up(group, "interrupted before it answered")
                 elif force > acted and group.relay is not None:
                     grace = 0.0 if force is Force.KILL else GRACE
