@@ -125,12 +125,14 @@ def _compared(hosts: Sequence[Host], gbps: float | None) -> str:
 def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> None:
     steps = layout.grad_accumulation
     if steps < layout.pipeline:
-        refuses = "" if layout.schedule == "gpipe" else "; dtrain.runtime needs more of them"
+        runs = layout.schedule == "gpipe" or layout.backend != "runtime"
+        refuses = "" if runs else "; dtrain.runtime needs more of them"
+        smaller = "smaller micro-batches" if layout.micro_batch > 1 else "a larger global batch"
         warnings.add(
             f"with {counted(steps, 'micro-batch')} for {layout.pipeline} stages, each is "
             f"idle for {_bubble(layout):.0%} of a step{refuses}",
             _place("grad_accumulation", job),
-            f"make grad_accumulation {2 * layout.pipeline} or more, with smaller micro-batches",
+            f"make grad_accumulation {2 * layout.pipeline} or more, with {smaller}",
         )
     if layout.sharding == "full" and layout.data > 1:
         warnings.add(
