@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.parallelism.cluster.hardware_table import hardware
+from dtrain.spec.advice import RACKS
 from dtrain.spec.load import parse
 from dtrain.spec.report import render_warnings
 
@@ -55,3 +57,17 @@ def test_groups_do_not_cross_hosts_on_one_machine() -> None:
         "job: {framework: torch, strategy: tensor, script: t.py, layout: {tensor: 4}}"
     )
     assert parse(text, "c.yaml").warnings == ()
+
+
+@pytest.mark.parametrize("fast", [*RACKS, "tpu-v6e, network: {gbps: 6400}"])
+def test_groups_may_cross_hosts_where_that_is_as_fast_as_nvlink(fast: str) -> None:
+    text = (
+        f"cluster: {{hosts: [a, b], gpus: 2, gpu: {fast}}}\n"
+        "job: {framework: torch, strategy: tensor, script: t.py, layout: {tensor: 4}}"
+    )
+    assert parse(text, "c.yaml").warnings == ()
+
+
+def test_racks_are_those_of_the_planner() -> None:
+    gpus = hardware().gpus
+    assert [gpu.name for gpu in gpus if gpu.domain > 1] == list(RACKS)

@@ -16,6 +16,11 @@ from dtrain.spec.problems import Problems, TextSpan, shown
 from dtrain.spec.schema import Section
 from dtrain.wording import counted, either
 
+NVLINK = 300
+"""GB/s each way of an A100's NVLink."""
+RACKS = ("gb200", "gb300")
+"""GPUs whose NVLink joins the hosts of a rack."""
+
 
 def advise(
     resolved: Resolved, cluster: Section, job: Section, values: Cluster, warnings: Problems
@@ -53,7 +58,7 @@ def _advise_on_groups(
     """Warn about groups that communicate in every layer and cross hosts."""
     workers = sorted({host.workers for host in hosts})
     for key, group in _groups(layout):
-        if _crosses_hosts(group, hosts):
+        if _crosses_hosts(group, hosts) and _is_slow(hosts, gbps):
             warnings.add(
                 f"{key}-parallel groups of {group} workers cross hosts, which have "
                 f"{either(map(str, workers))} each: every layer waits for the network"
@@ -96,25 +101,38 @@ def _crosses_hosts(group: int, hosts: Sequence[Host]) -> bool:
     return any(boundary % group for boundary in boundaries)
 
 
+def _is_slow(hosts: Sequence[Host], gbps: float | None) -> bool:
+    """Whether a GPU reaches those of other hosts more slowly than by NVLink."""
+    if all((host.gpu or "").lower().startswith(RACKS) for host in hosts):
+        return False
+    return gbps is None or _share(hosts, gbps) < NVLINK
+
+
+def _share(hosts: Sequence[Host], gbps: float) -> float:
+    """GB/s of the network for each GPU."""
+    return gbps / 8 / max(host.workers for host in hosts)
+
+
 def _compared(hosts: Sequence[Host], gbps: float | None) -> str:
-    """Compares the network with NVLink (300 GB/s each way in an A100); empty without GPUs."""
+    """Compares the network with NVLink; empty without GPUs."""
     if not all(host.gpus for host in hosts):
         return ""
     if gbps is None:
         return ", which is slower than NVLink"
-    share = gbps / 8 / max(host.workers for host in hosts)
-    return f", {share:.3g} GB/s per GPU; NVLink has 300 GB/s or more"
+    return f", {_share(hosts, gbps):.3g} GB/s per GPU; NVLink has {NVLINK} GB/s or more"
 
 
 def _advise_on_pipeline(layout: Layout, job: Section, warnings: Problems) -> None:
     steps = layout.grad_accumulation
     if steps < layout.pipeline:
-        refuses = "" if layout.schedule == "gpipe" else "; dtrain.runtime needs more of them"
+        runs = layout.schedule == "gpipe" or layout.backend != "runtime"
+        refuses = "" if runs else "; dtrain.runtime needs more of them"
+        smaller = "smaller micro-batches" if layout.micro_batch > 1 else "a larger global batch"
         warnings.add(
             f"with {counted(steps, 'micro-batch')} for {layout.pipeline} stages, each is "
             f"idle for {_bubble(layout):.0%} of a step{refuses}",
             _place("grad_accumulation", job),
-            f"make grad_accumulation {2 * layout.pipeline} or more, with smaller micro-batches",
+            f"make grad_accumulation {2 * layout.pipeline} or more, with {smaller}",
         )
     if layout.sharding == "full" and layout.data > 1:
         warnings.add(

@@ -26,6 +26,7 @@ from dtrain.spec.model import Kubernetes
 from dtrain.sync import scan
 from support.kubernetes.access import Access
 from support.limits import HANG
+from support.ports import free_port
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +277,14 @@ def test_a_server_that_need_not_be_verified_prints_no_warnings(
         warnings.simplefilter("always")
         assert Client(Kubernetes(image="i")).request("GET", "/version") == {}
     assert [str(one.message) for one in shown] == []
+
+
+def test_a_proxy_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(kubeconfig("prod"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ConnectError, match=r"the proxy: .* refused$"):
+        Client(Kubernetes(image="i")).request("GET", "/version")
 
 
 def test_a_busy_server_is_asked_again_when_it_says(

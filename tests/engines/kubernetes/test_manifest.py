@@ -315,6 +315,14 @@ def test_a_deletion_after_the_last_process_does_not_change_how_the_pod_ends(
     assert "[worker-0] killed" in done.stdout.splitlines()
 
 
+def test_a_killed_process_adds_no_line_of_the_shell(tmp_path: Path) -> None:
+    """Bash writes one about a process that a signal has ended; it would be the first cause."""
+    done = run_pod(script.render(plan(file_of("kill -KILL $$"))), tmp_path)
+    assert done.returncode == 137
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if not line.startswith("[dtrain]")] == []
+
+
 def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:
     text = script.render(plan(FILE.replace("script: t.py", "command: ['true']")))
     assert run_pod(text, tmp_path).returncode == 0

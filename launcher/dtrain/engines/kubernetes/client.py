@@ -277,4 +277,6 @@ def _wait_asked(answer: Any) -> float | None:
 
 def _words(error: Exception) -> str:
     reason = getattr(error, "reason", None) or error
-    return excerpt(" ".join(str(reason).split()).rpartition(": ")[2])
+    cause = getattr(reason, "original_error", None)  # of a proxy
+    text = excerpt(" ".join(str(cause or reason).split()).rpartition(": ")[2])
+    return f"the proxy: {text}" if cause else text

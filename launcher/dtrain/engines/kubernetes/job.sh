@@ -89,16 +89,17 @@ dtrain_waits() {
   [ -n "$dtrain_deadline" ] && ((SECONDS < dtrain_deadline)) || return
   kill -0 -- "${dtrain_left[@]}" 2>/dev/null
 }
+# Bash would write a line about each process that a signal has ended.
 while dtrain_waits; do
   read -r -t 0.2 -u 9
   for dtrain_number in "${!dtrain_processes[@]}"; do
-    kill -0 "${dtrain_processes[dtrain_number]}" 2>/dev/null && continue
+    kill -0 "${dtrain_processes[dtrain_number]}" && continue
     wait "${dtrain_processes[dtrain_number]}"
     dtrain_ended=$?
     dtrain_time=${EPOCHREALTIME:-$(date +%s)}
     echo "[dtrain] ${dtrain_names[dtrain_number]} ended: $dtrain_ended at ${dtrain_time/,/.}"
     dtrain_left+=("-${dtrain_processes[dtrain_number]}")
-    [ -z "$dtrain_deadline" ] || kill -TERM -- "${dtrain_left[@]: -1}" 2>/dev/null
+    [ -z "$dtrain_deadline" ] || kill -TERM -- "${dtrain_left[@]: -1}"
     unset "dtrain_processes[dtrain_number]"
     #if services
     [ -z "$dtrain_done" ] || continue
@@ -120,9 +121,9 @@ while dtrain_waits; do
   done
   #end
   if [ -n "$dtrain_deadline" ] && ((SECONDS >= dtrain_deadline)); then
-    kill -KILL "${dtrain_processes[@]}" 2>/dev/null
+    kill -KILL "${dtrain_processes[@]}"
   fi
-done
+done 2>/dev/null
 trap '' TERM # a deletion changes nothing any more
 # The last lines. A process that a worker has left may keep its pipe open, and the job
 # may have removed the name of the pipe: then nothing ends the reader.
