@@ -1,6 +1,6 @@
 """Which names ssh's configuration treats alike, so that one ``ssh -G`` answers for all of them.
 
-It takes 5 ms for each host. Names that match the same patterns of `Host` lines get the same
+One query takes 5 ms. Names that match the same patterns of `Host` lines get the same
 options, as long as nothing else in the configuration depends on the name. In doubt, a name is like
 no other.
 """
