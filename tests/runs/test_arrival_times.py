@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,15 @@ def test_where_the_output_since_a_time_begins(
 ) -> None:
     write(stream, (10.1, b"ab"), (10.9, b"c"), (12.0, b"de"))
     assert offset_at(stream.path, then) == offset
+
+
+def test_a_time_is_found_without_reading_all_times(stream: Stream) -> None:
+    write(stream, (0.0, b"abc"))
+    times = stream.path.with_name(".worker-0.out.times")
+    os.truncate(times, 12 << 36)  # zeros: entries of second 0
+    write(stream, (12.0, b"d"))
+    assert offset_at(stream.path, 12.0) == 3
+    assert list(ArrivalTimes(stream.path).parts(3, 4)) == [(12, 4)]
 
 
 def test_output_of_an_earlier_version_has_no_times(stream: Stream) -> None:

@@ -155,7 +155,43 @@ def test_an_answer_is_cached_until_a_file_changes(resolver: Resolver, tmp_path: 
         assert sorted(asked.read_text().split()) == names
 
 
-NAMES = ["gpu1", "gpu2", "gpu10", "cpu1", "bastion", "ba", "GPU3", "10.0.0.7", "n1.example", "user"]
+@pytest.mark.parametrize("fault", ["long path", "many messages"])
+def test_names_share_no_answer_if_messages_may_lack_a_file(tmp_path: Path, fault: str) -> None:
+    config, more = tmp_path / "config", tmp_path / "more"
+    if fault == "long path":
+        folder = tmp_path / ("x" * (197 - len(str(tmp_path))))
+        folder.mkdir()
+        more = folder / "more"
+        (folder / "m").write_text("")  # all that a message shows of the path
+    more.write_text("Host gpu1\n Port 1\n")
+    many = 20_000 if fault == "many messages" else 0
+    config.write_text(many * "Host *\n" + f"Include {more}\n")
+    query = SshQuery(SSH)
+    found = [query.options(name, ("-F", str(config)), ()) for name in ("gpu2", "gpu1")]
+    assert [each.get("port") for each in found] == ["22", "1"]
+
+
+def test_a_file_that_changes_while_ssh_runs_is_read_again(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(f'Match exec "sed -i s/2201/2202/ {config}"\n  Port 2201\n')
+    query = SshQuery(SSH)
+    found = [query.options("gpu01", ("-F", str(config)), [config]) for _ in range(2)]
+    assert [each.get("port") for each in found] == ["2201", "2202"]
+
+
+NAMES = [
+    "gpu1",
+    "gpu2",
+    "gpu10",
+    "cpu1",
+    "bastion",
+    "ba",
+    "GPU3",
+    "10.0.0.7",
+    "n1.example",
+    "user",
+    30 * "n",
+]
 CONFIGS = {
     "none": "",
     "patterns": "Host gpu* !gpu2\n Port 1\nhost = gpu? #x\n User user\n Host *1\nCompression yes\n",
@@ -168,6 +204,11 @@ CONFIGS = {
     "jump": "ProxyJump bastion\n",
     "canonical": "CanonicalizeHostname yes\nCanonicalDomains invalid\nHost gpu1.*\n Port 1\n",
     "one name": "Host gpu?\n HostName GPU1\n",
+    "quotes in keywords": 'Ho"st" gpu1\n Port 1\nM"atch" host cpu1\n Port 2\n',
+    "quotes in tokens": "ControlPath ~/.ssh/%\"C\"\nIdentityFile ~/%'C'\n",
+    "zero bytes": "Host gpu1\0x\n Port 1\nHost *u2\0x\n Port 2\n",
+    "carriage returns": "Host\rgpu1\n Port 1\nHost cpu*\r\n Port 2\n",
+    "stars": f"Host {20 * '*'}gpu1\n Port 1\n",
     "included": "Host gpu*\n Include {more}\nHost *\n Port 3\n",
 }
 
@@ -176,7 +217,7 @@ CONFIGS = {
 def test_names_that_share_an_answer_get_what_ssh_says_of_each(config: str, tmp_path: Path) -> None:
     more = tmp_path / "more"
     more.write_text("Host *1*\n Port 1\n")
-    (tmp_path / "config").write_text(CONFIGS[config].format(more=more))
+    (tmp_path / "config").write_bytes(CONFIGS[config].format(more=more).encode())
     arguments = ("-F", str(tmp_path / "config"), "-l", "root")
     shared = SshQuery(SSH)
 

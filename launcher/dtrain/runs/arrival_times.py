@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import struct
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from dtrain.runs.stored_file import open_output
@@ -46,7 +47,8 @@ class ArrivalTimes:
         """Cut the stream between two offsets by arrival: the second, or None if it is unknown, and
         the offset where that part ends. ``begin`` never goes back from call to call."""
         if not self._done and begin:
-            self._done = _entries_before(self._path, begin) * _ENTRY.size
+            # The last entry that is not after ``begin`` has the second.
+            self._done = max(0, _first(self._path, 1, begin + 1)[0] - 1) * _ENTRY.size
         while begin < end:
             while (entry := self._next or self._load()) and entry[1] <= begin:
                 self._second, self._next = entry[0], next(self._block, None)
@@ -64,36 +66,34 @@ class ArrivalTimes:
 def offset_at(stream: Path, then: float) -> int | None:
     """Where the output that arrived at ``then``, in seconds since the epoch, or later begins; None
     if all is older. What came before the first time may be as young as that."""
-    entries = list(_ENTRY.iter_unpack(_read(_beside(stream), 0)))
-    if not entries or entries[0][0] >= int(then):
-        return 0
-    return next((offset for second, offset in entries if second >= int(then)), None)
+    number, offset = _first(_beside(stream), 0, int(then))
+    return offset if number else 0
 
 
-def _entries_before(path: Path, offset: int) -> int:
-    """How many entries only concern output before ``offset``."""
-    try:
+def _first(path: Path, field: int, least: int) -> tuple[int, int | None]:
+    """The number of the first entry whose ``field`` is at least ``least``, and its offset; the
+    number of all entries and None if there is no such entry. Reads a few entries only."""
+    with suppress(OSError, struct.error):  # struct.error: the file has become shorter
         fd = open_output(path)
-    except OSError:
-        return 0
-    try:
-        entries = range(os.fstat(fd).st_size // _ENTRY.size)
+        try:
+            entries = range(os.fstat(fd).st_size // _ENTRY.size)
 
-        def begin(number: int) -> int:
-            found: int = _ENTRY.unpack(os.pread(fd, _ENTRY.size, number * _ENTRY.size))[1]
-            return found
+            def entry(number: int) -> tuple[int, int]:
+                return _ENTRY.unpack(os.pread(fd, _ENTRY.size, number * _ENTRY.size))
 
-        return max(0, bisect_right(entries, offset, key=begin) - 1)
-    finally:
-        os.close(fd)
+            found = bisect_left(entries, least, key=lambda number: entry(number)[field])
+            return found, entry(found)[1] if found < len(entries) else None
+        finally:
+            os.close(fd)
+    return 0, None  # a run of an earlier version has no such file
 
 
-def _read(path: Path, begin: int, count: int = -1) -> bytes:
+def _read(path: Path, begin: int, count: int) -> bytes:
     """Whole entries."""
     try:
         with os.fdopen(open_output(path), "rb") as file:
             file.seek(begin)
-            data = file.read(max(-1, count * _ENTRY.size))
+            data = file.read(count * _ENTRY.size)
     except OSError:  # a run of an earlier version has no such file
         return b""
     return data[: len(data) // _ENTRY.size * _ENTRY.size]

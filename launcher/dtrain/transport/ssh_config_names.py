@@ -1,6 +1,6 @@
 """Which names ssh's configuration treats alike, so that one ``ssh -G`` answers for all of them.
 
-It takes 5 ms for each host. Names that match the same patterns of `Host` lines get the same
+One query takes 5 ms. Names that match the same patterns of `Host` lines get the same
 options, as long as nothing else in the configuration depends on the name. In doubt, a name is like
 no other.
 """
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
 from dtrain.records import dataclass
 
 OptionValues = Mapping[str, tuple[str, ...]]
 """What ``ssh -G`` prints, by keyword."""
 
-_LINE = re.compile(r"[\s\"=]*(\w*)[\s\"=]*(.*)", re.DOTALL)
+# A quote within a keyword and a zero byte, where ssh's line ends, are left to ssh.
+_LINE = re.compile(r"[\s=]*(?:#[^\0]*|(\w*)(?:[\s=]+([^\0]*))?)")
+_QUOTES = re.compile(r"[\"'\\]")
 # ssh may print addresses and capital letters differently.
 _PLAIN = re.compile(r"[a-z][a-z0-9.-]*")
 
@@ -25,15 +28,15 @@ class HostPatterns:
     """The patterns of `Host` lines."""
 
     names: frozenset[str]
-    """HostPatterns without wildcards, and the names that `HostName` lines set."""
-    wildcards: tuple[re.Pattern[str], ...]
+    """Patterns without wildcards, and the names that `HostName` lines set."""
+    wildcards: tuple[str, ...]
 
     def matched(self, name: str) -> tuple[bool, ...] | None:
         """Which wildcards match a name: other names with the same ones are treated alike. None if
         the name is like no other."""
         if name in self.names or not _PLAIN.fullmatch(name):
             return None
-        return tuple(bool(wildcard.fullmatch(name)) for wildcard in self.wildcards)
+        return tuple(fnmatchcase(name, wildcard) for wildcard in self.wildcards)
 
 
 def patterns(configs: Iterable[str]) -> HostPatterns | None:
@@ -41,22 +44,25 @@ def patterns(configs: Iterable[str]) -> HostPatterns | None:
     match the same ones may get different options."""
     found: dict[str, None] = {}
     for line in (line for text in configs for line in text.split("\n")):
-        match = _LINE.match(line)
-        keyword, rest = (match[1].lower(), match[2]) if match else ("", "")
+        match = _LINE.fullmatch(line)
+        if match is None:
+            return None
+        keyword, rest = (match[1] or "").lower(), match[2] or ""
         if keyword in {"host", "hostname"}:
             found.update(dict.fromkeys(rest.lower().replace("=", " ").split()))
         # `%C` is a hash of the name. Other tokens show it, and `renamed` sees it.
         token = "%" if keyword in {"include", "hostname"} else "%C"
-        if keyword == "match" or keyword.startswith("canonical") or (keyword and token in rest):
+        has_token = token in _QUOTES.sub("", rest)
+        if keyword == "match" or keyword.startswith("canonical") or (keyword and has_token):
             return None
-    if any(set(pattern) & set("\"'\\") for pattern in found):
+    if any(map(_QUOTES.search, found)):
         return None
     wild = {pattern for pattern in found if set(pattern) & set("*?")}
-    expressions = (re.escape(pattern.lstrip("!")) for pattern in found if pattern in wild)
     return HostPatterns(
         names=frozenset(pattern.lstrip("!") for pattern in found.keys() - wild),
+        # Brackets have no meaning to ssh.
         wildcards=tuple(
-            re.compile(each.replace(r"\*", ".*").replace(r"\?", ".")) for each in expressions
+            pattern.lstrip("!").replace("[", "[[]") for pattern in found if pattern in wild
         ),
     )
 

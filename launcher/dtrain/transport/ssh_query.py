@@ -25,6 +25,8 @@ from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError
 TIMEOUT = 30.0
 """Seconds for one query: `Match exec` can run any program, and names may need DNS."""
 MESSAGE_SIZE = 1 << 20  # two lines for each configuration file and host pattern
+PATH_SIZE = 200
+"""Bytes of a path that ssh's messages show."""
 PARALLEL = 2 * (os.cpu_count() or 1)
 
 _Stamp = tuple[int, int, int] | None
@@ -114,7 +116,7 @@ class SshQuery:
         stamps = {str(path): _stamp(path) for path in files}
         with self._slots:
             try:
-                output, lines, status = self._run(host, arguments)
+                output, messages, status = self._run(host, arguments)
             except OSError as error:
                 hint = "free memory or raise the limits on processes and open files (ulimit -a)"
                 limits = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -122,6 +124,7 @@ class SshQuery:
                     f"cannot run {self._program}: {error.strerror}",
                     hint if error.errno in limits else "",
                 ) from error
+        lines = messages.decode(errors="replace").splitlines()
         if status != 0:
             raise SshConfigError(
                 _complaint(lines) or f"`ssh -G {host}` exited with status {status}"
@@ -132,21 +135,24 @@ class SshQuery:
             if (match := re.fullmatch(r"debug1: Reading configuration data (.*)", line))
             and match[1] != STDIN
         ]
-        stamps.update({str(path): _stamp(path) for path in reported})
-        found = self._patterns(reported)
+        # ssh may have read ``files`` before they changed.
+        stamps = {str(path): _stamp(path) for path in reported} | stamps
+        complete = len(messages) < MESSAGE_SIZE  # or they may lack a file
+        found = self._patterns(reported) if complete else None
         return _Answer(_parse(output), stamps, None if _changed(stamps) else found)
 
     def _patterns(self, files: Sequence[Path]) -> HostPatterns | None:
         """The patterns in all files that ssh has read."""
         try:
-            if not all(path.is_file() for path in files):  # a pipe has no second reading
+            # A pipe has no second reading, and a path as long as this may have been cut off.
+            if not all(path.is_file() and len(bytes(path)) < PATH_SIZE for path in files):
                 return None
-            texts = [path.read_text(errors="surrogateescape") for path in files]
+            texts = [os.fsdecode(path.read_bytes()) for path in files]
         except OSError:
             return None
         return patterns([*texts, os.fsdecode(self._config)])
 
-    def _run(self, host: str, arguments: tuple[str, ...]) -> tuple[str, list[str], int]:
+    def _run(self, host: str, arguments: tuple[str, ...]) -> tuple[str, bytes, int]:
         """The output, the messages and the status of ssh."""
         command = [self._program, "-v", "-G", *arguments, "--", host]
         # A command of `Match exec` may leave a background process that keeps stderr open.
@@ -173,8 +179,8 @@ class SshQuery:
                 if process.stdout:
                     process.stdout.close()
             messages.seek(0)
-            lines = messages.read(MESSAGE_SIZE).decode(errors="replace").splitlines()
-        return output.decode(errors="surrogateescape"), lines, process.returncode
+            shown = messages.read(MESSAGE_SIZE)
+        return output.decode(errors="surrogateescape"), shown, process.returncode
 
 
 def _parse(output: str) -> OptionValues:
