@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.tensorflow.conftest import CHECKS, RECIPES, losses
+from runtime.tensorflow.conftest import CHECKS, RECIPES, STEPS, losses
 
 pytestmark = pytest.mark.tensorflow
 
@@ -23,9 +23,9 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def test_a_killed_worker_costs_only_the_steps_since_the_checkpoint(
     start, equal, tmp_path: Path
 ) -> None:
-    options = ["--loop", "custom", "--steps", "120", "--every", "10", *SAVING]
+    options = ["--loop", "custom", "--steps", STEPS, "--every", "10", *SAVING]
     options += ["--save-every", "10"]
-    step, go = "step 40/120", tmp_path / "go"
+    step, go = f"step 40/{STEPS}", tmp_path / "go"
     held = [HELD, step, go, IMAGES.stem, *options]
     tasks = start("multi_worker_mirrored", held, worker=2)
     tasks["worker-0"].wait_for(step)
@@ -34,14 +34,14 @@ def test_a_killed_worker_costs_only_the_steps_since_the_checkpoint(
     go.touch()
     assert tasks["worker-0"].wait() != 0, "the chief went on alone"
     kept = checkpoint_steps(tmp_path / "worker-0" / "saved")
-    assert kept and len(kept) <= 3 and 30 <= kept[-1] < 120
+    assert kept and len(kept) <= 3 and 30 <= kept[-1] < STEPS
     assert not (tmp_path / "worker-1" / "saved").exists(), "only the chief keeps checkpoints"
 
     # The other worker takes the values from the chief.
     for task in start("multi_worker_mirrored", [IMAGES, *options], worker=2).values():
         task.succeeds()
     resumed = losses(tmp_path / "worker-0" / "losses.json")
-    assert min(resumed) == kept[-1] + 1 and max(resumed) == 120
+    assert min(resumed) == kept[-1] + 1 and max(resumed) == STEPS
     assert equal(resumed)
     assert not (tmp_path / "worker-1" / "losses.json").exists()
 
@@ -49,11 +49,11 @@ def test_a_killed_worker_costs_only_the_steps_since_the_checkpoint(
 def test_fit_ends_on_term_with_a_checkpoint_and_resumes_from_it(
     start, equal, tmp_path: Path
 ) -> None:
-    options = ["--loop", "fit", "--steps", "120", "--every", "10", *SAVING]
+    options = ["--loop", "fit", "--steps", STEPS, "--every", "10", *SAVING]
     options += ["--save-every", "1000"]
     progress = tmp_path / "progress"
     progress.mkdir()
-    step, go = "step 20/120", tmp_path / "go"
+    step, go = f"step 20/{STEPS}", tmp_path / "go"
     held = [HELD, step, go, IMAGES.stem, *options]
     tasks = start("multi_worker_mirrored", held, {"DTRAIN_RUN_DIR": str(progress)}, worker=2)
     tasks["worker-0"].wait_for(step)
@@ -64,7 +64,7 @@ def test_fit_ends_on_term_with_a_checkpoint_and_resumes_from_it(
         task.succeeds()
     first = losses(tmp_path / "worker-0" / "losses.json")
     kept = checkpoint_steps(tmp_path / "worker-0" / "saved")
-    assert kept == [max(first)] and kept[0] < 120
+    assert kept == [max(first)] and kept[0] < STEPS
     said = {path.name: path.read_text() for path in progress.iterdir()}
     assert sorted(said) == ["worker-0.progress", "worker-1.progress"]
     assert all('"event": "steps"' in text for text in said.values())
@@ -74,7 +74,7 @@ def test_fit_ends_on_term_with_a_checkpoint_and_resumes_from_it(
     # An elastic job goes on with fewer workers.
     start("multi_worker_mirrored", [IMAGES, *options], worker=1)["worker-0"].succeeds()
     resumed = losses(tmp_path / "worker-0" / "losses.json")
-    assert min(resumed) == kept[0] + 1 and max(resumed) == 120
+    assert min(resumed) == kept[0] + 1 and max(resumed) == STEPS
     assert equal(first | resumed)
 
 
