@@ -39,6 +39,8 @@ ELSEWHERE = {
     "tail": "logs",
     "validate": "check",
     "ssh": "exec",
+    **dict.fromkeys(("dry-run", "render", "export"), "launch --dry-run"),
+    "sync": "launch",
 }
 """What other tools call our verbs."""
 

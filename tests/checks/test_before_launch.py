@@ -109,7 +109,7 @@ def test_a_warning_is_one_line_and_does_not_delay_the_launch(
     (warning,) = [number for number, line in enumerate(lines) if "warning" in line]
     assert lines[warning : warning + 2] == [
         "dtrain: warning: node2: mtu: eth0 has MTU 1400; MTU 1500 on node[1,3]",
-        "dtrain: `dtrain check FILE` shows how to fix them",
+        "dtrain: `dtrain check FILE` shows the remedies",
     ]
 
 

@@ -113,6 +113,7 @@ def test_version() -> None:
         (["fly"], "there is no command 'fly'"),
         (["lanch"], "did you mean 'launch'?"),
         (["status"], "did you mean 'ps'?"),
+        (["export"], "did you mean 'launch --dry-run'?"),
         (["launch", "{cluster}x"], "did you mean"),
         (["launch", "{cluster}", "--lr", "1"], "your own program go after --"),
         (["launch", "{cluster}", "--fly"], "--fly"),

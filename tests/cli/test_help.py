@@ -15,6 +15,8 @@ from dtrain_cli.views.page import drawn
         ("securty", "did you mean 'security'? 'dtrain help' lists the topics"),
         ("watchdg", "did you mean 'watchdog'? 'dtrain help' lists the topics"),
         ("job.restrat", "did you mean 'job.restart'? 'dtrain help' lists the topics"),
+        ("status", "did you mean 'ps'? 'dtrain help' lists the topics"),
+        ("dry-run", "did you mean 'launch'? 'dtrain help' lists the topics"),
         ("stp", "did you mean 'stop'? 'dtrain help' lists the topics"),
         ("../help/keys", f"topics: {', '.join(topics())}"),
         ("", f"topics: {', '.join(topics())}"),

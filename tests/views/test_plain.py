@@ -296,7 +296,7 @@ def test_errors_are_shown_completely_and_warnings_as_one_line():
         "         remedy   copy it there",
         "",
         "dtrain: warning: node[0-1] (all 2): mtu: eth0 has MTU 1400",
-        "dtrain: `dtrain check FILE` shows how to fix them",
+        "dtrain: `dtrain check FILE` shows the remedies",
         "dtrain: done in 41 s: all 4 workers finished; logs in /runs/demo-1",
     ]
 
@@ -308,7 +308,7 @@ def test_many_warnings_are_counted():
     shown.view.on_event(events.Findings(found))
     _, err = shown.finish()
     assert err.count("MiB are free") == 6
-    assert "dtrain: 58 more warnings; `dtrain check FILE` shows how to fix them\n" in err
+    assert "dtrain: 58 more warnings; `dtrain check FILE` shows the remedies\n" in err
 
 
 def test_the_state_of_a_progress_bar_appears_in_a_pipe(workers, monkeypatch):

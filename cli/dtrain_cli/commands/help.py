@@ -10,7 +10,7 @@ from typing import Annotated
 from dtrain.diagnostics import UsageError
 from dtrain.spec.problems import nearest
 from dtrain_cli import output
-from dtrain_cli.app import VERBS, app
+from dtrain_cli.app import ELSEWHERE, VERBS, app
 from dtrain_cli.completion import topics as topic_values
 from dtrain_cli.declare import argument
 from dtrain_cli.views import can_redraw, color
@@ -87,7 +87,8 @@ def _page(topic: str) -> str:
     found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]
     if found:
         return "".join(found).rstrip() + "\n"
-    if close := nearest(topic, [*topics(), *VERBS, *_names(by_key)]):
+    elsewhere = ELSEWHERE.get(topic, "").partition(" ")[0]
+    if close := elsewhere or nearest(topic, [*topics(), *VERBS, *_names(by_key)]):
         hint = f"did you mean {close!r}? 'dtrain help' lists the topics"
     else:
         hint = f"topics: {', '.join(topics())}"

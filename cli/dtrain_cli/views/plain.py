@@ -150,7 +150,7 @@ class Plain(RunReceiver):
         if warnings:
             more = len(warnings) - _MAX_WARNINGS
             others = f"{counted(more, 'more warning')}; " if more > 0 else ""
-            self._notice(f"{others}`dtrain check FILE` shows how to fix them")
+            self._notice(f"{others}`dtrain check FILE` shows the remedies")
 
     def _notice(self, text: str) -> None:
         head = names.paint("dtrain:", "bold") if self._color["stderr"] else "dtrain:"

@@ -17,8 +17,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield error(
             "script",
             evidence.plan.host_names,
-            f"job.sync.source, {job.sync.source if job.sync else '.'}, does not contain"
-            f" {job.script}",
+            f"{job.script} is not in the folder to send, job.sync.source:"
+            f" {job.sync.source if job.sync else '.'}",
             "the folder to send contains the script",
             "set job.sync.source to the folder of the script, and job.script to its path in that"
             " folder",

@@ -145,7 +145,7 @@ JOB = SectionType(
                         Text(),
                         "Folder on this machine to send, relative to the cluster file.",
                         default=".",
-                        example="..",
+                        example="src",
                     ),
                     "exclude": Field(
                         ListOf(Text(), advice='write a list: [".git", "*.pt"]'),

@@ -37,7 +37,7 @@ def failure(
         status = None
     printed = (process.stderr() + b"\n" + output).decode("utf-8", "replace").strip()
     last = printed.splitlines()[-1] if printed else ""
-    hint = "set cluster.python to a Python 3.8 or newer of that host"
+    hint = "set cluster.python to the path of a Python 3.8 or newer on the host"
     if status == TOO_OLD:
         reason = f"{python} cannot run dtrain: {last.removeprefix('dtrain: ') or 'it is too old'}"
     elif status == NOT_FOUND:

@@ -59,7 +59,7 @@ EARLY = 16
 """Limit on hosts that are connected early: more are not finished when their connections are needed,
 and each needs a thread more."""
 
-_OR_ADDRESS = "; hosts in `cluster.hosts` may have an `address` in `cluster.overrides` instead"
+_OR_ADDRESS = ", or its `address` in `cluster.overrides`"
 SSH_FAILED = 255
 """Exit status of ``ssh`` without a connection. As a ProxyCommand (``ssh -W``) it may have
 exceeded MaxStartups on the jump host."""
