@@ -121,7 +121,7 @@ def launch(
     - ``detach``: return once all workers have started or a queue has the job, or once that has
       failed. A background process then controls the run; the handle refers to it.
 
-    Returns the report, also if the job failed. Raises UsageError and SpecError for invalid input,
+    Returns the report, even if the job failed. Raises UsageError and SpecError for invalid input,
     before anything starts; with an ``observer``, each DtrainError that prevents the start.
     """
     from dtrain.engines.slurm import allocation

@@ -55,7 +55,7 @@ def logs(
     """Show the output of a run's workers."""
     age = seconds_of("--since", since)
     if tail is not None and tail < 0:
-        raise UsageError(f"--tail {tail} is not possible", hint="0 or more")
+        raise UsageError(f"--tail {tail} is not possible", hint="give 0 or a larger number")
     folder = find_run(run)
     record = Record.load(folder.path)
     chosen = filters_of_run(rank, host, folder)

@@ -70,7 +70,7 @@ def _age(text: str | None) -> float | None:
 def _prune(older_than: float | None, keep: int | None, *, yes: bool, json: bool) -> None:
     """List the old runs, and remove them after a question, or with ``yes``."""
     if keep is not None and keep < 0:
-        raise UsageError(f"--keep {keep} is not possible", hint="0 or more")
+        raise UsageError(f"--keep {keep} is not possible", hint="give 0 or a larger number")
     found = prune.sizes(prune.old_runs(statuses(), time.time(), older_than=older_than, keep=keep))
     if not json:
         output.write(view.old(found, stdout_paper()))

@@ -48,7 +48,7 @@ _HELP = {
     "tokens_per_second": "Tokens per second of all ranks together.",
     "metric": "Other values that a rank reports.",
     "goodput_ratio": "Share of the time in steps that count, from 0 to 1.",
-    "time_seconds": "What became of the time since the start.",
+    "time_seconds": "Where the time since the start went.",
     "slow_rank": "1 for a rank that is slower than the others.",
     "standing_rank": "1 for a rank that stands still while the others wait.",
     "cpus": "CPUs of a host.",

@@ -84,7 +84,7 @@ class Failure:
 
     @property
     def ended_by(self) -> str | None:
-        """The signal that ended it, also if a shell or a container reports it as a status."""
+        """The signal that ended it, even if a shell or a container reports it as a status."""
         if self.signal is None and self.code is not None:
             return signal_name(self.code - SIGNALLED)
         return self.signal

@@ -88,7 +88,7 @@ class Goodput:
 
 
 def goodput(records: Records, now: float) -> Goodput:
-    """What became of each moment of a run, until ``now`` (seconds since the epoch) if the journal
+    """Where each moment of a run went, until ``now`` (seconds since the epoch) if the journal
     has no end."""
     attempts = attempts_in(records, now)
     reports = any(one.points for one in attempts)

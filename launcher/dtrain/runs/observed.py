@@ -71,7 +71,7 @@ class ObservedRun:
 
     def until(self, now: float, *, attended: bool) -> float:
         """Until when the run is known: until its end, or ``now``. Without a launcher, nobody knows
-        what has become of it since its last event."""
+        what happened to it after its last event."""
         if self.ended is not None:
             return self.ended
         return now if attended or self.latest is None else min(now, self.latest)

@@ -60,7 +60,7 @@ def sampled(folder: Path, host: str, most: int, *, ranks: bool = True) -> Iterat
 
 
 def _averages(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
-    """The lines of a file, each with the seconds since the first one, also if the host's clock was
+    """The lines of a file, each with the seconds since the first one, even if the host's clock was
     set back."""
     elapsed, before = -PERIOD, math.inf
     while line := file.readline(MAX_LINE):

@@ -41,7 +41,7 @@ JOB_KINDS = {"jobset": JOBSET, "trainjob": TRAINJOB}
 
 
 def kubectl(*arguments: str, namespace: str | None = None, context: str | None = None) -> str:
-    """A command for the user, also if they have switched to another namespace or context."""
+    """A command for the user, even if they have switched to another namespace or context."""
     named = (("--namespace", namespace), ("--context", context))
     options = [part for name, value in named if value for part in (name, value)]
     return str(words(["kubectl", *arguments, *options]))

@@ -36,7 +36,7 @@ class SlurmJob(FollowedRun):
     ) -> None:
         super().__init__(record, folder, caller, secrets)
         self.may_exist = False
-        """Whether Slurm may have the job, also if its number is unknown."""
+        """Whether Slurm may have the job, even if its number is unknown."""
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
