@@ -70,4 +70,4 @@ def _write(plan: LaunchPlan, script: Mapping[str, str], manifest: str, output: P
             f"{error.filename or output}: cannot write the dry run: {error.strerror}",
             hint="name a folder that you can write to",
         ) from None
-    return len(files) - 1
+    return len(files)

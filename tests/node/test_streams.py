@@ -6,7 +6,9 @@ import json
 import os
 import resource
 import signal
+from pathlib import Path
 
+from dtrain.node.agent.follower import OutputFile
 from dtrain.node.programs import program
 from support.limits import HANG, until
 from support.node import Node
@@ -74,6 +76,13 @@ def test_a_truncated_file_is_reported(host: Node) -> None:
     assert agent.expect("notice")["text"].startswith("worker-0.out was truncated: ")
     (host.workdir / "go").touch()
     agent.wait()
+
+
+def test_a_file_that_its_server_has_lost_is_not_shorter(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    os.close(fd)  # each call fails, as with ESTALE of NFS
+    lost = OutputFile(1, b"worker-0.out", 10, fd)
+    assert (lost.read(), lost.found_shorter()) == (b"", False)
 
 
 def test_the_next_relay_continues_after_a_killed_one(host: Node) -> None:

@@ -147,6 +147,8 @@ def test_options_for_a_mixture_of_experts() -> None:
     ("sizes", "message", "hint"),
     [
         ({"heads": 7}, "`heads=7` does not divide `hidden=4096`", "`heads=8`"),
+        ({"heads": 30}, "`heads=30` does not divide `hidden=4096`", "`hidden=4080`"),
+        ({"hidden": 4200, "heads": 32}, "does not divide `hidden=4200`", "`heads=35`"),
         ({"heads": 32, "kv_heads": 5}, "`kv_heads=5` does not divide `heads=32`", "`kv_heads=4`"),
         ({"heads": 8, "kv_heads": 16}, "`kv_heads=16` does not divide `heads=8`", "`kv_heads=8`"),
         ({"heads": 0}, "`heads=0`", "at least 1"),

@@ -201,6 +201,8 @@ def test_counts_of_layers_and_gpus_are_readable(shown: Shown) -> None:
     assert " 0 % " not in text
     small = shown("--model-size", "1B", "--gpus", "2048", "--global-batch", "4096")
     assert "opy the model to 2,048 GPUs" in small
+    one = shown("--model-size", "1B", "--gpus", "8", "--global-batch", "7", "--micro-batch", "7")
+    assert "A step is one micro-batch of 7 sequences." in one
 
 
 def test_texts_are_about_the_accelerators_and_layouts_at_hand(shown: Shown) -> None:

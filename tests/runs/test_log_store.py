@@ -52,6 +52,17 @@ def test_a_run_has_a_separate_folder(folder):
         RunFolder.create("run-1")
 
 
+def test_a_hole_of_a_log_takes_no_space(folder):
+    writer, size = LogWriter(stream(folder)), 8 << 20
+    writer.append(0, b"before")
+    writer.append(6, bytes(size))
+    assert writer.path.stat().st_size == 6 + size
+    writer.append(0, bytes(6))  # stored already
+    writer.append(6 + size, b"after")
+    assert writer.path.read_bytes() == b"before" + bytes(size) + b"after"
+    assert writer.path.stat().st_blocks * 512 < size
+
+
 @pytest.mark.parametrize("run", ["nope", "../run-1", "", ".", "a/b", "run-1\n"])
 def test_unknown_runs(folder, run):
     with pytest.raises(UsageError) as caught:

@@ -16,6 +16,7 @@ CLIENTS_OWN = ("HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "TMPDIR")
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _ACCELERATE_MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
+_DEEPSPEED_MODULES = ("deepspeed.launcher.runner", "deepspeed.launcher.launch")
 _WORDS = 8
 """How many words of a command may precede a launcher, as in `uv run` or `env A=b`, at most."""
 
@@ -92,7 +93,7 @@ def check_per(cluster: Section, job: Section, problems: Problems) -> None:
 
 
 def _check_launcher(cluster: Section, job: Section, per: str | None, problems: Problems) -> None:
-    """Check that torchrun or accelerate, which start a process for each GPU, run once per host."""
+    """Check that a launcher, which starts a process for each GPU, runs once per host."""
     found = _launcher(job)
     if found is None:
         return
@@ -115,6 +116,8 @@ def _check_launcher(cluster: Section, job: Section, per: str | None, problems: P
         "accelerate launch": "--num_machines={nodes} --num_processes={total_gpus} "
         "--machine_rank={node_rank} --main_process_ip={master_addr} "
         "--main_process_port={master_port}",
+        "deepspeed": "--hostfile=FILE --no_ssh --node_rank={node_rank} "
+        "--master_addr={master_addr} --master_port={master_port}",
     }[launcher]
     problems.add(
         f"{launcher} starts a process for each GPU itself, and each host would start it "
@@ -132,6 +135,8 @@ def _launcher(job: Section) -> tuple[str, TextSpan] | None:
         return "torchrun", job.place("module")
     if module in _ACCELERATE_MODULES:
         return "accelerate launch", job.place("module")
+    if module in _DEEPSPEED_MODULES:
+        return "deepspeed", job.place("module")
     words = [word.rpartition("/")[2] for word in job.get("command", ())[:_WORDS]]
     node = job.entries["command"].value if "command" in job else None
     for at, word in enumerate(words):
@@ -145,4 +150,9 @@ def _launcher(job: Section) -> tuple[str, TextSpan] | None:
             word == "-m" and after in _ACCELERATE_MODULES
         ):
             return "accelerate launch", place
+        # `uv run --with deepspeed python` does not start it.
+        if (word == "deepspeed" and (after[:1] == "-" or after.endswith(".py"))) or (
+            word == "-m" and after in _DEEPSPEED_MODULES
+        ):
+            return "deepspeed", place
     return None

@@ -106,7 +106,7 @@ def test_json_names_no_host_and_holds_the_script() -> None:
 
 def test_output_is_the_script_and_the_plan(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert rendered(plan(FILE), output=out) == f"1 file for 2 hosts written to {out}\n"
+    assert rendered(plan(FILE), output=out) == f"2 files for 2 hosts written to {out}\n"
     assert sorted(path.name for path in out.iterdir()) == ["job.sbatch", "plan.json"]
     assert (out / "job.sbatch").read_text() == script.render(plan(FILE))
     ssh = FILE.replace("slurm: {}, nodes: 2", "hosts: [a]")

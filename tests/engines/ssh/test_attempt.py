@@ -249,3 +249,15 @@ def test_the_output_of_a_host_whose_supervisor_died_is_awaited(
     report = Attempt(context, lambda: None).attach({"first": {}}, {}, age=1.0)
     assert report.reason == "first failed"
     assert (tmp_path / "logs" / "first" / "worker-0.out").read_bytes() == LastWords.words
+
+
+def test_a_notice_that_each_relay_repeats_is_shown_once(tmp_path: Path) -> None:
+    said = {"type": "notice", "text": "worker-0.out was truncated"}
+    hosts = ScriptedHosts({"first": relay_stdout(map(encode, (HELLO, said, said, GONE)))})
+    context = context_of(hosts, tmp_path)
+    link = Link(context, context.plan.hosts[0])
+    link.attach({}, ())
+    assert link.drained(HANG)
+    link.close()
+    link.disconnect(0.0)
+    assert context.folder.journal.read_text().count("was truncated") == 1

@@ -13,7 +13,8 @@ def test_attaching_alone_does_not_end_an_outage() -> None:
         outage.attached(now + 1)
         outage.answered(now + 2)
         assert outage.reachable
-    assert outage.lasts(140) == 40
+    outage.attempt(140)
+    assert outage.attempted == 40
 
 
 def test_a_relay_that_attaches_and_falls_silent_does_not_end_an_outage() -> None:
@@ -21,22 +22,36 @@ def test_a_relay_that_attaches_and_falls_silent_does_not_end_an_outage() -> None
     for now in range(100, 400, 30):
         outage.begin(now)
         outage.attached(now + 1)
-    assert outage.lasts(400) == 300
+    outage.attempt(400)
+    assert outage.attempted == 300
+
+
+def test_time_without_an_attempt_does_not_count() -> None:
+    """The relay breaks while the launcher stands still, soon after an earlier outage."""
+    outage = Outage()
+    outage.begin(100)
+    outage.attempt(101)
+    outage.attached(102)
+    outage.begin(3700)
+    assert outage.attempted == 1
 
 
 def test_progress_and_a_stable_relay_end_it() -> None:
     outage = Outage()
-    assert outage.lasts(5) == 0
+    outage.attempt(5)
+    assert outage.attempted == 0
     outage.begin(10)
     outage.attached(12)
     outage.progressed()
-    assert outage.lasts(13) == 0
+    outage.attempt(13)
+    assert outage.attempted == 0
     outage.begin(14)
-    assert outage.lasts(15) == 1
+    outage.attempt(15)
+    assert outage.attempted == 1
     outage.attached(16)
     outage.answered(16 + STABLE)
     outage.begin(30)
-    assert outage.lasts(30) == 0
+    assert outage.attempted == 0
 
 
 def test_delays_grow_until_there_is_progress() -> None:

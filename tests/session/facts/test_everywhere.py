@@ -112,6 +112,31 @@ def test_time_in_which_the_launcher_stood_still_does_not_count(
     go_on.set()
 
 
+def test_a_pause_before_a_call_adds_nothing_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks, over = 1000.0, 0, threading.Event()
+    calls: list[Callable[[], None]] = []
+
+    def stopped() -> bool:
+        nonlocal now, looks
+        looks += 1
+        now += 3600 if looks == 1 else 0.5
+        if looks == 3:
+            threading.Thread(target=calls.pop(), daemon=True).start()
+        assert looks < 20
+        return False
+
+    monkeypatch.setattr(everywhere_module, "time", SimpleNamespace(monotonic=lambda: now))
+    (failure,) = everywhere(
+        lambda part: over.wait(HANG),
+        HOSTS[:1],
+        1.0,
+        lambda part, call: calls.append(call),
+        stopped=stopped,
+    )
+    over.set()
+    assert isinstance(failure, ConnectError)
+
+
 class FewAnswer(Preflight):
     """Every tenth host answers. Records which hosts each of them dials."""
 

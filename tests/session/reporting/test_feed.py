@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,30 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     feed.close()
     assert feed.wait(HANG)
     assert shown == ["new\n"]
+
+
+def test_a_line_ends_at_a_hole(tmp_path: Path) -> None:
+    """Its user has emptied the file: the rest of the line is lost."""
+    stream = Stream("a", "worker", 0, 0, "stdout", tmp_path / "worker-0.out")
+    stream.path.write_bytes(b"one\nhalf")
+    with stream.path.open("r+b") as file:
+        os.pwrite(file.fileno(), b"way\nlast\n", 1 << 30)
+    shown: list[str] = []
+    receiver: Any = SimpleNamespace(
+        limit=100,
+        timed=False,
+        on_event=lambda event: None,
+        lines=lambda stream, text, partial, second: shown.append(text),
+        flush=lambda now: None,
+        next_flush=lambda now: None,
+        suspend=lambda: None,
+    )
+    feed = Feed(receiver)
+    feed.output(stream, stream.path.stat().st_size)
+    feed.close()
+    assert feed.wait(HANG)
+    lines = "".join(shown).replace("\0", "").splitlines()
+    assert lines == ["one", "half", "way", "last"]
 
 
 @pytest.mark.parametrize("timed", [False, True])

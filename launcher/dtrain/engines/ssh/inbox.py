@@ -187,6 +187,6 @@ class Inbox:
         """Show a notice of the host to the user, within limits: workers can cause notices."""
         self._notices += 1
         if self._notices <= MAX_NOTICES:
-            self._context.recorder.notice(f"{self._host}: {notice[:MAX_NOTICE]}")
+            self._context.recorder.notice_once(f"{self._host}: {notice[:MAX_NOTICE]}")
         elif self._notices == MAX_NOTICES + 1:
             self._context.recorder.notice(f"{self._host}: more notices from this host are hidden")

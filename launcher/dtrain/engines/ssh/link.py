@@ -227,12 +227,9 @@ class Link:
         """Connect a new relay to the running job. None if the host is lost or the link closed."""
         self._outage.begin(time.monotonic())
         problem: NodeError | None = None
-        # The last attempt begins after the limit: this process may have stood still (Ctrl-Z)
-        # during the one before.
-        begun = time.monotonic()
-        while not self._closed.is_set() and self._outage.lasts(begun) < self._timeout:
-            begun = time.monotonic()
-            if not at_once and self._outage.lasts(begun) < self._timeout:
+        while not self._closed.is_set() and self._outage.attempted < self._timeout:
+            self._outage.attempt(time.monotonic())
+            if not at_once and self._outage.attempted < self._timeout:
                 self._closed.wait(spread(self._outage.next_delay()))
             try:
                 return self._connection.attach(

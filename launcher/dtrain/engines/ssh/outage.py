@@ -13,6 +13,9 @@ DELAY, DELAY_MOST = 0.25, 5.0
 class Outage:
     """The state of one host's connection.
 
+    The host is lost after an attempt that begins after its time. Time alone does not count: the
+    launcher may have stood still (Ctrl-Z) while the host was back.
+
     A relay that connects and soon breaks or falls silent does not end an outage. Otherwise such a
     relay could keep the job waiting forever.
     """
@@ -21,15 +24,20 @@ class Outage:
         self.reachable = True
         """Whether a relay follows the job."""
         self._since: float | None = None
+        self._attempted_at = 0.0
         self._attached_at: float | None = None
         self._backoff = Backoff(DELAY, DELAY_MOST)
 
     def begin(self, now: float) -> None:
         """The connection broke or does not exist yet."""
         if self._since is None:
-            self._since = now
+            self._since = self._attempted_at = now
         self._attached_at = None
         self.reachable = False
+
+    def attempt(self, now: float) -> None:
+        """An attempt to connect begins."""
+        self._attempted_at = now
 
     def attached(self, now: float) -> None:
         """A new relay follows the job."""
@@ -46,9 +54,10 @@ class Outage:
         self._since = None
         self._backoff.reset()
 
-    def lasts(self, now: float) -> float:
-        """Seconds without progress."""
-        return 0.0 if self._since is None else now - self._since
+    @property
+    def attempted(self) -> float:
+        """Seconds without progress until the last attempt began."""
+        return 0.0 if self._since is None else self._attempted_at - self._since
 
     def next_delay(self) -> float:
         """Seconds to wait before the next attempt to connect; longer each time."""

@@ -46,7 +46,8 @@ class OutputFile:
         """Whether the file has lost bytes that were read: somebody has truncated it. True once."""
         if self._shorter or self._fd < 0:
             return False
-        self._shorter = os.fstat(self._fd).st_size < self.offset
+        with contextlib.suppress(OSError):  # such as a file that its server has removed
+            self._shorter = os.fstat(self._fd).st_size < self.offset
         return self._shorter
 
 

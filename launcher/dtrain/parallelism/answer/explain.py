@@ -137,10 +137,9 @@ def _replicas(layout: Layout, devices: str, *, split: bool) -> str:
 
 def _steps(layout: Layout) -> str:
     of = counted(layout.micro_batch, "sequence")
-    if layout.grad_accumulation == 1:
-        whose = "Each replica takes" if layout.data > 1 else "It takes"
-        return f"{whose} its {of} of a step at once."
     whose = " on each replica" if layout.data > 1 else ""
+    if layout.grad_accumulation == 1:
+        return f"A step is one micro-batch of {of}{whose}."
     return f"Use micro-batches of {of}, {layout.grad_accumulation:,} of them a step{whose}."
 
 

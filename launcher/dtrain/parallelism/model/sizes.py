@@ -12,6 +12,9 @@ from dtrain.parallelism.model.shape import Shape
 
 _UNITS = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "bn": 9, "t": 12}
 
+_HEAD = 8
+"""Attention kernels take heads of a multiple of this size."""
+
 _COUNT = re.compile(r"(-?(?:\d+(?:\.\d*)?|\.\d+))(e\d{1,2})?\s*([a-z]*)")
 
 
@@ -224,8 +227,8 @@ def shape_from_sizes(
     if hidden % heads:
         raise UsageError(
             f"`heads={heads}` does not divide `hidden={hidden}`",
-            hint=f"use `hidden={max(1, round(hidden / heads)) * heads}`, or "
-            f"`heads={_divisor(hidden, heads)}`",
+            hint=f"use `hidden={max(1, round(hidden / heads / _HEAD)) * _HEAD * heads}`, or "
+            f"`heads={_divisor(hidden // (1 if hidden % _HEAD else _HEAD), heads)}`",
         )
     kv_heads = heads if kv_heads is None else kv_heads
     if heads % kv_heads:

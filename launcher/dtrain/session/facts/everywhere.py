@@ -18,9 +18,9 @@ from dtrain.transport.questions import never
 
 POLL = 0.2
 """Seconds between two looks at the limit and at Ctrl-C."""
-STOOD_STILL = 1.0
-"""If a look comes later, this process did not run (Ctrl-Z, a suspended machine), and has not read
-what arrived."""
+MOST = 1.0
+"""The most seconds that count between two looks. If there are more, this process did not run
+(Ctrl-Z, a suspended machine), and has not read what arrived."""
 _Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
 
@@ -49,15 +49,16 @@ def everywhere(
     """
     done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
     begun: dict[int, float] = {}
+    running = 0.0  # seconds in which this process ran
 
     def act(index: int, item: _Item) -> None:
-        begun[index] = time.monotonic()
+        begun[index] = running
         try:
             done.put((index, work(item)))
         except BaseException as failure:  # noqa: BLE001 - raised in the waiting thread
             done.put((index, failure))
 
-    looked, stood_still = time.monotonic(), 0.0
+    looked = time.monotonic()
     for index, item in enumerate(items):
         run(item, partial(act, index, item))
     results: dict[int, _Result | NodeError] = {}
@@ -66,12 +67,11 @@ def everywhere(
         if stopped() and deadline == math.inf:
             deadline = time.monotonic() + ending
         before, looked = looked, time.monotonic()
-        if looked - before > STOOD_STILL:
-            stood_still += looked - before
+        running += min(looked - before, MOST)
         try:
             index, result = done.get(timeout=POLL)
         except queue.Empty:
-            late = looked - limit - stood_still
+            late = running - limit
             if all(at in results or begun.get(at, math.inf) < late for at in range(len(items))):
                 break
             continue

@@ -325,6 +325,7 @@ class Feed(Observer):
         followed.second = None if second < 0 else second
         reader = followed.reader
         while reader.offset < until:
+            begun = reader.offset
             try:
                 piece = reader.read(until, followed.end, self._block)
             except OSError as error:
@@ -332,7 +333,9 @@ class Feed(Observer):
                 self._receiver.on_event(NoticeShown(text))
                 reader.offset = followed.end
                 break
-            text = followed.framer.feed(piece)
+            # A hole ends a line: what comes after it is not its rest.
+            text = followed.framer.flush() if reader.offset - begun > len(piece) else ""
+            text += followed.framer.feed(piece)
             self._receiver.lines(followed.stream, text, followed.framer.partial, followed.second)
             self._passed += len(piece)
             if self._passed >= _TURN:
