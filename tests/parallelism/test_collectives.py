@@ -122,6 +122,9 @@ def test_micro_batches_in_flight(schedule: str, virtual: int, held: list[float])
     # Never more than a step has.
     few = replace(layout, grad_accumulation=2)
     assert [in_flight(few, stage) for stage in range(4)] == [min(2, each) for each in held]
+    # Megatron-LM's overlap of exchanges needs interleaving, and warms up with one chunk more.
+    more = [in_flight(layout, stage, hides_exchange=True) for stage in range(4)]
+    assert more == [each + (1 / virtual if virtual > 1 else 0) for each in held]
 
 
 def test_layers_of_uneven_stages() -> None:

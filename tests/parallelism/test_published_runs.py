@@ -800,6 +800,9 @@ def test_the_host_does_not_wait_for_tokens_of_padded_experts() -> None:
     assert padded == 0 < dropless
     found = run(**{**cells, "source": "MaxText"}, notes="experts padded to capacity factor 1.25")
     assert found.assumed.capacity == 1.25 and found.assumed.masks_experts
+    assert not found.assumed.room_for_all
+    found = run(**{**cells, "source": "MaxText"}, notes="dropless experts, ragged all-to-all")
+    assert found.assumed.room_for_all
 
 
 def test_torchtitan_without_fsdp_trains_in_32_bits() -> None:

@@ -46,6 +46,11 @@ def fp8_copies(gpu: Gpu) -> float:
     return 1.0 if gpu.family == "blackwell" else 2.0
 
 
+def _most(shape: Shape, ranks: int) -> float:
+    """Return the most copies of tokens that one of ``ranks`` can get, relative to their mean."""
+    return ranks * min(1.0, shape.experts / ranks / shape.experts_per_token)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryHabits:
     """What software keeps in memory, if it differs from Megatron-LM."""
@@ -237,6 +242,10 @@ class Assumptions(KeepsHash):
     masks_experts: bool = False
     """Whether tokens reach experts of a fixed capacity, and return, by products with a mask of each
     sequence's tokens and places (MaxText: ``BSM,BSEC -> EBCM`` in ``layers/moe.py``)."""
+    room_for_all: bool = False
+    """Whether a rank's tensors have room for all copies that its experts could get of the tokens of
+    all ranks: those of XLA have one size, so experts without a capacity need the largest
+    (MaxText: ``buffer_size`` in ``layers/moe.py``)."""
     blocking: bool = False
     """Whether the host waits for each kernel before it starts the next (``CUDA_LAUNCH_BLOCKING``).
     Then no communication overlaps with computation."""
@@ -355,8 +364,16 @@ class Assumptions(KeepsHash):
             return 1.0
         held = shape.experts / ranks
         above = self.uneven * math.sqrt(2 * math.log(ranks) / held)
-        most = ranks * min(1.0, held / shape.experts_per_token) - 1
+        most = _most(shape, ranks) - 1
         return 1 + above * most / (above + most)
+
+    def empty(self, shape: Shape, layout: Layout) -> float:
+        """Copies of a token for which a rank has room without getting them (see `room_for_all`),
+        for each token of its micro-batch."""
+        if not self.room_for_all or not shape.experts:
+            return 0.0
+        rest = _most(shape, layout.expert) - self.busiest(shape, layout)
+        return shape.experts_per_token * max(0.0, rest)
 
     def spreads_experts(self, shape: Shape, layout: Layout) -> bool:
         """Whether a layer's experts are whole and spread over ``expert`` x ``tensor`` ranks."""

@@ -174,6 +174,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         uneven=0.0 if practice.balanced or _BALANCED.search(text) else UNTRAINED,
         capacity=capacity(text),
         masks_experts="MaxText" in text and capacity(text) > 0,
+        room_for_all="MaxText" in text and "dropless" in text,
         communicator=communicator(gpu),
         sharding_work=hooks,
         # They also run on one GPU, where the notes name the sharding.

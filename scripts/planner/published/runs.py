@@ -25,6 +25,7 @@ The columns:
   source's software, ``CUDA_LAUNCH_BLOCKING=1``, and a ``CUDA graph of the whole step``.
 - Notes say that experts are ``padded to capacity`` (``factor 1.25``), so that the host never waits
   for their tokens, or that they get equally many (``forced load balancing``, ``even routing``).
+  In MaxText, ``dropless experts`` have room for all tokens of all ranks.
   Otherwise the routers are those of first steps. With torchtitan's selective recomputation, they
   may say that it ``exchanges tokens again``.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and

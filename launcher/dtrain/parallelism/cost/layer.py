@@ -237,9 +237,12 @@ class Kernels(_OneLayer):
         if shape.experts:
             # Copies of tokens are written in the order of experts, and later added to each other.
             whole += 2.0 * (1 + self._copies)
+        # Tensors with room for more copies are filled with zeros, and sorted twice in whole.
+        empty = self.assumed.empty(shape, layout)
+        whole += 5.0 * empty
         if layout.sequence_parallel:
             whole /= layout.tensor
-        f = shape.ffn_hidden * (max(1, self._copies) if shape.experts else 1)
+        f = shape.ffn_hidden * (max(1, self._copies) + empty if shape.experts else 1)
         split = (6.0 * shape.heads * shape.head_size + (5.0 if shape.gated else 4.0) * f) / (
             layout.tensor
         )

@@ -91,7 +91,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     if backend_of(layout).runtime_memory:
         return _by_runtime(shape, layout, assumed, layers, stage)
     states = _stage_states(shape, layout, assumed, layers, stage)
-    held = in_flight(layout, stage)
+    held = in_flight(layout, stage, hides_exchange=assumed.hides_exchange)
     cached = 0.0
     if assumed.by_torch(layout):
         phase, cached = peak(shape, layout, assumed, layers=layers, stage=stage, held=held)

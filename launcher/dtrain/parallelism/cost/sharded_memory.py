@@ -15,6 +15,7 @@ from dtrain.parallelism.backends import backend_of, keeps_stage
 from dtrain.parallelism.cost.activations import (
     largest_layer,
     mean_activations,
+    routed_activations,
     routed_gradients,
 )
 from dtrain.parallelism.cost.layer import BYTES
@@ -389,11 +390,27 @@ def _inside(rank: _Rank) -> float:
     if rank.assumed.habits.overwrites_mlp:
         widest = 0.0
     widest = max(widest, routed_gradients(shape, layout, rank.assumed))
-    inside = whole + widest * rank.tokens + rank.stream
+    inside = whole + widest * rank.tokens + rank.stream + _empty(rank)
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
     if shape.lora is None or shape.lora.expands:
         inside += compute * width * shape.hidden / layout.tensor
     return inside
+
+
+def _empty(rank: _Rank) -> float:
+    """Return the bytes of a layer's tensors for copies of tokens that do not arrive (see
+    `Assumptions.room_for_all`): what a layer and its backward pass hold of those that do, and the
+    tokens as they arrive, sorted by rank. One that is sent once arrives once, and so does the
+    gradient that returns."""
+    shape, layout, assumed = rank.shape, rank.layout, rank.assumed
+    empty = assumed.empty(shape, layout)
+    if not empty:
+        return 0.0
+    each = routed_activations(shape, layout, assumed) + routed_gradients(shape, layout, assumed)
+    arriving = float(rank.compute * shape.hidden * shape.experts_per_token)
+    if assumed.sends_copies is False:
+        arriving = 2 * arriving / shape.experts_per_token - arriving
+    return empty * (each + arriving) / shape.experts_per_token * rank.tokens
 
 
 def _last_phases(rank: _Rank, resident: float) -> Iterator[Phase]:

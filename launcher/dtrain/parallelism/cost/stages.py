@@ -249,12 +249,13 @@ def adapters_of_stage(shape: Shape, layout: Layout, layers: int) -> tuple[float,
     return dense / layout.tensor, routed / layout.expert / layout.tensor
 
 
-def in_flight(layout: Layout, stage: int) -> float:
+def in_flight(layout: Layout, stage: int, *, hides_exchange: bool = False) -> float:
     """Return the number of micro-batches whose activations a stage holds at once.
 
     1F1B: p − stage; interleaving adds a part of a micro-batch for each further chunk:
-    p·(1 + (p−1)/(p·v)) on the first stage (RAR, arXiv 2205.05198, section 4.2.3). ZB-2P holds
-    twice as many; ZB-V as many as the first stage of 1F1B, on every stage.
+    p·(1 + (p−1)/(p·v)) on the first stage (RAR, arXiv 2205.05198, section 4.2.3), and one chunk
+    more if the exchange of tokens overlaps with another micro-batch (`Assumptions.hides_exchange`).
+    ZB-2P holds twice as many; ZB-V as many as the first stage of 1F1B, on every stage.
     """
     p, v, m = layout.pipeline, layout.virtual_pipeline, layout.grad_accumulation
     if layout.schedule == "gpipe":
@@ -264,6 +265,7 @@ def in_flight(layout: Layout, stage: int) -> float:
     else:
         held = (p - stage) * (2.0 if layout.schedule == "zb-2p" else 1.0)
         if v > 1:
-            # Warm-up is 2·(p − 1 − stage) + (v − 1)·p chunks (Megatron-LM, schedules.py).
-            held = p + (p - 1 - 2 * stage) / v
+            # Warm-up is 2·(p − 1 − stage) + (v − 1)·p chunks, and one more with
+            # ``overlap_moe_expert_parallel_comm`` (Megatron-LM, schedules.py).
+            held = p + (p - 1 - 2 * stage + hides_exchange) / v
     return min(held, float(m))
