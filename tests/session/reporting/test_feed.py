@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,24 @@ from dtrain.runs import arrival_times, events
 from dtrain.runs.log_store import Stream
 from dtrain.session.reporting.feed import MAX_CALLS, Feed, RunReceiver
 from support.limits import HANG, until
+
+
+def receiver_of(
+    lines: Callable[[Stream, str, str, int | None], object],
+    *,
+    timed: bool = False,
+    on_event: Callable[[events.RunEvent], object] = lambda event: None,
+) -> Any:
+    """A receiver without a terminal."""
+    return SimpleNamespace(
+        limit=100,
+        timed=timed,
+        on_event=on_event,
+        lines=lines,
+        flush=lambda now: None,
+        next_flush=lambda now: None,
+        suspend=lambda: None,
+    )
 
 
 class StoppedTerminal(RunReceiver):
@@ -67,15 +86,7 @@ def test_skipped_output_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     stream = Stream("a", "worker", 0, 0, "stdout", tmp_path / "worker-0.out")
     stream.path.write_bytes(b"old\nnew\n")
     shown: list[str] = []
-    receiver: Any = SimpleNamespace(
-        limit=100,
-        timed=False,
-        on_event=lambda event: None,
-        lines=lambda stream, text, partial, second: shown.append(text),
-        flush=lambda now: None,
-        next_flush=lambda now: None,
-        suspend=lambda: None,
-    )
+    receiver = receiver_of(lambda stream, text, partial, second: shown.append(text))
     take = Feed._take_grown
     caller: list[threading.Thread] = []
     called = threading.Event()
@@ -110,15 +121,7 @@ def test_a_line_ends_at_a_hole(tmp_path: Path) -> None:
     with stream.path.open("r+b") as file:
         os.pwrite(file.fileno(), b"way\nlast\n", 1 << 30)
     shown: list[str] = []
-    receiver: Any = SimpleNamespace(
-        limit=100,
-        timed=False,
-        on_event=lambda event: None,
-        lines=lambda stream, text, partial, second: shown.append(text),
-        flush=lambda now: None,
-        next_flush=lambda now: None,
-        suspend=lambda: None,
-    )
+    receiver = receiver_of(lambda stream, text, partial, second: shown.append(text))
     feed = Feed(receiver)
     feed.output(stream, stream.path.stat().st_size)
     feed.close()
@@ -132,14 +135,8 @@ def test_stored_output_of_several_streams_comes_in_the_order_of_its_arrival(
     tmp_path: Path, timed: bool
 ) -> None:
     shown: list[tuple[str, int | None]] = []
-    receiver: Any = SimpleNamespace(
-        limit=100,
-        timed=timed,
-        on_event=lambda event: None,
-        lines=lambda stream, text, partial, second: shown.append((text, second)),
-        flush=lambda now: None,
-        next_flush=lambda now: None,
-        suspend=lambda: None,
+    receiver = receiver_of(
+        lambda stream, text, partial, second: shown.append((text, second)), timed=timed
     )
     feed = Feed(receiver, by_arrival=True)
     # Rank 2 has lost the end of its file.
@@ -200,15 +197,8 @@ def test_an_interruption_does_not_wait_for_all_output(
             threading.Thread(target=pause, daemon=True).start()
             until(lambda: feed._paused, "the pause")
 
-    receiver: Any = SimpleNamespace(
-        limit=100,
-        timed=False,
-        on_event=write,  # in the feed's thread, which then finds the output of all streams
-        lines=lines,
-        flush=lambda now: None,
-        next_flush=lambda now: None,
-        suspend=lambda: None,
-    )
+    # `write` runs in the feed's thread, which then finds the output of all streams.
+    receiver = receiver_of(lines, on_event=write)
     feed = Feed(receiver, by_arrival=by_arrival)
     feed.notice("")
     feed.close()
