@@ -14,10 +14,10 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import ANY_NUMBER, AsList, Length, ProtocolError, Range, decode
 from dtrain.records import dataclass
+from dtrain.runtime.progress import MAX_METRIC_NAME, MAX_METRICS
 
 WINDOW = 60.0
 """Seconds over which a rate is averaged."""
-MAX_METRICS, MAX_METRIC_NAME = 32, 64
 PHASES = ("data", "save", "load")
 """The phases of `dtrain.runtime.steps`. A newer one may report more."""
 _PROCESS = re.compile(r"(rank|chief|worker|ps|evaluator)-([0-9]{1,6})")

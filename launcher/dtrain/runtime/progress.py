@@ -16,7 +16,7 @@ from typing import Any, SupportsFloat
 
 from dtrain.runtime.steps import BETWEEN_EVENTS, StepRecorder
 
-_MAX_METRICS, _MAX_METRIC_NAME = 32, 64
+MAX_METRICS, MAX_METRIC_NAME = 32, 64
 """Limits of the launcher for one report."""
 
 
@@ -54,8 +54,8 @@ class _StepEvents:
         self._last = now
         # Only now, because reading a loss from a GPU waits for the step to finish.
         metrics = {
-            name[:_MAX_METRIC_NAME]: _number(value)
-            for name, value in list(more.items())[:_MAX_METRICS]
+            name[:MAX_METRIC_NAME]: _number(value)
+            for name, value in list(more.items())[:MAX_METRICS]
         }
         tell(
             "progress",

@@ -106,7 +106,7 @@ def test_a_new_token_is_read_from_the_context_of_the_launch(
     asked = []
 
     def once(*_: object) -> SimpleNamespace:
-        asked.append((client.server, client.namespace))
+        asked.append((client._credentials.server, client.namespace))
         return expired
 
     monkeypatch.setattr(client, "_once", once)

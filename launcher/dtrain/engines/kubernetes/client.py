@@ -67,11 +67,6 @@ class Client:
         self._lock = threading.Lock()
 
     @property
-    def server(self) -> str:
-        """URL of the API server."""
-        return self._credentials.server
-
-    @property
     def context(self) -> str | None:
         """The context of the kubeconfig; None for a service account."""
         return self._credentials.context
