@@ -8,7 +8,6 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -29,7 +28,8 @@ def test_the_computation_is_separated_from_waits_in_every_layout(tmp_path: Path)
     run(2, HERE / "timing_job.py", tmp_path)
     fast, slow = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for layout in fast:
-        assert median(slow[layout]) > median(fast[layout]) + 0.2, layout
+        # A busy machine only adds to a time.
+        assert min(slow[layout]) > min(fast[layout]) + 0.2, layout
 
 
 class Event:

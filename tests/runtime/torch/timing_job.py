@@ -20,7 +20,7 @@ from train_gpt import cross_entropy, first_weights
 from dtrain.runtime import torch as parallel
 from dtrain.runtime.progress import steps
 
-STEPS = 4
+STEPS = 3
 LAYOUTS = {
     "fsdp": parallel.Layout(data=2, sharding="full", micro_batch=4),
     "pipeline": parallel.Layout(pipeline=2, micro_batch=4),
@@ -33,7 +33,7 @@ def make_slow() -> None:
     forward = nn.Linear.forward
 
     def slow(self: nn.Linear, x: Tensor) -> Any:
-        time.sleep(0.01 if os.environ["RANK"] == "1" else 0.001)
+        time.sleep(0.03 if os.environ["RANK"] == "1" else 0.001)
         return forward(self, x)
 
     nn.Linear.forward = slow  # type: ignore[method-assign]

@@ -236,7 +236,8 @@ class Commands:
         finally:
             if group.connection is not None:
                 group.connection.close()
-        self._end(group, lambda host: failure)
+        if not group.given_up:  # otherwise the closed connection is the failure
+            self._end(group, lambda host: failure)
 
     def _request(self, group: _Group) -> CommandRequest:
         commands = [[*target.prefix, *self._argv] for target in group.targets]
