@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import AuthError
+from dtrain.transport.select import Transports
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG, until
 from support.sshd import Sshd, generate_key, host_on, running_sshd
@@ -251,10 +252,7 @@ def test_a_wrong_passphrase_can_be_corrected(
 
 
 def test_a_question_that_is_open_at_the_end_is_withdrawn(
-    make_transport: Callable[..., SshTransport],
-    sshd: Sshd,
-    tmp_path: Path,
-    allow: Callable[[Path], None],
+    sshd: Sshd, tmp_path: Path, allow: Callable[[Path], None]
 ) -> None:
     """When `close` returns, the terminal is as before."""
     key = generate_key(tmp_path / "key", passphrase=SECRET)
@@ -267,10 +265,10 @@ def test_a_question_that_is_open_at_the_end_is_withdrawn(
         until(unwanted)
         states.append("as before")
 
-    transport = make_transport(ask=ask)
-    transport.connect_early([host_on(sshd, name, identity=str(key)) for name in ("a", "b")])
+    transports = Transports(tmp_path, ask)
+    transports.connect_early([host_on(sshd, name, identity=str(key)) for name in ("a", "b")])
     assert asked.wait(HANG)
-    transport.close()
+    transports.close()
     assert states == ["asks", "as before"]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +32,10 @@ from dtrain_cli.parameters import (
     ShowAs,
     Timestamps,
 )
+
+if TYPE_CHECKING:
+    from dtrain.failures.cause import Report
+    from dtrain_cli.commands.watch import Watch
 
 
 def launch(
@@ -104,7 +109,17 @@ def launch(
     detachment = Detachment() if detach else None
     if detachment is not None and not detachment.in_background:
         raise typer.Exit(_await_start(detachment, json=json))
-    # A dry run needs none of a session's threads and transports, so import them only here.
+    # A dry run needs none of a session's threads and transports, so import them only here. What
+    # shows the run is imported while dtrain connects to the hosts.
+    from dtrain.engines.start import connect
+    from dtrain_cli.prompt import asker
+
+    shown: Future[Watch] = Future()
+    transports = connect(
+        request,
+        asker(lambda: shown.result().view.pause(), lambda: shown.result().control.interrupted),
+        lambda text: shown.result().view.notice(text),
+    )
     from dtrain_cli.commands.watch import Watch, exports
 
     watch = Watch(
@@ -119,18 +134,20 @@ def launch(
     )
     if spec.job.strategy_reason:
         watch.view.notice(f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}")
-    code = watch.until_over(
-        lambda: api.launch(
+
+    def work() -> Report:
+        shown.set_result(watch)
+        return api.launch(
             request,
             secrets=secrets,
             check=not no_check,
             on_running=watch.running,
             control=watch.control,
             observer=watch.observer,
-            ask=watch.ask,
+            transports=transports,
         )
-    )
-    raise typer.Exit(code)
+
+    raise typer.Exit(watch.until_over(work))
 
 
 def _await_start(detachment: Detachment, *, json: bool) -> ExitCode:
