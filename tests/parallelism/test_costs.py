@@ -500,14 +500,17 @@ def test_tensors_that_a_compiler_places_leave_no_gaps() -> None:
 
 
 def test_each_communicator_has_its_own_buffers() -> None:
-    """Megatron-LM also has one for all ranks, and one for the ranks that share a model."""
+    """Megatron-LM also has one for all ranks, and one for the ranks that share a model. It has
+    three for experts, and one for their replicas."""
     layout = Layout(backend="megatron", tensor=2, pipeline=2, data=2)
+    experts = Layout(backend="megatron", data=4, expert=4)
     shards = Layout(backend="torchtitan", data=8, sharding="full")
     hybrid = replace(shards, data=16, sharding="hybrid", shard=8)
     alone = Layout(backend="megatron")
     shape = model("llama-3-8b")
-    used = [memory(shape, one, ASSUMED).communication for one in (layout, shards, hybrid, alone)]
-    assert used == pytest.approx([5 * COMMUNICATOR, COMMUNICATOR, 2 * COMMUNICATOR, 0])
+    layouts = (layout, experts, replace(experts, data=8), shards, hybrid, alone)
+    used = [memory(shape, one, ASSUMED).communication / COMMUNICATOR for one in layouts]
+    assert used == pytest.approx([5, 5, 6, 1, 2, 0])
     tpus = Assumptions.usual("bf16", hardware().gpu("tpu-v5p"), "megatron")
     assert memory(shape, layout, tpus).communication == 0
 

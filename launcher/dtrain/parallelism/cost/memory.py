@@ -135,9 +135,11 @@ def _communicators(layout: Layout, assumed: Assumptions) -> int:
     for hybrid sharding.
 
     Megatron-LM has two more: of all ranks, and of the ranks that share a model, for the gradients'
-    norm (``parallel_state.py``). Experts' replicas have another. With tensor, pipeline and data 2
-    on H100s, suspending all of them freed 7 GB, and 9.5 with experts (verl pull request 6408). That
-    is more than these take: sends and exchanges have buffers of their own.
+    norm (``parallel_state.py``). Experts have two more: the ranks that exchange tokens gather
+    their numbers in another (``tp_ep_group``), and all replicas of a stage sum them for the router
+    (``tp_dp_cp_group``). Replicas of experts have one. With tensor, pipeline and data 2 on H100s,
+    suspending all of them freed 7 GB, and 9.5 with experts (verl pull request 6408). That is more
+    than these take: sends and exchanges have buffers of their own.
     """
     model = layout.tensor * layout.pipeline > 1
     count = (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1)
@@ -145,7 +147,8 @@ def _communicators(layout: Layout, assumed: Assumptions) -> int:
     count += layout.sharding == "hybrid"
     if not count or layout.backend != "megatron" or assumed.habits.placed:
         return count
-    return count + 1 + model + (layout.copies > layout.expert > 1)
+    experts = 2 * (layout.expert > 1) + (layout.copies > layout.expert > 1)
+    return count + 1 + model + experts
 
 
 class _StageStates(NamedTuple):
