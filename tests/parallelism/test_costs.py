@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import assume, given, settings
@@ -500,16 +500,43 @@ def test_tensors_that_a_compiler_places_leave_no_gaps() -> None:
 
 
 def test_each_communicator_has_its_own_buffers() -> None:
-    """Megatron-LM also has one for all ranks, and one for the ranks that share a model."""
+    """Megatron-LM also has one for all ranks, and one for the ranks that share a model. It has
+    three for experts, and one for their replicas."""
     layout = Layout(backend="megatron", tensor=2, pipeline=2, data=2)
+    experts = Layout(backend="megatron", data=4, expert=4)
     shards = Layout(backend="torchtitan", data=8, sharding="full")
     hybrid = replace(shards, data=16, sharding="hybrid", shard=8)
     alone = Layout(backend="megatron")
     shape = model("llama-3-8b")
-    used = [memory(shape, one, ASSUMED).communication for one in (layout, shards, hybrid, alone)]
-    assert used == pytest.approx([5 * COMMUNICATOR, COMMUNICATOR, 2 * COMMUNICATOR, 0])
+    layouts = (layout, experts, replace(experts, data=8), shards, hybrid, alone)
+    used = [memory(shape, one, ASSUMED).communication / COMMUNICATOR for one in layouts]
+    assert used == pytest.approx([5, 5, 6, 1, 2, 0])
     tpus = Assumptions.usual("bf16", hardware().gpu("tpu-v5p"), "megatron")
     assert memory(shape, layout, tpus).communication == 0
+
+
+@pytest.mark.parametrize(
+    ("split", "tensors"),
+    [
+        ({"sequence_parallel": True}, 4 * 16),
+        ({}, 2 * 16),
+        ({"sequence_parallel": True, "virtual_pipeline": 4}, 4 * 4),
+        ({"sequence_parallel": True, "pipeline": 1}, 4 * 32),
+        ({"tensor": 1}, 0),
+    ],
+)
+def test_collectives_may_hold_tensors_that_the_host_has_freed(
+    split: dict[str, Any], tensors: int
+) -> None:
+    shape = replace(model("llama-3-8b"), seq_len=8192)
+    few = {"tensor": 2, "pipeline": 2, "grad_accumulation": 8}
+    layout = Layout(backend="megatron", **{**few, **split})
+    now = memory(shape, layout, Assumptions())
+    before = memory(shape, layout, Assumptions(habits=MemoryHabits(records_streams=True)))
+    assert now.cached == 0
+    assert before.cached == tensors * 2 * 8192 * 4096 / 2**30
+    # The allocator waits for them if memory is short.
+    assert before.total == now.total
 
 
 def test_the_step_casts_gradients_of_fp16_when_activations_are_gone() -> None:

@@ -217,7 +217,7 @@ def test_the_error_in_the_fifth_blind_test_is_limited() -> None:
     assert (len(every.time), len(every.memory)) == (241, 74)
     assert sum(map(abs, every.time)) / len(every.time) < 0.13
     assert abs(sum(every.time)) / len(every.time) < 0.11
-    assert sum(map(abs, every.memory)) / len(every.memory) < 0.13
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.10
     assert refused(every) < 0.05
 
 
@@ -226,7 +226,7 @@ def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
     the refused runs used 97 % of the memory, as estimated."""
     every = scored(UNSEEN[6])
     assert len(every.memory) == 48
-    assert sum(map(abs, every.memory)) / len(every.memory) < 0.12
+    assert sum(map(abs, every.memory)) / len(every.memory) < 0.08
     assert every.fit["false_oom"] <= 3
     assert every.fit["false_fit"] <= 1
 

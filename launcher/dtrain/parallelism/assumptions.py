@@ -170,6 +170,10 @@ class MemoryHabits:
     fixed_segments: bool = False
     """Whether the allocator has segments of a fixed size, PyTorch's default. torchtitan and
     torchtune set ``expandable_segments:True``."""
+    records_streams: bool = False
+    """Whether blocks of tensors that tensor ranks exchange are used again only when the GPU has
+    exchanged them: PyTorch before 2.8 (``record_stream``), unless
+    ``TORCH_NCCL_AVOID_RECORD_STREAMS=1``, which NVIDIA's scripts set."""
     buckets: float = 0.0
     """GiB of buffers in which gradients are reduced, on one GPU too, if those are not views of the
     gradients: DeepSpeed's ``reduce_bucket_size`` is 5e8 elements of 2 bytes, or two of 2e8."""

@@ -160,12 +160,19 @@ PRACTICES = (
     # Megatron-LM of 2021, and OneFlow's model of the same shape and options.
     (r"DLPerf", _EARLY),
     # FlagScale of 2023, a fork of Megatron-LM from before Megatron-Core (``model/transformer.py``),
-    # and Megatron-Core 0.6.
+    # and Megatron-Core 0.6, in NVIDIA's images of PyTorch 23.09 and 24.02, whose scripts do not set
+    # TORCH_NCCL_AVOID_RECORD_STREAMS.
     (
         r"FlagPerf .*(-flagscale|llama2_70B-megatron)/",
-        Practice(loss_bytes=10, habits=MemoryHabits(fused_gate=False, repeats_keys=True)),
+        Practice(
+            loss_bytes=10,
+            habits=MemoryHabits(fused_gate=False, repeats_keys=True, records_streams=True),
+        ),
     ),
-    (r"FlagPerf .*-megatron/", Practice(loss_bytes=10)),
+    (
+        r"FlagPerf .*-megatron/",
+        Practice(loss_bytes=10, habits=MemoryHabits(records_streams=True)),
+    ),
     # A fork of Megatron-LM of 2024. Its scripts overlap tensor-parallel traffic with products, but
     # do not set --overlap-grad-reduce.
     (r"Megatron-Kwai", Practice(overlaps_reduction=False, hides_tensor=True)),

@@ -41,6 +41,10 @@ kept, so the next 32-bit ones need a new block. PyTorch's all-gather into a list
 a flat copy, 2 bytes each, whose blocks are too small for 32-bit logits. A simulation of the
 allocator with LLaMA's tensors gave 4 to 5 bytes on one rank, and 6 to 9 on several."""
 
+LAYERS_AHEAD = 40
+"""Layers whose forward pass a host can start before the GPU is there: a stream takes about 1,000
+kernels before a launch waits (stackoverflow.com/questions/53970187), and a layer has 24."""
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -97,6 +101,7 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         phase, cached = peak(shape, layout, assumed, layers=layers, stage=stage, held=held)
     else:
         phase = _whole_peak(shape, layout, assumed, states, layers=layers, stage=stage, held=held)
+        cached = _waiting_tensors(shape, layout, assumed, layers)
     used = states.parameters + states.optimizer + sum(phase)
     unused = _unused_share(layout, assumed) * used + _split_blocks(shape, layout, assumed, stage)
     return Memory(
@@ -130,9 +135,11 @@ def _communicators(layout: Layout, assumed: Assumptions) -> int:
     for hybrid sharding.
 
     Megatron-LM has two more: of all ranks, and of the ranks that share a model, for the gradients'
-    norm (``parallel_state.py``). Experts' replicas have another. With tensor, pipeline and data 2
-    on H100s, suspending all of them freed 7 GB, and 9.5 with experts (verl pull request 6408). That
-    is more than these take: sends and exchanges have buffers of their own.
+    norm (``parallel_state.py``). Experts have two more: the ranks that exchange tokens gather
+    their numbers in another (``tp_ep_group``), and all replicas of a stage sum them for the router
+    (``tp_dp_cp_group``). Replicas of experts have one. With tensor, pipeline and data 2 on H100s,
+    suspending all of them freed 7 GB, and 9.5 with experts (verl pull request 6408). That is more
+    than these take: sends and exchanges have buffers of their own.
     """
     model = layout.tensor * layout.pipeline > 1
     count = (layout.tensor > 1) + (layout.pipeline > 1) + (layout.context > 1)
@@ -140,7 +147,8 @@ def _communicators(layout: Layout, assumed: Assumptions) -> int:
     count += layout.sharding == "hybrid"
     if not count or layout.backend != "megatron" or assumed.habits.placed:
         return count
-    return count + 1 + model + (layout.copies > layout.expert > 1)
+    experts = 2 * (layout.expert > 1) + (layout.copies > layout.expert > 1)
+    return count + 1 + model + experts
 
 
 class _StageStates(NamedTuple):
@@ -236,6 +244,20 @@ def _unused_share(layout: Layout, assumed: Assumptions) -> float:
     # With segments of a fixed size, `peak` has the blocks that differ in size.
     many_sizes = flat or (copied and assumed.by_torch(layout) and not habits.fixed_segments)
     return FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
+
+
+def _waiting_tensors(shape: Shape, layout: Layout, assumed: Assumptions, layers: int) -> float:
+    """Bytes of tensors that the host has freed and the GPU still exchanges between tensor ranks.
+
+    In a layer, sequence parallelism gathers the residual stream twice, and scatters two sums of its
+    size; otherwise two of it are added up. Megatron-LM waits for the GPU when a piece of a stage is
+    done (``batch_p2p_sync``). If memory is short, the allocator waits, too.
+    """
+    if layout.tensor == 1 or not assumed.habits.records_streams:
+        return 0.0
+    each = BYTES[assumed.precision] * shape.hidden * _tokens(shape, layout)
+    ahead = min(layers / layout.virtual_pipeline, LAYERS_AHEAD)
+    return (4 if layout.sequence_parallel else 2) * each * ahead
 
 
 def _split_blocks(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> float:
