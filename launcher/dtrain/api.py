@@ -328,41 +328,35 @@ class LaunchedRun:
 
         Raises TimeoutError after ``timeout`` seconds; the run continues.
         """
-        from dtrain.session.reporting.follow import ending
+        from dtrain.session.reporting.follow import ending_after
         from dtrain.session.stopping.control import Control
 
-        if (report := ending(self._folder)) is not None:
-            return report
         control = Control()
-        timer = None if timeout is None else threading.Timer(timeout, control.leave)
-        if timer is not None:
-            timer.daemon = True
+        timer = threading.Timer(timeout or 0.0, control.leave)
+        timer.daemon = True
+
+        def follow() -> Report | None:
+            report = attach(self.name, control=control)
+            return None if control.left else report
+
+        if timeout is not None:
             timer.start()
         try:
-            report = attach(self.name, control=control)
-        except UsageError:
-            if (report := ending(self._folder)) is None:
-                raise
-            return report  # it has just ended
+            report = ending_after(self._folder, follow)
         finally:
-            if timer is not None:
-                timer.cancel()
-        if control.left and ending(self._folder) is None:
+            timer.cancel()
+        if report is None:
             raise TimeoutError(f"run {self.name} is still running after {timeout:g} s")
         return report
 
     def stop(self, *, force: bool = False) -> Report:
         """Stop the run on all its hosts, and return its report. ``force`` kills immediately."""
-        from dtrain.session.reporting.follow import ending
+        from dtrain.session.reporting.follow import ending_after
 
-        if (report := ending(self._folder)) is None:
-            try:
-                stop(self.name, force=force)
-            except UsageError:
-                if ending(self._folder) is None:  # otherwise it has just ended
-                    raise
-            report = ending(self._folder)
-        if report is None:
+        def end() -> None:
+            stop(self.name, force=force)
+
+        if (report := ending_after(self._folder, end)) is None:
             raise UsageError(f"run {self.name} has no record of its end")
         return report
 

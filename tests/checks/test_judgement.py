@@ -52,6 +52,23 @@ def test_hosts_without_facts_cause_no_findings() -> None:
     assert findings(cluster(3)) == ()
 
 
+@pytest.mark.parametrize(
+    ("gpu", "remedies"),
+    [
+        ("h1000", ["did you mean h100-80gb? `dtrain help models` lists those of the table"]),
+        ("my-own", ["`dtrain help models` lists those of the table"]),
+        ("H100 SXM", []),
+    ],
+)
+def test_a_gpu_that_the_planner_does_not_know(gpu: str, remedies: list[str]) -> None:
+    file = FILE.format(count=2, gpus=0).replace("gpus: 0", f"gpus: 0\n  gpu: {gpu}")
+    found = judge(Evidence(build(parse(file, "cluster.yaml")), ()))
+    assert [finding.remedy for finding in found] == remedies
+    for finding in found:
+        assert finding.seen == f"{gpu!r} is not a GPU that dtrain knows"
+        assert finding.hosts == ("gpu01", "gpu02")
+
+
 def test_folding_merges_findings_and_sorts_the_worst_first() -> None:
     found = [
         warning("mtu", ["b"], "MTU 1400", "1500", f"set {HOSTS}"),

@@ -26,3 +26,25 @@ def test_tail_shows_the_last_lines_of_each_worker_from_all_attempts(
     shown = completed("logs", "run-1", "--tail", "2", environment=os.environ)
     assert [line[-1] for line in shown.stdout.splitlines()] == ["b", "c", "f", "g"]
     assert [line[-1] for line in shown.stderr.splitlines()] == ["h"]
+
+
+def test_a_run_without_output_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = make_run()
+    for file in folder.path.glob("logs*/*/worker-*"):
+        file.write_bytes(b"")
+
+    def stderr(*options: str) -> str:
+        return completed("logs", "run-1", *options, environment=os.environ).stderr
+
+    assert stderr() == "dtrain: no worker has written anything\n"
+    assert stderr("--json") == ""
+    (folder.path / "logs/n1/worker-0.out").write_text("a\n")
+    assert stderr() == stderr("--rank", "0") == ""
+    assert stderr("--rank", "1") == "dtrain: none of these workers has written anything\n"
+    claim = folder.claim()
+    assert claim is not None
+    try:
+        assert "has written anything yet\n" in stderr("--rank", "1")
+    finally:
+        claim.release()

@@ -68,7 +68,7 @@ def test_every_phrase_signal_and_status_is_in_a_sample(signature: Signature) -> 
     ends = [end(sample) for sample in SAMPLES[signature.id]]
     texts = [each.output for each in ends]
     for phrase in signature.says:
-        assert any(phrase.occurs_in(text) for text in texts), phrase.text
+        assert any(phrase.occurs_in(text) for text in texts), vars(phrase)
     if len(signature.signals) == 1:
         assert all(each.signal in signature.signals for each in ends)
 

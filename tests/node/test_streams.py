@@ -69,12 +69,20 @@ def test_a_slow_reader_delays_only_its_relay(host: Node) -> None:
     assert bytes(agent.output["worker-0.out"]) == b"\0" * 8000000
 
 
-def test_a_truncated_file_is_reported(host: Node) -> None:
-    agent = host.start(host.shell("seq 1000; until test -e go; do sleep 0.02; done; echo end"))
-    agent.until(lambda: b"1000" in agent.output.get("worker-0.out", b""))
-    os.truncate(host.folder() / "worker-0.out", 0)
-    assert agent.expect("notice")["text"].startswith("worker-0.out was truncated: ")
-    (host.workdir / "go").touch()
+def test_each_truncation_of_a_file_is_reported_once(host: Node) -> None:
+    wait = "until test -e {}; do sleep 0.02; done; "
+    agent = host.start(
+        host.shell("seq 1000; " + wait.format("go") + "seq 2000; " + wait.format("end"))
+    )
+    path = host.folder() / "worker-0.out"
+    for last in (b"1000\n", b"2000\n"):
+        agent.until(lambda last=last: last in agent.output.get("worker-0.out", b""))
+        os.truncate(path, 0)
+        size = len(agent.output["worker-0.out"])
+        missing = f"its output is missing until it again has {size} bytes"
+        agent.expect("notice", text=f"worker-0.out was truncated: {missing}")
+        (host.workdir / "go").touch()
+    (host.workdir / "end").touch()
     agent.wait()
 
 
@@ -82,7 +90,7 @@ def test_a_file_that_its_server_has_lost_is_not_shorter(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     os.close(fd)  # each call fails, as with ESTALE of NFS
     lost = OutputFile(1, b"worker-0.out", 10, fd)
-    assert (lost.read(), lost.found_shorter()) == (b"", False)
+    assert (lost.read(), lost.size()) == (b"", 10)
 
 
 def test_the_next_relay_continues_after_a_killed_one(host: Node) -> None:

@@ -63,6 +63,19 @@ def test_a_hole_of_a_log_takes_no_space(folder):
     assert writer.path.stat().st_blocks * 512 < size
 
 
+def test_a_hole_that_cannot_be_stored_may_come_again(folder):
+    writer = LogWriter(stream(folder))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(StorageError):
+            writer.append(0, bytes(1 << 17))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert writer.size == 0
+    assert writer.append(0, bytes(1 << 17)) == writer.path.stat().st_size == 1 << 17
+
+
 @pytest.mark.parametrize("run", ["nope", "../run-1", "", ".", "a/b", "run-1\n"])
 def test_unknown_runs(folder, run):
     with pytest.raises(UsageError) as caught:

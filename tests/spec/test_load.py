@@ -280,6 +280,20 @@ def test_shipped_files_load(path: Path) -> None:
     assert read(path).cluster.hosts
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "uv run --with deepspeed x.py",
+        "uv run --with deepspeed --with torch python x.py",
+        "conda run -n deepspeed --live-stream python x.py",
+        "python x.py deepspeed --zero 3",
+    ],
+)
+def test_a_name_of_a_launcher_alone_starts_none(command: str) -> None:
+    text = f"cluster: {{hosts: [a, b], gpus: 2}}\njob: {{framework: torch, command: {command}}}"
+    assert parse(text, "c.yaml").job.command == tuple(command.split())
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no file '.*x\.yaml'") as caught:
         read(tmp_path / "x.yaml")

@@ -74,6 +74,10 @@ def logs(
         view.notice(f"output of run {folder.name}")
     streams = _streams(folder, record.plan, record.attempt)
     shown = {stream: size for stream, size in streams.items() if chosen.show(stream)}
+    if not json and not any(shown.values()):
+        who = "none of these workers" if any(streams.values()) else "no worker"
+        yet = "" if folder.in_charge() is None else " yet"
+        view.notice(f"{who} has written anything{yet}")
     then = None if age is None else time.time() - age
     for stream, begin in _begins(shown, then, tail).items():
         view.skip(stream, begin)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Iterator
 from types import MappingProxyType
 
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
-from dtrain.checks.finding import HOSTS, Finding
+from dtrain.checks.finding import HOSTS, Finding, warning
 from dtrain.checks.sizes import GIB, in_words
 from dtrain.checks.skew import outliers
+from dtrain.diagnostics import UsageError
 from dtrain.launchplan.names import fold_numbers
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.wording import counted
 
 _SLOWDOWNS = {
@@ -34,6 +36,7 @@ _Judged = Callable[[str, str, str, str], Finding]
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
+    yield from _unknown(evidence.plan)
     for host in evidence.hosts:
         if not host.part.host.gpus:
             continue
@@ -47,6 +50,35 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             yield from _free(host, gpu)
         yield from _xids(host)
     yield from _differences(evidence)
+
+
+def _unknown(plan: LaunchPlan) -> Iterator[Finding]:
+    """Names in the cluster file that the planner does not know. They do not affect the launch."""
+    hosts: dict[str, list[str]] = {}
+    for part in plan.hosts:
+        if part.host.gpu is not None:
+            hosts.setdefault(part.host.gpu, []).append(part.host.name)
+    if not hosts:
+        return
+    # Most files name no GPU, and then no launch reads the table.
+    from dtrain.parallelism.cluster.hardware_table import hardware
+    from dtrain.parallelism.names import nearest
+
+    for name, of in hosts.items():
+        try:
+            hardware().gpu(name)
+        except UsageError as error:
+            near = "".join(
+                f"did you mean {one}? "
+                for one in nearest(name, [gpu.name for gpu in hardware().gpus])
+            )
+            yield warning(
+                "gpu",
+                of,
+                error.message,
+                "a GPU of the planner's table, or of yours (`dtrain plan --hardware`)",
+                f"{near}`dtrain help models` lists those of the table",
+            )
 
 
 def _used(host: HostFacts) -> list[Facts]:

@@ -33,7 +33,6 @@ class Phrase:
     """
 
     def __init__(self, text: str) -> None:
-        self.text = text
         self._at_start = text.startswith("^")
         self._first, *self._rest = text.removeprefix("^").split("*")
 

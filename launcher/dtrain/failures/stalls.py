@@ -115,34 +115,35 @@ class StallDetector:
 
     def find(self, now: float) -> Stall | None:
         """What stands still now."""
-        known = self._processes
+        everyone = self._processes
         standing = {
             name: one
-            for name, one in known.items()
+            for name, one in everyone.items()
             if now - one.advanced >= one.limit(self._survived)
         }
         if not standing:
             return None
-        most = max(one.done for one in known.values())
-        # If all that are left stand still, they are behind those that have ended.
-        last = bool(self._ended) and len(standing) == len(known)
-        behind = [name for name, one in standing.items() if last or one.done < most]
-        if len(standing) < len(known) and not behind:
-            return None
-        computing = [name for name in behind or standing if known[name].waits != "ranks"]
-        found = computing if 0 < len(computing) < len(known) else behind
-        # If no process has reported a wait, it is unknown which ones hold up the others.
-        waiting = sum(one.waits == "ranks" for one in known.values())
-        if not behind and not waiting:
-            found = []
+        all_stand = len(standing) == len(everyone)
+        if all_stand and self._ended:
+            behind = standing  # they are behind those that have ended
+        else:
+            most = max(one.done for one in everyone.values())
+            behind = {name: one for name, one in standing.items() if one.done < most}
+        if not behind and not all_stand:
+            return None  # they wait for those that advance
+        suspects = behind or standing
+        causes = {name: one for name, one in suspects.items() if one.waits != "ranks"} or suspects
+        if not behind and len(causes) == len(everyone):
+            causes = {}  # they do not differ: it is unknown which ones hold up the others
         # One that is further behind may hold up the others, and cannot wait for them.
-        least = min((known[name].done for name in found), default=0)
-        found = [name for name in found if known[name].done == least]
-        of = [known[name] for name in found or standing]
+        least = min((one.done for one in causes.values()), default=0)
+        causes = {name: one for name, one in causes.items() if one.done == least}
+        still = (causes or standing).values()
+        others = (one for name, one in everyone.items() if name not in causes)
         return Stall(
-            processes=tuple(sorted(found, key=parsed)),
-            hosts=in_order(one.host for one in of),
-            seconds=now - max(one.advanced for one in of),
-            step=max(one.done for one in of),
-            waiting=waiting - sum(known[name].waits == "ranks" for name in found),
+            processes=tuple(sorted(causes, key=parsed)),
+            hosts=in_order(one.host for one in still),
+            seconds=now - max(one.advanced for one in still),
+            step=max(one.done for one in still),
+            waiting=sum(one.waits == "ranks" for one in others),
         )

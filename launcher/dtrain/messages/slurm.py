@@ -10,6 +10,7 @@ from dtrain.messages.agent import (
     Bye,
     Event,
     Name,
+    Notice,
     ProgressReport,
     Status,
     StreamFound,
@@ -64,7 +65,7 @@ class Cancelling:
     """The answer to ``cancel``."""
 
 
-MachineMessage = StreamFound | ProgressReport | Telemetry | Event
+MachineMessage = StreamFound | ProgressReport | Telemetry | Notice | Event
 """An event is evidence about the workers."""
 
 
@@ -124,6 +125,7 @@ _OF_MACHINES: dict[str, Callable[..., MachineMessage]] = {
     "progress": ProgressReport,
     "sample": Telemetry,
     "average": Telemetry,
+    "notice": Notice,
 }
 
 

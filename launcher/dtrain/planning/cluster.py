@@ -56,22 +56,20 @@ def cluster_of(
 
 def _of_options(request: PlanRequest, table: Hardware) -> Found:
     gpu = table.gpu(request.gpu or USUAL_GPU)
-    per_host = request.gpus_per_host
-    gpus = request.gpus
+    gpus, per_host = request.gpus, request.gpus_per_host
     if gpus is None:
         gpus = USUAL_HOSTS * (per_host or table.machine(gpu.machine).gpus_per_host)
-    chosen = (request.gpus, request.gpu, per_host, request.network_gbps)
     cluster = table.cluster(gpu, gpus, gpus_per_host=per_host, network_gbps=request.network_gbps)
-    assumed = [f"`gpus={gpus}`"] * (request.gpus is None)
-    assumed += [f"`gpu={gpu.name!r}`"] * (request.gpu is None)
+    options = {"gpus": f"{gpus}", "gpu": f"{gpu.name!r}"}
     if cluster.hosts > 1:
-        assumed += [f"`gpus_per_host={cluster.gpus_per_host}`"] * (per_host is None)
-        network = f"`network_gbps={cluster.network * 8:g}`"
-        assumed += [network] * (request.network_gbps is None)
-    source = f"assumed: {', '.join(assumed)}" if assumed else ""
-    if all(value is None for value in chosen):
-        source = "assumed: give a cluster file, or `gpus` and `gpu`, for yours"
-    return Found(cluster, source)
+        options["gpus_per_host"] = f"{cluster.gpus_per_host}"
+        options["network_gbps"] = f"{cluster.network * 8:g}"
+    assumed = [name for name in options if getattr(request, name) is None]
+    if not assumed:
+        return Found(cluster, "")
+    if len(assumed) == 4:  # the request gives none of them
+        return Found(cluster, "assumed: give a cluster file, or `gpus` and `gpu`, for yours")
+    return Found(cluster, "assumed: " + ", ".join(f"`{name}={options[name]}`" for name in assumed))
 
 
 @dataclass(slots=True)

@@ -88,10 +88,11 @@ class LogWriter:
             fd = os.open(self.path, _WRITE, 0o600)
             try:
                 if not payload.lstrip(b"\0"):  # perhaps a hole of the worker's file, of gigabytes
-                    self.size += len(new)
-                    if os.fstat(fd).st_size < self.size:
-                        os.ftruncate(fd, self.size)
-                    return self.size
+                    end = self.size + len(new)
+                    if os.fstat(fd).st_size < end:
+                        os.ftruncate(fd, end)
+                    self.size = end
+                    return end
                 while new:
                     # Written at its offset, not appended: if two launchers are attached to one
                     # run, they write the same bytes to the same place.

@@ -21,7 +21,6 @@ class Point:
 
     time: float
     """Seconds since the epoch."""
-    step: int
     loss: float | None
     step_time: float | None
     """Seconds of one step since the report before; None for the first of an attempt."""
@@ -71,7 +70,7 @@ def points(records: Records) -> list[Point]:
                     seconds = spent / (report.step - before.step)
                     if report.tokens is not None and before.tokens is not None:
                         rate = max(0, report.tokens - before.tokens) / spent
-                found.append(Point(then, report.step, report.loss, seconds, rate))
+                found.append(Point(then, report.loss, seconds, rate))
                 before = report
     return found
 

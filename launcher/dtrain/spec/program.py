@@ -14,9 +14,15 @@ PROGRAMS = ("script", "module", "command")
 CLIENTS_OWN = ("HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "TMPDIR")
 """Variables that change the client of a container engine."""
 
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
-_ACCELERATE_MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
-_DEEPSPEED_MODULES = ("deepspeed.launcher.runner", "deepspeed.launcher.launch")
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate launch",
+    "accelerate.commands.accelerate_cli": "accelerate launch",
+    "deepspeed.launcher.runner": "deepspeed",
+    "deepspeed.launcher.launch": "deepspeed",
+}
+"""The modules of launchers."""
 _WORDS = 8
 """How many words of a command may precede a launcher, as in `uv run` or `env A=b`, at most."""
 
@@ -130,29 +136,28 @@ def _check_launcher(cluster: Section, job: Section, per: str | None, problems: P
 
 def _launcher(job: Section) -> tuple[str, TextSpan] | None:
     """The launcher in the job's program, with its position; None if there is none."""
-    module = job.get("module")
-    if module in _TORCHRUN_MODULES:
-        return "torchrun", job.place("module")
-    if module in _ACCELERATE_MODULES:
-        return "accelerate launch", job.place("module")
-    if module in _DEEPSPEED_MODULES:
-        return "deepspeed", job.place("module")
-    words = [word.rpartition("/")[2] for word in job.get("command", ())[:_WORDS]]
+    if launcher := _MODULES.get(job.get("module", "")):
+        return launcher, job.place("module")
+    words = ["", *(word.rpartition("/")[2] for word in job.get("command", ())[:_WORDS]), ""]
     node = job.entries["command"].value if "command" in job else None
-    for at, word in enumerate(words):
-        after = words[at + 1] if at + 1 < len(words) else ""
+    for at, word in enumerate(words[1:-1]):
         if word.endswith(".py"):
             break
-        place = node.items[at].place if isinstance(node, Sequence) else job.place("command")
-        if word == "torchrun" or (word == "-m" and after in _TORCHRUN_MODULES):
-            return "torchrun", place
-        if (word, after) == ("accelerate", "launch") or (
-            word == "-m" and after in _ACCELERATE_MODULES
-        ):
-            return "accelerate launch", place
-        # `uv run --with deepspeed python` does not start it.
-        if (word == "deepspeed" and (after[:1] == "-" or after.endswith(".py"))) or (
-            word == "-m" and after in _DEEPSPEED_MODULES
-        ):
-            return "deepspeed", place
+        if launcher := _started(words[at], word, words[at + 2]):
+            place = node.items[at].place if isinstance(node, Sequence) else job.place("command")
+            return launcher, place
+    return None
+
+
+def _started(before: str, word: str, after: str) -> str | None:
+    """The launcher that a word of a command starts."""
+    if word == "-m":
+        return _MODULES.get(after)
+    if word == "torchrun":
+        return word
+    if (word, after) == ("accelerate", "launch"):
+        return "accelerate launch"
+    # After an option it is a package or an environment: `uv run --with deepspeed x.py`.
+    if word == "deepspeed" and not before.startswith("-"):
+        return word if after.startswith("-") or after.endswith(".py") else None
     return None

@@ -179,5 +179,5 @@ def test_a_runtime_that_is_not_readable_is_not_known() -> None:
 
     keys = replace(PLAN.kubernetes, api="trainjob", runtime="r")  # type: ignore[type-var]
     found = training_runtime.read(Refuses(), keys)  # type: ignore[arg-type]
-    assert found == TrainingRuntime("r", unseen="the runtime r, which you may not read,")
+    assert found == TrainingRuntime(unseen="the runtime r, which you may not read,")
     assert training_runtime.read(Refuses(), PLAN.kubernetes) is None  # type: ignore[arg-type]

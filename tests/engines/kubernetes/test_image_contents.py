@@ -71,12 +71,12 @@ def test_setup_lines_and_volumes_may_bring_the_framework(
 def test_a_runtime_may_bring_code_and_framework() -> None:
     """An error stays one only if the runtime is known and brings nothing."""
     bare = log({"missing": True}, "workdir=yes")
-    known = TrainingRuntime("r")
+    known = TrainingRuntime()
     assert judged(bare, runtime=known) == [(Severity.ERROR, MISSING), NO_SCRIPT]
-    unseen = TrainingRuntime("r", unseen="what the runtime r adds (init containers)")
+    unseen = TrainingRuntime(unseen="what the runtime r adds (init containers)")
     warned = [(Severity.WARNING, text) for _, text in judged(bare)]
     assert judged(bare, runtime=unseen) == warned
-    mounted = TrainingRuntime("r", folders=("/code",), environment={"PYTHONPATH": "/code/lib"})
+    mounted = TrainingRuntime(folders=("/code",), environment={"PYTHONPATH": "/code/lib"})
     assert judged(bare, runtime=mounted) == [(Severity.WARNING, MISSING)]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from dtrain.engines.slurm.output import JobOutput
 from dtrain.launchplan.build import build
 from dtrain.messages.agent import StreamFound
+from dtrain.node.slurm.outputs import Outputs
 from dtrain.runs.folder import RunFolder
 from dtrain.spec.load import parse
 
@@ -19,3 +22,20 @@ def test_output_names_the_hosts_of_a_job_that_ended_at_once(tmp_path: Path) -> N
     assert output.hosts() == ()
     output.add("a", StreamFound(2, "worker-1.out"))
     assert output.hosts() == ("a", "b")
+
+
+def test_a_truncated_file_is_reported_once(tmp_path: Path) -> None:
+    said: list[dict[str, Any]] = []
+    channel: Any = SimpleNamespace(
+        report=lambda kind, **body: said.append({"type": kind, **body}),
+        send_data=lambda number, offset, data: None,
+    )
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "worker-0.out"
+    file.write_text("a line\n")
+    outputs = Outputs(bytes(tmp_path), {}, {"worker": 1}, {}, channel)
+    assert outputs.send(last=False)
+    file.write_bytes(b"")
+    assert not outputs.send(last=False) and not outputs.send(last=False)
+    text = "worker-0.out was truncated: its output is missing until it again has 7 bytes"
+    assert said[1:] == [{"type": "notice", "host": "a", "text": text}]

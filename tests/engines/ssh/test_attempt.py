@@ -13,6 +13,7 @@ from dtrain.engines.ssh import link as link_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.inbox import MAX_NOTICES
 from dtrain.engines.ssh.link import Link
 from dtrain.messages import agent as messages
 from dtrain.node import protocol
@@ -253,11 +254,13 @@ def test_the_output_of_a_host_whose_supervisor_died_is_awaited(
 
 def test_a_notice_that_each_relay_repeats_is_shown_once(tmp_path: Path) -> None:
     said = {"type": "notice", "text": "worker-0.out was truncated"}
-    hosts = ScriptedHosts({"first": relay_stdout(map(encode, (HELLO, said, said, GONE)))})
+    many = [said] * (MAX_NOTICES + 2)
+    hosts = ScriptedHosts({"first": relay_stdout(map(encode, (HELLO, *many, GONE)))})
     context = context_of(hosts, tmp_path)
     link = Link(context, context.plan.hosts[0])
     link.attach({}, ())
     assert link.drained(HANG)
     link.close()
     link.disconnect(0.0)
-    assert context.folder.journal.read_text().count("was truncated") == 1
+    journal = context.folder.journal.read_text()
+    assert (journal.count("was truncated"), journal.count("are hidden")) == (1, 0)

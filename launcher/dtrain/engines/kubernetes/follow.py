@@ -43,13 +43,12 @@ class KubernetesFollower:
         self._control = control
         # Readers go on after a request to stop, which would end their requests early.
         self._readers = Readers(client, LaunchedJob(client, job.record, job.plan))
-        self._done = Force.NONE
+        self._stopped_with = Force.NONE
         """The force of the last stop request that the server has."""
-        self._ended = False
-        """Whether dtrain has deleted the job because it would not end."""
-        self._over_since: float | None = None
-        self._gone_due = float("inf")
-        """Time at which the pods of a deleted job should be gone."""
+        self._quiet_since: float | None = None
+        """When the attempt was over and its last line had come; None while it runs."""
+        self._gone_due: float | None = None
+        """When the pods should be gone; None unless dtrain has deleted the job."""
 
     def follow(self, submit: dict[str, Any] | None) -> Report:
         """Follow the job until it is over, or left. ``submit``: the objects to create first, in
@@ -82,28 +81,29 @@ class KubernetesFollower:
 
     def _follow(self) -> Report | None:
         """The report, or None if the job goes on without this process."""
-        job, readers = self._job, self._readers
+        job = self._job
         while True:
             with contextlib.suppress(queue.Empty):
-                self._handle(readers.events.get(timeout=TICK))
+                self._handle(self._readers.events.get(timeout=TICK))
             if self._control.left:
                 return None
-            if self._control.force > self._done and (report := self._stop()) is not None:
+            if self._control.force > self._stopped_with and (report := self._stop()) is not None:
                 return report
-            if not self._done and not self._ended and (why := job.why_endless()):
-                self._end_for(why)
-            if time.monotonic() > self._gone_due:
+            if self._gone_due is None:
+                if why := job.why_endless():
+                    self._end_for(why)
+            elif time.monotonic() > self._gone_due:
                 job.recorder.notice_once(
                     f"{job.name} is not gone yet, for example because a machine does not answer:"
                     " a second request to stop kills its pods"
                 )
-            if self._attempt_is_read():
-                if job.restarts and not self._done and not self._ended:
-                    self._over_since = None
-                    for pod in job.begin_next_attempt():
-                        self._read(pod)
-                    continue
+            if not self._attempt_is_read():
+                continue
+            if self._gone_due is not None or not job.restarts:
                 return self._end()
+            self._quiet_since = None
+            for pod in job.begin_next_attempt():
+                self._read(pod)
 
     def _handle(self, event: PodEvent) -> None:
         job = self._job
@@ -119,8 +119,8 @@ class KubernetesFollower:
                 self._readers.slow_pod = job.hosts.slow_pod
             case PodLines():
                 job.keep(event)
-                if self._over_since is not None and job.container_ended(event.uid):
-                    self._over_since = time.monotonic()
+                if self._quiet_since is not None and job.container_ended(event.uid):
+                    self._quiet_since = time.monotonic()
             case LogProblem(uid, text):
                 job.log_problem(uid, text)
             case LogEnded(uid, whole):
@@ -137,29 +137,33 @@ class KubernetesFollower:
     def _attempt_is_read(self) -> bool:
         """Whether the attempt is over, and its output is stored or no longer awaited."""
         job = self._job
-        state = job.state
-        gone = job.seen and state is None
-        over = gone or (state is not None and state.over) or job.restarts
-        if not over:
-            self._over_since = None
+        gone = job.seen and job.state is None
+        if not (gone or job.restarts or (job.state is not None and job.state.over)):
+            self._quiet_since = None
             return False
-        if self._over_since is None:
-            try:
-                # The watch may be late.
-                for new in job.listed(self._launched.pods()):
-                    self._read(new)
-            except ForbiddenError:
-                pass  # Without that permission, no output can be read.
-            except NodeError:
+        if self._quiet_since is None:
+            if not self._list_pods():
                 return False
-            self._over_since = time.monotonic()
+            self._quiet_since = time.monotonic()
         if gone or job.restarts:
             for pod in job.pods.values():
                 pod.over.set()
         limit = LOG_SECONDS + job.plan.job.grace
-        if not job.all_read and time.monotonic() > self._over_since + limit:
+        if not job.all_read and time.monotonic() > self._quiet_since + limit:
             job.give_up_logs()
         return job.all_read
+
+    def _list_pods(self) -> bool:
+        """Find pods that the watch has not shown yet. Returns whether the server has answered."""
+        try:
+            pods = self._launched.pods()
+        except ForbiddenError:
+            return True  # without that permission, no output can be read
+        except NodeError:
+            return False
+        for new in self._job.listed(pods):
+            self._read(new)
+        return True
 
     def _stop(self) -> Report | None:
         """Delete the job, or kill its pods. The report, once dtrain gives up."""
@@ -167,7 +171,7 @@ class KubernetesFollower:
         if force is Force.GIVE_UP:
             return job.given_up(self._control.why, self._launched.still_there)
         try:
-            if not self._done:
+            if not self._stopped_with:
                 job.stopping(self._control.why)
                 self._delete_job()
             if force is Force.KILL:
@@ -175,7 +179,7 @@ class KubernetesFollower:
         except NodeError as error:
             self._try_again(error)
             return None
-        self._done = force
+        self._stopped_with = force
         return None
 
     def _end_for(self, why: str) -> None:
@@ -185,8 +189,6 @@ class KubernetesFollower:
             self._delete_job()
         except NodeError as error:
             self._try_again(error)
-        else:
-            self._ended = True
 
     def _delete_job(self) -> None:
         self._launched.delete_job()

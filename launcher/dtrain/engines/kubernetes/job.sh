@@ -62,15 +62,18 @@ trap dtrain_term TERM
 # before the job can remove it.
 mkfifo "$DTRAIN_RUN_DIR/never" && exec 9<>"$DTRAIN_RUN_DIR/never" || exit
 
+# Bash would write a line about each process that a signal has ended.
+exec 2>/dev/null
+
 #: count
 for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank++)); do
   #: numbers
   dtrain_name=$dtrain_role-$dtrain_index
   dtrain_pipe=$DTRAIN_RUN_DIR/$dtrain_name
-  mkfifo "$dtrain_pipe.out" "$dtrain_pipe.err" || exit
-  dtrain_label "$dtrain_name" <"$dtrain_pipe.out" 9>&- &
+  mkfifo "$dtrain_pipe.out" "$dtrain_pipe.err" 2>&1 || exit
+  dtrain_label "$dtrain_name" <"$dtrain_pipe.out" 2>&1 9>&- &
   dtrain_readers+=($!)
-  dtrain_label "$dtrain_name err" <"$dtrain_pipe.err" 9>&- &
+  dtrain_label "$dtrain_name err" <"$dtrain_pipe.err" 2>&1 9>&- &
   dtrain_readers+=($!)
   set -m # for a process group of its own
   (trap - TERM; dtrain_process) </dev/null >"$dtrain_pipe.out" 2>"$dtrain_pipe.err" 9>&- &
@@ -82,14 +85,13 @@ for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank
   #end
 done
 # dtrain_stop does not know a process that has just started.
-[ -z "$dtrain_deadline" ] || kill -TERM "${dtrain_processes[@]}" 2>/dev/null
+[ -z "$dtrain_deadline" ] || kill -TERM "${dtrain_processes[@]}"
 
 dtrain_waits() {
   ((${#dtrain_processes[@]})) && return
   [ -n "$dtrain_deadline" ] && ((SECONDS < dtrain_deadline)) || return
-  kill -0 -- "${dtrain_left[@]}" 2>/dev/null
+  kill -0 -- "${dtrain_left[@]}"
 }
-# Bash would write a line about each process that a signal has ended.
 while dtrain_waits; do
   read -r -t 0.2 -u 9
   for dtrain_number in "${!dtrain_processes[@]}"; do
@@ -123,7 +125,7 @@ while dtrain_waits; do
   if [ -n "$dtrain_deadline" ] && ((SECONDS >= dtrain_deadline)); then
     kill -KILL "${dtrain_processes[@]}"
   fi
-done 2>/dev/null
+done
 trap '' TERM # a deletion changes nothing any more
 # The last lines. A process that a worker has left may keep its pipe open, and the job
 # may have removed the name of the pipe: then nothing ends the reader.
@@ -136,7 +138,7 @@ for dtrain_name in "${dtrain_names[@]}"; do
     fi
   done
 done
-while [ "$dtrain_patience" != 0 ] && kill -0 "${dtrain_readers[@]}" 2>/dev/null; do
+while [ "$dtrain_patience" != 0 ] && kill -0 "${dtrain_readers[@]}"; do
   read -r -t 0.05 -u 9
   dtrain_patience=${dtrain_patience:+$((dtrain_patience - 1))}
 done

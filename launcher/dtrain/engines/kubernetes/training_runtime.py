@@ -25,7 +25,6 @@ _Object = dict[str, Any]
 class TrainingRuntime:
     """The part for the pods that train."""
 
-    name: str
     pod: Mapping[str, Any] = field(default_factory=dict)
     """The specification of the pods, as the server has it."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +43,7 @@ def read(client: Client, keys: Kubernetes) -> TrainingRuntime | None:
         answer = client.request("GET", f"{PATH}/{keys.runtime}")
     except PrepareError:
         unseen = f"the runtime {keys.runtime}, which you may not read,"
-        return TrainingRuntime(keys.runtime, unseen=unseen)
+        return TrainingRuntime(unseen=unseen)
     return parsed(answer, keys.runtime)
 
 
@@ -60,7 +59,6 @@ def parsed(value: Any, name: str) -> TrainingRuntime:
     if container.envFrom or any(one.valueFrom for one in container.env):
         unseen.append("variables from other objects")
     return TrainingRuntime(
-        name,
         pod,
         {one.name: one.value for one in container.env if one.name and not one.valueFrom},
         tuple(one.mountPath for one in container.volumeMounts),

@@ -18,7 +18,7 @@ from dtrain.engines.slurm.login import Login
 from dtrain.engines.slurm.state import parse
 from dtrain.failures.cause import Report
 from dtrain.messages import slurm as messages
-from dtrain.messages.agent import Bye, ProgressReport, StreamFound
+from dtrain.messages.agent import Bye, Notice, ProgressReport, StreamFound
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
@@ -209,6 +209,8 @@ class SlurmFollower:
                     job.output.add(host, found)
             case messages.FromMachine(host, ProgressReport() as report):
                 job.watch.worker_said(host, report)
+            case messages.FromMachine(host, Notice(text)):
+                job.recorder.notice_once(f"{host}: {text}")
             case messages.FromMachine(host, other):
                 job.watch.machine_said(host, other)
             case messages.Unwatched(text):

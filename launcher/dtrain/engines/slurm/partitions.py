@@ -22,7 +22,6 @@ MAX_MACHINES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class SlurmMachine:
-    name: str
     state: str
     """Slurm's word, such as ``idle`` or ``draining*``."""
     cpus: int
@@ -120,7 +119,7 @@ def _machine(name: str, state: str, cpus: str, features: str, gres: str) -> Slur
     for kind, count in _GPUS.findall(gres):
         gpus[kind] = gpus.get(kind, 0) + int(count)
     known = () if features == "(null)" else tuple(features.split(","))
-    return SlurmMachine(name, state, int(cpus[:9]), known, gpus)
+    return SlurmMachine(state, int(cpus[:9]), known, gpus)
 
 
 def seconds(text: str) -> float | None:

@@ -67,7 +67,7 @@ class Inbox:
         self._journaled = 0
         """Offset of the host's events up to which the journal has them."""
         self._reported: Reported = ()
-        self._notices = 0
+        self._notices: set[str] = set()
 
     def resume(self, offsets: Mapping[str, int], reported: Reported) -> None:
         """Continue a run from the given offsets. ``reported``: the events that earlier launchers
@@ -184,9 +184,12 @@ class Inbox:
             self._step(host_events.SupervisorTimedOut(error))
 
     def _pass_on(self, notice: str) -> None:
-        """Show a notice of the host to the user, within limits: workers can cause notices."""
-        self._notices += 1
-        if self._notices <= MAX_NOTICES:
-            self._context.recorder.notice_once(f"{self._host}: {notice[:MAX_NOTICE]}")
-        elif self._notices == MAX_NOTICES + 1:
-            self._context.recorder.notice(f"{self._host}: more notices from this host are hidden")
+        """Show a notice of the host to the user, once, because each relay repeats it, and within
+        limits, because workers can cause notices."""
+        text = notice[:MAX_NOTICE]
+        if text in self._notices or len(self._notices) > MAX_NOTICES:
+            return
+        self._notices.add(text)
+        if len(self._notices) > MAX_NOTICES:
+            text = "more notices from this host are hidden"
+        self._context.recorder.notice(f"{self._host}: {text}")

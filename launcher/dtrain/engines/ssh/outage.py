@@ -13,8 +13,8 @@ DELAY, DELAY_MOST = 0.25, 5.0
 class Outage:
     """The state of one host's connection.
 
-    The host is lost after an attempt that begins after its time. Time alone does not count: the
-    launcher may have stood still (Ctrl-Z) while the host was back.
+    The host is lost once an attempt has failed that began after the time limit. Time alone does not
+    count: while the launcher stood still (Ctrl-Z), the host may have come back.
 
     A relay that connects and soon breaks or falls silent does not end an outage. Otherwise such a
     relay could keep the job waiting forever.

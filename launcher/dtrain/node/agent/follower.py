@@ -9,7 +9,7 @@ import time
 from dtrain.launchplan.names import process_name, rank_name
 from dtrain.node.agent.progress import ProgressFiles
 from dtrain.node.agent.wire import CHUNK, raw, shown
-from dtrain.node.agent.worker_files import open_regular
+from dtrain.node.agent.worker_files import GrowingFile, open_regular
 from dtrain.node.telemetry.follow import TelemetryFiles
 
 TYPE_CHECKING = False
@@ -22,16 +22,14 @@ PROGRESS_SECONDS = 0.1
 """Between two reads of the progress files."""
 
 
-class OutputFile:
+class OutputFile(GrowingFile):
     """A file with a worker's output."""
 
     def __init__(self, number: int, path: bytes, offset: int, fd: int) -> None:
         """``fd`` is the file if it is already open, else -1."""
-        self.number = number
-        self.offset = offset
+        super().__init__(number, offset)
         self.path = path
         self._fd = fd
-        self._shorter = False
 
     def read(self) -> bytes:
         """The next bytes; empty if there are none yet."""
@@ -42,13 +40,12 @@ class OutputFile:
         except OSError:
             return b""
 
-    def found_shorter(self) -> bool:
-        """Whether the file has lost bytes that were read: somebody has truncated it. True once."""
-        if self._shorter or self._fd < 0:
-            return False
-        with contextlib.suppress(OSError):  # such as a file that its server has removed
-            self._shorter = os.fstat(self._fd).st_size < self.offset
-        return self._shorter
+    def size(self) -> int:
+        """Its size, or `offset` if that is unknown."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):  # such as a file that its server has removed
+                return os.fstat(self._fd).st_size
+        return self.offset
 
 
 class Follower:
@@ -162,10 +159,9 @@ class Follower:
         if data:
             self._channel.send_data(stream.number, stream.offset, data)
             stream.offset += len(data)
-        elif stream.found_shorter():
+        elif stream.is_truncated(stream.size()):
             name = shown(os.path.relpath(stream.path, self._folder))
-            text = "%s was truncated: its output is missing until it again has"
-            self._channel.report("notice", text=(text + " %d bytes") % (name, stream.offset))
+            self._channel.report("notice", text=stream.truncation(name))
         if len(data) == CHUNK:
             self._outputs_at, self.has_more = 0.0, True
         return bool(data)

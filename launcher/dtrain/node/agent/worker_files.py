@@ -24,6 +24,28 @@ MAX_READ = 1 << 20
 """Bytes that one read of a growing file returns."""
 
 
+class GrowingFile:
+    """How far a file that only grows has been read."""
+
+    def __init__(self, number: int, offset: int) -> None:
+        self.number = number
+        """That of its stream."""
+        self.offset = offset
+        self._lost_at = -1
+
+    def is_truncated(self, size: int) -> bool:
+        """Whether bytes that were read are gone; true once. ``size``: of the file now."""
+        if size >= self.offset or self._lost_at == self.offset:
+            return False
+        self._lost_at = self.offset
+        return True
+
+    def truncation(self, name: str) -> str:
+        """What to tell the user."""
+        text = "%s was truncated: its output is missing until it again has %d bytes"
+        return text % (name, self.offset)
+
+
 def open_regular(path: bytes) -> int:
     """Open a regular file of this user for reading. Raises OSError for anything else."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -11,12 +11,27 @@ import time
 from dtrain.launchplan.names import rank_name
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, shown
-from dtrain.node.agent.worker_files import open_regular
+from dtrain.node.agent.worker_files import GrowingFile, open_regular
 from dtrain.node.files import listed
 
 STREAM = re.compile(rb"([a-z]+)-(0|[1-9][0-9]{0,8})\.(?:out|err)")
 LIST_SECONDS = 1.0
 """Seconds between two looks for new files."""
+
+
+class StreamFile(GrowingFile):
+    """One output file of a stream, which begins at ``base`` of the stream."""
+
+    def __init__(self, number: int, offset: int, base: int, host: str, name: str) -> None:
+        super().__init__(number, offset)
+        self.base = base
+        self.host = host
+        self.name = name
+
+    @property
+    def end(self) -> int:
+        """How far the stream has been read."""
+        return self.base + self.offset
 
 
 class Outputs:
@@ -37,8 +52,7 @@ class Outputs:
         self._offsets = offsets
         self._torchruns = torchruns
         self._channel = channel
-        self._files: dict[bytes, list[int]] = {}
-        """Number and offset of each file, and where it begins in its stream."""
+        self._files: dict[bytes, StreamFile] = {}
         self._latest: dict[tuple[str, str], bytes] = {}
         self._list_at = 0.0
 
@@ -50,8 +64,8 @@ class Outputs:
             self._list_at = now + LIST_SECONDS
             self._find()
         found = False
-        for path, place in list(self._files.items()):
-            found |= self._send(path, place, last)
+        for path, file in list(self._files.items()):
+            found |= self._send(path, file, last)
         return found
 
     def any(self) -> bool:
@@ -100,31 +114,35 @@ class Outputs:
             return
         base, latest = 0, self._latest.get((host, name))
         if latest is not None:
-            _, offset, before = self._files[latest]
-            if os.path.exists(latest) and os.stat(latest).st_size > offset:
+            before = self._files[latest]
+            if os.path.exists(latest) and os.stat(latest).st_size > before.offset:
                 return
-            base = before + offset
+            base = before.end
         stored = self._offsets.get(host, {}).get(name, 0) - base
         with contextlib.suppress(OSError):
             number, size = len(self._files) + 1, os.stat(path).st_size
-            self._files[path] = [number, max(0, min(stored, size)), base]
+            self._files[path] = StreamFile(number, max(0, min(stored, size)), base, host, name)
             self._latest[host, name] = path
             self._channel.report("stream", id=number, host=host, name=name)
 
-    def _send(self, path: bytes, place: list[int], last: bool) -> bool:
-        number, offset, base = place
+    def _send(self, path: bytes, file: StreamFile, last: bool) -> bool:
         try:
-            if not last and os.stat(path).st_size <= offset:
-                return False
+            if not last:
+                size = os.stat(path).st_size
+                if file.is_truncated(size):
+                    text = file.truncation(file.name)
+                    self._channel.report("notice", host=file.host, text=text)
+                if size <= file.offset:
+                    return False
             # Opened for each piece: there may be more files than a process may have open.
             fd = open_regular(path)
             try:
-                data = os.pread(fd, CHUNK, offset)
+                data = os.pread(fd, CHUNK, file.offset)
             finally:
                 os.close(fd)
         except OSError:
             return False
         if data:
-            self._channel.send_data(number, base + offset, data)
-            place[1] += len(data)
+            self._channel.send_data(file.number, file.end, data)
+            file.offset += len(data)
         return bool(data)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from dtrain.diagnostics import UsageError
 from dtrain.failures.cause import Report
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
@@ -124,3 +125,17 @@ class RunFollower:
 def ending(folder: RunFolder) -> Report | None:
     """How a run ended; None if it has not. Raises UsageError as `JournalReader.read` does."""
     return ObservedRun.read(folder).report
+
+
+def ending_after(folder: RunFolder, act: Callable[[], Report | None]) -> Report | None:
+    """How a run ended, after ``act`` if it had not. ``act`` raises UsageError if it comes too late.
+    It may return a report, for a run whose records have none."""
+    report = ending(folder)
+    if report is None:
+        try:
+            report = act()
+        except UsageError:
+            if ending(folder) is None:
+                raise
+        report = ending(folder) or report
+    return report
