@@ -22,8 +22,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -33,6 +33,7 @@ from dtrain.loading import Spec, load
 
 if TYPE_CHECKING:
     from dtrain.checks import Evidence, Finding
+    from dtrain.engines.contract import Engine
     from dtrain.failures.cause import Report
     from dtrain.parallelism.question import Answer
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from dtrain.session.reporting.observer import Observer
     from dtrain.session.stopping.control import Control
     from dtrain.transport.questions import Ask
-    from dtrain.transport.select import Transports
 
 
 @overload
@@ -80,7 +80,6 @@ def launch(
     signals: bool = False,
     observer: Observer | None = None,
     ask: Ask | None = None,
-    transports: Transports | None = None,
 ) -> Report: ...
 
 
@@ -101,7 +100,6 @@ def launch(
     signals: bool = False,
     observer: Observer | None = None,
     ask: Ask | None = None,
-    transports: Transports | None = None,
 ) -> Report | LaunchedRun:
     """Launch a job on all its hosts, and wait until it ends and all its processes are gone.
 
@@ -120,7 +118,6 @@ def launch(
       thread. Without it, `launch` installs no signal handlers.
     - ``observer`` gets everything that happens, instead of the callbacks.
     - ``ask`` asks a person for passphrases; without it no question is asked.
-    - ``transports``: what `dtrain.engines.start.connect` has returned for the same hosts.
     - ``detach``: return once all workers have started or a queue has the job, or once that has
       failed. A background process then controls the run; the handle refers to it.
 
@@ -155,18 +152,15 @@ def launch(
         from dtrain.engines.background import start
 
         return LaunchedRun(start(request, values))
-    from dtrain.engines.start import starting
-
     caller = _caller(observer, control, ask, on_running)
     if observer is not None:
-        with starting(request, caller, transports, signals=signals) as engine:
+        with _starting(request, caller, signals) as engine:
             return engine.run(values)
     from dtrain.session.reporting.callbacks import Callbacks
 
     received = Callbacks(caller.control, *callbacks)
     try:
-        caller = replace(caller, observer=received.feed)
-        with starting(request, caller, transports, signals=signals) as engine:
+        with _starting(request, replace(caller, observer=received.feed), signals) as engine:
             report = engine.run(values)
     except DtrainError as error:
         if error.exit_code is ExitCode.INVALID:
@@ -283,6 +277,17 @@ def _caller(
     return Caller(
         observer or Observer(), control or Control(), ask, on_running or (lambda run: None)
     )
+
+
+@contextmanager
+def _starting(request: Request, caller: Caller, signals: bool) -> Iterator[Engine]:
+    from dtrain.engines.select import engine
+    from dtrain.session.stopping.signals import on_signals, stop_by_signal
+
+    with ExitStack() as stack:
+        if signals:
+            stack.enter_context(on_signals(lambda number: stop_by_signal(caller.control, number)))
+        yield stack.enter_context(engine(request, caller, starts=True))
 
 
 class LaunchedRun:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import AuthError
-from dtrain.transport.select import Transports
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG, until
 from support.sshd import Sshd, generate_key, host_on, running_sshd
@@ -252,7 +251,10 @@ def test_a_wrong_passphrase_can_be_corrected(
 
 
 def test_a_question_that_is_open_at_the_end_is_withdrawn(
-    sshd: Sshd, tmp_path: Path, allow: Callable[[Path], None]
+    make_transport: Callable[..., SshTransport],
+    sshd: Sshd,
+    tmp_path: Path,
+    allow: Callable[[Path], None],
 ) -> None:
     """When `close` returns, the terminal is as before."""
     key = generate_key(tmp_path / "key", passphrase=SECRET)
@@ -265,10 +267,10 @@ def test_a_question_that_is_open_at_the_end_is_withdrawn(
         until(unwanted)
         states.append("as before")
 
-    transports = Transports(tmp_path, ask)
-    transports.connect_early([host_on(sshd, name, identity=str(key)) for name in ("a", "b")])
+    transport = make_transport(ask=ask)
+    transport.connect_early([host_on(sshd, name, identity=str(key)) for name in ("a", "b")])
     assert asked.wait(HANG)
-    transports.close()
+    transport.close()
     assert states == ["asks", "as before"]
 
 

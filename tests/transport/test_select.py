@@ -12,6 +12,7 @@ import pytest
 from dtrain.diagnostics import AuthError
 from dtrain.spec.model import Host
 from dtrain.transport.select import Transports
+from dtrain.transport.ssh import SshTransport
 from support.limits import until
 from support.sshd import Sshd, host_on, running_sshd
 
@@ -93,13 +94,13 @@ def test_an_early_connection_is_used_once_and_closed_if_nobody_uses_it(tmp_path:
 
 @pytest.mark.sshd
 def test_an_early_connection_that_has_broken_is_replaced(tmp_path: Path) -> None:
-    with running_sshd(tmp_path) as sshd, closing(Transports(tmp_path)) as transports:
+    with running_sshd(tmp_path) as sshd, closing(SshTransport(tmp_path)) as transport:
         host = host_on(sshd)
-        transports.connect_early([host])
-        early = transports._early[host.name].result()
+        transport.connect_early([host])
+        early = transport._early[host.name].result()
         sshd.end_sessions()
         until(lambda: not early.alive)
-        with closing(transports.connect(host)) as another:
+        with closing(transport.connect(host)) as another:
             assert another.start("echo works").read() == b"works\n"
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -32,10 +31,6 @@ from dtrain_cli.parameters import (
     ShowAs,
     Timestamps,
 )
-
-if TYPE_CHECKING:
-    from dtrain.failures.cause import Report
-    from dtrain_cli.commands.watch import Watch
 
 
 def launch(
@@ -109,17 +104,7 @@ def launch(
     detachment = Detachment() if detach else None
     if detachment is not None and not detachment.in_background:
         raise typer.Exit(_await_start(detachment, json=json))
-    # A dry run needs none of a session's threads and transports, so import them only here. What
-    # shows the run is imported while dtrain connects to the hosts.
-    from dtrain.engines.start import connect
-    from dtrain_cli.prompt import asker
-
-    shown: Future[Watch] = Future()
-    transports = connect(
-        request,
-        asker(lambda: shown.result().view.pause(), lambda: shown.result().control.interrupted),
-        lambda text: shown.result().view.notice(text),
-    )
+    # A dry run needs none of a session's threads and transports, so import them only here.
     from dtrain_cli.commands.watch import Watch, exports
 
     watch = Watch(
@@ -134,20 +119,18 @@ def launch(
     )
     if spec.job.strategy_reason:
         watch.view.notice(f"strategy auto is {spec.job.strategy}: {spec.job.strategy_reason}")
-
-    def work() -> Report:
-        shown.set_result(watch)
-        return api.launch(
+    code = watch.until_over(
+        lambda: api.launch(
             request,
             secrets=secrets,
             check=not no_check,
             on_running=watch.running,
             control=watch.control,
             observer=watch.observer,
-            transports=transports,
+            ask=watch.ask,
         )
-
-    raise typer.Exit(watch.until_over(work))
+    )
+    raise typer.Exit(code)
 
 
 def _await_start(detachment: Detachment, *, json: bool) -> ExitCode:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dtrain.diagnostics import DtrainError, ExitCode
 from dtrain.engines.detachment import Detachment
-from dtrain.engines.start import starting
+from dtrain.engines.select import engine
 from dtrain.messages.decode import decode
 from dtrain.runs.events import RunEvent, RunLaunched
 from dtrain.runs.folder import RunFolder
@@ -19,6 +19,7 @@ from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.stopping.control import Control
+from dtrain.session.stopping.signals import on_signals, stop_by_signal
 
 # Modules in the current folder, such as a `queue.py`, are not ours.
 _PROGRAM = """
@@ -86,12 +87,13 @@ def main() -> None:
         left = True
 
     caller = Caller(observer, Control(), on_running=leave)
-    try:
-        with starting(request, caller, signals=True) as launch:
-            launch.run(message["secrets"])
-    except DtrainError as error:
-        if not observer.run:
-            _answer({"error": error.message, "hint": error.hint})
+    with on_signals(lambda number: stop_by_signal(caller.control, number)):
+        try:
+            with engine(request, caller, starts=True) as launch:
+                launch.run(message["secrets"])
+        except DtrainError as error:
+            if not observer.run:
+                _answer({"error": error.message, "hint": error.hint})
     if observer.run and not left:
         _answer({"run": observer.run})
 

@@ -15,31 +15,29 @@ from dtrain.transport.select import Transports
 
 
 @contextmanager
-def engine(
-    request: Request, caller: Caller, transports: Transports | None = None
-) -> Iterator[Engine]:
-    """The engine of ``request``. It closes ``transports``, the result of `connect` if it starts the
-    job next."""
-    cluster = request.spec().cluster
-    if cluster.kubernetes is not None:
+def engine(request: Request, caller: Caller, *, starts: bool = False) -> Iterator[Engine]:
+    """The engine of ``request``. ``starts``: whether it starts the job next."""
+    if request.spec().cluster.kubernetes is not None:
         from dtrain.engines.kubernetes.session import KubernetesEngine
 
         yield KubernetesEngine(request, caller)
         return
+    cluster = request.spec().cluster
     kind: Callable[..., Engine]
-    if transports is None:
-        transports = Transports(request.base, caller.ask, caller.observer.notice)
-        transports.prepare(cluster.hosts[: None if cluster.slurm is None else 1])
-    with closing(transports):
+    with closing(Transports(request.base, caller.ask, caller.observer.notice)) as transport:
+        transport.prepare(cluster.hosts[: None if cluster.slurm is None else 1])
         if cluster.slurm is not None:
             from dtrain.engines.slurm.session import SlurmEngine
 
             kind = SlurmEngine
         else:
+            if starts:
+                transport.connect_early(cluster.hosts)
+            # Imported only now, while dtrain connects to the hosts.
             from dtrain.engines.ssh.controller import SshEngine
 
             kind = SshEngine
-        yield kind(request, caller, transports)
+        yield kind(request, caller, transport)
 
 
 def targets(request: Request, record: Record | None) -> list[Target]:

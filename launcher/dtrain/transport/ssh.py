@@ -12,10 +12,12 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import paramiko
 
@@ -37,22 +39,25 @@ from dtrain.transport.endpoint import Endpoint, Resolver
 from dtrain.transport.host_keys import KnownHosts
 from dtrain.transport.keys import Keyring
 from dtrain.transport.live_socket import ByteStream
-from dtrain.transport.notices import Notices
 from dtrain.transport.proxy_command import ProxyCommand
 from dtrain.transport.questions import Ask, Questions
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
 from dtrain.transport.ssh_connection import SshConnection
 from dtrain.transport.ssh_transport import ClientTransport, HostKeyProofError
-from dtrain.transport.threads import fulfil
+from dtrain.transport.threads import blocking
 
 _Jump: TypeAlias = SshConnection | ControlMaster
+_Result = TypeVar("_Result")
 
 HANDSHAKES = 64
 """Limit on handshakes in progress, over all hosts."""
 HANDSHAKES_PER_SERVER = 8
 """Limit on handshakes in progress with one server. From 10 unauthenticated connections on, sshd
 drops connections at random (MaxStartups 10:30:100), and it may have other clients."""
+EARLY = 16
+"""Limit on hosts that are connected early: more are not finished when their connections are needed,
+and each needs a thread more."""
 
 _OR_ADDRESS = ", or its `address` in `cluster.overrides`"
 SSH_FAILED = 255
@@ -65,7 +70,7 @@ class SshTransport:
 
     Relative paths in the cluster file start at ``base``. ``ask`` asks the user for passphrases and
     for answers to a server's questions; None if there is no terminal. ``notice`` receives
-    messages for the user: accepted keys, ignored settings. ``resolver`` reads ssh's configuration.
+    messages for the user: accepted keys, ignored settings.
     """
 
     def __init__(
@@ -73,11 +78,11 @@ class SshTransport:
         base: Path,
         ask: Ask | None = None,
         notice: Callable[[str], None] = lambda _text: None,
-        resolver: Resolver | None = None,
     ) -> None:
-        self._notice = Notices(notice)
+        self._notice_once = notice
+        self._noticed: set[str] = set()
         self._lock = threading.Lock()
-        self._resolver = resolver or Resolver(base, self._notice)
+        self._resolver = Resolver(base, self._notice)
         self._ask = Questions(ask) if ask else None
         self._keyring = Keyring(self._ask)
         self._known_hosts = KnownHosts()
@@ -86,19 +91,37 @@ class SshTransport:
             lambda: threading.BoundedSemaphore(HANDSHAKES_PER_SERVER)
         )
         self._jumps: dict[Endpoint, Future[_Jump]] = {}
+        self._early: dict[str, Future[SshConnection]] = {}
+        """By name of the host. `close` may run in another thread than `connect`."""
         self._unfinished: set[ClientTransport] = set()
         self._closing = threading.Event()
 
+    def connect_early(self, hosts: Iterable[Host]) -> None:
+        """Begin to connect to ``hosts``. `connect` returns these connections."""
+        for host in islice(hosts, EARLY):
+            early = self._early[host.name] = Future[SshConnection]()
+            blocking.run(partial(_fulfil, early, partial(self._connect, host)))
+
     def connect(self, host: Host) -> SshConnection:
         """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
-        return self.reach(self._resolver.resolve(host))
+        early = self._early.pop(host.name, None)
+        if early is None or early.cancel():  # no thread has been free for it
+            return self._connect(host)
+        connection = early.result()
+        if connection.alive:
+            return connection
+        connection.close()  # the server has ended it meanwhile
+        return self._connect(host)
 
     def close(self) -> None:
-        """Close the connections to jump hosts and to the ssh agent. End waiting attempts, and the
-        open question."""
+        """Close the connections that nobody has used, and those to jump hosts and to the ssh agent.
+        End waiting attempts and the open question."""
         self._closing.set()
         if self._ask is not None:
             self._ask.close()
+        for early in list(self._early.values()):
+            if not early.cancel():
+                early.add_done_callback(_close)
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
             unfinished = list(self._unfinished)
@@ -110,8 +133,10 @@ class SshTransport:
                 jump.result().close()
         self._keyring.close()
 
-    def reach(self, endpoint: Endpoint) -> SshConnection:
-        """Raises as `connect`."""
+    def _connect(self, host: Host) -> SshConnection:
+        return self._reach(self._resolver.resolve(host))
+
+    def _reach(self, endpoint: Endpoint) -> SshConnection:
         started = time.monotonic()
         attempt = 1
         while True:
@@ -243,7 +268,7 @@ class SshTransport:
             if pending is None:
                 pending = self._jumps[via] = Future()
         if mine:
-            fulfil(pending, lambda: self._master(via) or self.reach(via))
+            _fulfil(pending, lambda: self._master(via) or self._reach(via))
         try:
             return pending.result()
         except NodeError as error:
@@ -262,6 +287,27 @@ class SshTransport:
         server = (endpoint.via, endpoint.address, endpoint.port)
         with self._lock:
             return self._per_server["ProxyCommand" if endpoint.proxy_command else server]
+
+    def _notice(self, text: str) -> None:
+        with self._lock:
+            if text in self._noticed:
+                return
+            self._noticed.add(text)
+        self._notice_once(text)
+
+
+def _fulfil(promise: Future[_Result], work: Callable[[], _Result]) -> None:
+    """Make ``promise`` return or raise what ``work`` does, unless it is cancelled already."""
+    if promise.set_running_or_notify_cancel():
+        try:
+            promise.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            promise.set_exception(error)
+
+
+def _close(opened: Future[SshConnection]) -> None:
+    if opened.exception() is None:
+        opened.result().close()
 
 
 def _is_settled(jump: Future[_Jump]) -> bool:

@@ -7,11 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
-
-_Result = TypeVar("_Result")
 
 IDLE_SECONDS = 10.0
 """Seconds after which an idle thread ends."""
@@ -59,15 +55,6 @@ class Threads:
 
 blocking = Threads("dtrain-blocking")
 """For everything that may wait for one host."""
-
-
-def fulfil(promise: Future[_Result], work: Callable[[], _Result]) -> None:
-    """Make ``promise`` return or raise what ``work`` does, unless it is cancelled already."""
-    if promise.set_running_or_notify_cancel():
-        try:
-            promise.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - `result` raises it
-            promise.set_exception(error)
 
 
 class Heartbeat:
