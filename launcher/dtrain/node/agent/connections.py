@@ -58,7 +58,7 @@ class Connections:
             if now >= self._table_due or any(sockets_of(workers())):
                 self.look(workers())
             self._next = now + self._pause
-            self._pause = min(self._pause * 1.5, LONGEST)
+            self._pause = min(self._pause * 1.1, LONGEST)
         return self._next - now if self.found is False else None
 
     def look(self, workers: Collection[int]) -> None:
