@@ -1,12 +1,16 @@
-"""How errors look on the terminal."""
+"""How errors and warnings look on the terminal."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
 from dtrain.diagnostics import DtrainError, SpecError
+
+if TYPE_CHECKING:
+    from dtrain.spec.model import ClusterFile
 
 
 def explain(error: DtrainError) -> int:
@@ -20,6 +24,14 @@ def explain(error: DtrainError) -> int:
         hints = (f"hint: {line}" for line in error.hint.splitlines())
         say("\n".join((f"error: {error.message}", *hints)))
     return error.exit_code
+
+
+def warn(spec: ClusterFile) -> None:
+    """Print the warnings about a cluster file."""
+    if spec.warnings:
+        from dtrain.spec.report import render_warnings
+
+        say(render_warnings(spec.warnings).rstrip("\n"))
 
 
 def say(text: str) -> None:

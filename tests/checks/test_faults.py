@@ -425,8 +425,10 @@ def test_an_unreachable_host_hides_nothing_else(hosts: Hosts, launcher: Launcher
     cluster = hosts(3)
     cluster["node2"].run("pkill", "sshd")
     cluster["node3"].run("mount", "-o", "remount,size=64M", "/dev/shm")
-    done = launcher.command("check", str(launcher.file(cluster, JOB))).wait()
+    job = {**JOB, "env": {**JOB["env"], "DATA": "$HOME/data"}}
+    done = launcher.command("check", str(launcher.file(cluster, job))).wait()
     assert done.code == 3
+    assert "no shell reads the values of env: DATA" in done.stderr
     assert "Traceback" not in done.stderr
     assert "error    node2: ssh" in done.stdout
     assert "warning  node3: /dev/shm" in done.stdout

@@ -20,6 +20,7 @@ from dtrain.session.stopping.signals import on_signals
 from dtrain.wording import counted
 from dtrain_cli import prompt
 from dtrain_cli.declare import flag, option
+from dtrain_cli.errors import warn
 from dtrain_cli.files import JSON, writable, write_text
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.output import notice, progress, stdout_paper, write
@@ -53,7 +54,9 @@ def check(
     if output is not None:
         writable(output, JSON)
     begun = time.monotonic()
-    hosts = counted(len(request.spec().cluster.hosts), "host")
+    spec = request.spec()
+    warn(spec)
+    hosts = counted(len(spec.cluster.hosts), "host")
     asked = threading.Event()
     with (
         progress(f"checking {hosts} …"),

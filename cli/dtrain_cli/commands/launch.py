@@ -14,10 +14,10 @@ from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.detachment import Detachment
 from dtrain.loading import load
 from dtrain.messages.decode import excerpt
-from dtrain.spec.report import render_warnings
 from dtrain.spec.secrets import secret_values
 from dtrain_cli.commands.select import filters
 from dtrain_cli.declare import argument, flag, option
+from dtrain_cli.errors import warn
 from dtrain_cli.output import write
 from dtrain_cli.parameters import (
     ClusterFilePath,
@@ -91,8 +91,7 @@ def launch(
     env = {"DTRAIN_TENSORBOARD": "1"} if tensorboard else {}
     request = load(file, settings=settings or (), args=args or (), env=env)
     spec = request.spec()
-    if spec.warnings and sys.stderr is not None:
-        sys.stderr.write(render_warnings(spec.warnings))
+    warn(spec)
     if dry_run:
         from dtrain.launchplan.build import build
         from dtrain_cli.dry_run import rendered
