@@ -28,9 +28,3 @@ def test_a_wait_for_missing_peers_ends_and_names_them(
 
 def test_refusals(start) -> None:
     assert "all refused" in start("none", [CHECKS / "refusals.py"])["-0"].succeeds()
-
-
-def test_missing_scikit_learn_is_an_error(start) -> None:
-    task = start("none", [CHECKS / "without_scikit_learn.py"])["-0"]
-    assert task.wait() == 1
-    assert "pip install scikit-learn" in task.output
