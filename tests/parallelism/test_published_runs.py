@@ -824,6 +824,8 @@ def test_a_row_names_the_modules_that_it_recomputes() -> None:
         assert (
             run(notes="Megatron-LM", recompute=cell).assumed.habits.recomputes_activation is several
         )
+    apart = run(notes="FSDP2; attention and MLP are recomputed apart", recompute="full")
+    assert apart.assumed.habits.recomputes_parts
 
 
 def test_the_sizes_of_heads_and_of_dense_layers_in_the_notes() -> None:

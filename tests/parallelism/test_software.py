@@ -133,6 +133,10 @@ def test_selective_recompute_of_torchtitan_repeats_half_of_the_products(name: st
     selective = replace(kernels, layout=replace(layout, recompute="selective"))
     share = selective.recompute(moe=False) / kernels.weights_forward(moe=False)
     assert share == pytest.approx(again / every, rel=1e-3)
+    # Other software with PyTorch's FSDP may repeat norms and activations alone.
+    norms = MemoryHabits(recomputes_activation=True)
+    kept = replace(selective, assumed=Assumptions(habits=norms))
+    assert 0 < kept.recompute(moe=False) < 0.01 * selective.recompute(moe=False)
 
 
 @pytest.mark.parametrize(("name", "attends"), [("llama-3-8b", True), ("deepseek-v3", False)])

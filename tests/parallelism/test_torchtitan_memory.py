@@ -14,7 +14,7 @@ from dtrain.parallelism.assumptions import Assumptions, MemoryHabits
 from dtrain.parallelism.cost.memory import Memory, memory
 from dtrain.parallelism.cost.stages import receive_buffers
 from dtrain.parallelism.model.models import model
-from dtrain.runtime.layout import Layout
+from dtrain.runtime.layout import Layout, Recompute
 
 TITAN = Layout(backend="torchtitan", sharding="full", micro_batch=2, recompute="selective")
 TENSOR = replace(
@@ -86,3 +86,30 @@ def test_a_pipeline_keeps_receive_buffers() -> None:
     assert counts == [8, 16, 8]
     assert receive_buffers(replace(PIPELINE, virtual_pipeline=2), 1) == 32
     assert receive_buffers(TENSOR, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("recompute", "habits", "streams"),
+    [
+        ("full", MemoryHabits(), 1),
+        ("full", MemoryHabits(recomputes_parts=True), 2),
+        # Queries, keys, values and attention's output, and both inner tensors of the MLP.
+        (
+            "selective", MemoryHabits(recomputes_activation=True, fused_gate=True),
+            2 + (2 * 4096 + 2 * 1024 + 2 * 14336) / 4096,
+        ),
+    ],
+)  # fmt: skip
+def test_software_can_choose_what_a_block_computes_again(
+    recompute: Recompute, habits: MemoryHabits, streams: float
+) -> None:
+    """xLLM's ``TransformerBlockFunction`` saves the inputs of attention and of the MLP, and what
+    its settings do not compute again; its loss has as many chunks as the vocabulary is larger than
+    the hidden size (``fused_blocks/cross_entropy.py``)."""
+    layout = replace(TITAN, data=128, micro_batch=4, recompute=recompute)
+    parts = Assumptions(loss_chunks=32, habits=habits)
+    found = needs("llama-3.1-8b", layout, parts)
+    one = 2 * 4096 * 4 * 8192 * 32 / 2**30
+    assert found.activations == pytest.approx(one * streams, rel=0.07)
+    whole = needs("llama-3.1-8b", layout, replace(parts, loss_chunks=1))
+    assert found.total < whole.total

@@ -154,6 +154,9 @@ class MemoryHabits:
     """Whether selective recompute drops the outputs of norms and of the MLP's activation. None: as
     `Assumptions.recomputes_modules` says. False: it recomputes the core of attention alone, which
     is Megatron-Core's default (``core_attn``)."""
+    recomputes_parts: bool = False
+    """Whether full recompute computes attention and the MLP apart from each other, so that a layer
+    keeps the inputs of both: xLLM's fused blocks."""
     repeats_exchange: bool = False
     """Whether torchtitan's selective recompute sends tokens to their experts and back again,
     instead of keeping what arrived: its Qwen3 until March 2026 (its pull request 2357)."""
@@ -391,5 +394,5 @@ class Assumptions(KeepsHash):
         them."""
         several = self.habits.recomputes_activation
         if several is None:
-            several = shape.experts > 0 or shape.kv_rank > 0
-        return layout.recompute == "selective" and several and not self.unfused(layout)
+            several = (shape.experts > 0 or shape.kv_rank > 0) and not self.unfused(layout)
+        return layout.recompute == "selective" and several

@@ -202,6 +202,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
             gathers_fp8="gathered in fp8" in text,
             overwrites_mlp="fused kernels of LoRA" in text,
             recomputes_activation=_recomputes_activation(row, practice),
+            recomputes_parts="attention and MLP are recomputed apart" in text,
             repeats_exchange="exchanges tokens again" in text,
             keeps_gathered=keeps_gathered(row, practice)
             or ("mem_efficient_linear=False" in text and _recompute(row) in (None, "none")),

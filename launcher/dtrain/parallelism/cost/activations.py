@@ -49,6 +49,8 @@ def layer_activations(
         terms += SEPARATE_NORM * normed
     if assumed.habits.copies_inputs and layout.tensor > 1 and recompute == "none":
         terms += 2 * shape.hidden * (5 if shape.gated else 2)
+    if assumed.habits.recomputes_parts and recompute == "full":
+        terms += 2 * shape.hidden / split * (shape.sums - 1)
     if assumed.habits.wide_rest:
         terms += 2 * shape.hidden / split * (shape.sums if recompute == "none" else 1)
     if assumed.habits.holds_outputs and recompute != "none":
@@ -200,7 +202,7 @@ def _saved(
     keys = max(shape.kv_heads, min(t, shape.heads)) * shape.head_size
     grouped = keys if shape.value_head_size == 0 else values
     width = shape.ffn_hidden
-    partial = recompute == "selective" and torch
+    partial = recompute == "selective" and torch and not drops
     if shape.experts:
         # torchtitan's policy does not keep the outputs of grouped products.
         width *= shape.shared_experts + (0 if partial else shape.experts_per_token)

@@ -44,7 +44,7 @@ plan has no fuller layout."""
 
 MEMORY_INTERVAL = 0.85, 1.30
 """Measured peaks of memory as multiples of the estimate: 80 % of the published peaks are between
-0.85 and 1.25, with equal weight for each publisher (``scripts/validate_planner.py`` with all
+0.87 and 1.25, with equal weight for each publisher (``scripts/validate_planner.py`` with all
 runs)."""
 
 

@@ -313,11 +313,11 @@ class Kernels(_OneLayer):
         match self.layout.recompute:
             case "full":
                 return self.forward(moe=moe)
+            case "selective" if self.assumed.recomputes_modules(self.shape, self.layout):
+                return self._recompute_modules(moe=moe)
             case "selective" if self.assumed.by_torch(self.layout):
                 return _recompute_half(self, moe=moe)
             case "selective":
-                if self.assumed.recomputes_modules(self.shape, self.layout):
-                    return self._recompute_modules(moe=moe)
                 return self.attention_forward()
             case _:
                 return 0.0
@@ -325,8 +325,6 @@ class Kernels(_OneLayer):
     def _recompute_modules(self, *, moe: bool) -> float:
         """Seconds of both norms, of the experts' activation, and of MLA's up projections."""
         shape, layout = self.shape, self.layout
-        if not self.assumed.recomputes_modules(shape, layout):
-            return 0.0
         norms = 4.0 * shape.hidden / (layout.tensor if layout.sequence_parallel else 1)
         inner = (3.0 if shape.gated else 2.0) * shape.ffn_hidden * self._copies * moe
         seconds = self._stream(norms + inner / layout.tensor)
