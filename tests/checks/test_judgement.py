@@ -12,7 +12,7 @@ import pytest
 
 from dtrain.checks import Evidence, Finding, HostFacts
 from dtrain.checks.finding import HOSTS, error, fold, warning
-from dtrain.checks.judgement import judge
+from dtrain.checks.judgement import before_launch, judge
 from dtrain.checks.reach import groups
 from dtrain.checks.skew import outliers
 from dtrain.diagnostics import ConnectError, HostKeyError
@@ -62,7 +62,9 @@ def test_hosts_without_facts_cause_no_findings() -> None:
 )
 def test_a_gpu_that_the_planner_does_not_know(gpu: str, remedies: list[str]) -> None:
     file = FILE.format(count=2, gpus=0).replace("gpus: 0", f"gpus: 0\n  gpu: {gpu}")
-    found = judge(Evidence(build(parse(file, "cluster.yaml")), ()))
+    evidence = Evidence(build(parse(file, "cluster.yaml")), ())
+    found = judge(evidence)
+    assert before_launch(evidence) == ()
     assert [finding.remedy for finding in found] == remedies
     for finding in found:
         assert finding.seen == f"{gpu!r} is not a GPU that dtrain knows"

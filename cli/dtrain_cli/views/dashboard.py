@@ -139,13 +139,15 @@ def totals(board: Board, columns: int, most: int = 4) -> str:
             words.append(f"{sum(power) / 1000:.1f} kW")
         parts.append(f"{counted(len(gpus), 'GPU')}: {', '.join(words)}")
     samples = [host.sample for host in board.hosts.values() if host.sample is not None]
-    for title, key in (("InfiniBand", "infiniband"), ("network", "network"), ("disk", "disk")):
+    for title, key, received, sent in (
+        ("InfiniBand", "infiniband", "↓", "↑"),
+        ("network", "network", "↓", "↑"),
+        ("disk", "disk", "read ", "write "),
+    ):
         pairs = [pair for one in samples if (pair := getattr(one, key)) is not None]
         if pairs and (key != "disk" or not used):
-            sent, received = sum(pair[1] for pair in pairs), sum(pair[0] for pair in pairs)
-            marks = ("↓", "↑") if key != "disk" else ("read ", "write ")
-            rates = f"{marks[0]}{short(received)} {marks[1]}{short(sent)}"
-            parts.append(f"{title} {rates} B/s")
+            ins, outs = map(sum, zip(*pairs, strict=True))
+            parts.append(f"{title} {received}{short(ins)} {sent}{short(outs)} B/s")
     del parts[most:]
     while len(parts) > 1 and len(" · ".join(parts)) > columns:
         parts.pop()
@@ -180,31 +182,34 @@ class _Table:
             self._ranks |= dict.fromkeys(one.hosts, style) if one is not None else {}
         widest = max((len(clean(name)) for name in board.hosts), default=0)
         self._width = min(_MAX_NAME, max(len(f"{len(board.hosts)} alike"), widest), columns // 4)
-        hosts = board.hosts.values()
+        self._choose_columns(columns - self._width - 1)
+
+    def _choose_columns(self, room: int) -> None:
+        """Those for which there is something to show and ``room``."""
+        hosts = self._board.hosts.values()
         gpus = max((len(host.gpus) for host in hosts), default=0)
-        columns -= self._width + 1
         self._columns = [
             _percent("CPU", _cpu, "yellow"),
             _percent("MEM", _memory, "black on magenta"),
         ]
         if any(host.state != "running" for host in hosts):
             self._columns.insert(0, _Column("STATE", 12, _state))
-        columns -= sum(column.width for column in self._columns)
+        room -= sum(column.width for column in self._columns)
         self._cell = next(
-            (cell for cell in _CELLS if gpus and (cell.width + 1) * gpus + 1 <= columns), None
+            (cell for cell in _CELLS if gpus and (cell.width + 1) * gpus + 1 <= room), None
         )
-        columns -= (self._cell.width + 1) * gpus + 1 if self._cell is not None else 0
+        room -= (self._cell.width + 1) * gpus + 1 if self._cell is not None else 0
         for title, key in (("IB ↓↑", "infiniband"), ("NETWORK ↓↑", "network"), ("DISK", "disk")):
             known = any(getattr(host.sample, key, None) is not None for host in hosts)
-            if known and columns >= _PAIR:
+            if known and room >= _PAIR:
                 self._columns.append(_pair(title, key))
-                columns -= _PAIR
+                room -= _PAIR
         known = any(host.sample and host.sample.storage for host in hosts)
         full = any((_storage(host) or 0.0) > FULL for host in hosts)
-        if known and columns >= 6 and (full or columns >= _RANKS + 6):
+        if known and room >= 6 and (full or room >= _RANKS + 6):
             self._columns.append(_percent("FULL", _storage, "black on magenta", FULL, 6))
-            columns -= 6
-        if columns >= _RANKS and any(host.sample and host.sample.ranks for host in hosts):
+            room -= 6
+        if room >= _RANKS and any(host.sample and host.sample.ranks for host in hosts):
             self._columns.append(_Column("RANK: CPU RAM FILES", _RANKS, _ranks))
 
     def lines(self, most: int) -> list[Text]:
@@ -253,10 +258,12 @@ class _Table:
             )
         )
         lines = [self._group(alike)] if len(alike) > 1 else [self._line(host) for host in alike]
-        if len(odd) > most - len(lines):
-            odd, more = odd[: most - len(lines) - 1], len(odd) - most + len(lines) + 1
-            return [*lines, *map(self._line, odd), Text(f" … {counted(more, 'more host')}")]
-        return [*lines, *map(self._line, odd)]
+        room = most - len(lines)
+        if len(odd) <= room:
+            return [*lines, *map(self._line, odd)]
+        shown = room - 1
+        more = Text(f" … {counted(len(odd) - shown, 'more host')}")
+        return [*lines, *map(self._line, odd[:shown]), more]
 
     def _line(self, host: HostRow) -> Text:
         old = self._is_old(host)
@@ -308,6 +315,7 @@ class _Cell:
     width: int
     title: str
     draw: Callable[[GpuSample, str], str]
+    """The text from a sample and the mark of a trouble."""
 
 
 def _append(line: Text, cell: _Cell, gpu: GpuSample, trouble: GpuTrouble | None) -> None:

@@ -187,16 +187,12 @@ def _bar(
 def _ticks(longest: float, scale: float, measure: _Measure) -> Iterator[dict[str, str]]:
     step = _round_step(longest * measure.per_unit / 6) / measure.per_unit
     for number in range(int(scale / step) + 1):
-        unit = f" {measure.unit}" if number == 0 else ""
-        yield {
-            "x": percent(number * step, scale),
-            "anchor": "start"
-            if number == 0
-            else "middle"
-            if number * step < scale * 0.95
-            else "end",
-            "text": f"{number * step * measure.per_unit:,.6g}{unit}",
-        }
+        at = number * step
+        anchor, unit = "middle" if at < scale * 0.95 else "end", ""
+        if number == 0:
+            anchor, unit = "start", f" {measure.unit}"
+        text = f"{at * measure.per_unit:,.6g}{unit}"
+        yield {"x": percent(at, scale), "anchor": anchor, "text": text}
 
 
 def _short(value: float) -> str:

@@ -36,7 +36,6 @@ _Judged = Callable[[str, str, str, str], Finding]
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    yield from _unknown(evidence.plan)
     for host in evidence.hosts:
         if not host.part.host.gpus:
             continue
@@ -52,7 +51,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     yield from _differences(evidence)
 
 
-def _unknown(plan: LaunchPlan) -> Iterator[Finding]:
+def unknown(plan: LaunchPlan) -> Iterator[Finding]:
     """Names in the cluster file that the planner does not know. They do not affect the launch."""
     hosts: dict[str, list[str]] = {}
     for part in plan.hosts:
@@ -60,7 +59,7 @@ def _unknown(plan: LaunchPlan) -> Iterator[Finding]:
             hosts.setdefault(part.host.gpu, []).append(part.host.name)
     if not hosts:
         return
-    # Most files name no GPU, and then no launch reads the table.
+    # Most files name no GPU, and need no table.
     from dtrain.parallelism.cluster.hardware_table import hardware
     from dtrain.parallelism.names import nearest
 

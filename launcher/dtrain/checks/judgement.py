@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dtrain.checks import (
@@ -33,18 +34,22 @@ _SUBJECTS = (
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
     """All findings, worst first. Hosts with the same finding share it."""
-    found = [finding for subject in _SUBJECTS for finding in subject.judge(evidence)]
-    return fold([*evidence.request, *found], evidence.plan.host_names)
+    return _judged(evidence, gpus.unknown(evidence.plan))
 
 
 def before_launch(evidence: Evidence) -> tuple[Finding, ...]:
     """The findings that a launch reports before it prepares anything.
 
-    Leaves out what the launch handles itself: a taken port if it may choose another one. Failures
-    to connect are included only if there are other errors too.
+    Leaves out what does not affect the launch, and what it handles itself: a taken port if it may
+    choose another one. Failures to connect are included only if there are other errors too.
     """
-    found = judge(replace(evidence, failures=()))
+    found = _judged(replace(evidence, failures=()))
     if any(finding.severity is Severity.ERROR for finding in found):
-        found = judge(evidence)
+        found = _judged(evidence)
     moved = (Severity.WARNING, ports.SUBJECT)
     return tuple(finding for finding in found if (finding.severity, finding.subject) != moved)
+
+
+def _judged(evidence: Evidence, more: Iterable[Finding] = ()) -> tuple[Finding, ...]:
+    found = [finding for subject in _SUBJECTS for finding in subject.judge(evidence)]
+    return fold([*evidence.request, *found, *more], evidence.plan.host_names)

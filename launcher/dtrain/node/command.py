@@ -164,23 +164,14 @@ class CommandRelay:
             self._poll(LINGER)
 
     def _advance(self) -> float | None:
-        """Report what has ended; take the next step of a sweep. Seconds until the next step."""
+        """Report what has ended. Seconds until there is something to do without an event."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             for command in self._commands:
                 command.late = command.status is None
             self._stop(self._grace)
-        pause: float | None = None
-        if self._sweep is None:
-            reap(self._take)
-        else:
-            pause = self._sweep.step()
-            if pause is None:
-                self._sweep = None
-                for command in self._commands:
-                    if command.status is None:  # it survived KILL
-                        command.end(int(signal.SIGKILL))
+        pause = self._find_ended()
         for command in self._commands:
             if command.complete and not command.reported:
                 command.reported = True
@@ -190,6 +181,19 @@ class CommandRelay:
                 self._send(frame(encode(command.message())))
         if self._deadline is not None:
             pause = min(self._deadline - now, LINGER if pause is None else pause)
+        return pause
+
+    def _find_ended(self) -> float | None:
+        """Seconds until the sweep's next step; None without a sweep."""
+        if self._sweep is None:
+            reap(self._take)
+            return None
+        pause = self._sweep.step()
+        if pause is None:
+            self._sweep = None
+            for command in self._commands:
+                if command.status is None:  # it survived KILL
+                    command.end(int(signal.SIGKILL))
         return pause
 
     def _poll(self, seconds: float) -> None:

@@ -180,18 +180,14 @@ def _check_product(cluster: GpuCluster, fixed: Mapping[str, Any]) -> None:
         return
     last = next(reversed(given))
     others = product // given[last]
+    if gpus % others:
+        hint = f"make the product a divisor of {gpus}"
+    elif len(given) == len(SIZES):
+        hint = f"use `{last}={gpus // others}`"
+    else:
+        hint = _use(last, divisors(gpus // others), "")
     text = " x ".join(f"`{name}={size}`" for name, size in given.items())
-    able = gpus // others if gpus % others == 0 else 0
-    raise UsageError(
-        f"{text} = {product} does not make up {cluster.devices}",
-        hint=(
-            f"use `{last}={able}`"
-            if able and len(given) == len(SIZES)
-            else _use(last, divisors(able), "")
-            if able
-            else f"make the product a divisor of {cluster.gpus}"
-        ),
-    )
+    raise UsageError(f"{text} = {product} does not make up {cluster.devices}", hint=hint)
 
 
 def completed(cluster: GpuCluster, fixed: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -201,16 +197,12 @@ def completed(cluster: GpuCluster, fixed: Mapping[str, Any]) -> tuple[dict[str, 
     Requires that the sizes divide the number of GPUs, which `check` tests.
     """
     missing = [name for name in SIZES if name not in fixed]
-    if len(missing) > 1:
-        product = math.prod(fixed.get(name, 1) for name in SIZES)
-        # The fixed sizes use all GPUs, so the other sizes are 1.
-        return (
-            {**fixed, **dict.fromkeys(missing, 1)} if product == cluster.gpus else {**fixed}
-        ), ""
-    if not missing:
-        return {**fixed}, ""
-    rest = cluster.gpus // math.prod(fixed[name] for name in SIZES if name in fixed)
-    return {**fixed, missing[0]: rest}, missing[0]
+    product = math.prod(fixed.get(name, 1) for name in SIZES)
+    if len(missing) == 1:
+        return {**fixed, missing[0]: cluster.gpus // product}, missing[0]
+    # If the fixed sizes use all GPUs, the other sizes are 1.
+    ones = missing if product == cluster.gpus else ()
+    return {**fixed, **dict.fromkeys(ones, 1)}, ""
 
 
 def _check_expert(shape: Shape, cluster: GpuCluster, known: Mapping[str, Any]) -> None:

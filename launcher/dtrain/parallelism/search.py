@@ -180,19 +180,21 @@ class _Choices:
                 for sharding in self.of("sharding", self._shardings(sizes)):
                     shard = self._shard(sizes) if sharding == "hybrid" else None
                     split = _changed(sizes, expert=expert, sharding=sharding, shard=shard)
-                    for layout in self._schedules(split, share):
-                        # Only separately fixed values can be inconsistent.
-                        if (not self.fixed or sound(layout, self.shape)) and not any(
-                            refusals(
-                                self.shape,
-                                layout,
-                                self.assumed.precision,
-                                narrow_states=self.assumed.narrow_states,
-                                hides_exchange=self.assumed.hides_exchange,
-                                on_cpus=self.cluster.gpu.is_cpu,
-                            )
-                        ):
-                            yield layout
+                    yield from filter(self._allows, self._schedules(split, share))
+
+    def _allows(self, layout: Layout) -> bool:
+        """Whether the layout is consistent, and its backend can train it."""
+        # Only separately fixed values can be inconsistent.
+        return (not self.fixed or sound(layout, self.shape)) and not any(
+            refusals(
+                self.shape,
+                layout,
+                self.assumed.precision,
+                narrow_states=self.assumed.narrow_states,
+                hides_exchange=self.assumed.hides_exchange,
+                on_cpus=self.cluster.gpu.is_cpu,
+            )
+        )
 
     def _sizes(self, start: Layout) -> Iterator[Layout]:
         """Yield tensor, pipeline, context and data sizes whose product is the number of GPUs."""

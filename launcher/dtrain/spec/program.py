@@ -158,6 +158,6 @@ def _started(before: str, word: str, after: str) -> str | None:
     if (word, after) == ("accelerate", "launch"):
         return "accelerate launch"
     # After an option it is a package or an environment: `uv run --with deepspeed x.py`.
-    if word == "deepspeed" and not before.startswith("-"):
+    if word == "deepspeed" and (before == "--" or not before.startswith("-")):
         return word if after.startswith("-") or after.endswith(".py") else None
     return None

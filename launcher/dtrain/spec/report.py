@@ -66,11 +66,5 @@ def _safe(text: str) -> str:
 
 def _columns(text: str) -> int:
     """The width of a text in terminal columns."""
-    return sum(
-        0
-        if unicodedata.combining(character)
-        else 2
-        if unicodedata.east_asian_width(character) in "WF"
-        else 1
-        for character in text
-    )
+    shown = [character for character in text if not unicodedata.combining(character)]
+    return len(shown) + sum(unicodedata.east_asian_width(one) in "WF" for one in shown)

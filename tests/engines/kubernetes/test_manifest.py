@@ -324,6 +324,20 @@ def test_a_killed_process_adds_no_line_of_the_shell(tmp_path: Path) -> None:
     assert [line for line in lines if not line.startswith("[dtrain]")] == []
 
 
+def test_a_script_that_cannot_start_all_processes_says_so(tmp_path: Path) -> None:
+    """Bash also ends if it cannot fork, which takes it 15 s."""
+    fails = tmp_path / "mkfifo"
+    fails.write_text('#!/bin/sh\n[ "${1##*/}" != worker-1.out ] && exec /usr/bin/mkfifo "$@"\n')
+    fails.chmod(0o755)
+    command, environment = pod(script.render(plan(file_of("true", 2))), tmp_path)
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=HANG, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "not all processes of this pod could start"
+
+
 def test_the_script_does_not_run_again_in_the_same_pod(tmp_path: Path) -> None:
     text = script.render(plan(FILE.replace("script: t.py", "command: ['true']")))
     assert run_pod(text, tmp_path).returncode == 0

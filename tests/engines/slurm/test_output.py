@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from dtrain.engines.slurm.output import JobOutput
 from dtrain.launchplan.build import build
 from dtrain.messages.agent import StreamFound
@@ -24,7 +26,9 @@ def test_output_names_the_hosts_of_a_job_that_ended_at_once(tmp_path: Path) -> N
     assert output.hosts() == ("a", "b")
 
 
-def test_a_truncated_file_is_reported_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [False, True], ids=["runs", "over"])
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_truncated_file_is_reported_once(tmp_path: Path, attached: bool, last: bool) -> None:
     said: list[dict[str, Any]] = []
     channel: Any = SimpleNamespace(
         report=lambda kind, **body: said.append({"type": kind, **body}),
@@ -32,10 +36,11 @@ def test_a_truncated_file_is_reported_once(tmp_path: Path) -> None:
     )
     (tmp_path / "a").mkdir()
     file = tmp_path / "a" / "worker-0.out"
-    file.write_text("a line\n")
-    outputs = Outputs(bytes(tmp_path), {}, {"worker": 1}, {}, channel)
-    assert outputs.send(last=False)
+    file.write_text("" if attached else "a line\n")
+    offsets = {"a": {"worker-0.out": 7}} if attached else {}
+    outputs = Outputs(bytes(tmp_path), offsets, {"worker": 1}, {}, channel)
+    assert outputs.send(last=False) is not attached
     file.write_bytes(b"")
-    assert not outputs.send(last=False) and not outputs.send(last=False)
+    assert not outputs.send(last=last) and not outputs.send(last=last)
     text = "worker-0.out was truncated: its output is missing until it again has 7 bytes"
     assert said[1:] == [{"type": "notice", "host": "a", "text": text}]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtrain.diagnostics import ExitCode
+from dtrain.engines.slurm.follow import SlurmFollower
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import Report
 from dtrain.messages.agent import ProgressReport
+from dtrain.messages.slurm import read_message
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import JournalReader
@@ -20,6 +23,8 @@ from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
 from dtrain.session.reporting.observer import Observer
+from dtrain.session.stopping.control import Control
+from dtrain.session.watching.notices import MAX_NOTICES
 
 FILE = """
 cluster: {nodes: 1, gpus: 1, slurm: {partition: p}}
@@ -95,3 +100,18 @@ def test_machines_are_watched_although_the_record_cannot_be_saved(folder: RunFol
     with pytest.raises(StorageError):
         job.update(SlurmState("RUNNING", hosts=("gpu03",)))
     assert job.plan.host_names == job.watch.plan.host_names == ("gpu03",)
+
+
+def test_a_machine_shows_few_notices(folder: RunFolder) -> None:
+    """Workers cause them: each truncation of an output file is one."""
+    observer = Notices()
+    job = followed(folder, observer)
+    job.update(SlurmState("RUNNING", hosts=("n1",)))
+    login: Any = None
+    follower = SlurmFollower(job, login, Control())
+    for size in range(3 * MAX_NOTICES):
+        said = {"type": "notice", "host": "n1", "text": f"worker-0.out was truncated: {size}"}
+        follower._handle(read_message(said))
+    assert observer.texts[0] == "n1: worker-0.out was truncated: 0"
+    assert len(observer.texts) == MAX_NOTICES + 1
+    assert observer.texts[-1] == "n1: more notices from this host are hidden"

@@ -13,7 +13,6 @@ from dtrain.engines.ssh import link as link_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.host_events import Post
-from dtrain.engines.ssh.inbox import MAX_NOTICES
 from dtrain.engines.ssh.link import Link
 from dtrain.messages import agent as messages
 from dtrain.node import protocol
@@ -21,6 +20,7 @@ from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.runs import events
 from dtrain.runs.journal import JournalReader
 from dtrain.session.stopping.control import Force
+from dtrain.session.watching.notices import MAX_NOTICES
 from dtrain.spec.model import Host
 from support.attempts import GONE, HELLO, TWO_HOSTS, context_of
 from support.limits import HANG, until
@@ -252,15 +252,16 @@ def test_the_output_of_a_host_whose_supervisor_died_is_awaited(
     assert (tmp_path / "logs" / "first" / "worker-0.out").read_bytes() == LastWords.words
 
 
-def test_a_notice_that_each_relay_repeats_is_shown_once(tmp_path: Path) -> None:
+def test_a_notice_that_each_relay_and_attempt_repeats_is_shown_once(tmp_path: Path) -> None:
     said = {"type": "notice", "text": "worker-0.out was truncated"}
     many = [said] * (MAX_NOTICES + 2)
     hosts = ScriptedHosts({"first": relay_stdout(map(encode, (HELLO, *many, GONE)))})
     context = context_of(hosts, tmp_path)
-    link = Link(context, context.plan.hosts[0])
-    link.attach({}, ())
-    assert link.drained(HANG)
-    link.close()
-    link.disconnect(0.0)
+    for _attempt in range(2):
+        link = Link(context, context.plan.hosts[0])
+        link.attach({}, ())
+        assert link.drained(HANG)
+        link.close()
+        link.disconnect(0.0)
     journal = context.folder.journal.read_text()
     assert (journal.count("was truncated"), journal.count("are hidden")) == (1, 0)

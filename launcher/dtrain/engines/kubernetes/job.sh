@@ -62,8 +62,10 @@ trap dtrain_term TERM
 # before the job can remove it.
 mkfifo "$DTRAIN_RUN_DIR/never" && exec 9<>"$DTRAIN_RUN_DIR/never" || exit
 
-# Bash would write a line about each process that a signal has ended.
+# Bash would write a line about each process that a signal has ended, but also why it cannot
+# start one, which ends it.
 exec 2>/dev/null
+trap 'echo "not all processes of this pod could start"' EXIT
 
 #: count
 for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank++)); do
@@ -84,6 +86,7 @@ for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank
   [ -n "$dtrain_service" ] || dtrain_main+=("$dtrain_local_rank")
   #end
 done
+trap - EXIT
 # dtrain_stop does not know a process that has just started.
 [ -z "$dtrain_deadline" ] || kill -TERM "${dtrain_processes[@]}"
 

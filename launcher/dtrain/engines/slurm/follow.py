@@ -210,7 +210,7 @@ class SlurmFollower:
             case messages.FromMachine(host, ProgressReport() as report):
                 job.watch.worker_said(host, report)
             case messages.FromMachine(host, Notice(text)):
-                job.recorder.notice_once(f"{host}: {text}")
+                job.watch.notice(host, text)
             case messages.FromMachine(host, other):
                 job.watch.machine_said(host, other)
             case messages.Unwatched(text):

@@ -216,8 +216,8 @@ def _process(plan: LaunchPlan, tasks: Sequence[Task]) -> Iterator[str]:
         yield f"dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
     else:
         yield "case $SLURM_PROCID in"
-        for number, (task, its) in enumerate(zip(tasks, own, strict=True)):
-            yield f"  {number}) {'; '.join((*numbers(task), *its))} ;;"
+        for number, (task, lines) in enumerate(zip(tasks, own, strict=True)):
+            yield f"  {number}) {'; '.join((*numbers(task), *lines))} ;;"
         yield "esac"
     yield f"DTRAIN_RUN_DIR={folder}"
     yield '(umask 077 && mkdir -p -- "$DTRAIN_RUN_DIR") || exit'

@@ -16,6 +16,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.session.relays.relay import PING_SECONDS
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.evidence import HostEvidence
+from dtrain.session.watching.notices import HostNotices
 from dtrain.session.watching.reports import ProgressReports
 from dtrain.session.watching.steps import StepWatch
 from dtrain.session.watching.telemetry import HostTelemetry
@@ -33,6 +34,7 @@ class WatchedMachine:
         self._watch = watch
         self.evidence = HostEvidence(name, ())
         self.telemetry = HostTelemetry(name, watch)
+        self.notices = HostNotices(name, watch.recorder)
 
     @property
     def reachable(self) -> bool:
@@ -81,6 +83,11 @@ class JobWatch:
     def worker_said(self, host: str, report: ProgressReport) -> None:
         if self.progress.add(host, report.name, report.said):
             self.heard(host)
+
+    def notice(self, host: str, text: str) -> None:
+        """The program on the login node has a notice about the host."""
+        if host in self._machines:
+            self._machines[host].notices.show(text)
 
     def machine_said(self, host: str, message: MachineMessage) -> None:
         machine = self._machines.get(host)

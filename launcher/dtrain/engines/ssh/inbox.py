@@ -26,10 +26,8 @@ from dtrain.runs.telemetry import last_time
 from dtrain.session.relays.liveness import SupervisorLiveness
 from dtrain.session.relays.relay import RelayChannel
 from dtrain.session.watching.evidence import HostEvidence
+from dtrain.session.watching.notices import HostNotices
 from dtrain.session.watching.telemetry import HostTelemetry
-
-MAX_NOTICE, MAX_NOTICES = 500, 20
-"""Maximum characters of a notice, and maximum notices shown for each host."""
 
 Reported = Sequence[tuple[float, messages.Happened]]
 """Events of one host, each with the time at which it arrived (seconds since the epoch)."""
@@ -67,7 +65,7 @@ class Inbox:
         self._journaled = 0
         """Offset of the host's events up to which the journal has them."""
         self._reported: Reported = ()
-        self._notices: set[str] = set()
+        self._notices = HostNotices(self._host, context.recorder)
 
     def resume(self, offsets: Mapping[str, int], reported: Reported) -> None:
         """Continue a run from the given offsets. ``reported``: the events that earlier launchers
@@ -129,7 +127,7 @@ class Inbox:
                 if state.phase in (HostPhase.RUNNING, HostPhase.STOPPING):
                     self._check_supervisor(pid or 0, silent)
             case messages.Notice(text=text):
-                self._pass_on(text)
+                self._notices.show(text)
             case messages.RunSeen():
                 raise ProtocolError("status: not requested")
             case _:
@@ -182,14 +180,3 @@ class Inbox:
             self._context.recorder.notice(notice)
         if error is not None:
             self._step(host_events.SupervisorTimedOut(error))
-
-    def _pass_on(self, notice: str) -> None:
-        """Show a notice of the host to the user, once, because each relay repeats it, and within
-        limits, because workers can cause notices."""
-        text = notice[:MAX_NOTICE]
-        if text in self._notices or len(self._notices) > MAX_NOTICES:
-            return
-        self._notices.add(text)
-        if len(self._notices) > MAX_NOTICES:
-            text = "more notices from this host are hidden"
-        self._context.recorder.notice(f"{self._host}: {text}")

@@ -191,12 +191,7 @@ class Launch:
     ) -> str:
         """Start the supervisor in a copy of this process, or the setup shell, which starts it.
         Returns why that failed, or an empty string."""
-        environment = {**os.environb, **self._tag.environment}
-        # Setup lines find pip and others of the job's Python.
-        variables = request["node_variables"].items()
-        path = {name: variable for name, variable in variables if name == "PATH"}
-        NodeVariables(self._folder, workdir).complete(environment, path)
-        environment[b"PWD"] = workdir  # as after `cd` in a shell
+        environment = self._environment(request, workdir)
         argv = [sys.executable, ISOLATED, "-c", boot_text('open(%d,"rb")' % REQUEST_FD)]
         argv += ["dtrain-supervisor", request["run"], request["host"]]
         descriptors = {CONTROL_FD: control.fileno()}
@@ -224,6 +219,16 @@ class Launch:
         if REQUEST_FD in descriptors:
             os.close(descriptors[REQUEST_FD])
         return why_not_executed(failure, words[0], environment) if failure else ""
+
+    def _environment(self, request: SupervisorRequest, workdir: bytes) -> dict[bytes, bytes]:
+        """The environment of the supervisor and of the setup shell."""
+        environment = {**os.environb, **self._tag.environment}
+        # Setup lines find pip and others of the job's Python.
+        variables = request["node_variables"]
+        path = {"PATH": variables["PATH"]} if "PATH" in variables else {}
+        NodeVariables(self._folder, workdir).complete(environment, path)
+        environment[b"PWD"] = workdir  # as after `cd` in a shell
+        return environment
 
     def _feed(self, request: SupervisorRequest) -> int:
         """A pipe from which a new Python reads the supervisor's program and ``request``."""

@@ -84,10 +84,10 @@ class Outputs:
                 found = STREAM.fullmatch(name)
                 # A program may keep files of its own there.
                 if found and int(found[2]) < self._roles.get(found[1].decode(), 0):
-                    self._add(os.path.join(place, name), shown(host), name.decode())
+                    self._add(os.path.join(place, name), shown(host), name.decode(), rank=False)
                 elif name.endswith(b".ranks"):
                     for path, stream in self._ranks_of(os.path.join(place, name)):
-                        self._add(path, shown(host), stream)
+                        self._add(path, shown(host), stream, rank=True)
 
     def _ranks_of(self, folder: bytes) -> list[tuple[bytes, str]]:
         """The output files of torchrun's ranks, the oldest first, each with its stream's name:
@@ -107,7 +107,7 @@ class Outputs:
                     found.append((began, path, rank_name(first + int(local)) + suffix))
         return [(path, stream) for _, path, stream in sorted(found)]
 
-    def _add(self, path: bytes, host: str, name: str) -> None:
+    def _add(self, path: bytes, host: str, name: str, *, rank: bool) -> None:
         """Send a file from now on. A restarted torchrun writes new files: they continue the stream
         of the last attempt's files, once these are sent."""
         if path in self._files:
@@ -118,26 +118,24 @@ class Outputs:
             if os.path.exists(latest) and os.stat(latest).st_size > before.offset:
                 return
             base = before.end
-        stored = self._offsets.get(host, {}).get(name, 0) - base
+        offset = max(0, self._offsets.get(host, {}).get(name, 0) - base)
         with contextlib.suppress(OSError):
             number, size = len(self._files) + 1, os.stat(path).st_size
-            self._files[path] = StreamFile(number, max(0, min(stored, size)), base, host, name)
+            if rank:  # what is stored may be from a later file, too
+                offset = min(offset, size)
+            self._files[path] = StreamFile(number, offset, base, host, name)
             self._latest[host, name] = path
             self._channel.report("stream", id=number, host=host, name=name)
 
     def _send(self, path: bytes, file: StreamFile, last: bool) -> bool:
         try:
-            if not last:
-                size = os.stat(path).st_size
-                if file.is_truncated(size):
-                    text = file.truncation(file.name)
-                    self._channel.report("notice", host=file.host, text=text)
-                if size <= file.offset:
-                    return False
+            if not last and os.stat(path).st_size == file.offset:
+                return False
             # Opened for each piece: there may be more files than a process may have open.
             fd = open_regular(path)
             try:
                 data = os.pread(fd, CHUNK, file.offset)
+                size = os.fstat(fd).st_size
             finally:
                 os.close(fd)
         except OSError:
@@ -145,4 +143,6 @@ class Outputs:
         if data:
             self._channel.send_data(file.number, file.end, data)
             file.offset += len(data)
+        elif file.is_truncated(size):
+            self._channel.report("notice", host=file.host, text=file.truncation(file.name))
         return bool(data)

@@ -217,16 +217,15 @@ def _parts(costs: Any, names: Iterable[str]) -> dict[str, float]:
 
 def _rounded(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with numbers as in `_short`, and None for infinity."""
-    return {
-        key: _rounded(value)
-        if isinstance(value, dict)
-        else value
-        if value is None or isinstance(value, str)
-        else _short(value)
-        if math.isfinite(value)
-        else None
-        for key, value in values.items()
-    }
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _rounded(value)
+        if value is None or isinstance(value, str):
+            return value
+        return _short(value) if math.isfinite(value) else None
+
+    return {key: rounded(value) for key, value in values.items()}
 
 
 def _short(value: float) -> float:

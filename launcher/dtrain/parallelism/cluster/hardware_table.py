@@ -209,19 +209,7 @@ Row = Any
 
 
 def _read(kind: type[Row], entry: dict[str, Any], place: str, known: Sequence[Row]) -> Row:
-    types = {one.name: str(one.type) for one in fields(kind)}
-    values: dict[str, Any] = {}
-    for name, value in entry.items():
-        if name == "like":
-            continue
-        if name not in types:
-            close = nearest(name, types)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(types)}"
-            raise UsageError(f"{place}: {name} is not a key of {kind.__name__}", hint=hint)
-        try:
-            values[name] = _RULES[types[name]](value)
-        except ValueError as error:
-            raise UsageError(f"{place}: {name}: {error}, not {value!r}", hint=FORMAT) from None
+    values = _values(kind, entry, place)
     like = entry.get("like")
     needed = ["name"] if like else [one.name for one in fields(kind) if one.default is MISSING]
     missing = [name for name in needed if name not in values]
@@ -238,6 +226,24 @@ def _read(kind: type[Row], entry: dict[str, Any], place: str, known: Sequence[Ro
         model = replace(model, sustained=_sustained(model, values))
     # Do not copy aliases and source: they belong to the other entry.
     return replace(model, **{"aliases": (), "source": f"like {model.name}", **values})
+
+
+def _values(kind: type[Row], entry: dict[str, Any], place: str) -> dict[str, Any]:
+    """The values of the entry's fields, without ``like``."""
+    types = {one.name: str(one.type) for one in fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in entry.items():
+        if name == "like":
+            continue
+        if name not in types:
+            close = nearest(name, types)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(types)}"
+            raise UsageError(f"{place}: {name} is not a key of {kind.__name__}", hint=hint)
+        try:
+            values[name] = _RULES[types[name]](value)
+        except ValueError as error:
+            raise UsageError(f"{place}: {name}: {error}, not {value!r}", hint=FORMAT) from None
+    return values
 
 
 def _sustained(model: Gpu, values: Mapping[str, Any]) -> float:

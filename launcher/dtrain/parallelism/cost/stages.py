@@ -46,24 +46,25 @@ class StageRank:
 def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, ...]:
     """Return the number of layers of each pipeline stage, at least one each, first stage first.
 
-    Stages are equal if their number divides the layers, as in frameworks. Otherwise the last
-    stage, which also has the output layer, gets fewer, and so does the first, which has the
-    embedding: the slowest stage determines the speed. `dtrain.runtime` gives a stage at most one
-    more layer than another. Layers of a pattern are cut where the stages' FLOPs are most alike.
-    ``fullest``: as in `MemoryHabits`, of which "inner" counts the embedding, the last norm and the
-    output layer as layers.
+    ``fullest``: as in `MemoryHabits`.
     """
     stages = layout.pipeline
     if fullest == "inner" and stages > 1 and shape.layers + 3 >= 2 * stages:
+        # The embedding, the last norm and the output layer count as layers.
         each, left = divmod(shape.layers + 3, stages)
         counts = [each + (stage < left) for stage in range(stages)]
         counts[0] -= 1
         counts[-1] -= 2
         return tuple(counts)
     if backend_of(layout).runtime_memory:
+        # `dtrain.runtime` gives a stage at most one more layer than another.
         return _alike(shape.layers, stages)
     if shape.pattern:
+        # Cut where the stages' FLOPs are most alike.
         return _counts(shape, stages, layout.virtual_pipeline)
+    # Stages are equal if their number divides the layers, as in frameworks. Otherwise the last one,
+    # which also has the output layer, gets fewer, and so does the first, which has the embedding:
+    # the slowest stage determines the speed.
     ends = shape.embedding_parameters + (0 if shape.tied else shape.head_parameters)
     layer = (shape.active_parameters - ends) / shape.layers
     return _spread(shape.layers, stages, shape.head_parameters / layer)

@@ -324,20 +324,21 @@ def _context(kernels: Kernels) -> float:
 
 def _expert(kernels: Kernels) -> float:
     """Tokens go to their experts and back, forward and backward: four exchanges."""
-    shape, layout = kernels.shape, kernels.layout
-    group = Group(kernels.cluster, kernels.efficiency, layout.expert, layout.tensor)
-    size, copies = _activation(kernels), shape.experts_per_token
-    size *= kernels.assumed.busiest(shape, layout)
-    whole = kernels.assumed.spreads_experts(shape, layout)
-    if whole:
-        ranks = layout.expert * layout.tensor
-        group = Group(kernels.cluster, kernels.efficiency, ranks, 1)
-    if whole or layout.sequence_parallel:
+    shape, layout, assumed = kernels.shape, kernels.layout, kernels.assumed
+    ranks, stride = layout.expert, layout.tensor
+    size, copies = _activation(kernels) * assumed.busiest(shape, layout), shape.experts_per_token
+    spread = assumed.spreads_experts(shape, layout)
+    if spread:
+        ranks, stride = ranks * stride, 1
+    if spread or layout.sequence_parallel:
         size /= layout.tensor
-    apart = kernels.assumed.sends_copies
-    if not backend_of(layout).sends_tokens_once if apart is None else apart:
+    apart = assumed.sends_copies
+    if apart is None:
+        apart = not backend_of(layout).sends_tokens_once
+    if apart:
         size, copies = size * copies, 1
-    again = layout.recompute == "selective" and kernels.assumed.habits.repeats_exchange
+    group = Group(kernels.cluster, kernels.efficiency, ranks, stride)
+    again = layout.recompute == "selective" and assumed.habits.repeats_exchange
     passes = 6 if again or layout.recompute == "full" else 4
     return passes * group.exchange(size, copies)
 
