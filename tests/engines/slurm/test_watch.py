@@ -23,8 +23,8 @@ from dtrain.runs.shown_state import ShownState
 from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
 from dtrain.session.reporting.observer import Observer
+from dtrain.session.reporting.recorder import MAX_NOTICES
 from dtrain.session.stopping.control import Control
-from dtrain.session.watching.notices import MAX_NOTICES
 
 FILE = """
 cluster: {nodes: 1, gpus: 1, slurm: {partition: p}}
@@ -114,4 +114,10 @@ def test_a_machine_shows_few_notices(folder: RunFolder) -> None:
         follower._handle(read_message(said))
     assert observer.texts[0] == "n1: worker-0.out was truncated: 0"
     assert len(observer.texts) == MAX_NOTICES + 1
-    assert observer.texts[-1] == "n1: more notices from this host are hidden"
+    assert observer.texts[-1] == "n1: more notices are hidden"
+    # Machines that Slurm has not named have one limit together: their names come from outside.
+    for number in range(3 * MAX_NOTICES):
+        said = {"type": "notice", "host": f"x{number}", "text": "worker-0.out was truncated"}
+        follower._handle(read_message(said))
+    assert len(observer.texts) == 2 * (MAX_NOTICES + 1)
+    assert observer.texts[MAX_NOTICES + 1].endswith(": x0: worker-0.out was truncated")

@@ -19,8 +19,8 @@ from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.runs import events
 from dtrain.runs.journal import JournalReader
+from dtrain.session.reporting.recorder import MAX_NOTICES
 from dtrain.session.stopping.control import Force
-from dtrain.session.watching.notices import MAX_NOTICES
 from dtrain.spec.model import Host
 from support.attempts import GONE, HELLO, TWO_HOSTS, context_of
 from support.limits import HANG, until

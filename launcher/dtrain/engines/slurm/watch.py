@@ -16,7 +16,6 @@ from dtrain.runs.folder import RunFolder
 from dtrain.session.relays.relay import PING_SECONDS
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.evidence import HostEvidence
-from dtrain.session.watching.notices import HostNotices
 from dtrain.session.watching.reports import ProgressReports
 from dtrain.session.watching.steps import StepWatch
 from dtrain.session.watching.telemetry import HostTelemetry
@@ -34,7 +33,6 @@ class WatchedMachine:
         self._watch = watch
         self.evidence = HostEvidence(name, ())
         self.telemetry = HostTelemetry(name, watch)
-        self.notices = HostNotices(name, watch.recorder)
 
     @property
     def reachable(self) -> bool:
@@ -87,7 +85,9 @@ class JobWatch:
     def notice(self, host: str, text: str) -> None:
         """The program on the login node has a notice about the host."""
         if host in self._machines:
-            self._machines[host].notices.show(text)
+            self.recorder.notice_of(host, text)
+        else:  # the job ended before Slurm named its machines
+            self.recorder.notice_of(self.plan.name, f"{host}: {text}")
 
     def machine_said(self, host: str, message: MachineMessage) -> None:
         machine = self._machines.get(host)

@@ -26,7 +26,6 @@ from dtrain.runs.telemetry import last_time
 from dtrain.session.relays.liveness import SupervisorLiveness
 from dtrain.session.relays.relay import RelayChannel
 from dtrain.session.watching.evidence import HostEvidence
-from dtrain.session.watching.notices import HostNotices
 from dtrain.session.watching.telemetry import HostTelemetry
 
 Reported = Sequence[tuple[float, messages.Happened]]
@@ -65,7 +64,6 @@ class Inbox:
         self._journaled = 0
         """Offset of the host's events up to which the journal has them."""
         self._reported: Reported = ()
-        self._notices = HostNotices(self._host, context.recorder)
 
     def resume(self, offsets: Mapping[str, int], reported: Reported) -> None:
         """Continue a run from the given offsets. ``reported``: the events that earlier launchers
@@ -127,7 +125,7 @@ class Inbox:
                 if state.phase in (HostPhase.RUNNING, HostPhase.STOPPING):
                     self._check_supervisor(pid or 0, silent)
             case messages.Notice(text=text):
-                self._notices.show(text)
+                self._context.recorder.notice_of(self._host, text)
             case messages.RunSeen():
                 raise ProtocolError("status: not requested")
             case _:

@@ -20,6 +20,9 @@ from dtrain.spec.model import Job
 SLOW = 5.0
 """Seconds after which the user learns what is waited for."""
 
+MAX_NOTICE, MAX_NOTICES = 500, 20
+"""Maximum characters of a notice of a host, and maximum notices of each host in a run."""
+
 
 class Recorder:
     """What every process that is in charge of a run uses, from any thread."""
@@ -31,6 +34,7 @@ class Recorder:
         self._journal = Journal(folder.journal)
         self._incomplete = False
         self._noticed: set[str] = set()
+        self._noticed_of: dict[str, set[str]] = {}
         self.latest = ""
         """The last notice."""
 
@@ -59,6 +63,17 @@ class Recorder:
         if (kind or text) not in self._noticed:
             self._noticed.add(kind or text)
             self.notice(text, here)
+
+    def notice_of(self, source: str, text: str) -> None:
+        """A notice of a host. Each is shown once, because relays and attempts repeat it, and only
+        some of each ``source``, because workers can cause notices."""
+        shown, text = self._noticed_of.setdefault(source, set()), text[:MAX_NOTICE]
+        if text in shown or len(shown) > MAX_NOTICES:
+            return
+        shown.add(text)
+        if len(shown) > MAX_NOTICES:
+            text = "more notices are hidden"
+        self.notice(f"{source}: {text}")
 
     @contextlib.contextmanager
     def awaited(self, what: str) -> Iterator[Callable[[], None]]:
