@@ -81,6 +81,8 @@ def _recomputed_per_token(
     again = _forward_per_token(shape, causal=causal) - 2.0 * shape.head_parameters
     if layout.recompute == "full":
         return again
+    if assumed.recomputes_modules(shape, layout):
+        return 0.0
     if layout.recompute == "selective" and assumed.by_torch(layout):
         return again / 2
     if layout.recompute == "selective" and not assumed.flash_attention:
