@@ -21,6 +21,7 @@ from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.collectives import Group
 from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import Kernels
+from dtrain.parallelism.cost.speed import speed
 from dtrain.parallelism.cost.step_time import HOST_MEMORY, PCIE, StepTime
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import BackendName, Layout, Sharding
@@ -137,6 +138,8 @@ def test_selective_recompute_of_torchtitan_repeats_half_of_the_products(name: st
     norms = MemoryHabits(recomputes_activation=True)
     kept = replace(selective, assumed=Assumptions(habits=norms))
     assert 0 < kept.recompute(moe=False) < 0.01 * selective.recompute(moe=False)
+    rate = speed(shape, kept.layout, kept.cluster, kept.assumed, 1.0)
+    assert rate.hfu == rate.mfu
 
 
 @pytest.mark.parametrize(("name", "attends"), [("llama-3-8b", True), ("deepseek-v3", False)])
