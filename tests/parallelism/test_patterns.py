@@ -170,7 +170,7 @@ def test_each_new_model_has_a_plan_for_another_backend(name: str) -> None:
     answer = pose(request).answer()
     assert answer.fits
     assert answer.best.layout.backend != "runtime"
-    assert "because the backend runtime does not support" in answer.question.notes[-1]
+    assert "because the backend runtime does not support" in answer.notes[-1]
     needed = answer.best.memory.allocated * 2**30 * answer.best.layout.world_size
     assert needed > 16 * model(name).parameters
 

@@ -126,7 +126,7 @@ def test_only_the_runtime_trains_on_cpus(file: Path) -> None:
     answer = pose(request, probe=measured()).answer()
     assert not answer.question.others
     # 16 bits exist, but are slower.
-    assert answer.question.notes == ("bf16 is not faster on these CPUs: planned for fp32",)
+    assert answer.notes == ("bf16 is not faster on these CPUs: planned for fp32",)
     # What does not fit does not make the plan one for Megatron-LM.
     large = pose(replace(request, fixed={"micro_batch": 64}), probe=measured()).answer()
     assert not large.fits and large.best.layout.backend == "runtime"

@@ -154,7 +154,7 @@ def test_the_planner_chooses_another_backend_if_the_user_names_none() -> None:
     assert answer.best.layout.backend == "megatron"
     assert re.fullmatch(
         r"this plan is for .*`backend='megatron'`.*backend runtime does not support fp8.*",
-        answer.question.notes[0],
+        answer.notes[0],
     )
 
 
@@ -173,7 +173,7 @@ def test_offload_counts_when_backends_are_compared() -> None:
 
 def test_a_note_says_how_much_slower_the_runtime_would_be() -> None:
     answer = replace(ask("gpt-oss-120b", "h100-80gb", 64), backend_from="").answer()
-    assert re.search(r"takes 1\.\d times as long", answer.question.notes[-1])
+    assert re.search(r"takes 1\.\d times as long", answer.notes[-1])
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_the_planner_leaves_a_backend_that_is_much_slower(
     question = replace(ask(name, gpu, gpus), backend_from="", fixed=fixed)
     answer = question.answer()
     assert answer.best.layout.backend == "megatron"
-    assert re.search(reason, answer.question.notes[-1])
+    assert re.search(reason, answer.notes[-1])
     assert faster_backend(answer) == ""
     required = replace(question, backend_from="backend").answer()
     assert required.best.layout.backend == "runtime"
@@ -264,8 +264,8 @@ def test_states_of_16_bits_are_half_as_large_and_torchtitans() -> None:
     request = PlanRequest(model="llama-3.2-3b", gpus=1, gpu="a100-80gb", state_bits=16)
     answer = pose(request).answer()
     assert answer.best.layout.backend == "torchtitan"
-    assert "states of 16 bits" in answer.question.notes[0]
-    assert 'need `training.dtype = "bfloat16"` in torchtitan' in answer.question.notes[1]
+    assert "states of 16 bits" in answer.notes[0]
+    assert 'need `training.dtype = "bfloat16"` in torchtitan' in answer.notes[1]
     found = answer.best.memory
     states = (found.parameters + found.gradients + found.optimizer) * 2**30
     assert states == pytest.approx(8 * answer.question.shape.parameters, rel=0.01)
@@ -313,7 +313,7 @@ def test_exchanges_beside_the_computation_give_the_layout_and_time_of_deepseek_v
     best = answer.best
     assert (best.layout.pipeline, best.layout.expert, best.layout.tensor) == (16, 64, 1)
     assert best.time.total == pytest.approx(DEEPSEEK_STEP, rel=0.09)
-    assert any("overlap-moe-expert-parallel-comm" in note for note in answer.question.notes)
+    assert any("overlap-moe-expert-parallel-comm" in note for note in answer.notes)
     assert hidden_exchange(answer) == ""
 
 
@@ -401,5 +401,5 @@ def test_no_backend_runs_on_tpus() -> None:
     request = PlanRequest(model="llama-2-7b", gpus=256, gpu="tpu-v5e", global_batch=512)
     for question in (pose(request), pose(replace(request, state_bits=16))):
         answer = question.answer()
-        assert "no backend of dtrain runs on tpu-v5e" in answer.question.notes[-1]
+        assert "no backend of dtrain runs on tpu-v5e" in answer.notes[-1]
         assert faster_backend(answer) == ""

@@ -12,12 +12,13 @@ pytestmark = pytest.mark.slow
 
 SEARCH = """
 import cProfile, pstats, sys
+from dtrain.parallelism.answer.alternatives import faster_backend
 from dtrain.planning.request import PlanRequest
 from dtrain.planning.question import pose
 profile = cProfile.Profile()
 gpus, seq_len = map(int, sys.argv[4:])
 model = {sys.argv[1]: sys.argv[2], "gpu": sys.argv[3], "gpus": gpus, "seq_len": seq_len}
-profile.runcall(lambda: pose(PlanRequest(**model)).answer())
+profile.runcall(lambda: faster_backend(pose(PlanRequest(**model)).answer()))
 print(pstats.Stats(profile).total_calls)
 """
 

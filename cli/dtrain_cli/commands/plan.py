@@ -254,7 +254,7 @@ def _layouts(
     """Write the requested files, and return the text for stdout."""
     # Each output imports what it needs: most plans read and write no file.
     others = filter(None, (faster_backend(answer), hidden_exchange(answer)))
-    notes = (*answer.question.notes, *others)
+    notes = (*answer.notes, *others)
     done: list[str] = []
     if output is not None:
         done.append(_write_layout(answer, output, file, settings or ()))

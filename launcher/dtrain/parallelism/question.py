@@ -95,12 +95,12 @@ class Question:
         constraints.check(self.shape, self.cluster, self.global_batch, self.fixed, self.backend)
         plan = self.search()
         if plan.considered and (self.backend_required or self.kept):
-            return self._answered(plan)
+            return Answer(self, plan)
         if not (plan.considered or self.others):
             raise self._nothing_left()
         reason = self._reason_against(plan)
         if not reason:
-            return self._answered(plan)
+            return Answer(self, plan)
         names = [other.backend for other in self.others]
         if self.backend_required:
             hint = f"use `backend` {' or '.join(names)}"
@@ -116,27 +116,12 @@ class Question:
         )
         # Devices on which no backend runs have a note already.
         notes = self.notes if without_backend(self.cluster.gpu) else (*self.notes, note)
-        return replace(self, backend=names[0], notes=notes)._answered(self.others[0])
+        return Answer(replace(self, backend=names[0], notes=notes), self.others[0])
 
     @property
     def backend_required(self) -> bool:
         """Whether the planner must not choose another backend."""
         return self.backend_from in ("backend", "trials")
-
-    def _answered(self, plan: Plan) -> Answer:
-        if without_backend(self.cluster.gpu):
-            return Answer(self, plan)
-        backend, notes = BACKENDS[self.backend], [*self.notes]
-        if self.narrow_states:
-            notes.append(f"states of 16 bits need `{backend.narrow_states}` in {backend.title}")
-        if self.hides_exchange:
-            notes.append(
-                "exchanges between experts beside the computation need "
-                f"`{backend.hides_exchange}` in {backend.title} (Megatron-Core 0.14; a pipeline of "
-                "it must be interleaved), or other software such as DualPipe: the script turns it "
-                "on, not dtrain"
-            )
-        return Answer(replace(self, notes=tuple(notes)), plan)
 
     @cached_property
     def others(self) -> tuple[Plan, ...]:
@@ -284,6 +269,24 @@ class Answer:
     plan: Plan
     trials: tuple[Trial, ...] = ()
     """Layouts of which small steps were trained."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The question's notes, and what the script must turn on in the backend's software."""
+        question = self.question
+        if without_backend(question.cluster.gpu):
+            return question.notes
+        backend, notes = BACKENDS[question.backend], [*question.notes]
+        if question.narrow_states:
+            notes.append(f"states of 16 bits need `{backend.narrow_states}` in {backend.title}")
+        if question.hides_exchange:
+            notes.append(
+                "exchanges between experts beside the computation need "
+                f"`{backend.hides_exchange}` in {backend.title} (Megatron-Core 0.14; a pipeline of "
+                "it must be interleaved), or other software such as DualPipe: the script turns it "
+                "on, not dtrain"
+            )
+        return tuple(notes)
 
     @property
     def fits(self) -> bool:
