@@ -67,14 +67,7 @@ def spawn(
             _reset_signals()
             null = os.open(os.devnull, os.O_RDONLY)
             wanted = {0: null, 1: outputs[0], 2: outputs[1], **(extra or {})}
-            # Move all descriptors up first: one may have the number that another one gets.
-            least = max(wanted) + 1
-            aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least) for to, fd in wanted.items()}
-            writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, least)
-            close_others(writing, *aside.values())
-            for to, fd in aside.items():
-                os.dup2(fd, to)
-                os.close(fd)
+            writing = _arrange(wanted, writing)
             if open_files is not None:
                 set_limit(open_files)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -98,6 +91,20 @@ def spawn(
         return pid, None
     code, _, subject = failure.partition(b" ")
     return pid, OSError(int(code), os.strerror(int(code)), shown(subject))
+
+
+def _arrange(wanted: dict[int, int], kept: int) -> int:
+    """Give descriptors the numbers of ``wanted`` (new number -> present one), and close all others
+    but ``kept``. Returns the new number of that one, which a program does not inherit."""
+    # Move all up first: one may have the number that another one gets.
+    least = max(wanted) + 1
+    aside = {to: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least) for to, fd in wanted.items()}
+    kept = fcntl.fcntl(kept, fcntl.F_DUPFD_CLOEXEC, least)
+    close_others(kept, *aside.values())
+    for to, fd in aside.items():
+        os.dup2(fd, to)
+        os.close(fd)
+    return kept
 
 
 def _reset_signals() -> None:
