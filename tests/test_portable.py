@@ -16,7 +16,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "launcher/dtrain"
 ON_LINUX = ("node/", "runtime/", "transport/local.py")
-SHARED = ("boot", "host_name", "listening", "programs", "protocol", "runtime_archive", "trust")
+SHARED = (
+    "boot",
+    "host_name",
+    "listening",
+    "programs",
+    "protocol",
+    "runtime_archive",
+    "trust",
+    "waiting",
+)
 """Modules of `node` that the launching machine runs too."""
 MESSAGES = ("agent", "facts", "slurm", "sync")
 """Packages of `node` of which the launching machine imports the messages."""

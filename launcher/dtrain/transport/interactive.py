@@ -16,6 +16,7 @@ import paramiko
 from paramiko.common import cMSG_USERAUTH_INFO_RESPONSE
 
 from dtrain.framing import clean
+from dtrain.node.waiting import next_item
 from dtrain.records import dataclass
 from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.questions import Ask, NoLongerWantedError
@@ -82,7 +83,7 @@ class Interaction(LoginHandler):
 
     def _next_request(self, timeout: float) -> _Request | None:
         try:
-            return self._requests.get(timeout=max(0.0, timeout))
+            return next_item(self._requests, timeout)
         except queue.Empty:
             raise InteractionError("it did not respond in time") from None
 

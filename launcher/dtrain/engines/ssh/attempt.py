@@ -26,6 +26,7 @@ from dtrain.engines.ssh.many_hosts import prepared_for
 from dtrain.engines.ssh.requests import pack
 from dtrain.failures.cause import LEFT, Report
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.node.waiting import next_item
 from dtrain.runs import events, restart
 from dtrain.session.relays.relay import close_all
 from dtrain.session.stopping.control import Force
@@ -150,7 +151,7 @@ class Attempt:
             # Limited, because a signal that arrives just before the wait does not end it: Python
             # would run the handler, which posts the interrupt, only after the wait.
             with contextlib.suppress(queue.Empty):
-                return self._posts.get(timeout=max(0.0, min(left, SIGNAL_POLL)))
+                return next_item(self._posts, min(left, SIGNAL_POLL))
             if left <= 0:  # what arrived before, such as an answer, came first
                 self._alarm = None
                 return Post(machine.Alarm())

@@ -15,6 +15,7 @@ from dtrain.node.facts.network import infiniband, names, network
 from dtrain.node.facts.ports import Listener, ports
 from dtrain.node.facts.probing import LIMIT, guarded
 from dtrain.node.facts.storage import storage
+from dtrain.node.waiting import next_item
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def gather(request: GatherOrder, loop: SocketLoop) -> Json:
     while len(facts) <= len(limits):
         late = [begun + limits[name] for name in limits if name not in facts]
         try:
-            name, fact = answers.get(timeout=max(0.0, min(late) - time.monotonic()))
+            name, fact = next_item(answers, min(late) - time.monotonic())
         except queue.Empty:
             for name in limits:
                 if name not in facts and time.monotonic() >= begun + limits[name]:

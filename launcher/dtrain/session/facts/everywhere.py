@@ -13,6 +13,7 @@ from typing import TypeVar
 from dtrain.checks import HostFacts
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.launchplan.plan import HostPlan
+from dtrain.node.waiting import next_item
 from dtrain.session.facts.conversation import ATTEMPTED
 from dtrain.transport.questions import never
 
@@ -69,7 +70,7 @@ def everywhere(
         before, looked = looked, time.monotonic()
         running += min(looked - before, MOST)
         try:
-            index, result = done.get(timeout=POLL)
+            index, result = next_item(done, POLL)
         except queue.Empty:
             late = running - limit
             if all(at in results or begun.get(at, math.inf) < late for at in range(len(items))):

@@ -7,6 +7,8 @@ import threading
 from enum import IntEnum
 from typing import Protocol
 
+from dtrain.node.waiting import next_item
+
 
 class Force(IntEnum):
     """What a stop request does: the first, the second, and all later ones."""
@@ -115,7 +117,7 @@ class Control:
     def wait(self, seconds: float) -> bool:
         """Whether anyone requests a stop within ``seconds``."""
         try:
-            self._roused.get(timeout=seconds)
+            next_item(self._roused, seconds)
         except queue.Empty:
             return False
         return True
