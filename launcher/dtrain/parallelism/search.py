@@ -15,7 +15,7 @@ from typing import Any
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
@@ -100,11 +100,9 @@ def candidates(
     shape: Shape,
     cluster: GpuCluster,
     efficiency: Efficiency,
+    assumed: Assumptions,
     *,
     global_batch: int,
-    precision: Precision,
-    narrow_states: bool = False,
-    hides_exchange: bool = False,
     fixed: Mapping[str, Any] | None = None,
     start: Layout | None = None,
 ) -> Iterator[Candidate]:
@@ -112,19 +110,14 @@ def candidates(
     is offloaded only if that is fixed.
 
     ``fixed`` maps fields of `Layout` to required values. ``start`` has the backend, and the fields
-    that no search chooses.
+    that no search chooses; ``assumed`` is for this backend.
 
     Raises:
-        UsageError: the GPU does not support ``precision``.
+        UsageError: the GPU does not support the precision.
     """
-    cluster.gpu.peak(precision)
-    start = start or Layout()
-    assumed = Assumptions.usual(
-        precision, cluster.gpu, start.backend,
-        narrow_states=narrow_states, hides_exchange=hides_exchange,
-    )  # fmt: skip
+    cluster.gpu.peak(assumed.precision)
     fixed = fixed or {}
-    start = replace(start, offload=fixed.get("offload", False))
+    start = replace(start or Layout(), offload=fixed.get("offload", False))
     for layout in _Choices(shape, cluster, global_batch, fixed, assumed).layouts(start):
         yield Candidate(shape, layout, cluster, efficiency, assumed)
 

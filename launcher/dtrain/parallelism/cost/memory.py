@@ -15,6 +15,7 @@ from dtrain.parallelism.cost.activations import (
     routed_gradients,
 )
 from dtrain.parallelism.cost.layer import BYTES
+from dtrain.parallelism.cost.products import tokens
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import Phase, peak
@@ -127,7 +128,7 @@ def least_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
         return 0.0
     kept = _layers(shape, layout, assumed, 0) * mean_activations(shape, layout, assumed, 0)
     # Rounding must not lift the limit above the memory.
-    return kept * _tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / GIB
+    return kept * tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / GIB
 
 
 def _communicators(layout: Layout, assumed: Assumptions) -> int:
@@ -192,7 +193,7 @@ def _whole_peak(
 ) -> Phase:  # fmt: skip
     """Return the highest phase with whole parameters, as in Megatron-LM: the first backward pass,
     or the step, which comes when the activations are gone."""
-    tokens, last = _tokens(shape, layout), stage == layout.pipeline - 1
+    per_rank, last = tokens(shape, layout), stage == layout.pipeline - 1
     kept = layers * mean_activations(shape, layout, assumed, stage)
     if assumed.habits.keeps_outputs and not last:
         kept += BYTES[assumed.precision] * shape.hidden
@@ -208,8 +209,8 @@ def _whole_peak(
         above = assumed.busiest(shape, layout) - 1
         if above:
             again += above * _routed_again(shape, layout, assumed)
-        temporary = max(temporary, again * tokens)
-    backward = Phase(states.gradients, kept * tokens * held, logits, temporary=temporary)
+        temporary = max(temporary, again * per_rank)
+    backward = Phase(states.gradients, kept * per_rank * held, logits, temporary=temporary)
     return max(backward, Phase(states.gradients, temporary=states.step), key=sum)
 
 
@@ -226,7 +227,7 @@ def _loss_bytes(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
     each = BYTES[assumed.precision] if assumed.fused_loss else assumed.loss_bytes or own
     if assumed.habits.gathers_logits:
         each += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
-    predicted = _tokens(shape, layout)
+    predicted = tokens(shape, layout)
     if shape.target_len:
         predicted *= shape.target_len / shape.seq_len
     among = 1 if assumed.habits.gathers_logits else layout.tensor
@@ -255,7 +256,7 @@ def _waiting_tensors(shape: Shape, layout: Layout, assumed: Assumptions, layers:
     """
     if layout.tensor == 1 or not assumed.habits.records_streams:
         return 0.0
-    each = BYTES[assumed.precision] * shape.hidden * _tokens(shape, layout)
+    each = BYTES[assumed.precision] * shape.hidden * tokens(shape, layout)
     ahead = min(layers / layout.virtual_pipeline, LAYERS_AHEAD)
     return (4 if layout.sequence_parallel else 2) * each * ahead
 
@@ -267,11 +268,7 @@ def _split_blocks(shape: Shape, layout: Layout, assumed: Assumptions, stage: int
     if not (assumed.habits.gathers_logits and last) or assumed.by_torch(layout):
         return 0.0
     each = SPLIT_BLOCK + (GATHER_BUFFERS if layout.tensor > 1 else 0.0)
-    return each * _tokens(shape, layout) * shape.vocab
-
-
-def _tokens(shape: Shape, layout: Layout) -> float:
-    return shape.seq_len * layout.micro_batch / layout.context
+    return each * tokens(shape, layout) * shape.vocab
 
 
 def _layers(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> int:
