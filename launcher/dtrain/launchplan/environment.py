@@ -61,7 +61,7 @@ class Launched:
     """Whether one script starts all processes and decides these values."""
 
     @classmethod
-    def of(cls, spec: ClusterFile, run: str | None, port: int | None, attempt: int) -> Launched:
+    def of(cls, spec: ClusterFile, run: str, port: int | None, attempt: int) -> Launched:
         rendezvous = spec.job.rendezvous
         if spec.cluster.allocated:
             return cls(

@@ -94,7 +94,7 @@ class Relay:
             self._channel.send(refusal.message)
 
     def _launch_run(self, command: LaunchRequest, state: RunState, tag: Tag) -> None:
-        launch = Launch(command, state.folder, tag, state.trust, self._supervisor, self._importer)
+        launch = Launch(command, state, tag, self._supervisor, self._importer)
         self._launch = launch
         launch.begin()
         # The user may pause the launcher (Ctrl-Z) until the start. The supervisor gives up after
