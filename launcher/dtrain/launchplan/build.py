@@ -46,12 +46,12 @@ def build(
         spec.name,
         tuple(hosts),
         spec.job,
-        cluster.run_dir,
-        cluster.trust_group,
-        run,
-        cluster.slurm,
-        cluster.kubernetes,
-        attempt,
+        run_dir=cluster.run_dir,
+        trust_group=cluster.trust_group,
+        run=run,
+        slurm=cluster.slurm,
+        kubernetes=cluster.kubernetes,
+        attempt=attempt,
     )
     return plan if cluster.kubernetes is None else plan.on(pod_names(len(plan.hosts)))
 

@@ -50,7 +50,7 @@ class SlurmJob(FollowedRun):
         """The order to follow the job from what has arrived."""
         return {
             "op": "follow",
-            **job_order(self.record, self.plan.run_dir),
+            **job_order(self.record),
             "job": self.record.job_id,
             "offsets": self.folder.offsets(self.plan),
         }

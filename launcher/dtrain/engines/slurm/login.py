@@ -32,7 +32,7 @@ class Login:
         plan = record.plan
         self._transport = transport
         self._record = record
-        self._order = job_order(record, plan.run_dir)
+        self._order = job_order(record)
         slurm = record.request.spec().cluster.slurm or Slurm()
         # An allocation's own machines have the commands, and its environment.
         self._host = login_host(replace(slurm, login=None) if record.request.allocation else slurm)

@@ -302,7 +302,7 @@ class Attempt:
     @property
     def lacks_output(self) -> bool:
         """Whether this machine could not store all output."""
-        return self._ending.storage_failed
+        return self._ending.lacks_output
 
     @property
     def is_unknown(self) -> bool:
