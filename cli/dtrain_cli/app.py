@@ -6,13 +6,10 @@ import contextlib
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-if TYPE_CHECKING:
-    pass
 
 VERBS = {
     "launch": "Start a job on all its hosts, stream its output, and clean up.",

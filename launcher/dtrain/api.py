@@ -20,10 +20,9 @@ that cannot be reached, results in a `Report` or a `Finding`.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -32,7 +31,7 @@ from dtrain.diagnostics import DtrainError, ExitCode, UsageError
 from dtrain.loading import Spec, load
 
 if TYPE_CHECKING:
-    from dtrain.checks import Evidence, Finding
+    from dtrain.checks import Finding
     from dtrain.engines.contract import Engine
     from dtrain.failures.cause import Report
     from dtrain.parallelism.question import Answer
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from dtrain.runs.request import Request
     from dtrain.runs.status import RunStatus
     from dtrain.session.caller import Caller
-    from dtrain.session.facts.gather_order import Depth
     from dtrain.session.relays.commands import Outcome, Receiver
     from dtrain.session.reporting.callbacks import OnLine, OnState
     from dtrain.session.reporting.observer import Observer
@@ -374,61 +372,9 @@ def check(spec: Spec, *, rendezvous: bool = False, bandwidth: bool = False) -> l
     finding.
     """
     from dtrain.checks.judgement import judge
+    from dtrain.engines.inspection import examine
 
-    return list(judge(examine(spec, rendezvous=rendezvous, bandwidth=bandwidth)))
-
-
-def examine(
-    spec: Spec,
-    *,
-    rendezvous: bool = False,
-    bandwidth: bool = False,
-    compute: bool = False,
-    depth: Depth | None = None,
-    ask: Ask | None = None,
-    on_notice: Callable[[str], None] | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Evidence:
-    """The facts that `check` judges; with ``depth``, fewer of them. With ``compute``, ``bandwidth``
-    also measures the speed of the devices. Raises KeyboardInterrupt soon after ``stopped`` returns
-    true."""
-    from dtrain.engines.ssh.ports import draw_ports
-    from dtrain.launchplan.build import build
-    from dtrain.session.facts.gather_order import THOROUGH
-    from dtrain.session.facts.host_connections import HostConnections
-    from dtrain.session.facts.preflight import Preflight, refuse_impossible
-    from dtrain.transport.select import Transports
-
-    request = load(spec)
-    file = request.spec()
-    if file.cluster.allocated:
-        from dtrain.engines.inspection import examine_allocated
-
-        return examine_allocated(
-            request,
-            rendezvous=rendezvous or bandwidth,
-            ask=ask,
-            on_notice=on_notice,
-            stopped=stopped,
-        )
-    refuse_impossible(file.job, rendezvous=rendezvous, bandwidth=bandwidth)
-    if rendezvous or bandwidth:
-        # The rehearsal starts each rank directly, whatever the rendezvous backend of the job.
-        direct = replace(file.job.rendezvous, backend="direct")
-        file = replace(file, job=replace(file.job, rendezvous=direct))
-    plan = build(file, port=draw_ports(file)[0], local_python=sys.executable)
-    with (
-        closing(Transports(request.base, ask, on_notice or (lambda text: None))) as transport,
-        closing(HostConnections(transport)) as connections,
-        closing(Preflight(plan, connections, base=request.base, stopped=stopped)) as preflight,
-    ):
-        transport.prepare(file.cluster.hosts)
-        evidence = preflight.look(depth or THOROUGH)
-        if rendezvous:
-            evidence = preflight.rehearse(evidence)
-        if bandwidth:
-            evidence = preflight.measure(evidence, compute=compute)
-        return evidence
+    return list(judge(examine(load(spec), rendezvous=rendezvous, bandwidth=bandwidth)))
 
 
 @overload
@@ -474,7 +420,7 @@ def plan(
 
     check_request(request)
     trained = trials.trainable(request) if request.trials else None
-    question = probing.posed(request, examine, ask)
+    question = probing.posed(request, ask)
     if question.framework == "torch":
         answer = question.answer()
         if trained is None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,17 +15,13 @@ from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest, QueueGpus
 
 if TYPE_CHECKING:
-    from dtrain.checks import Evidence
     from dtrain.runs.request import Request
     from dtrain.spec.model import ClusterFile
     from dtrain.transport.questions import Ask
 
 
-def posed(request: PlanRequest, examine: Callable[..., Evidence], ask: Ask | None) -> Question:
-    """Return the question of a request. ``examine`` is that of `dtrain.api`; ``ask`` asks a person.
-
-    Raises as `dtrain.api.plan`.
-    """
+def posed(request: PlanRequest, ask: Ask | None) -> Question:
+    """Return the question of a request. ``ask`` asks a person. Raises as `dtrain.api.plan`."""
 
     def ask_engine(spec: ClusterFile) -> QueueGpus:
         from dtrain.engines.inspection import queue_gpus
@@ -36,6 +31,7 @@ def posed(request: PlanRequest, examine: Callable[..., Evidence], ask: Ask | Non
     probe = None
     if request.probe:
         from dtrain.checks.probe import probe as slowest
+        from dtrain.engines.inspection import examine
 
         probe = slowest(examine(measurable(request), bandwidth=True, compute=True, ask=ask))
     question = pose(request, ask_engine, probe)

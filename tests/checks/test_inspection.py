@@ -39,7 +39,7 @@ job: {framework: torch, script: SCRIPT, env: {PYTHONPATH: FAKE}}
 
 def plan(script: Path) -> LaunchPlan:
     text = FILE.replace("SCRIPT", str(script)).replace("FAKE", str(FAKE))
-    return build(parse(text, "cluster.yaml"), local_python="python3")
+    return build(parse(text, "cluster.yaml"), run="run", local_python="python3")
 
 
 def inspect(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool], list[Finding]]:
@@ -50,9 +50,7 @@ def inspect(script: Path, *, close: bool = False) -> tuple[Inspection, list[bool
         found.extend(findings)
 
     plan_ = plan(script)
-    inspection = Inspection(
-        plan_, ["here", "there"], launch="run", base=script.parent, report=report
-    )
+    inspection = Inspection(plan_, ["here", "there"], base=script.parent, report=report)
     assert inspection.late == {"here", "there", "gone"}
     connections = [LocalTransport().connect(part.host) for part in plan_.hosts[:2]]
     with ThreadPoolExecutor() as pool:
@@ -92,9 +90,7 @@ class Noting(LocalConnection):
 
 
 def test_a_host_gathers_facts_before_the_others_have_connected(tmp_path: Path) -> None:
-    inspection = Inspection(
-        plan(tmp_path / "train.py"), [], launch="run", base=tmp_path, report=list
-    )
+    inspection = Inspection(plan(tmp_path / "train.py"), [], base=tmp_path, report=list)
     connection = Noting("here")
     with ThreadPoolExecutor() as pool:
         checking = pool.submit(inspection.check_host, "here", connection)
@@ -124,7 +120,7 @@ def test_waiting_links_can_be_released(tmp_path: Path) -> None:
 def test_the_process_of_a_check_becomes_the_relay(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     plan_ = replace(plan(tmp_path / "train.py"), hosts=plan(tmp_path / "train.py").hosts[:1])
-    inspection = Inspection(plan_, ["here"], launch="run", base=tmp_path, report=list)
+    inspection = Inspection(plan_, ["here"], base=tmp_path, report=list)
     connection = LocalTransport().connect(plan_.hosts[0].host)
     assert inspection.check_host("here", connection)
     inspection.drop("here")  # a failure after the check waits for nothing
@@ -134,7 +130,7 @@ def test_the_process_of_a_check_becomes_the_relay(tmp_path: Path) -> None:
         "containers": None, "interval": 0.1,
     }  # fmt: skip
     process.write(protocol.encode_command({**look, "run_dir": str(tmp_path)}))
-    frames = list(RelayChannel("here", connection, process).frames())
+    frames = list(RelayChannel("here", connection, process, "python3").frames())
     assert [one.body["type"] for one in frames if isinstance(one, protocol.Message)] == [
         "hello",
         "status",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import SpecError
-from dtrain.spec.load import parse, position, strategy_and_layout
+from dtrain.spec.load import parse, position, read_to_plan
 from dtrain.spec.model import ClusterFile
 from dtrain.spec.report import render_problems
 
@@ -101,5 +101,6 @@ def test_the_planner_reads_the_layout_with_settings(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(FILE)
     settings = ("job.strategy=fsdp", "job.layout={tensor: 2, micro_batch: 4}")
-    found = strategy_and_layout(path, settings, ("micro_batch", "reduce"))
-    assert found == ("fsdp", {"micro_batch": 4})
+    spec, *found = read_to_plan(path, settings, ("micro_batch", "reduce"))
+    assert spec.job.layout is None
+    assert found == ["fsdp", {"micro_batch": 4}]

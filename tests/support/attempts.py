@@ -22,10 +22,9 @@ GONE = {"type": "refused", "what": "gone", "reason": "no run", "hint": ""}
 
 
 def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) -> AttemptContext:
-    plan = build(parse(file, "cluster.yaml"))
+    plan = build(parse(file, "cluster.yaml"), run="run")
     place = RunFolder(folder)
     return AttemptContext(
-        name="run",
         plan=plan,
         movable_port=False,
         base=folder,

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from dtrain import api
 from dtrain.checks import Evidence, Severity
 from dtrain.checks import bandwidth as fabric
 from dtrain.checks.judgement import judge
 from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.engines.inspection import examine
 from dtrain.loading import load
 from dtrain.session.stopping.signals import on_signals
 from dtrain.wording import counted
@@ -63,7 +63,7 @@ def check(
         errors_name_options(),
         on_signals(lambda _number: asked.set()),
     ):
-        evidence = api.examine(
+        evidence = examine(
             request,
             rendezvous=rendezvous,
             bandwidth=bandwidth,

@@ -13,9 +13,9 @@ from typing import Annotated, TypeVar, get_args
 
 import typer
 
-from dtrain import api
 from dtrain.checks import Evidence
 from dtrain.diagnostics import NodeError, SpecError, UsageError
+from dtrain.engines.inspection import examine
 from dtrain.engines.slurm import login_shell
 from dtrain.engines.slurm.partitions import Partition
 from dtrain.framing import clean
@@ -299,6 +299,6 @@ def _look(draft: str, hosts: int, file: Path) -> Evidence:
     request = Request(str(file), str(file.absolute().parent), draft)
     probes = ("machine", "names", "network", "infiniband", "gpus", "interpreter")
     with progress(f"inspecting {counted(hosts, 'host')} …"):
-        return api.examine(
+        return examine(
             request, depth=Depth(probes, thorough=False), ask=prompt.asker(), on_notice=notice
         )

@@ -213,20 +213,15 @@ def plan(
     if isinstance(answer, Answer):
         with _uncollected():
             write(_layouts(answer, top, settings, json=json, file=file, output=output, html=html))
-        _exit(fits=answer.fits)
-        return
-    for name, path in (("--output", output), ("--html", html)):
-        if path is not None:
-            raise UsageError(
-                f"{name} applies only to torch layouts",
-                hint="set job.strategy in the cluster file to the strategy that is shown",
-            )
-    write(_strategies(answer, json=json))
-    _exit(fits=answer.fits)
-
-
-def _exit(*, fits: bool) -> None:
-    if not fits:
+    else:
+        for name, path in (("--output", output), ("--html", html)):
+            if path is not None:
+                raise UsageError(
+                    f"{name} applies only to torch layouts",
+                    hint="set job.strategy in the cluster file to the strategy that is shown",
+                )
+        write(_strategies(answer, json=json))
+    if not answer.fits:
         raise typer.Exit(ExitCode.JOB_FAILED)
 
 

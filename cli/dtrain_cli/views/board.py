@@ -110,7 +110,8 @@ class Board:
     def troubles(self) -> dict[str, dict[int, GpuTrouble]]:
         """Problems by host and GPU. An idle GPU is a problem only while all hosts run: in a start
         or a stop, every GPU is idle."""
-        busy = are_busy(self.gpus()) and {host.state for host in self.hosts.values()} == {"running"}
+        states = {host.state for host in self.hosts.values()}
+        busy = are_busy(self.gpus()) and states == {ShownState.RUNNING}
         found = {
             name: {
                 gpu.index: one for gpu in host.gpus if (one := trouble(gpu, busy=busy)) is not None

@@ -11,7 +11,7 @@ from rich.text import Text
 from dtrain.framing import clean
 from dtrain.messages.telemetry import GpuSample
 from dtrain.records import dataclass
-from dtrain.runs.shown_state import BAD
+from dtrain.runs.shown_state import BAD, ShownState
 from dtrain.wording import counted, short
 from dtrain_cli.views import names
 from dtrain_cli.views.board import STALE, Board, HostRow, state, summary
@@ -61,8 +61,9 @@ def fitted(lines: list[Text], columns: int, rows: int) -> list[Text]:
     return lines
 
 
-def snapshot(board: Board, now: float, columns: int = 120) -> str:
+def snapshot(board: Board, now: float) -> str:
     """The dashboard as text, with all hosts and without output."""
+    columns = 120
     troubles = board.troubles()
     table = _Table(board, troubles, columns, now).lines(len(board.hosts) + 1)
     lines = [*_head(board, columns, now), *table, *words(board, troubles, now)]
@@ -192,7 +193,7 @@ class _Table:
             _percent("CPU", _cpu, "yellow"),
             _percent("MEM", _memory, "black on magenta"),
         ]
-        if any(host.state != "running" for host in hosts):
+        if any(host.state != ShownState.RUNNING for host in hosts):
             self._columns.insert(0, _Column("STATE", 12, _state))
         room -= sum(column.width for column in self._columns)
         self._cell = next(

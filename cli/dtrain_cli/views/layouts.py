@@ -180,10 +180,12 @@ def _trials(answer: Answer, paper: Paper) -> Iterator[RenderableType]:
 
 def _columns(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
     columns = explain.columns(candidates)
-    pieces = columns.pop("pieces", ["1"] * len(candidates))
+    columns.pop("pieces", None)
     columns["pipeline"] = [
-        stages if each == "1" else f"{stages}×{each}"
-        for stages, each in zip(columns["pipeline"], pieces, strict=True)
+        f"{layout.pipeline}×{layout.virtual_pipeline}"
+        if layout.virtual_pipeline > 1
+        else f"{layout.pipeline}"
+        for layout in (one.layout for one in candidates)
     ]
     if not candidates[0].cluster.gpu.is_cpu:
         columns["MFU"] = [units.percent(one.speed.mfu) for one in candidates]

@@ -18,6 +18,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress
+from dtrain.runs.shown_state import ShownState
 from dtrain.session.reporting.feed import RunReceiver, StreamKey
 from dtrain.wording import counted
 from dtrain_cli.views import names
@@ -115,11 +116,11 @@ class Plain(RunReceiver):
         return f"{count} ({names.brief(hosts)})" if plan.hosts_known else count
 
     def _host_state(self, host: str, state: str) -> None:
-        if state == "running" and host in self._starting:
+        if state == ShownState.RUNNING and host in self._starting:
             self._starting.remove(host)
             if not self._starting:
                 self._notice(f"{counted(self._workers, 'worker')} started")
-        elif state == "unreachable" and host not in self._unreachable:
+        elif state == ShownState.UNREACHABLE and host not in self._unreachable:
             self._unreachable.add(host)
             if len(self._unreachable) <= _MAX_UNREACHABLE:
                 self._notice(f"{host} cannot be reached; its workers keep running, reconnecting")
@@ -127,7 +128,7 @@ class Plain(RunReceiver):
                 self._notice(
                     "more hosts cannot be reached; their workers keep running, reconnecting"
                 )
-        elif host in self._unreachable and state in ("running", "ended"):
+        elif host in self._unreachable and state in (ShownState.RUNNING, ShownState.ENDED):
             self._unreachable.remove(host)
             if not self._unreachable:
                 self._notice("all hosts are reachable again")

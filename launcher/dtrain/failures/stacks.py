@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from dtrain.records import dataclass
 
@@ -18,6 +19,7 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<fun
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>.+) \((?P<file>[^()\n]+):(?P<line>\d+)\)$")
 _FOLDER = re.compile(r"\(.*/")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|\.zip/dtrain/runtime/|^<")
+_Who = TypeVar("_Who")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,10 @@ def place(frames: Sequence[Frame]) -> WaitingPlace:
     return WaitingPlace(above[-1].function if above else "", str(own))
 
 
-def compare(places: Mapping[str, WaitingPlace]) -> list[tuple[WaitingPlace, list[str]]]:
-    """Each place and who waits there, most processes first. ``places`` is by process label."""
+def compare(places: Mapping[_Who, WaitingPlace]) -> list[tuple[WaitingPlace, list[_Who]]]:
+    """Each place and who waits there, most processes first."""
     # The folder of one file may differ between hosts, for example their home folders.
-    groups: dict[tuple[str, str], tuple[WaitingPlace, list[str]]] = {}
+    groups: dict[tuple[str, str], tuple[WaitingPlace, list[_Who]]] = {}
     for who, where in places.items():
         kind = where.call, _FOLDER.sub("(", where.script)
         groups.setdefault(kind, (where, []))[1].append(who)

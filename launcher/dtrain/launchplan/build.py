@@ -20,15 +20,15 @@ from dtrain.spec.model import ClusterFile, Container, Job
 def build(
     spec: ClusterFile,
     *,
-    run: str | None = None,
+    run: str = "",
     port: int | None = None,
     attempt: int = 1,
     local_python: str = "",
 ) -> LaunchPlan:
     """The launch plan of a cluster file.
 
-    A launch passes the unique name of the ``run``, its ``port``, the number of the ``attempt``, and
-    the interpreter to use for ``python3`` on this machine.
+    A launch passes the attempt's unique name as ``run``, its ``port``, its number, and the
+    interpreter to use for ``python3`` on this machine.
     """
     launched = Launched.of(spec, run, port, attempt)
     if spec.cluster.allocated:
@@ -46,17 +46,17 @@ def build(
         spec.name,
         tuple(hosts),
         spec.job,
-        cluster.run_dir,
-        cluster.trust_group,
-        run,
-        cluster.slurm,
-        cluster.kubernetes,
-        attempt,
+        run_dir=cluster.run_dir,
+        trust_group=cluster.trust_group,
+        run=run,
+        slurm=cluster.slurm,
+        kubernetes=cluster.kubernetes,
+        attempt=attempt,
     )
     return plan if cluster.kubernetes is None else plan.on(pod_names(len(plan.hosts)))
 
 
-def _to_allocate(spec: ClusterFile, run: str | None) -> ClusterFile:
+def _to_allocate(spec: ClusterFile, run: str) -> ClusterFile:
     """``spec`` with shell expansions in place of the hosts' names and addresses: ``dtrain_hosts``
     and ``dtrain_addresses`` are arrays in node-rank order. A process uses the name of its own host
     only, and the address of any."""

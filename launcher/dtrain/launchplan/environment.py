@@ -61,7 +61,7 @@ class Launched:
     """Whether one script starts all processes and decides these values."""
 
     @classmethod
-    def of(cls, spec: ClusterFile, run: str | None, port: int | None, attempt: int) -> Launched:
+    def of(cls, spec: ClusterFile, run: str, port: int | None, attempt: int) -> Launched:
         rendezvous = spec.job.rendezvous
         if spec.cluster.allocated:
             return cls(
@@ -135,11 +135,7 @@ def host_environment(
         "DTRAIN_HOST": host.name,
         "DTRAIN_ATTEMPT": launched.attempt,
     }
-    chosen = {
-        name: fill(value, values)
-        for name, value in chosen_variables(job, host).items()
-        if not names_in(value) & {*PER_PROCESS}
-    }
+    chosen = _filled(job, host, values, per_process=False)
     environment = {**environment, **identity, **chosen, **own}
     if gloo := environment.get("GLOO_SOCKET_IFNAME"):
         environment.setdefault("TP_SOCKET_IFNAME", gloo)
@@ -148,10 +144,18 @@ def host_environment(
 
 def process_environment(job: Job, host: Host, values: Mapping[str, str]) -> dict[str, str]:
     """Variables of the cluster file with placeholders that differ between processes."""
+    return _filled(job, host, values, per_process=True)
+
+
+def _filled(
+    job: Job, host: Host, values: Mapping[str, str], *, per_process: bool
+) -> dict[str, str]:
+    """The variables of the cluster file that differ between the processes of a host, or those that
+    do not."""
     return {
         name: fill(value, values)
         for name, value in chosen_variables(job, host).items()
-        if names_in(value) & {*PER_PROCESS}
+        if per_process is not names_in(value).isdisjoint(PER_PROCESS)
     }
 
 

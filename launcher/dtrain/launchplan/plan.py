@@ -93,8 +93,8 @@ class LaunchPlan:
     """Folder on each node that contains the run's folder."""
     trust_group: str | None = None
     """Unix group on each node whose members may own and write to the job's folders."""
-    run: str | None = None
-    """The run's unique name; ``None`` in a dry run."""
+    run: str = ""
+    """The unique name of the run's attempt, on hosts too; empty in a dry run."""
     slurm: Slurm | None = None
     """Set if Slurm allocates the hosts. Their names and addresses, and the numbers of processes,
     are then shell expansions (see `dtrain.environ.template`)."""

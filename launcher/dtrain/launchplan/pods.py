@@ -11,12 +11,12 @@ _SLUG = 30
 at most 63."""
 
 
-def object_name(job: str, run: str | None) -> str:
+def object_name(job: str, run: str) -> str:
     """The name of the objects of a job on Kubernetes: letters, digits and hyphens. ``run`` is the
-    name of a run or of one of its attempts; None in a dry run."""
+    name of a run or of one of its attempts; empty in a dry run."""
     slug = re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")[:_SLUG].strip("-")
     slug = slug if slug[:1].isalpha() else f"job-{slug}".rstrip("-")
-    unique = re.search(r"-([0-9a-f]+)(\.[0-9]+)?$", run) if run is not None else None
+    unique = re.search(r"-([0-9a-f]+)(\.[0-9]+)?$", run)
     return f"{slug}-{unique[1]}" if unique else slug
 
 

@@ -32,7 +32,10 @@ def host_plan(
         host=host,
         node_rank=node_rank,
         environment=environment,
-        processes=tuple(_bound(spec, process, environment) for process in processes),
+        processes=tuple(
+            _bound(spec, process, local_rank, environment)
+            for local_rank, process in enumerate(processes)
+        ),
         workdir=_workdir_on(spec, host),
         ports=tuple(ports),
         node_variables=host_variables(spec.job, environment, route_to, python),
@@ -40,7 +43,9 @@ def host_plan(
     )
 
 
-def _bound(spec: ClusterFile, process: Process, environment: Mapping[str, str]) -> Process:
+def _bound(
+    spec: ClusterFile, process: Process, local_rank: int, environment: Mapping[str, str]
+) -> Process:
     """The process, with the GPUs whose NUMA node it is bound to. ``environment`` is the host's."""
     job = spec.job
     # Slurm and docker's daemon start the processes themselves.
@@ -50,8 +55,8 @@ def _bound(spec: ClusterFile, process: Process, environment: Mapping[str, str]) 
     own = {**environment, **process.environment}
     # A process that is one rank uses one GPU. torchrun and a TensorFlow task use all they see.
     one_gpu = process.rank is not None and job.per == "gpu"
-    local_rank = int(own["LOCAL_RANK"]) if one_gpu else None
-    return replace(process, bound_to_gpus=devices.chosen_gpus(own, local_rank))
+    gpus = devices.chosen_gpus(own, local_rank if one_gpu else None)
+    return replace(process, bound_to_gpus=gpus)
 
 
 def program_of(job: Job, python: str) -> tuple[str, ...]:

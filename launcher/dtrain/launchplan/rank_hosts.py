@@ -25,10 +25,10 @@ def rank_hosts(spec: ClusterFile, launched: Launched, local_python: str) -> Iter
     world = ranks.World(
         launched.run,
         tuple(1 if job.per == "host" else host.workers for host in hosts),
-        hosts[0].address,
-        launched.port,
-        launched.restarts,
-        launched.scripted,
+        master_address=hosts[0].address,
+        master_port=launched.port,
+        restarts=launched.restarts,
+        scripted=launched.scripted,
     )
     gpus = sum(host.workers for host in hosts)
     for node_rank, host in enumerate(hosts):

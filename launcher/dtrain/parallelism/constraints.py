@@ -63,7 +63,7 @@ def check(
     cluster: GpuCluster,
     global_batch: int,
     fixed: Mapping[str, Any],
-    backend: BackendName = "runtime",
+    backend: BackendName,
 ) -> None:
     """Raise UsageError if a fixed size does not divide; name its field and sizes that do."""
     _check_values(fixed)

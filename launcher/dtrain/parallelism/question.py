@@ -233,10 +233,8 @@ class Question:
             self.shape,
             self.cluster,
             self.efficiency,
+            self._assumed(self.backend),
             global_batch=self.global_batch,
-            precision=self.precision,
-            narrow_states=self.narrow_states,
-            hides_exchange=self.hides_exchange,
             fixed=fixed,
             start=Layout(backend=self.backend, **(self.kept if self.backend == "runtime" else {})),
         )
@@ -253,14 +251,17 @@ class Question:
         )
 
     def candidate(self, layout: Layout) -> Candidate:
-        assumed = Assumptions.usual(
+        assumed = self._assumed(layout.backend)
+        return Candidate(self.shape, layout, self.cluster, self.efficiency, assumed)
+
+    def _assumed(self, backend: BackendName) -> Assumptions:
+        return Assumptions.usual(
             self.precision,
             self.cluster.gpu,
-            layout.backend,
+            backend,
             narrow_states=self.narrow_states,
             hides_exchange=self.hides_exchange,
         )
-        return Candidate(self.shape, layout, self.cluster, self.efficiency, assumed)
 
 
 @dataclass(frozen=True)

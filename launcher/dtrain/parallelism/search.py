@@ -15,7 +15,7 @@ from typing import Any
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, refusals
 from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
@@ -100,11 +100,9 @@ def candidates(
     shape: Shape,
     cluster: GpuCluster,
     efficiency: Efficiency,
+    assumed: Assumptions,
     *,
     global_batch: int,
-    precision: Precision,
-    narrow_states: bool = False,
-    hides_exchange: bool = False,
     fixed: Mapping[str, Any] | None = None,
     start: Layout | None = None,
 ) -> Iterator[Candidate]:
@@ -112,20 +110,15 @@ def candidates(
     is offloaded only if that is fixed.
 
     ``fixed`` maps fields of `Layout` to required values. ``start`` has the backend, and the fields
-    that no search chooses.
+    that no search chooses; ``assumed`` is for this backend.
 
     Raises:
-        UsageError: the GPU does not support ``precision``.
+        UsageError: the GPU does not support the precision.
     """
-    cluster.gpu.peak(precision)
-    start = start or Layout()
-    assumed = Assumptions.usual(
-        precision, cluster.gpu, start.backend,
-        narrow_states=narrow_states, hides_exchange=hides_exchange,
-    )  # fmt: skip
+    cluster.gpu.peak(assumed.precision)
     fixed = fixed or {}
-    start = replace(start, offload=fixed.get("offload", False))
-    for layout in _Choices(shape, cluster, global_batch, fixed, assumed).layouts(start):
+    start = replace(start or Layout(), offload=fixed.get("offload", False))
+    for layout in _Choices(shape, cluster, global_batch, fixed, start, assumed).layouts():
         yield Candidate(shape, layout, cluster, efficiency, assumed)
 
 
@@ -162,19 +155,20 @@ class _Choices:
     cluster: GpuCluster
     global_batch: int
     fixed: Mapping[str, Any]
+    start: Layout
     assumed: Assumptions
 
     def of(self, name: str, choices: Iterable[Any]) -> Iterable[Any]:
         return (self.fixed[name],) if name in self.fixed else choices
 
-    def layouts(self, start: Layout) -> Iterator[Layout]:
+    def layouts(self) -> Iterator[Layout]:
         """Yield every layout that divides evenly."""
-        for sizes in self._sizes(start):
+        for sizes in self._sizes():
             share = self.global_batch // sizes.data
             experts = [
                 size
                 for size in divisors(self.shape.experts)
-                if sizes.copies % size == 0 and self._in_place(start, sizes.tensor, size)
+                if sizes.copies % size == 0 and self._in_place(sizes.tensor, size)
             ]
             for expert in self.of("expert", experts or (1,)):
                 for sharding in self.of("sharding", self._shardings(sizes)):
@@ -196,9 +190,9 @@ class _Choices:
             )
         )
 
-    def _sizes(self, start: Layout) -> Iterator[Layout]:
+    def _sizes(self) -> Iterator[Layout]:
         """Yield tensor, pipeline, context and data sizes whose product is the number of GPUs."""
-        shape, gpus = self.shape, self.cluster.gpus
+        shape, gpus, start = self.shape, self.cluster.gpus, self.start
         within_host = min(self.cluster.gpus_per_host, gpus)
         for tensor in self.of("tensor", divisors(within_host)):
             if gpus % tensor or any(unit % tensor for unit in shape.tensor_units):
@@ -210,7 +204,7 @@ class _Choices:
                 for context in self.of("context", _divisors(ranks, LARGEST_CONTEXT)):
                     if ranks % context or not self._splits_sequence(context):
                         continue
-                    if "context" not in self.fixed and not self._in_place(start, tensor, context):
+                    if "context" not in self.fixed and not self._in_place(tensor, context):
                         continue
                     split = replace(start, tensor=tensor, context=context, offload=False)
                     if any(refusals(shape, split, "bf16", on_cpus=self.cluster.gpu.is_cpu)):
@@ -222,10 +216,10 @@ class _Choices:
                         start, tensor=tensor, pipeline=pipeline, context=context, data=data
                     )
 
-    def _in_place(self, start: Layout, tensor: int, size: int) -> bool:
-        """Whether the backend of ``start`` lets ``size`` ranks wait for each other in a layer."""
+    def _in_place(self, tensor: int, size: int) -> bool:
+        """Whether the backend lets ``size`` ranks wait for each other in a layer."""
         within_host = tensor * size <= self.cluster.gpus_per_host
-        return size == 1 or within_host or backend_of(start).groups_across_hosts
+        return size == 1 or within_host or backend_of(self.start).groups_across_hosts
 
     def _splits_sequence(self, context: int) -> bool:
         """Causal context parallelism gives each rank two chunks of the sequence."""

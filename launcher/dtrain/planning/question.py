@@ -33,7 +33,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
 
     Raises UsageError, or SpecError if the cluster file is invalid.
     """
-    spec = _spec(request)
+    spec, strategy, of_file = _of_file(request)
     table = table_of(request)
     found = cluster_of(request, spec, table, ask, probe)
     cluster = found.cluster
@@ -44,7 +44,6 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     batch, batch_source = batch_of(request, training, shape, cluster)
     check_sizes(shape, batch)
     notes = (note, without_backend(cluster.gpu), too_few_tokens(cluster, batch, shape.seq_len))
-    strategy, of_file = _strategy_and_layout(request)
     backend_of_file = of_file.pop("backend", None)
     backend = _backend(request.backend or backend_of_file)
     framework = _framework(request, spec, shape)
@@ -128,24 +127,16 @@ def _backend_from(
     return "" if strategy in ("", "auto", "none") else "strategy"
 
 
-def _strategy_and_layout(request: PlanRequest) -> tuple[str, dict[str, Any]]:
-    """Return the file's strategy, and the keys of its layout that the planner never chooses."""
-    if request.file is None:
-        return "", {}
-    from dtrain.spec.load import strategy_and_layout
-
-    return strategy_and_layout(request.file, request.settings, ("backend", *KEPT))
-
-
-def _spec(request: PlanRequest) -> ClusterFile | None:
+def _of_file(request: PlanRequest) -> tuple[ClusterFile | None, str, dict[str, Any]]:
+    """Return the cluster file without its layout, its strategy, and the keys of its layout that the
+    planner never chooses."""
     if request.file is None:
         if request.settings:
             raise UsageError("`settings` needs a cluster file, but there is none", hint="add FILE")
-        return None
-    from dtrain.spec.load import read
+        return None, "", {}
+    from dtrain.spec.load import read_to_plan
 
-    # Read it without its layout, which the plan replaces.
-    return read(request.file, request.settings, without=("strategy", "layout", "roles"))
+    return read_to_plan(request.file, request.settings, ("backend", *KEPT))
 
 
 def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) -> Efficiency:

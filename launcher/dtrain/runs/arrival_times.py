@@ -56,7 +56,7 @@ class ArrivalTimes:
             yield self._second, begin
 
     def _load(self) -> tuple[int, int] | None:
-        data = _read(self._path, self._done, _BLOCK)
+        data = _read(self._path, self._done)
         self._done += len(data)
         self._block = _ENTRY.iter_unpack(data)
         self._next = next(self._block, None)
@@ -88,12 +88,12 @@ def _first(path: Path, field: int, least: int) -> tuple[int, int | None]:
     return 0, None  # a run of an earlier version has no such file
 
 
-def _read(path: Path, begin: int, count: int) -> bytes:
-    """Whole entries."""
+def _read(path: Path, begin: int) -> bytes:
+    """The next entries from the byte ``begin`` on."""
     try:
         with os.fdopen(open_output(path), "rb") as file:
             file.seek(begin)
-            data = file.read(count * _ENTRY.size)
+            data = file.read(_BLOCK * _ENTRY.size)
     except OSError:  # a run of an earlier version has no such file
         return b""
     return data[: len(data) // _ENTRY.size * _ENTRY.size]

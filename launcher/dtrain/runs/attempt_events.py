@@ -11,6 +11,7 @@ from dtrain.records import dataclass
 from dtrain.runs import events
 from dtrain.runs.clocks import HostClock
 from dtrain.runs.events import JournalEvent
+from dtrain.runs.shown_state import ShownState
 
 Records = Iterable[tuple[float, JournalEvent]]
 """Events of a journal with their times in seconds since the epoch, in the journal's order."""
@@ -103,13 +104,13 @@ class AttemptEvents:
         self.reports[-1].points.append((at, step, phases))
 
     def _host_state(self, then: float, host: str, state: str) -> None:
-        if state == "running":
+        if state == ShownState.RUNNING:
             self.started.setdefault(host, then)
-        if state == "unreachable":
+        if state == ShownState.UNREACHABLE:
             self.apart.setdefault(host, then)
-        elif state != "lost":
+        elif state != ShownState.LOST:
             self.apart.pop(host, None)
-        if state == "queued":
+        if state == ShownState.QUEUED:
             self.queued = then if self.queued is None else self.queued
         elif self.queued is not None:
             self.waits.append((self.queued, then))

@@ -58,11 +58,6 @@ class Record:
     namespace: Annotated[str, Length(1 << 10)] | None = None
     """The namespace of the job on Kubernetes."""
 
-    @property
-    def on_hosts(self) -> str:
-        """The name of this attempt on the hosts."""
-        return self.run if self.attempt == 1 else f"{self.run}.{self.attempt}"
-
     def spec(self) -> ClusterFile:
         """The file for this attempt: spares in place of the hosts they replace, without dropped
         hosts.
@@ -114,7 +109,7 @@ class Record:
         """The plan of this attempt. Raises MisfitError as `spec` does."""
         plan = build(
             self.spec(),
-            run=self.on_hosts,
+            run=self.run if self.attempt == 1 else f"{self.run}.{self.attempt}",
             port=self.port,
             attempt=self.attempt,
             local_python=self.local_python,

@@ -28,6 +28,7 @@ from dtrain.runs.measured import (
 )
 from dtrain.runs.observed import ObservedRun
 from dtrain.runs.record import Record
+from dtrain.runs.shown_state import BAD
 from dtrain.runs.status import state_of
 from dtrain.spec.model import Expected
 from dtrain.wording import counted
@@ -36,8 +37,6 @@ SAMPLES, ALL_SAMPLES = 480, 1 << 14
 """Averages that are read of each host, evenly over the run, and of all hosts."""
 EVENTS = 200
 """Events that are kept, half of them the first ones."""
-NOTABLE = ("unreachable", "lost", "failed")
-"""States of a host that are events of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def summary(folder: RunFolder, now: float) -> Summary:
     samples = {
         host: tuple(
             replace(sample, time=clocks.ours(host, sample.time))
-            for sample in telemetry.sampled(folder.path, host, most, ranks=False)
+            for sample in telemetry.sampled(folder.path, host, most)
         )
         for host in hosts
     }
@@ -192,7 +191,7 @@ def _text(event: events.JournalEvent) -> str:
     match event:
         case events.NoticeShown(text) | events.TensorBoardAddress(text=text):
             return text
-        case events.HostState(host, state, detail) if state in NOTABLE:
+        case events.HostState(host, state, detail) if state in BAD:
             is_so = "failed" if state == "failed" else f"is {state}"
             return f"{host} {is_so}{f': {detail}' if detail else ''}"
         case events.NextAttempt(number, hosts):

@@ -42,9 +42,9 @@ def latest(folder: Path, host: str) -> Sample | None:
         return None
 
 
-def sampled(folder: Path, host: str, most: int, *, ranks: bool = True) -> Iterator[Sample]:
-    """At most ``most`` averages of a host, evenly over time, oldest first; ``ranks``: with what its
-    ranks use. Decodes no more than these, so that a report of a long run is quick."""
+def sampled(folder: Path, host: str, most: int) -> Iterator[Sample]:
+    """At most ``most`` averages of a host, evenly over time, oldest first, without what its ranks
+    use. Decodes no more than these, so that a report of a long run is quick."""
     try:
         with os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file:
             total = max((elapsed for elapsed, _ in _averages(file)), default=0.0)
@@ -52,7 +52,7 @@ def sampled(folder: Path, host: str, most: int, *, ranks: bool = True) -> Iterat
             last = -1
             for elapsed, line in _averages(file):
                 place = int(min(elapsed / total, 1.0) * (most - 1)) if total else 0
-                if place > last and (sample := _sample(line, ranks=ranks)) is not None:
+                if place > last and (sample := _sample(line, ranks=False)) is not None:
                     last = place
                     yield sample
     except (OSError, ValueError):

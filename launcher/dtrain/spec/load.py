@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -47,25 +47,25 @@ from dtrain.spec.variables import advise_on_variables
 FIRST_FILE = "`dtrain init` writes a first one; dtrain's configs/ folder has examples"
 
 
-def read(path: Path, settings: Sequence[str] = (), *, without: Collection[str] = ()) -> ClusterFile:
-    """Load a cluster file, ignoring the keys ``without`` of its ``job``. For ``settings`` see
-    `dtrain.spec.settings.compose`.
+def read(path: Path, settings: Sequence[str] = ()) -> ClusterFile:
+    """Load a cluster file. For ``settings`` see `dtrain.spec.settings.compose`.
 
     Raises SpecError if it is invalid, and UsageError if it cannot be read.
     """
-    return parse(contents(path), str(path), settings, without=without)
+    return parse(contents(path), str(path), settings)
 
 
-def strategy_and_layout(
+def read_to_plan(
     path: Path, settings: Sequence[str], keys: Iterable[str]
-) -> tuple[str, dict[str, Any]]:
-    """``job.strategy``, and those of ``keys`` that ``job.layout`` has, as a valid cluster file
-    gives them; the strategy is '' if it gives none."""
-    _, document, _ = read_document(contents(path), str(path), settings)
+) -> tuple[ClusterFile, str, dict[str, Any]]:
+    """Load a cluster file without the keys of its ``job`` that a plan replaces. Returns also its
+    strategy, '' if it has none, and those of ``keys`` that its layout has. Raises as `read`."""
+    _, document, problems = read_document(contents(path), str(path), settings)
     job = document.section("job")
     layout = job.section("layout")
     given = {key: value for key in keys if (value := layout.get(key)) is not None}
-    return job.get("strategy", ""), given
+    spec = _checked(_without_layout(document), problems, str(path))
+    return spec, job.get("strategy", ""), given
 
 
 def position(source: str | bytes, file: str, settings: Sequence[str], key: str) -> str:
@@ -102,12 +102,14 @@ def read_document(
     return root, document, problems
 
 
-def parse(
-    source: str | bytes, file: str, settings: Sequence[str] = (), *, without: Collection[str] = ()
-) -> ClusterFile:
+def parse(source: str | bytes, file: str, settings: Sequence[str] = ()) -> ClusterFile:
     """Read a cluster file's text; ``file`` is its name in messages. Raises SpecError."""
     _, document, problems = read_document(source, file, settings)
-    document = with_nodes(_without(document, without))
+    return _checked(document, problems, file)
+
+
+def _checked(document: Section, problems: Problems, file: str) -> ClusterFile:
+    document = with_nodes(document)
     check(document, problems)
     check_engine(document, problems)
     resolved = resolve(document, problems)
@@ -137,15 +139,16 @@ def parse_once(text: str, file: str, settings: tuple[str, ...] = ()) -> ClusterF
     return parse(text.encode(errors="surrogateescape"), file, settings)
 
 
-def _without(document: Section, keys: Collection[str]) -> Section:
-    """The file without some keys of ``job``, for a caller that replaces them."""
-    if not keys or "job" not in document.values:
+def _without_layout(document: Section) -> Section:
+    """The file without the keys of ``job`` that a plan replaces."""
+    if "job" not in document.values:
         return document
     job = document.section("job")
+    replaced = ("strategy", "layout", "roles")
     left = replace(
         job,
-        values={key: value for key, value in job.values.items() if key not in keys},
-        entries={key: entry for key, entry in job.entries.items() if key not in keys},
+        values={key: value for key, value in job.values.items() if key not in replaced},
+        entries={key: entry for key, entry in job.entries.items() if key not in replaced},
     )
     return replace(document, values={**document.values, "job": left})
 

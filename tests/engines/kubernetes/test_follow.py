@@ -328,9 +328,10 @@ def test_a_job_that_a_busy_server_creates_late_is_deleted(job: KubernetesJob) ->
 
 def test_a_secret_that_may_be_left_is_named(job: KubernetesJob) -> None:
     """It has no owner until the job is there, so the deletion of the job does not delete it."""
-    plan = build(parse(FILE.replace("[x]", "[x], secrets: [TOKEN]"), "c.yaml"))
+    spec = parse(FILE.replace("[x]", "[x], secrets: [TOKEN]"), "c.yaml")
+    plan = build(spec, run=job.record.run)
     client: Any = Server(absent, {})
-    left = launched.LaunchedJob(client, job.record, plan).still_there
+    left = launched.LaunchedJob(client, plan).still_there
     assert " secret/c-1 " in left
 
 
@@ -433,7 +434,7 @@ def test_a_job_is_deleted_once_its_object_is_gone(
     """Not before: a finalizer may hold it, and its controller may start pods again."""
     monkeypatch.setattr(launched, "GONE_SECONDS", -60.0)
     client: Any = Server(lambda method, path: {"items": [], **RUNS}, {})
-    left = launched.LaunchedJob(client, job.record, job.plan).delete_or_report()
+    left = launched.LaunchedJob(client, job.plan).delete_or_report()
     assert left.startswith("JobSet c-1 is still there\n")
 
 

@@ -64,7 +64,7 @@ def test_a_host_that_never_answers_gets_its_reason(tmp_path: Path) -> None:
 
 def test_an_answer_that_has_arrived_comes_before_the_time_limit(tmp_path: Path) -> None:
     attempt = Attempt(context_of(SilentHost(), tmp_path), lambda: None)
-    attempt._act(machine.SetAlarm(0.0))  # as if this process was stopped (SIGSTOP) until now
+    attempt._act([machine.SetAlarm(0.0)])  # as if this process was stopped (SIGSTOP) until now
     attempt._context.posts.put(Post(machine.HostEnded("first")))
     assert attempt._next().event == machine.HostEnded("first")
     assert attempt._next().event == machine.Alarm()

@@ -9,6 +9,7 @@ import pytest
 from dtrain.diagnostics import ConnectError, ExitCode, PrepareError
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
+from dtrain.engines.ssh.ending import Ending
 from dtrain.engines.ssh.host_events import (
     LinkEvent,
     Malformed,
@@ -18,7 +19,8 @@ from dtrain.engines.ssh.host_events import (
     TimedOut,
     Unreachable,
 )
-from dtrain.failures.cause import Report
+from dtrain.engines.ssh.machine import AttemptState
+from dtrain.failures.cause import Failure, Report
 from dtrain.messages import agent as messages
 from dtrain.messages.decode import ProtocolError
 from support.attempts import context_of
@@ -195,3 +197,22 @@ def test_processes_that_survive_do_not_hide_why_a_host_failed(
         f"first: running the job: {cause}\nprocesses survive KILL: python3 (pid 9)",
     )
     assert played.attempt.uncleaned() == ["first"]
+
+
+def test_the_cause_of_a_stop_is_sought_once_for_all_hosts(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 20 ms, in which the commands to later hosts would wait."""
+    sought: list[AttemptState] = []
+    reason = Ending.reason
+
+    def noting(ending: Ending, state: AttemptState, failures: tuple[Failure, ...]) -> str:
+        sought.append(state)
+        return reason(ending, state, failures)
+
+    monkeypatch.setattr(Ending, "reason", noting)
+    worker = machine.WorkerId("first", "worker", 0)
+    played.posts.put(Post(machine.WorkerExited(worker, failed=True)))
+    played.happens("second")
+    assert all(link.state.stopping for link in played.attempt._links.values())
+    assert len(sought) == 1

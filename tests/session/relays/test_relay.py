@@ -42,7 +42,7 @@ class Relay(ScriptedProcess):
 
 def test_a_late_answer_does_not_save_a_relay_that_was_given_up() -> None:
     relay = Relay()
-    channel = RelayChannel("a", relay, relay)
+    channel = RelayChannel("a", relay, relay, "python3")
     channel.pid = 7
     found: list[Exception] = []
 
@@ -88,7 +88,7 @@ class Broken(Relay):
 def test_commands_follow_one_whose_write_raises() -> None:
     relay, raised = Broken(), list[Exception]()
     writer = CommandWriter[dict[str, str]](lambda: None, raised.append)
-    writer.relay = RelayChannel("a", relay, relay)
+    writer.relay = RelayChannel("a", relay, relay, "python3")
     writer.start()
     writer.send({"op": "start"})
     writer.send({"op": "kill"})
@@ -105,7 +105,7 @@ def test_commands_are_sent_once_the_machine_has_a_free_thread(
     relay = Broken()
     relay._bug = None
     writer = CommandWriter[dict[str, str]](lambda: None, lambda bug: None)
-    writer.relay = RelayChannel("a", relay, relay)
+    writer.relay = RelayChannel("a", relay, relay, "python3")
     with no_free_thread(monkeypatch, "few threads"):
         writer.start()
         writer.send({"op": "start"})

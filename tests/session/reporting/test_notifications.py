@@ -12,7 +12,8 @@ from dtrain.failures.cause import Report
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.request import Request
 from dtrain.session.reporting import notifications
-from dtrain.session.reporting.notifications import Notifications, NotifyError, run
+from dtrain.session.reporting.notifications import Notifications
+from dtrain.session.reporting.notify_program import NotifyError, run
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.reporting.webhook import post

@@ -172,7 +172,7 @@ def _refuse_impersonation(name: str, user: Mapping[str, Any]) -> None:
 def _logged_errors() -> Iterator[list[str]]:
     """The errors that the package logs. It does not raise those of a login program, and its log
     would go to stderr."""
-    collector = _Collector(logging.ERROR)
+    collector = _Collector()
     logger = logging.getLogger()
     logger.addHandler(collector)
     try:
@@ -182,8 +182,8 @@ def _logged_errors() -> Iterator[list[str]]:
 
 
 class _Collector(logging.Handler):
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:

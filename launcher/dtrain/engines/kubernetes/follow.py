@@ -39,10 +39,10 @@ LOG_SECONDS = 30.0
 class KubernetesFollower:
     def __init__(self, job: KubernetesJob, client: Client, control: Control) -> None:
         self._job = job
-        self._launched = LaunchedJob(client, job.record, job.plan, lambda: control.force)
+        self._launched = LaunchedJob(client, job.plan, lambda: control.force)
         self._control = control
         # Readers go on after a request to stop, which would end their requests early.
-        self._readers = Readers(client, LaunchedJob(client, job.record, job.plan))
+        self._readers = Readers(client, LaunchedJob(client, job.plan))
         self._stopped_with = Force.NONE
         """The force of the last stop request that the server has."""
         self._quiet_since: float | None = None

@@ -101,7 +101,7 @@ def read(log: bytes) -> ImageContents | None:
 
 
 def judge(
-    plan: LaunchPlan, contents: ImageContents, runtime: TrainingRuntime | None = None
+    plan: LaunchPlan, contents: ImageContents, runtime: TrainingRuntime | None
 ) -> Iterator[Finding]:
     """What the job needs and the image does not have. ``runtime``: of a TrainJob."""
     needed = (*_needed(plan), SED)

@@ -21,7 +21,6 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError
 from dtrain.runs.request import Request
 from dtrain.session.facts.everywhere import everywhere
-from dtrain.transport.questions import never
 
 PAGE = 500
 """Machines in one answer: those of a large cluster would exceed `client.MAX_ANSWER`."""
@@ -29,7 +28,7 @@ DELETION_SECONDS = 10.0
 """Seconds after Ctrl-C for the deletion of the check's pod."""
 
 
-def examine(request: Request, stopped: Callable[[], bool] = never) -> Evidence:
+def examine(request: Request, stopped: Callable[[], bool]) -> Evidence:
     """The evidence of a file with `cluster.kubernetes`. Raises UsageError without a kubeconfig. For
     ``stopped`` see `everywhere`."""
     plan = build(request.spec())

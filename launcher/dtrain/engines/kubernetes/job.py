@@ -78,7 +78,7 @@ class KubernetesJob(FollowedRun):
 
     @property
     def name(self) -> str:
-        return object_name(self.plan.name, self.record.run)
+        return object_name(self.plan.name, self.plan.run)
 
     def created(self) -> None:
         self.begun(f"{job_kind(self.plan).name} {self.name} is created")
@@ -159,14 +159,14 @@ class KubernetesJob(FollowedRun):
         known = self.pods.get(lines.uid)
         if known is None:
             return
-        if known.output.lacks(lines.lines, gap=lines.gap):
+        if known.output.lacks(lines):
             known.output.skip()
             self.recorder.notice(
                 f"{self._host(known.pod)}: lines are missing in the output:"
                 " the kubelet has rotated the log before they were read"
             )
         try:
-            grown = known.output.keep(lines.lines, lines.last, lines.count, lines.latest)
+            grown = known.output.keep(lines)
         except ProtocolError as error:
             self.recorder.notice_once(f"pod {known.pod.name}: {error}")
             return

@@ -14,7 +14,6 @@ from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, TRAINJOB, job_ki
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import ProtocolError
-from dtrain.runs.record import Record
 from dtrain.session.facts.everywhere import in_thread
 from dtrain.session.stopping.control import Force
 
@@ -30,14 +29,13 @@ class LaunchedJob:
     def __init__(
         self,
         client: Client,
-        record: Record,
         plan: LaunchPlan,
         asked: Callable[[], Force] = lambda: Force.NONE,
     ) -> None:
         """``asked``: the last request of the user to stop. Another one ends any wait."""
         self._client = client
         self._asked = asked
-        self.name = object_name(plan.name, record.run)
+        self.name = object_name(plan.name, plan.run)
         self._kind = job_kind(plan)
         self.restarts_containers = self._kind is TRAINJOB
         """Whether a container that fails may be started again in its pod, as the runtime says."""

@@ -34,7 +34,7 @@ Object = dict[str, Any]
 
 def render(plan: LaunchPlan) -> str:
     """The objects as YAML, for ``kubectl apply``."""
-    name, keys = object_name(plan.name, None), keys_of(plan)
+    name, keys = object_name(plan.name, ""), keys_of(plan)
     start = kubectl("apply", "-f", NAME, context=keys.context)
     head = [f"# Written by `dtrain launch --dry-run`. Start it: {comment(start)}"]
     if plan.job.secrets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from dtrain.engines.kubernetes.lines import (
     ProcessLine,
     labelled,
 )
+from dtrain.engines.kubernetes.reading import PodLines
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.decode import Length, Range, decode
 from dtrain.records import dataclass
@@ -95,13 +96,13 @@ class PodOutput:
                 # A file that someone has cut off goes on at its end.
                 position.sizes[name] = min(known, writer.size)
 
-    def lacks(self, lines: Sequence[bytes], *, gap: bool) -> bool:
-        """Whether lines before these are missing. ``gap``: the last stored line is not there any
-        more, for example because the container was started again and has a new log."""
-        first = labelled(lines[0].rstrip(b"\n"))
+    def lacks(self, new: PodLines) -> bool:
+        """Whether lines before these are missing, for example because the container was started
+        again and has a new log."""
+        first = labelled(new.lines[0].rstrip(b"\n"))
         # Without a label: what a runtime writes that cannot start the script.
         begins = self.position.last < 0 and first is not None
-        return (gap or begins) and not isinstance(first, LogBegin)
+        return (new.gap or begins) and not isinstance(first, LogBegin)
 
     def skip(self) -> None:
         """Lines are missing, maybe also some that are stored here and come after the position: what
@@ -112,13 +113,10 @@ class PodOutput:
                 writer.append(writer.size, b"\n")
             self.position.sizes[name] = writer.size
 
-    def keep(
-        self, lines: Iterable[bytes], last: int, count: int, latest: int
-    ) -> Mapping[Stream, int]:
-        """Store lines. ``last``, ``count`` and ``latest``: the position after them. Returns the
-        sizes of the streams that have grown. Raises StorageError."""
+    def keep(self, new: PodLines) -> Mapping[Stream, int]:
+        """Store lines. Returns the sizes of the streams that have grown. Raises StorageError."""
         pieces: dict[str, list[bytes]] = {}
-        for text in lines:
+        for text in new.lines:
             match found := labelled(text.rstrip(b"\n")):
                 case ProcessLine(process, stderr, line):
                     name = f"{process}.{'err' if stderr else 'out'}"
@@ -156,7 +154,7 @@ class PodOutput:
             sizes[name] += len(data)
         # All at once: if a stream cannot be stored, all these lines are read again.
         position.sizes = sizes
-        position.last, position.count, position.latest = last, count, latest
+        position.last, position.count, position.latest = new.last, new.count, new.latest
         return grown
 
     def _within_line(self, name: str, parts: Sequence[bytes]) -> bool:

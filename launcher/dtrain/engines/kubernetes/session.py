@@ -72,7 +72,7 @@ class KubernetesEngine:
         def asked() -> Force:
             return Force.GIVE_UP if self._caller.control.interrupted else Force.NONE
 
-        launched = LaunchedJob(self._client(record), record, record.plan, asked)
+        launched = LaunchedJob(self._client(record), record.plan, asked)
         if problem := launched.delete_or_report():
             self._caller.observer.notice(problem)
             return False
@@ -81,7 +81,7 @@ class KubernetesEngine:
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
         plan = record.plan
-        launched = LaunchedJob(self._client(record), record, plan)
+        launched = LaunchedJob(self._client(record), plan)
         try:
             state, pods = launched.state(), launched.pods()
         except NodeError as error:

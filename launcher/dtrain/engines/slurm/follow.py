@@ -160,7 +160,7 @@ class SlurmFollower:
             if self._control.left or self._gave_up:
                 return False
             job.may_exist = existed or channel.has_begun
-            raise channel.failure(self._login.python)
+            raise channel.failure()
 
     def _watch(self) -> None:
         watch = self._job.watch

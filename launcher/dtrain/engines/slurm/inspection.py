@@ -41,7 +41,6 @@ from dtrain.session.facts.everywhere import everywhere
 from dtrain.session.facts.gather_order import THOROUGH, gather_order
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Transport
-from dtrain.transport.questions import never
 from dtrain.wording import counted
 
 STEP_MINUTES = 5
@@ -56,9 +55,7 @@ _STARTED = re.compile(r"^([0-9]{1,6}) @ (\S{1,255})$", re.MULTILINE)
 _BUSY = ("busy", "queued and waiting", "not available now", "immediate execution impossible")
 
 
-def examine(
-    request: Request, transport: Transport, stopped: Callable[[], bool] = never
-) -> Evidence:
+def examine(request: Request, transport: Transport, stopped: Callable[[], bool]) -> Evidence:
     """The evidence of a file with `cluster.slurm`. Problems become findings or failures. For
     ``stopped`` see `everywhere`."""
     plan = build(request.spec())

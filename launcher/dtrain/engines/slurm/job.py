@@ -50,7 +50,7 @@ class SlurmJob(FollowedRun):
         """The order to follow the job from what has arrived."""
         return {
             "op": "follow",
-            **job_order(self.record, self.plan.run_dir),
+            **job_order(self.record),
             "job": self.record.job_id,
             "offsets": self.folder.offsets(self.plan),
         }
@@ -58,13 +58,13 @@ class SlurmJob(FollowedRun):
     def files(self) -> OutputFiles:
         """The part of each order that names the job's output files."""
         return {
-            "outputs": self.record.on_hosts,
+            "outputs": self.plan.run,
             "roles": roles(self.plan),
             "torchruns": torchruns(self.plan),
             "watch": {
                 "nodes": len(self.plan.hosts),
                 "world_size": self.plan.world_size,
-                "folder": f"{self.plan.run_dir}/nodes/{self.record.on_hosts}",
+                "folder": f"{self.plan.run_dir}/nodes/{self.plan.run}",
                 "start": program_start(self.plan, "dtrain-watch"),
             },
         }

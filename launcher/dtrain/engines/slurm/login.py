@@ -32,11 +32,11 @@ class Login:
         plan = record.plan
         self._transport = transport
         self._record = record
-        self._order = job_order(record, plan.run_dir)
+        self._order = job_order(record)
         slurm = record.request.spec().cluster.slurm or Slurm()
         # An allocation's own machines have the commands, and its environment.
         self._host = login_host(replace(slurm, login=None) if record.request.allocation else slurm)
-        self.python = "python3" if self.is_here else plan.agent_python(plan.hosts[0])
+        self._python = "python3" if self.is_here else plan.agent_python(plan.hosts[0])
 
     @property
     def name(self) -> str:
@@ -56,9 +56,9 @@ class Login:
         """A new program with its first order. Raises NodeError."""
         with closing(self._transport.connect(self._host)) as connection:
             label = self._record.run
-            process = node_program.start(connection, "slurm", self.python, label=label)
+            process = node_program.start(connection, "slurm", self._python, label=label)
             process.write(protocol.encode_command(order))
-            yield RelayChannel(self.name, connection, process)
+            yield RelayChannel(self.name, connection, process, self._python)
 
     def send(self, tree: Tree, workdir: str) -> SyncResult:
         """Send the files of the job to a folder that all machines share. Raises NodeError."""
@@ -68,7 +68,7 @@ class Login:
                 self._host,
                 tree,
                 workdir,
-                python=self.python,
+                python=self._python,
                 patience=Patience(unused=KEPT),
             )
 
@@ -99,4 +99,4 @@ class Login:
                             return state
             except ProtocolError as error:
                 raise AnswerError(self.name, "asking for the job's state", error) from None
-            raise channel.failure(self.python)
+            raise channel.failure()

@@ -100,7 +100,7 @@ def submit_order(
     secrets = plan.job.secrets
     return {
         "op": "submit",
-        **job_order(record, plan.run_dir),
+        **job_order(record),
         "workdir": workdir,
         "script": render(plan, in_allocation=record.request.allocation is not None),
         "options": list(batch_options(plan)),
@@ -110,5 +110,6 @@ def submit_order(
     }
 
 
-def job_order(record: Record, run_dir: str) -> SlurmJobOrder:
-    return {"run": record.run, "run_dir": run_dir, "allocation": record.request.allocation}
+def job_order(record: Record) -> SlurmJobOrder:
+    allocation = record.request.allocation
+    return {"run": record.run, "run_dir": record.plan.run_dir, "allocation": allocation}

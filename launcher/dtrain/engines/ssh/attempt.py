@@ -10,7 +10,7 @@ import contextlib
 import math
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from dtrain import hostlist
 from dtrain.diagnostics import DtrainError, NodeError, PortBusyError, PrepareError
@@ -88,8 +88,12 @@ class Attempt:
         )
 
     def run(self) -> Report:
-        checked = self._context.inspection is not None
-        return self._follow(Link.launch, lambda: pack(checked=checked))
+        def begin() -> None:
+            for link in self._links.values():
+                link.launch()
+            pack(checked=self._context.inspection is not None)
+
+        return self._follow(begin)
 
     def attach(
         self,
@@ -102,27 +106,26 @@ class Attempt:
         self._state = machine.attached(self._state)
         self._watch.start()
         self._running_from = time.monotonic() - age
-        return self._follow(
-            lambda link: link.attach(offsets.get(link.host, {}), reported.get(link.host, ()))
-        )
 
-    def _follow(
-        self, begin: Callable[[Link], None], meanwhile: Callable[[], None] = lambda: None
-    ) -> Report:
+        def begin() -> None:
+            for host, link in self._links.items():
+                link.attach(offsets.get(host, {}), reported.get(host, ()))
+
+        return self._follow(begin)
+
+    def _follow(self, begin: Callable[[], None]) -> Report:
         with prepared_for(len(self._links)):
-            self._run_machine(begin, meanwhile)
+            self._run_machine(begin)
         if self._state.phase is AttemptPhase.DETACHED:
             return LEFT
         if warning := self._ending.separate_trainings(self._state):
             self._context.recorder.notice(warning)
         return self._ending.report(self._state)
 
-    def _run_machine(self, begin: Callable[[Link], None], meanwhile: Callable[[], None]) -> None:
+    def _run_machine(self, begin: Callable[[], None]) -> None:
         """Run the attempt until it has ended or the launcher leaves, and close all links."""
         try:
-            for link in self._links.values():
-                begin(link)
-            meanwhile()
+            begin()
             while self._state.phase not in (AttemptPhase.ENDED, AttemptPhase.DETACHED):
                 self._handle(self._next())
             if self._state.phase is AttemptPhase.ENDED:
@@ -186,8 +189,7 @@ class Attempt:
             self._watch.start()
             self._running_from = time.monotonic()
             self._show_sync()
-        for action in actions:
-            self._act(action)
+        self._act(actions)
         if started:
             self._on_running()
 
@@ -199,15 +201,18 @@ class Attempt:
                 reason = "the host stopped its workers before they finished"
                 self.problems.append(PrepareError(host, "running the job", reason))
 
-    def _act(self, action: machine.AttemptAction) -> None:
-        match action:
-            case machine.StartHost(host) | machine.AbortHost(host) | machine.KillHost(host):
-                self._links[host].step(action)
-            case machine.StopHost(host, grace):
-                reason = self._ending.reason(self._state, self._ending.causes())
-                self._links[host].step(StopWorkers(grace, reason))
-            case machine.SetAlarm(seconds):
-                self._alarm = time.monotonic() + seconds
+    def _act(self, actions: Sequence[machine.AttemptAction]) -> None:
+        reason = ""
+        for action in actions:
+            match action:
+                case machine.StartHost(host) | machine.AbortHost(host) | machine.KillHost(host):
+                    self._links[host].step(action)
+                case machine.StopHost(host, grace):
+                    # Once for all hosts: to find it reads what the failed processes wrote.
+                    reason = reason or self._ending.reason(self._state, self._ending.causes())
+                    self._links[host].step(StopWorkers(grace, reason))
+                case machine.SetAlarm(seconds):
+                    self._alarm = time.monotonic() + seconds
 
     def _show_interrupt(self, *, kill: bool) -> None:
         notice, why = self._context.recorder.notice, self._ending.interrupted_by
@@ -298,7 +303,7 @@ class Attempt:
     @property
     def lacks_output(self) -> bool:
         """Whether this machine could not store all output."""
-        return self._ending.storage_failed
+        return self._ending.lacks_output
 
     @property
     def is_unknown(self) -> bool:

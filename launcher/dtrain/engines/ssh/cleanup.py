@@ -47,13 +47,10 @@ class _CleanupLink:
         plan: LaunchPlan,
         part: HostPlan,
         report: Callable[[Exception], None],
-        *,
-        run: str,
-        attempt: int,
     ) -> None:
-        """``run`` is the attempt's name on hosts. For ``report`` see `Cleanups.start`."""
+        """For ``report`` see `Cleanups.start`."""
         self.host = part.host.name
-        self.attempt = attempt
+        self.attempt = plan.attempt
         self.state = _Progress.PENDING
         self.problem: NodeError | None = None
         """Why the host could not be reached the last time."""
@@ -61,7 +58,7 @@ class _CleanupLink:
         self._sequence = MessageSequence(part, plan.world_size)
         self._closed = threading.Event()
         self._commands = CommandWriter[Command](lambda: PingLimit.STOPPING, self._fail)
-        self._connection = RelayConnection(transport, plan, part, run, self._commands)
+        self._connection = RelayConnection(transport, plan, part, self._commands)
 
     def start(self) -> None:
         self._commands.start()
@@ -143,10 +140,9 @@ class Cleanups:
         cluster = record.request.spec().cluster
         hosts = {host.name: host for host in cluster.hosts + cluster.spares}
         for name, number in uncleaned:
-            then = replace(record, attempt=number)
-            part = HostPlan(hosts[name], 0, {}, (), "~")
+            plan = replace(record, attempt=number).plan
             link = _CleanupLink(
-                self._transport, then.plan, part, report, run=then.on_hosts, attempt=number
+                self._transport, plan, HostPlan(hosts[name], 0, {}, (), "~"), report
             )
             link.start()
             self._links.append(link)

@@ -22,8 +22,6 @@ from dtrain.transport.contract import Transport
 class AttemptContext:
     """What the links of one attempt share."""
 
-    name: str
-    """The attempt's name on hosts."""
     plan: LaunchPlan
     movable_port: bool
     """Whether the launch tries another port if this one is busy."""

@@ -259,12 +259,10 @@ class SshEngine:
             inspection = Inspection(
                 plan,
                 newcomers,
-                launch=run.record.on_hosts,
                 base=self._request.base,
                 report=lambda found: run.recorder.record(events.Findings(tuple(found))),
             )
         context = AttemptContext(
-            name=run.record.on_hosts,
             plan=plan,
             movable_port=movable_port,
             base=self._request.base,

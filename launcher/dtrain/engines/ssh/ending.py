@@ -136,7 +136,7 @@ class Ending:
             case _ if self._findings:
                 return refusal(len(self._findings))[0]
             case _:
-                if self.storage_failed:
+                if self.lacks_output:
                     return CANNOT_STORE
                 hosts = self._failed_hosts(state)
                 if not hosts:
@@ -200,7 +200,8 @@ class Ending:
         return [reason for reason in reasons if reason]
 
     @property
-    def storage_failed(self) -> bool:
+    def lacks_output(self) -> bool:
+        """Whether this machine could not store all output."""
         return any(isinstance(problem, StorageError) for problem in self.problems)
 
     @property

@@ -137,15 +137,14 @@ class Inbox:
 
     def _keep(self, frame: protocol.Data) -> None:
         try:
-            stream = self.output.keep(frame)
+            kept = self.output.keep(frame)
         except StorageError as error:
             self._cannot_store(error)
             return
-        if stream is not None:
+        if kept is not None:
             self._outage.progressed()
             self._evidence.last_activity = time.monotonic()
-            size = self.output.offsets[stream.path.name]
-            self._context.recorder.observer.output(stream, size)
+            self._context.recorder.observer.output(*kept)
 
     def _cannot_store(self, error: StorageError) -> None:
         # The job is about to be stopped, which still needs the host's events.

@@ -34,10 +34,8 @@ def ask(
     plan = record.plan
 
     def inquire(part: HostPlan) -> HostStatus:
-        run, python = record.on_hosts, plan.agent_python(part)
-        request = status_request(plan, part, run)
-        relay = start_relay(part.host.name, connections(part), python, run, request)
-        return _answer(part, python, relay)
+        relay = start_relay(connections(part), plan, part, status_request(plan, part))
+        return _answer(part, relay)
 
     with closing(HostConnections(transport)) as connections:
         answers = everywhere(inquire, plan.hosts, LIMIT)
@@ -55,7 +53,7 @@ def _silent(before: HostStatus | None, error: NodeError) -> HostStatus:
     return HostStatus(ShownState.UNREACHABLE, since, error.reason)
 
 
-def _answer(part: HostPlan, python: str, relay: RelayChannel) -> HostStatus:
+def _answer(part: HostPlan, relay: RelayChannel) -> HostStatus:
     host = part.host.name
     behind = 0.0
     try:
@@ -71,7 +69,7 @@ def _answer(part: HostPlan, python: str, relay: RelayChannel) -> HostStatus:
                     raise ProtocolError(f"{messages.name_of(other)}: unexpected answer")
     except ProtocolError as error:
         raise AnswerError(host, ATTEMPTED, error) from None
-    raise relay.failure(python)
+    raise relay.failure()
 
 
 def _status(seen: messages.RunSeen, part: HostPlan, behind: float) -> HostStatus:

@@ -30,13 +30,11 @@ class Inspection:
         plan: LaunchPlan,
         newcomers: Collection[str],
         *,
-        launch: str,
         base: Path,
         report: Callable[[Sequence[Finding]], None],
     ) -> None:
-        """``launch`` is the attempt's name on hosts. ``newcomers`` are the hosts that no earlier
-        attempt used. For other hosts, only errors are reported. ``report`` gets the findings once,
-        if there are any."""
+        """``newcomers`` are the hosts that no earlier attempt used. For other hosts, only errors
+        are reported. ``report`` gets the findings once, if there are any."""
         self._newcomers = frozenset(newcomers)
         self._report = report
         self._connections: dict[str, Connection] = {}
@@ -57,7 +55,6 @@ class Inspection:
             self._reach,
             base=base,
             run=lambda host, call: self._calls[host].put(call),
-            launch=launch,
             stopped=self._over.is_set,
         )
         threading.Thread(target=self._check, name="dtrain-check", daemon=True).start()

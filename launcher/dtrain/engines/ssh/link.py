@@ -50,16 +50,13 @@ class Link:
         self._lock = threading.Lock()
         self.state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
-        self._python = context.plan.agent_python(part)
         self._outage = Outage()
         self._closed = threading.Event()
         self.evidence = HostEvidence(self.host, part.host.gpus)
         self.reports = WorkerReports(context, part, lambda: self._connection.current)
         self._inbox = Inbox(context, part, self.evidence, self.reports, self._outage, self.step)
         self._commands = CommandWriter[Command](self._patience, self._fail)
-        self._connection = RelayConnection(
-            context.transport, context.plan, part, context.name, self._commands
-        )
+        self._connection = RelayConnection(context.transport, context.plan, part, self._commands)
         self._all_received = threading.Event()
         """Set once the link reads nothing any more."""
 
@@ -203,7 +200,7 @@ class Link:
                 part.host,
                 context.tree,
                 workdir,
-                python=self._python,
+                python=context.plan.agent_python(part),
                 trust_group=context.plan.trust_group,
             )
             for notice in self.synced.notices:
@@ -211,9 +208,7 @@ class Link:
             workdir = self.synced.tree_path
         if self.step(host_events.Requested()) is not HostPhase.PREPARING:
             return None
-        request = launch_request(
-            context.plan, part, context.name, workdir=workdir, secrets=context.secrets
-        )
+        request = launch_request(context.plan, part, workdir=workdir, secrets=context.secrets)
         relays = {} if context.inspection is None else context.inspection.relays
         relay = self._connection.start(connection, request, relays.get(self.host))
         self._commands.start()
@@ -286,5 +281,5 @@ class Link:
         elif self.state.phase is HostPhase.ABORTING:
             self.step(messages.Bye())
         elif self._goes_on():
-            self.step(host_events.Unreachable(relay.failure(self._python)))
+            self.step(host_events.Unreachable(relay.failure()))
         return self.state.started and self._follow(self._reconnect())

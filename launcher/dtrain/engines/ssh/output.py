@@ -41,9 +41,9 @@ class HostOutput:
             self._full = True
             raise
 
-    def keep(self, frame: protocol.Data) -> Stream | None:
-        """Store a piece of output. Returns the stream if the data is new. Raises ProtocolError, and
-        StorageError once; later output is dropped."""
+    def keep(self, frame: protocol.Data) -> tuple[Stream, int] | None:
+        """Store a piece of output. Returns its stream and the stream's size if the data is new.
+        Raises ProtocolError, and StorageError once; later output is dropped."""
         if self._full:
             return None
         if frame.stream not in self._streams:
@@ -56,7 +56,7 @@ class HostOutput:
             self._full = True
             raise
         self.offsets[stream.path.name] = size
-        return stream if size > before else None
+        return (stream, size) if size > before else None
 
     def note(self, name: str, offset: int) -> None:
         """Store how much of another file has arrived."""

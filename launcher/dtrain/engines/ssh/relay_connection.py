@@ -14,19 +14,18 @@ from dtrain.transport.contract import Connection, RemoteProcess, Transport
 
 
 def start_relay(
-    host: str,
     connection: Connection,
-    python: str,
-    run: str,
+    plan: LaunchPlan,
+    part: HostPlan,
     request: FirstCommand,
     started: RemoteProcess | None = None,
 ) -> RelayChannel:
     """Start an agent, unless the check has ``started`` one, and send its first command. Raises
     ConnectError."""
-    name = "agent" if request["op"] == "launch" else "relay"
-    process = started or node_program.start(connection, name, python, label=run)
+    name, python = "agent" if request["op"] == "launch" else "relay", plan.agent_python(part)
+    process = started or node_program.start(connection, name, python, label=plan.run)
     process.write(protocol.encode_command(request))
-    return RelayChannel(host, connection, process)
+    return RelayChannel(part.host.name, connection, process, python)
 
 
 class RelayConnection:
@@ -37,15 +36,13 @@ class RelayConnection:
         transport: Transport,
         plan: LaunchPlan,
         part: HostPlan,
-        run: str,
         commands: CommandWriter[Command],
     ) -> None:
-        """``run`` is the attempt's name on hosts. ``commands`` go to the current relay."""
+        """``commands`` go to the current relay."""
         self.current: Connection | None = None
         self._transport = transport
         self._plan = plan
         self._part = part
-        self._run = run
         self._commands = commands
 
     def connect(self, wanted: Callable[[], bool]) -> Connection | None:
@@ -65,8 +62,7 @@ class RelayConnection:
         self, connection: Connection, request: FirstCommand, started: RemoteProcess | None = None
     ) -> RelayChannel:
         """As `start_relay`. The request precedes all of the writer's commands."""
-        python, host = self._plan.agent_python(self._part), self._part.host.name
-        relay = start_relay(host, connection, python, self._run, request, started)
+        relay = start_relay(connection, self._plan, self._part, request, started)
         self._commands.relay = relay
         return relay
 
@@ -82,7 +78,6 @@ class RelayConnection:
         request = attach_request(
             self._plan,
             self._part,
-            self._run,
             offsets=offsets,
             outputs=outputs,
             previous=last.pid if last is not None else None,

@@ -32,15 +32,14 @@ def pack(*, checked: bool) -> None:
 def launch_request(
     plan: LaunchPlan,
     part: HostPlan,
-    run: str,
     *,
     workdir: str,
     secrets: Mapping[str, str],
 ) -> LaunchRequest:
-    """Prepare the host's part of the job. ``run`` is the attempt's name on hosts."""
+    """Prepare the host's part of the job."""
     job = plan.job
     return {
-        **_request(plan, part, run),
+        **_request(plan, part),
         "op": "launch",
         "workdir": workdir,
         "script": plan.script_on_host,
@@ -76,7 +75,6 @@ def launch_request(
 def attach_request(
     plan: LaunchPlan,
     part: HostPlan,
-    run: str,
     *,
     offsets: Mapping[str, int],
     outputs: bool,
@@ -85,7 +83,7 @@ def attach_request(
     """Follow a running job from ``offsets``. Without ``outputs``, only its events.
     ``previous`` is the process ID of the relay to replace."""
     return {
-        **_request(plan, part, run),
+        **_request(plan, part),
         "op": "attach",
         "offsets": dict(offsets),
         "outputs": outputs,
@@ -93,15 +91,15 @@ def attach_request(
     }
 
 
-def status_request(plan: LaunchPlan, part: HostPlan, run: str) -> LookRequest:
+def status_request(plan: LaunchPlan, part: HostPlan) -> LookRequest:
     """Report the state of a job that was launched before."""
-    return {**_request(plan, part, run), "op": "look"}
+    return {**_request(plan, part), "op": "look"}
 
 
-def _request(plan: LaunchPlan, part: HostPlan, run: str) -> RunRequest:
+def _request(plan: LaunchPlan, part: HostPlan) -> RunRequest:
     return {
         "protocol": VERSION,
-        "run": run,
+        "run": plan.run,
         "host": part.host.name,
         "run_dir": plan.run_dir,
         "trust_group": plan.trust_group,

@@ -38,11 +38,11 @@ from dtrain.node.setup import setup_script
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.agent.commands import LaunchRequest, SupervisorRequest
+    from dtrain.node.agent.run_state import RunState
     from dtrain.node.agent.supervisor_connection import SupervisorConnection
     from dtrain.node.agent.sweep import Tag
     from dtrain.node.agent.wire import Json
     from dtrain.node.importer import Importer
-    from dtrain.node.trust import Trust
 
 SUPERVISOR = "dtrain.node.agent.supervisor"
 KEEP, UNDO = b"k", b"u"
@@ -57,16 +57,15 @@ class Launch:
     def __init__(
         self,
         command: LaunchRequest,
-        folder: bytes,
+        state: RunState,
         tag: Tag,
-        trust: Trust,
         supervisor: SupervisorConnection,
         importer: Importer,
     ) -> None:
         self._command = command
-        self._folder = folder
+        self._workdir = expand(command["workdir"])
+        self._folder, self._trust = state.folder, state.trust
         self._tag = tag
-        self._trust = trust
         self._supervisor = supervisor
         self._importer = importer
         self._guard = 0
@@ -86,8 +85,7 @@ class Launch:
 
     def begin(self) -> None:
         """Check the working folder and start the guard. Raises RefusedError."""
-        command = self._command
-        workdir = expand(command["workdir"])
+        workdir = self._workdir
         if not os.path.isdir(workdir):
             there = os.path.exists(workdir)
             raise RefusedError(
@@ -102,9 +100,9 @@ class Launch:
                 "choose a `job.workdir` that you can use on this host",
             )
         # Setup may create the script.
-        check_workdir(self._trust, workdir, command["script"], complete=False)
+        check_workdir(self._trust, workdir, self._command["script"], complete=False)
         try:
-            self._start_guard(workdir)
+            self._start_guard()
         except OSError as error:
             raise cannot_start(error) from None
 
@@ -118,7 +116,7 @@ class Launch:
             os.waitpid(self._guard, 0)
         return answer
 
-    def _start_guard(self, workdir: bytes) -> None:
+    def _start_guard(self) -> None:
         prctl = load_prctl()
         self._supervisor.subreaper = adopt_orphans(prctl)
         ours, theirs = socket.socketpair()
@@ -130,7 +128,7 @@ class Launch:
                 os.setsid()
                 close_others(orders, theirs.fileno())
                 self._supervisor.subreaper = adopt_orphans(prctl)
-                answer = self._stand_guard(workdir, orders, theirs)
+                answer = self._stand_guard(orders, theirs)
                 if answer is not None:
                     theirs.sendall(encode(answer) + b"\n")
             finally:
@@ -139,7 +137,7 @@ class Launch:
         theirs.close()
         self._supervisor.open(ours)
 
-    def _stand_guard(self, workdir: bytes, orders: int, control: socket.socket) -> Json | None:
+    def _stand_guard(self, orders: int, control: socket.socket) -> Json | None:
         """The guard: create the folder, start the setup shell or the supervisor, and wait for the
         relay's order to keep the launch. If the order does not come or the process ends, undo the
         launch and return the message for the relay.
@@ -158,13 +156,13 @@ class Launch:
             return message
         request: SupervisorRequest = {
             **self._command,
-            "absolute_workdir": text(workdir),
+            "absolute_workdir": text(self._workdir),
             "folder": text(self._folder),
             "created": [text(path) for path in created],
         }
         failure, exhausted = "", None
         try:
-            failure = self._start_supervisor(request, workdir, control, log)
+            failure = self._start_supervisor(request, control, log)
         except (OSError, RuntimeError) as error:
             exhausted = cannot_start(error).message
         for fd in (log, folder):
@@ -187,11 +185,11 @@ class Launch:
         return body
 
     def _start_supervisor(
-        self, request: SupervisorRequest, workdir: bytes, control: socket.socket, log: int
+        self, request: SupervisorRequest, control: socket.socket, log: int
     ) -> str:
         """Start the supervisor in a copy of this process, or the setup shell, which starts it.
         Returns why that failed, or an empty string."""
-        environment = self._environment(request, workdir)
+        environment = self._environment()
         argv = [sys.executable, ISOLATED, "-c", boot_text('open(%d,"rb")' % REQUEST_FD)]
         argv += ["dtrain-supervisor", request["run"], request["host"]]
         descriptors = {CONTROL_FD: control.fileno()}
@@ -214,20 +212,20 @@ class Launch:
             argv = [next(bash, "/bin/sh"), "-c", 'eval "$DTRAIN_SETUP"']
         words = [raw(word) for word in argv]
         self._supervisor.pid, failure = spawn(
-            words, environment, workdir, (log, log), descriptors, main=main
+            words, environment, self._workdir, (log, log), descriptors, main=main
         )
         if REQUEST_FD in descriptors:
             os.close(descriptors[REQUEST_FD])
         return why_not_executed(failure, words[0], environment) if failure else ""
 
-    def _environment(self, request: SupervisorRequest, workdir: bytes) -> dict[bytes, bytes]:
+    def _environment(self) -> dict[bytes, bytes]:
         """The environment of the supervisor and of the setup shell."""
         environment = {**os.environb, **self._tag.environment}
         # Setup lines find pip and others of the job's Python.
-        variables = request["node_variables"]
+        variables = self._command["node_variables"]
         path = {"PATH": variables["PATH"]} if "PATH" in variables else {}
-        NodeVariables(self._folder, workdir).complete(environment, path)
-        environment[b"PWD"] = workdir  # as after `cd` in a shell
+        NodeVariables(self._folder, self._workdir).complete(environment, path)
+        environment[b"PWD"] = self._workdir  # as after `cd` in a shell
         return environment
 
     def _feed(self, request: SupervisorRequest) -> int:

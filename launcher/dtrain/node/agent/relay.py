@@ -55,7 +55,10 @@ class Relay:
         self._importer = importer
         self._channel = LauncherChannel()
         self._supervisor = SupervisorConnection()
+        self._state: RunState
+        self._tag: Tag
         self._containers: Json | None = None
+        """As `_state` and `_tag`: of the run that the first command names."""
         self._launch: Launch | None = None
         """The launch that gets the commands until there is a supervisor; None after `attach`."""
         self._patience = ALONE
@@ -82,19 +85,20 @@ class Relay:
                 )
             folder = folder_of(command)
             self._containers = command["containers"]
-            state = RunState(folder, trust_of(command))
-            tag = Tag(command["run"], command["host"], folder)
+            self._state = RunState(folder, trust_of(command))
+            self._tag = Tag(command["run"], command["host"], folder)
             if command["op"] == "attach":
-                self._attach(command, state, tag)
+                self._attach(command)
             elif command["op"] == "look":
-                self._channel.send(state.status())
+                self._channel.send(self._state.status())
             else:
-                self._launch_run(command, state, tag)
+                self._launch_run(command)
         except RefusedError as refusal:
             self._channel.send(refusal.message)
 
-    def _launch_run(self, command: LaunchRequest, state: RunState, tag: Tag) -> None:
-        launch = Launch(command, state.folder, tag, state.trust, self._supervisor, self._importer)
+    def _launch_run(self, command: LaunchRequest) -> None:
+        state = self._state
+        launch = Launch(command, state, self._tag, self._supervisor, self._importer)
         self._launch = launch
         launch.begin()
         # The user may pause the launcher (Ctrl-Z) until the start. The supervisor gives up after
@@ -115,9 +119,10 @@ class Relay:
         follower.open_outputs(command)
         # Only now: a worker may remove its files as soon as it runs.
         self._channel.send(answer)
-        self._follow(state, follower, tag)
+        self._follow(follower)
 
-    def _attach(self, command: AttachRequest, state: RunState, tag: Tag) -> None:
+    def _attach(self, command: AttachRequest) -> None:
+        state = self._state
         try:
             record, sock = state.find_supervisor()
         except FileNotFoundError:
@@ -155,9 +160,9 @@ class Relay:
         self._channel.report("attached")
         self._expect_commands(ALONE)
         threading.Thread(target=self._listen, daemon=True).start()
-        self._follow(state, follower, tag)
+        self._follow(follower)
 
-    def _follow(self, state: RunState, follower: Follower, tag: Tag) -> None:
+    def _follow(self, follower: Follower) -> None:
         """Send new data until the run is over and everything is sent."""
         late = self._supervisor.absent
         unread = MAX_EVENTS // MAX_READ  # times; a process of the job may write without end
@@ -180,7 +185,7 @@ class Relay:
             unclean = not follower.ended or (late and follower.survived)
             unread -= gone
             if gone and unclean and not (progress and unread > 0):
-                self._report_lost(state, tag, ended=follower.ended)
+                self._report_lost(ended=follower.ended)
                 follower.ended, late = True, False
                 over = True
             progress |= follower.send_outputs(over)
@@ -217,23 +222,23 @@ class Relay:
         while pulse.notices:
             self._channel.report("notice", text=pulse.notices.pop(0))
 
-    def _report_lost(self, state: RunState, tag: Tag, *, ended: bool) -> None:
+    def _report_lost(self, *, ended: bool) -> None:
         """End the processes of the run in place of the supervisor, and report it. The supervisor
         has died, or has ``ended`` the run, but not all processes."""
         supervisor = self._supervisor
         end = supervisor.await_end()
         take = supervisor.child_ended if supervisor.subreaper else None
-        sweep = Sweep(tag, 0.0, take, supervisor.subreaper)
+        sweep = Sweep(self._tag, 0.0, take, supervisor.subreaper)
         while (pause := sweep.step()) is not None:
             # The launcher gives up a relay that answers no pings.
             supervisor.pulse.answered()
             self._answer_launcher()
             time.sleep(pause)
         remove(self._containers)
-        log = tail_of(os.path.join(state.folder, b"agent.log"), 5)
+        log = tail_of(os.path.join(self._state.folder, b"agent.log"), 5)
         how = "" if end == UNSEEN else ": " + end
         died = "the supervisor died%s%s" % (how, "\n" + log if log else "")
-        reason = state.why_lost(died, supervisor.end)
+        reason = self._state.why_lost(died, supervisor.end)
         hint = "" if reason == died else "a job must not change the files in $DTRAIN_RUN_DIR"
         if ended:
             reason, hint = "processes of the run survived its end", ""

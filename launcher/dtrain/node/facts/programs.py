@@ -44,7 +44,7 @@ def run(
     limit: float = LIMIT,
     *,
     cwd: str | None = None,
-    environment: dict[str, str] | None = None,
+    environment: dict[str, str] | None,
     feed: bytes = b"",
     pipes: tuple[int, ...] = (),
 ) -> tuple[int | None, str, str]:

@@ -15,9 +15,10 @@ from dtrain.parallelism.cost.activations import (
     routed_gradients,
 )
 from dtrain.parallelism.cost.layer import BYTES
+from dtrain.parallelism.cost.products import tokens
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
-from dtrain.parallelism.cost.sharded_memory import Phase, peak
+from dtrain.parallelism.cost.sharded_memory import Phase, Rank, peak
 from dtrain.parallelism.cost.stages import (
     adapters_of_stage,
     extreme_stages,
@@ -93,17 +94,16 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
     """Return the memory of a GPU of one stage of the pipeline."""
     layers = _layers(shape, layout, assumed, stage)
     if backend_of(layout).runtime_memory:
-        return _by_runtime(shape, layout, assumed, layers, stage)
-    states = _stage_states(shape, layout, assumed, layers, stage)
+        return _by_runtime(Stage(shape, layout, assumed, stage, layers, in_flight(layout, stage)))
+    rank = Rank(shape, layout, assumed, stage, layers)
+    states = _stage_states(rank)
     held = in_flight(layout, stage, hides_exchange=assumed.hides_exchange)
-    cached = 0.0
     if assumed.by_torch(layout):
-        phase, cached = peak(shape, layout, assumed, layers=layers, stage=stage, held=held)
+        phase, cached = peak(rank, held)
     else:
-        phase = _whole_peak(shape, layout, assumed, states, layers=layers, stage=stage, held=held)
-        cached = _waiting_tensors(shape, layout, assumed, layers)
+        phase, cached = _whole_peak(rank, states, held), _waiting_tensors(rank)
     used = states.parameters + states.optimizer + sum(phase)
-    unused = _unused_share(layout, assumed) * used + _split_blocks(shape, layout, assumed, stage)
+    unused = _unused_share(layout, assumed) * used + _split_blocks(rank)
     return Memory(
         parameters=states.parameters / GIB,
         gradients=phase.gradients / GIB,
@@ -127,7 +127,7 @@ def least_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
         return 0.0
     kept = _layers(shape, layout, assumed, 0) * mean_activations(shape, layout, assumed, 0)
     # Rounding must not lift the limit above the memory.
-    return kept * _tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / GIB
+    return kept * tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / GIB
 
 
 def _communicators(layout: Layout, assumed: Assumptions) -> int:
@@ -161,19 +161,18 @@ class _StageStates(NamedTuple):
     """Of gradients and moments that the step casts to 32 bits."""
 
 
-def _stage_states(
-    shape: Shape, layout: Layout, assumed: Assumptions, layers: int, stage: int
-) -> _StageStates:
+def _stage_states(rank: Rank) -> _StageStates:
+    shape, layout, assumed = rank.shape, rank.layout, rank.assumed
     states = _States.of(layout, assumed)
-    dense, experts = parameters_of_stage(shape, layout, layers, stage)
+    dense, experts = parameters_of_stage(shape, layout, rank.layers, rank.stage)
     shards, expert_shards = layout.shards, layout.expert_shards
     fixed = 0.0
     if shape.lora is not None:
-        fixed = _frozen(shape, layout, assumed, dense, stage) / states.spread(shards)
+        fixed = _frozen(rank, dense) / states.spread(shards)
         fixed += _matrix_bytes(shape, assumed) * experts / states.spread(expert_shards)
-        dense, experts = adapters_of_stage(shape, layout, layers)
+        dense, experts = adapters_of_stage(shape, layout, rank.layers)
     elif not assumed.by_torch(layout):
-        fixed = assumed.quantized * (dense - _ends(shape, layout, stage) + experts)
+        fixed = assumed.quantized * (dense - _ends(rank) + experts)
     parameters = fixed + states.parameters(dense, shards)
     parameters += states.parameters(experts, expert_shards)
     if layout.offload and assumed.habits.offloads == "all" and layout.shards_parameters:
@@ -186,51 +185,39 @@ def _stage_states(
     )
 
 
-def _whole_peak(
-    shape: Shape, layout: Layout, assumed: Assumptions, states: _StageStates,
-    *, layers: int, stage: int, held: float,
-) -> Phase:  # fmt: skip
+def _whole_peak(rank: Rank, states: _StageStates, held: float) -> Phase:
     """Return the highest phase with whole parameters, as in Megatron-LM: the first backward pass,
     or the step, which comes when the activations are gone."""
-    tokens, last = _tokens(shape, layout), stage == layout.pipeline - 1
-    kept = layers * mean_activations(shape, layout, assumed, stage)
-    if assumed.habits.keeps_outputs and not last:
-        kept += BYTES[assumed.precision] * shape.hidden
-    logits = _loss_bytes(shape, layout, assumed) if last else 0.0
+    shape, layout, assumed = rank.shape, rank.layout, rank.assumed
+    kept = rank.layers * rank.kept
+    if assumed.habits.keeps_outputs and not rank.last:
+        kept += rank.compute * shape.hidden * rank.tokens
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / layout.tensor
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
     if layout.recompute == "full":
         # The layer in its backward pass holds all of its activations, and gradients of some.
         again = largest_layer(shape, layout, assumed)
-        again += _activation_gradients(shape, layout, assumed)
-        # All copies that tokens send to the rank with most of them.
+        again += _activation_gradients(rank)
+        # All copies that tokens send to the rank with most of them, and their gradients.
         above = assumed.busiest(shape, layout) - 1
         if above:
-            again += above * _routed_again(shape, layout, assumed)
-        temporary = max(temporary, again * tokens)
-    backward = Phase(states.gradients, kept * tokens * held, logits, temporary=temporary)
+            copies = routed_activations(shape, layout, assumed)
+            again += above * (copies + routed_gradients(shape, layout, assumed))
+        temporary = max(temporary, again * rank.tokens)
+    backward = Phase(states.gradients, kept * held, _loss_bytes(rank), temporary=temporary)
     return max(backward, Phase(states.gradients, temporary=states.step), key=sum)
 
 
-def _routed_again(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Bytes per token of its copies and of their gradients in a layer's backward pass that
-    recomputes the layer."""
-    return routed_activations(shape, layout, assumed) + routed_gradients(shape, layout, assumed)
-
-
-def _loss_bytes(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+def _loss_bytes(rank: Rank) -> float:
     """Bytes of a micro-batch's logits and their gradient in 32 bits. Megatron-LM's cross-entropy
     works in place on a copy; PyTorch's kernels keep three copies."""
-    own = 12.0 if assumed.habits.unfused else BYTES[assumed.precision] + 4.0
-    each = BYTES[assumed.precision] if assumed.fused_loss else assumed.loss_bytes or own
+    assumed = rank.assumed
+    own = 12.0 if assumed.habits.unfused else rank.compute + 4.0
+    each = rank.compute if assumed.fused_loss else assumed.loss_bytes or own
     if assumed.habits.gathers_logits:
-        each += BYTES[assumed.precision] * min(2, layout.grad_accumulation)
-    predicted = _tokens(shape, layout)
-    if shape.target_len:
-        predicted *= shape.target_len / shape.seq_len
-    among = 1 if assumed.habits.gathers_logits else layout.tensor
-    return each * predicted * shape.vocab / among / assumed.loss_chunks
+        each += rank.compute * min(2, rank.layout.grad_accumulation)
+    return each * rank.logit_count
 
 
 def _unused_share(layout: Layout, assumed: Assumptions) -> float:
@@ -246,32 +233,29 @@ def _unused_share(layout: Layout, assumed: Assumptions) -> float:
     return FRAGMENTATION_BY_TORCH if many_sizes else FRAGMENTATION
 
 
-def _waiting_tensors(shape: Shape, layout: Layout, assumed: Assumptions, layers: int) -> float:
+def _waiting_tensors(rank: Rank) -> float:
     """Bytes of tensors that the host has freed and the GPU still exchanges between tensor ranks.
 
     In a layer, sequence parallelism gathers the residual stream twice, and scatters two sums of its
     size; otherwise two of it are added up. Megatron-LM waits for the GPU when a piece of a stage is
     done (``batch_p2p_sync``). If memory is short, the allocator waits, too.
     """
-    if layout.tensor == 1 or not assumed.habits.records_streams:
+    layout = rank.layout
+    if layout.tensor == 1 or not rank.assumed.habits.records_streams:
         return 0.0
-    each = BYTES[assumed.precision] * shape.hidden * _tokens(shape, layout)
-    ahead = min(layers / layout.virtual_pipeline, LAYERS_AHEAD)
+    each = rank.compute * rank.shape.hidden * rank.tokens
+    ahead = min(rank.layers / layout.virtual_pipeline, LAYERS_AHEAD)
     return (4 if layout.sequence_parallel else 2) * each * ahead
 
 
-def _split_blocks(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> float:
+def _split_blocks(rank: Rank) -> float:
     """Bytes that the allocator loses because kept logits split its blocks; `peak` has those of
     sharded memory."""
-    last = stage == layout.pipeline - 1
-    if not (assumed.habits.gathers_logits and last) or assumed.by_torch(layout):
+    layout, assumed = rank.layout, rank.assumed
+    if not (assumed.habits.gathers_logits and rank.last) or assumed.by_torch(layout):
         return 0.0
     each = SPLIT_BLOCK + (GATHER_BUFFERS if layout.tensor > 1 else 0.0)
-    return each * _tokens(shape, layout) * shape.vocab
-
-
-def _tokens(shape: Shape, layout: Layout) -> float:
-    return shape.seq_len * layout.micro_batch / layout.context
+    return each * rank.tokens * rank.shape.vocab
 
 
 def _layers(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> int:
@@ -285,15 +269,16 @@ def _layers(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> i
     return stage_layers(shape, layout, fullest)[stage]
 
 
-def _activation_gradients(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+def _activation_gradients(rank: Rank) -> float:
     """Bytes per token of the largest gradients that a layer's backward pass holds at once: of a
     kernel's output and input in the MLP or over the score matrix, and of the residual stream."""
+    shape, layout, assumed = rank.shape, rank.layout, rank.assumed
     scores = 0 if assumed.flash_attention else shape.heads * shape.seq_len
     widest = max(2 * scores, (2 if shape.gated else 1) * shape.ffn_hidden)
     split = layout.tensor if layout.sequence_parallel else 1
-    own = BYTES[assumed.precision] * (widest / layout.tensor + 2 * shape.hidden / split)
+    own = rank.compute * (widest / layout.tensor + 2 * shape.hidden / split)
     routed = routed_gradients(shape, layout, assumed)
-    return max(own, routed + BYTES[assumed.precision] * 2 * shape.hidden / split)
+    return max(own, routed + rank.compute * 2 * shape.hidden / split)
 
 
 def _matrix_bytes(shape: Shape, assumed: Assumptions) -> float:
@@ -306,36 +291,31 @@ def _rest_bytes(assumed: Assumptions) -> float:
     return 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
 
 
-def _frozen(shape: Shape, layout: Layout, assumed: Assumptions, count: float, stage: int) -> float:
-    """Bytes of ``count`` frozen parameters, all but the experts', on one GPU of a stage."""
-    whole = _ends(shape, layout, stage)
-    return _rest_bytes(assumed) * whole + _matrix_bytes(shape, assumed) * (count - whole)
+def _frozen(rank: Rank, count: float) -> float:
+    """Bytes of ``count`` frozen parameters, all but the experts'."""
+    whole = _ends(rank)
+    matrices = _matrix_bytes(rank.shape, rank.assumed) * (count - whole)
+    return _rest_bytes(rank.assumed) * whole + matrices
 
 
-def _ends(shape: Shape, layout: Layout, stage: int) -> float:
-    """Parameters of the embedding and the output layer on one GPU of a stage."""
-    ends = shape.embedding_parameters if stage == 0 else 0
-    if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
-        ends += shape.head_parameters
-    return ends / layout.tensor
+def _ends(rank: Rank) -> float:
+    """Parameters of the embedding and the output layer."""
+    return rank.embedding + (0.0 if rank.shape.tied and rank.first else rank.head)
 
 
-def _by_runtime(
-    shape: Shape, layout: Layout, assumed: Assumptions, layers: int, stage: int
-) -> Memory:
-    found = Stage(shape, layout, assumed, stage, layers, in_flight(layout, stage))
-    phase = highest_phase(found)
-    used = sum(phase) + found.weights + found.moments
+def _by_runtime(stage: Stage) -> Memory:
+    phase = highest_phase(stage)
+    used = sum(phase) + stage.weights + stage.moments
     return Memory(
-        parameters=found.weights / GIB,
+        parameters=stage.weights / GIB,
         gradients=phase.gradients / GIB,
-        optimizer=found.moments / GIB,
+        optimizer=stage.moments / GIB,
         activations=phase.activations / GIB,
         logits=phase.logits / GIB,
         gathered=phase.gathered / GIB,
         temporary=phase.temporary / GIB,
-        communication=assumed.communicator * _communicators(layout, assumed),
-        context=assumed.habits.context,
+        communication=stage.assumed.communicator * _communicators(stage.layout, stage.assumed),
+        context=stage.assumed.habits.context,
         fragmentation=FRAGMENTATION_BY_TORCH * used / GIB,
     )
 

@@ -19,6 +19,7 @@ from dtrain.parallelism.cost.activations import (
     routed_gradients,
 )
 from dtrain.parallelism.cost.layer import BYTES
+from dtrain.parallelism.cost.products import tokens
 from dtrain.parallelism.cost.stages import StageRank, kinds_of_stages, receive_buffers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, dataclass
@@ -52,26 +53,21 @@ class Phase(NamedTuple):
     temporary: float = 0.0
 
 
-def peak(
-    shape: Shape, layout: Layout, assumed: Assumptions,
-    *, layers: int, stage: int, held: float,
-) -> tuple[Phase, float]:  # fmt: skip
-    """Return the highest phase of a stage of ``layers``, and the bytes of blocks that the allocator
-    keeps beside it.
+def peak(rank: Rank, held: float) -> tuple[Phase, float]:
+    """Return the highest phase, and the bytes of blocks that the allocator keeps beside it.
 
     ``held`` is the number of micro-batches in flight; all but one hold all of their activations.
     """
-    rank = _Rank(shape, layout, assumed, stage, layers)
     phases = list(_phases(rank))
     highest = max(phases, key=sum)
     cached = _cached_blocks(rank, phases, sum(highest))
-    waiting = (held - 1) * layers * rank.kept
-    if backend_of(layout).torch_kernels and not assumed.habits.keeps_outputs:
-        waiting += rank.stream * receive_buffers(layout, stage)
+    waiting = (held - 1) * rank.layers * rank.kept
+    if backend_of(rank.layout).torch_kernels and not rank.assumed.habits.keeps_outputs:
+        waiting += rank.stream * receive_buffers(rank.layout, rank.stage)
     return highest._replace(activations=highest.activations + waiting), cached
 
 
-def _cached_blocks(rank: _Rank, phases: list[Phase], highest: float) -> float:
+def _cached_blocks(rank: Rank, phases: list[Phase], highest: float) -> float:
     """Return the bytes of blocks of other streams, and of those in which no tensor of the highest
     phase fits (see `MemoryHabits.fixed_segments`)."""
     layout, assumed = rank.layout, rank.assumed
@@ -114,12 +110,13 @@ class _Layers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Rank(StageRank):
+class Rank(StageRank):
     """Sizes of what one rank of a pipeline stage holds, in bytes, or as numbers of parameters."""
 
     @cached_property
     def tokens(self) -> float:
-        return self.shape.seq_len * self.layout.micro_batch / self.layout.context
+        """Of one micro-batch."""
+        return tokens(self.shape, self.layout)
 
     @cached_property
     def compute(self) -> int:
@@ -304,11 +301,11 @@ class _Rank(StageRank):
         if not self.last:
             return 0.0
         shape, assumed = self.shape, self.assumed
-        tokens = self.tokens
+        predicted = self.tokens
         if shape.target_len:
-            tokens *= shape.target_len / shape.seq_len
+            predicted *= shape.target_len / shape.seq_len
         ranks = 1 if assumed.habits.gathers_logits else self.layout.tensor
-        return tokens * shape.vocab / (assumed.loss_chunks * ranks)
+        return predicted * shape.vocab / (assumed.loss_chunks * ranks)
 
     @property
     def freed_logits(self) -> float:
@@ -318,7 +315,7 @@ class _Rank(StageRank):
         return self.compute * self.logit_count if copied and self.compute < 4 else 0.0
 
 
-def _phases(rank: _Rank) -> Iterator[Phase]:
+def _phases(rank: Rank) -> Iterator[Phase]:
     """Yield the phases of a step in their order; the optimizer's is the last one."""
     resident = 0.0 if rank.in_place else rank.stored * rank.root
     stays = rank.layers * rank.gathered_layer if rank.keeps_gathered else 0.0
@@ -330,7 +327,7 @@ def _phases(rank: _Rank) -> Iterator[Phase]:
     yield _step_phase(rank)
 
 
-def _loss_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
+def _loss_phases(rank: Rank, resident: float) -> Iterator[Phase]:
     """Yield the loss, and the output layer's backward pass with its gradient and that of the
     logits. ``resident``: bytes of parameters that stay gathered."""
     layout, assumed, compute = rank.layout, rank.assumed, rank.compute
@@ -350,7 +347,7 @@ def _loss_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
     )
 
 
-def _layer_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
+def _layer_phases(rank: Rank, resident: float) -> Iterator[Phase]:
     """Yield the backward passes of the first layers to run and of the last ones."""
     shape, layout, compute, layers = rank.shape, rank.layout, rank.compute, rank.layers
     gathered = 0.0 if rank.keeps_gathered else rank.gathered * rank.layer.largest
@@ -378,7 +375,7 @@ def _layer_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
         )
 
 
-def _inside(rank: _Rank) -> float:
+def _inside(rank: Rank) -> float:
     """Return the bytes of a layer's tensors during its MLP's backward pass: two more of the widest
     ones, a product's gradients."""
     shape, layout, compute = rank.shape, rank.layout, rank.compute
@@ -397,7 +394,7 @@ def _inside(rank: _Rank) -> float:
     return inside
 
 
-def _empty(rank: _Rank) -> float:
+def _empty(rank: Rank) -> float:
     """Return the bytes of a layer's tensors for copies of tokens that do not arrive (see
     `Assumptions.room_for_all`): what a layer and its backward pass hold of those that do, and the
     tokens as they arrive, sorted by rank. One that is sent once arrives once, and so does the
@@ -413,7 +410,7 @@ def _empty(rank: _Rank) -> float:
     return empty * (each + arriving) / shape.experts_per_token * rank.tokens
 
 
-def _last_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
+def _last_phases(rank: Rank, resident: float) -> Iterator[Phase]:
     """Yield the end of the backward pass: the gradients of the embedding and the output layer are
     scattered last."""
     gradients = rank.accumulated or rank.layers * rank.summed_layer
@@ -426,7 +423,7 @@ def _last_phases(rank: _Rank, resident: float) -> Iterator[Phase]:
     )
 
 
-def _step_phase(rank: _Rank) -> Phase:
+def _step_phase(rank: Rank) -> Phase:
     """Return the optimizer's update, which works on copies of all shards (foreach), or of more than
     these, or on two of one shard; on none, if it is on the host."""
     if rank.layout.offload:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dtrain.parallelism.answer.explain import brief
 from dtrain.parallelism.answer.units import gib, large, seconds
-from dtrain.parallelism.assumptions import communicator
+from dtrain.parallelism.assumptions import Assumptions, communicator
 from dtrain.parallelism.cluster.efficiency import of_gpu
 from dtrain.parallelism.cluster.hardware import GIB, GpuCluster, Precision
 from dtrain.parallelism.constraints import divisors
@@ -19,6 +19,7 @@ from dtrain.parallelism.search import candidates, search
 from dtrain.parallelism.tensorflow.balance import split
 from dtrain.parallelism.tensorflow.verdict import Assignment, Placed, TensorFlowPlan, Verdict
 from dtrain.records import dataclass
+from dtrain.runtime.layout import Layout
 from dtrain.wording import counted
 
 
@@ -240,16 +241,12 @@ class _Job:
         return memory.total - memory.context - memory.fragmentation - memory.temporary
 
     def torch(self) -> Candidate | None:
-        efficiency = of_gpu(self.cluster.gpu)
-        return search(
-            candidates(
-                self.shape,
-                self.cluster,
-                efficiency,
-                global_batch=self.global_batch,
-                precision=self.precision,
-            )
-        ).best
+        gpu = self.cluster.gpu
+        assumed = Assumptions.usual(self.precision, gpu, Layout().backend)
+        every = candidates(
+            self.shape, self.cluster, of_gpu(gpu), assumed, global_batch=self.global_batch
+        )
+        return search(every).best
 
     def sentence(
         self, verdicts: Sequence[Verdict], assignment: Assignment | None, torch: Candidate | None

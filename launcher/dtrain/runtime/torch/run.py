@@ -61,11 +61,11 @@ class ParallelRun:
         Megatron-LM and torchtitan: tensor ranks communicate most, so they are neighbors on a
         host."""
         replicate, shard = self.mesh["replicate"], self.mesh["shard"]
-        self._copy = replicate.get_local_rank() * shard.size() + shard.get_local_rank()
-        """The rank among those that hold the same part of the model."""
+        # The rank among those that hold the same part of the model.
+        copy = replicate.get_local_rank() * shard.size() + shard.get_local_rank()
         self.data_size = replicate.size() * shard.size() // layout.context
         """Number of ranks that see different samples."""
-        self.data_rank = self._copy // layout.context
+        self.data_rank = copy // layout.context
         self._share = SequenceShare(_context_mesh(layout, device)) if layout.context > 1 else None
         self._experts = ExpertSplit(_expert_mesh(layout, device)) if layout.expert > 1 else None
         self._owns = owns

@@ -31,11 +31,11 @@ class Conversation:
     """A connection to the facts program on one host. Only one thread uses it at a time, but any
     thread may end and close it. The connection itself stays open."""
 
-    def __init__(self, part: HostPlan, connection: Connection, launch: str = "") -> None:
-        """With ``launch``, the name of a launch on the host, `release` is possible."""
+    def __init__(self, part: HostPlan, connection: Connection, run: str = "") -> None:
+        """With ``run``, the name of a launch on the host, `release` is possible."""
         self.part = part
         self._connection = connection
-        self._launch = launch
+        self._run = run
         self._lock = threading.Lock()
         self._process: RemoteProcess | None = None
         self._incoming: Incoming
@@ -118,9 +118,9 @@ class Conversation:
     def _start(self, python: str) -> None:
         process = node_program.start(
             self._connection,
-            "launch" if self._launch else "facts",
+            "launch" if self._run else "facts",
             python,
-            label=self._launch or "check",
+            label=self._run or "check",
         )
         self._incoming = Incoming(process)
         with self._lock:

@@ -64,18 +64,15 @@ class Preflight:
         *,
         base: Path,
         run: Callable[[str, Callable[[], None]], None] = lambda host, call: in_thread(call),
-        launch: str = "",
         stopped: Callable[[], bool] = never,
     ) -> None:
         """``reach`` returns a host's connection or raises NodeError. Relative paths on this machine
-        start at ``base``. ``run`` starts a call for a host, given by name, in a thread. ``launch``
-        is the name on hosts of the launch that follows, see `release`. For ``stopped`` see
-        `everywhere`."""
+        start at ``base``. ``run`` starts a call for a host, given by name, in a thread. For
+        ``stopped`` see `everywhere`. If the plan is that of a run, `release` is possible."""
         self._plan = plan
         self._reach = reach
         self._base = base
         self._run = run
-        self._launch = launch
         self._stopped = stopped
         self._token = secrets.token_hex(8)
         self._lock = threading.Lock()
@@ -226,7 +223,7 @@ class Preflight:
             conversation.close(max(0.0, until - time.monotonic()))
 
     def _gather(self, part: HostPlan, depth: Depth) -> tuple[HostFacts, int | None]:
-        conversation = Conversation(part, self._reach(part), self._launch)
+        conversation = Conversation(part, self._reach(part), self._plan.run)
         with self._lock:
             self.conversations[part.host.name] = conversation
             if self._closed:

@@ -220,12 +220,12 @@ class Commands:
                 return
             process = node_program.start(connection, "command", python, label="exec")
             process.write(protocol.encode_command(self._request(group)))
-            group.relay = relay = RelayChannel(via.name, connection, process)
+            group.relay = relay = RelayChannel(via.name, connection, process, python, ATTEMPTED)
             for frame in relay.frames():
                 self._take(group, frame)
             if len(group.reported) == len(group.targets):
                 return
-            failure = relay.failure(python, ATTEMPTED)
+            failure = relay.failure()
         except ProtocolError as error:
             failure = AnswerError(via.name, ATTEMPTED, error)
         except NodeError as error:

@@ -33,12 +33,22 @@ class SilentRelayError(ConnectError):
 class RelayChannel:
     """One relay on a host. One thread reads; any thread may write."""
 
-    def __init__(self, host: str, connection: Connection, process: RemoteProcess) -> None:
+    def __init__(
+        self,
+        host: str,
+        connection: Connection,
+        process: RemoteProcess,
+        python: str,
+        attempted: str = "running the agent",
+    ) -> None:
+        """``process`` runs a program of dtrain under ``python``. ``attempted``: what fails if it
+        ends."""
         self.pid: int | None = None
         """The relay's process, once it has sent its first message."""
         self._host = host
         self._connection = connection
         self._process = process
+        self._python, self._attempted = python, attempted
         self._decoder = protocol.FrameDecoder()
         self._liveness = RelayLiveness()
         self._lock = threading.Lock()
@@ -137,10 +147,10 @@ class RelayChannel:
         else:
             self.send({"op": "ping"})
 
-    def failure(self, python: str, attempted: str = "running the agent") -> NodeError:
+    def failure(self) -> NodeError:
         """Why the relay's output ended. Waits a few seconds for its exit status."""
         noise = self._decoder.noise
-        return node_program.failure(self._host, attempted, python, self._process, noise)
+        return node_program.failure(self._host, self._attempted, self._python, self._process, noise)
 
 
 class CommandWriter(Generic[_Command]):

@@ -6,35 +6,22 @@ and its failure is a notice.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dtrain.failures.cause import Report, signal_name
+from dtrain.failures.cause import Report
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.observed import ObservedRun
 from dtrain.runs.request import Request
+from dtrain.session.reporting.notify_program import LIMIT, NotifyError, run
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.spec.model import NotifyEvent
 
-LIMIT = 10.0
-"""Seconds of one notification."""
-MARGIN = 1.0
-"""Seconds before the limit at which a program is killed, or an answer is no longer awaited."""
 SCHEMA = 1
-
-
-class NotifyError(Exception):
-    """Why a notification failed. The message contains no URL."""
 
 
 class Notifications:
@@ -107,43 +94,6 @@ class Notifications:
         with self._lock:
             if self._pending.pop(thread, None) is not None and problem:
                 self._recorder.notice(problem)
-
-
-def run(command: Sequence[str], folder: Path, body: bytes, limit: float = LIMIT - MARGIN) -> None:
-    """Run a program in ``folder`` with ``body`` on stdin, and kill it after ``limit`` seconds.
-
-    Raises NotifyError if it fails.
-    """
-    # Files, not pipes: the program may not read, or leave a process that keeps a pipe open.
-    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
-        stdin.write(body)
-        stdin.seek(0)
-        try:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdin=stdin,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise NotifyError(f"cannot run {command[0]}: {error.strerror}") from None
-        try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise NotifyError(f"{command[0]} did not end within {limit:g} s") from None
-        if status != 0:
-            size = stderr.seek(0, os.SEEK_END)
-            stderr.seek(max(0, size - 4096))
-            words = stderr.read().decode(errors="replace").strip().splitlines()
-            ended_by = signal_name(-status) or f"signal {-status}"
-            how = f"status {status}" if status > 0 else ended_by
-            why = f": {words[-1][:500]}" if words else ""
-            raise NotifyError(f"{command[0]} failed with {how}{why}")
 
 
 def document(event: NotifyEvent, name: str, attempt: int, report: Report) -> dict[str, Any]:

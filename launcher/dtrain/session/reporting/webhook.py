@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from dtrain.session.reporting.notifications import LIMIT, MARGIN, NotifyError
+from dtrain.session.reporting.notify_program import LIMIT, MARGIN, NotifyError
 from dtrain.spec.secrets import url_fault
 
 

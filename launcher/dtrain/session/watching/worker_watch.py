@@ -223,8 +223,7 @@ class WorkerWatch:
         if not any(where.script or where.call for where in places.values()):
             unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
             return self._differences() or [unknown]
-        labels = {f"{label} {host}": where for (label, host), where in places.items()}
-        stacks = [f"{_workers(those)}: in {where}" for where, those in compare(labels)]
+        stacks = [f"{_workers(those)}: in {where}" for where, those in compare(places)]
         return stacks + self._differences()
 
     def _differences(self) -> list[str]:
@@ -243,9 +242,9 @@ class WorkerWatch:
         )
 
 
-def _workers(who: list[str]) -> str:
-    """``rank 3 on gpu01``, ``ranks 0-2, 4-7 on gpu[01-02]``, from ``3 gpu01`` and so on."""
-    labels, hosts = zip(*(each.split(" ", 1) for each in who), strict=True)
+def _workers(who: list[tuple[str, str]]) -> str:
+    """``rank 3 on gpu01``, ``ranks 0-2, 4-7 on gpu[01-02]``, from labels and hosts."""
+    labels, hosts = zip(*who, strict=True)
     ranks = [int(label) for label in labels if label.isdecimal()]
     names = hostlist.fold(hostlist.in_order(hosts))
     if len(ranks) < len(labels):
