@@ -11,6 +11,7 @@ from dtrain.engines.render import batch_script
 from dtrain.launchplan import shell
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.wording import counted
+from dtrain_cli.files import refuse_planted
 from dtrain_cli.views import plan as view
 
 _RENDERED = re.compile(r"(?!\.\.?/)[A-Za-z0-9._:-]+/[a-z]+-[0-9]+\.(?:sh|env)|job\.(?:sbatch|yaml)")
@@ -42,6 +43,7 @@ def _write(plan: LaunchPlan, script: Mapping[str, str], manifest: str, output: P
     """
     marker = output / "plan.json"
     files = dict(script or shell.files(plan)) | {"plan.json": manifest}
+    refuse_planted(output)
     try:
         if output.is_dir() and any(output.iterdir()) and not marker.is_file():
             raise UsageError(

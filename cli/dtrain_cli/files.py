@@ -9,6 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from dtrain.diagnostics import UsageError
+from dtrain.node.trust import user_of
 from dtrain.spec.load import contents
 
 
@@ -34,6 +35,7 @@ def writable(path: Path, begins: str | tuple[str, ...] = "") -> bool:
     Raises UsageError if `write_text` would refuse the path, if its folder is read-only, or if the
     file has a content that does not begin with ``begins`` (in any case): dtrain did not write it.
     """
+    refuse_planted(path)
     target = _target(path)
     if not os.access(target.parent, os.W_OK | os.X_OK, effective_ids=True):
         raise _unwritable(path, target, "its folder is read-only")
@@ -53,6 +55,7 @@ def write_text(path: Path, text: str, *, public: bool = False) -> None:
     valid. With ``public``, all users may read a new file, whatever the umask. Raises UsageError,
     naming the file, if it is not a plain file or cannot be written.
     """
+    refuse_planted(path)
     target = _target(path)
     draft = target.with_name(f".dtrain-{token_hex(8)}")
     try:
@@ -63,6 +66,22 @@ def write_text(path: Path, text: str, *, public: bool = False) -> None:
             draft.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         raise _unwritable(path, target, _reason(error)) from None
+
+
+def refuse_planted(path: Path) -> None:
+    """Raise UsageError if another user has put ``path`` into a folder that all users share, such as
+    /tmp. It may be a link to a file of this user."""
+    try:
+        there, folder = path.lstat(), path.parent.stat()
+    except (OSError, ValueError):
+        return
+    shared = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
+    if shared and there.st_uid not in (0, os.geteuid(), folder.st_uid):
+        owner = user_of(there.st_uid)
+        raise UsageError(
+            f"{str(path)!r} belongs to {owner}, in a folder that all users share",
+            hint="choose another name, in a folder of your own",
+        )
 
 
 def _unwritable(path: Path, target: Path, reason: str) -> UsageError:

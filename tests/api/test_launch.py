@@ -276,7 +276,7 @@ def test_this_machine_cannot_store_the_run(scene: Scene) -> None:
     scene.home.write_text("a file is in the way")
     report = dtrain.launch(scene.cluster_file(scene.script(TALK)))
     assert report.exit_code is dtrain.ExitCode.NODE_FAILED
-    assert "a file is in the way" in report.reason
+    assert report.reason.endswith(f"a file is in the way: {scene.home}")
     assert "DTRAIN_HOME" in report.hint
 
 

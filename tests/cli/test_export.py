@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from dtrain.runs.progress import Progress
 from dtrain.spec.load import parse_once
 from dtrain_cli import export
 from dtrain_cli.export import Exports, metrics_server
+from dtrain_cli.export.scalars import Scalars
 from support import warm
 from support.limits import HANG
 from support.ports import free_port
@@ -238,6 +240,19 @@ def test_a_run_that_this_process_takes_over_is_exported_once(
     assert not {"dtrain_slow_rank", "dtrain_standing_rank"} & {
         name for name, *_ in values(openmetrics(file.read_text()))
     }
+
+
+@pytest.mark.parametrize("plant", ["link", "pipe"])
+def test_scalars_follow_no_link_that_another_user_has_put_in_their_place(
+    tmp_path: Path, plant: str
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    scalars = Scalars(tmp_path)
+    scalars._path.symlink_to(mine) if plant == "link" else os.mkfifo(scalars._path)
+    scalars.add(Progress("rank-0", 1e9, 4, 4, 0.25, 4000, {}), {"loss": 0.25})
+    scalars.write()
+    assert mine.read_text() == "mine"
 
 
 def test_scalars_that_cannot_be_written_end_neither_the_run_nor_the_file(

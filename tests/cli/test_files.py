@@ -10,6 +10,7 @@ import pytest
 from dtrain.diagnostics import UsageError
 from dtrain_cli.commands.report import report
 from dtrain_cli.files import HTML, read_text, writable, write_text
+from support.other_users import MALLORY, give, scratch
 
 NOBODY = 65534
 
@@ -113,6 +114,24 @@ def test_a_broken_link(path: Path) -> None:
     path.unlink()
     path.symlink_to(path.name)
     refused(path, "cannot be written|is a link")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_another_user_has_put_into_a_shared_folder(tmp_path: Path, kind: str) -> None:
+    mine = tmp_path / "page.html"
+    mine.write_text("<!doctype html>mine")
+    path = scratch(tmp_path / "scratch") / "page.html"
+    path.symlink_to(mine) if kind == "link" else path.touch()
+    give(path, MALLORY)
+    for attempt in (lambda: writable(path, HTML), lambda: write_text(path, "x")):
+        with pytest.raises(UsageError, match="belongs to bin, in a folder that all users share"):
+            attempt()
+    assert mine.read_text() == "<!doctype html>mine"
+    path.unlink()
+    path.symlink_to(mine)
+    write_text(path, "my own link")
+    assert mine.read_text() == "my own link"
 
 
 def test_a_folder(path: Path) -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.diagnostics import UsageError
 from dtrain.launchplan import shell
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import read
 from dtrain_cli.dry_run import rendered
 from support.json_page import undocumented
+from support.other_users import MALLORY, folder_of, scratch
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CASES = sorted(path for path in (Path(__file__).parent / "cases").iterdir() if path.is_dir())
@@ -159,6 +161,17 @@ def test_a_new_dry_run_removes_outdated_files(tmp_path: Path) -> None:
         "plan.json",
     ]
     assert not (tmp_path / "out" / "b").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")
+def test_no_scripts_are_written_to_a_folder_where_another_user_replaces_them(
+    tmp_path: Path,
+) -> None:
+    planted = folder_of(MALLORY, scratch(tmp_path / "scratch") / "out")
+    (planted / "plan.json").touch()  # as of an earlier dry run
+    with pytest.raises(UsageError, match="belongs to bin, in a folder that all users share"):
+        rendered(plan(CASES[0]), output=planted)
+    assert list(planted.iterdir()) == [planted / "plan.json"]
 
 
 @pytest.mark.parametrize("rendezvous", ["{}", "{backend: static}", "{backend: c10d}"])

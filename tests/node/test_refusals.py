@@ -218,6 +218,7 @@ def test_a_run_folder_below_a_file(host: Node) -> None:
     agent = host.launch(host.shell("exit"), run_dir=f"{host.workdir}/file/x")
     body = agent.expect("refused")
     assert body["what"] == "permission"
+    assert body["reason"] == f"{host.workdir}/file: Not a directory"
     assert "cluster.run_dir" in body["hint"]
 
 

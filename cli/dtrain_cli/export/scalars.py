@@ -48,7 +48,9 @@ class Scalars:
         data = b"".join(records)
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
+            # If all users may write to the folder, another one may have put a link there.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            with os.fdopen(os.open(self._path, flags, 0o666), "ab") as file:
                 file.truncate(self._size)  # a failure may have left a part of a record
                 file.write(data)
             self._size += len(data)

@@ -43,6 +43,8 @@ class SubmitRefused:
     text: _Text
     uncertain: bool
     """As in `Submitted`."""
+    hint: _Text = ""
+    """The remedy, if the program knows it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,9 @@ class RunFolder:
                 os.close(runs)
         except FileExistsError:
             raise
-        except NotADirectoryError:
+        except NotADirectoryError as error:
             raise StorageError(
-                f"{folder.path}: cannot make this folder: a file is in the way",
+                f"cannot make {folder.path}: a file is in the way: {os.fsdecode(error.filename)}",
                 hint="remove the file, or name another folder in DTRAIN_HOME",
             ) from None
         except OSError as error:

@@ -91,8 +91,7 @@ FEATURES = (
     Feature(
         "folders of a trusted group",
         ("cluster.trust_group",),
-        _ONLY_SSH,
-        instead="remove it: the job's script does not check who owns its folders",
+        _NOT_KUBERNETES,
         on_kubernetes="remove it: the pods use volumes, see cluster.kubernetes.claims",
     ),
     Feature(

@@ -17,6 +17,7 @@ from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import BatchJob, CommandResult
 from dtrain.node.slurm.main import StateWatch
 from support.limits import until
+from support.other_users import MALLORY, folder_of, scratch
 
 
 @pytest.fixture
@@ -35,6 +36,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def order(tmp_path: Path, script: str = "") -> Any:
     return {
+        "trust_group": None,
         "workdir": str(tmp_path),
         "script": script,
         "options": ["--partition=gpu"],
@@ -89,6 +91,19 @@ def test_a_full_disk_is_named_by_its_folder(
     for kind in (BatchJob, lambda run, folder: AllocationScript(run, folder, "5")):
         answer = kind("run", os.fsencode(tmp_path / "run")).submit(order(tmp_path))
         assert (answer.command, answer.text) == ("", f"{tmp_path}/run: No space left on device")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")
+def test_another_user_who_made_the_folder_of_runs_gets_no_script(
+    tmp_path: Path, program: Any
+) -> None:
+    program("sbatch", "echo 7")
+    nodes = folder_of(MALLORY, scratch(tmp_path / "scratch") / "nodes")
+    for kind in (BatchJob, lambda run, folder: AllocationScript(run, folder, "5")):
+        answer = kind("run", os.fsencode(nodes / "run")).submit(order(tmp_path))
+        assert answer.text == f"{nodes}: belongs to bin, not to you or root (mode 0777)"
+        assert answer.hint == "choose another `cluster.run_dir`"
+    assert list(nodes.iterdir()) == []
 
 
 @pytest.mark.parametrize(

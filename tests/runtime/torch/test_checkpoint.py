@@ -51,7 +51,7 @@ def test_a_kill_in_the_middle_of_a_save_keeps_the_one_before(tmp_path: Path) -> 
     assert names(saved) == ["step-00000001", "step-00000002"]
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_damaged_and_planted_checkpoints_are_passed_over(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     (saved / "step-00000009.partial").mkdir(parents=True)  # of a killed attempt
     said = run(2, HERE / "unreadable_checkpoint_job.py", saved, tmp_path)
@@ -64,8 +64,12 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         # The error of the newest, after both were tried.
         assert report["refused"] == [1]
     warned = [line for line in said[0].splitlines() if "warning" in line]
-    assert [Path(line.split()[1]).name for line in warned] == ["step-00000003", "step-00000003",
-                                                               "step-00000002"]  # fmt: skip
+    found = [Path(line.split()[1]).name for line in warned]
+    assert [int(name.removeprefix("step-")) for name in found] == [5, 4, 3, 3, 2]
+    # The pickles of both were planted.
+    assert ".steps is not plain data" in warned[0]
+    assert "mkdir does not belong into a checkpoint" in warned[1]
+    assert not (tmp_path / "ran").exists()
     assert "warning" not in said[1]
 
 

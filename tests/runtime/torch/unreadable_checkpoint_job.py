@@ -1,5 +1,5 @@
-"""Ranks that find the newest of their checkpoints damaged. They train a part of the model, with an
-optimizer that also keeps numbers.
+"""Ranks that find the newest of their checkpoints damaged, and others that run a program when torch
+reads them. They train a part of the model, with an optimizer that also keeps numbers.
 
 unreadable_checkpoint_job.py CHECKPOINTS REPORTS
 """
@@ -7,6 +7,9 @@ unreadable_checkpoint_job.py CHECKPOINTS REPORTS
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +39,13 @@ class Averaged(torch.optim.Optimizer):
                 state["steps"] = state.get("steps", 0) + 1
                 mean = state.setdefault("mean", torch.zeros_like(parameter))
                 parameter -= mean.lerp_(parameter.grad, 0.5)
+
+
+class Planted:
+    """Its pickle makes the folder ``ran`` among the reports."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (os.path.join(sys.argv[2], "ran"),)
 
 
 def built(run: parallel.ParallelRun, seed: int) -> tuple[parallel.ParallelModel, Averaged]:
@@ -75,7 +85,13 @@ def main() -> None:
                 break
         report["kept"] = names(folder)
 
+        run.should_stop()
+        optimizer.state[model.parameters()[-1]]["steps"] = Planted()
+        checkpoint.save(folder, 5, model, optimizer, keep=9)
+        planted = folder / "step-00000004"
         if run.is_first:
+            shutil.copytree(folder / "step-00000003", planted)
+            (planted / ".metadata").write_bytes(pickle.dumps(Planted()))
             # Only the other rank reads it.
             (part,) = (folder / "step-00000003").glob("__1_*.distcp")
             part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
@@ -84,6 +100,9 @@ def main() -> None:
         report["restored"] = checkpoint.restore(folder, model, optimizer, batches)
         report["found"] = values(model, optimizer)
         report["samples"] = batches.state_dict()["samples"]
+        if run.is_first:
+            for left in (planted, folder / "step-00000005"):
+                shutil.rmtree(left)
         checkpoint.save(folder, 2, model, optimizer, batches, keep=1)
         report["kept then"] = names(folder)
 

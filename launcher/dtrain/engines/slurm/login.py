@@ -69,6 +69,7 @@ class Login:
                 tree,
                 workdir,
                 python=self._python,
+                trust_group=self._record.plan.trust_group,
                 patience=Patience(unused=KEPT),
             )
 

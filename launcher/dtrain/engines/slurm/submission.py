@@ -85,7 +85,7 @@ def hint_for(said: str, host: str) -> str:
 def refusal(host: str, said: messages.SubmitRefused) -> SubmitError:
     """The error for a submission that Slurm refused, with its own words."""
     reason = said.text
-    hint = hint_for(said.text, host)
+    hint = said.hint or hint_for(said.text, host)
     if said.command:
         reason += f"\nthe command, which ended with status {said.status}: {said.command}"
     if said.command and not is_unanswered(said.text):
@@ -101,6 +101,7 @@ def submit_order(
     return {
         "op": "submit",
         **job_order(record),
+        "trust_group": plan.trust_group,
         "workdir": workdir,
         "script": render(plan, in_allocation=record.request.allocation is not None),
         "options": list(batch_options(plan)),

@@ -76,7 +76,8 @@ def cannot_write(error: OSError, folder: bytes) -> RefusedError:
     """The refusal for a folder or file that cannot be created."""
     if isinstance(error, UnsafeError):
         return RefusedError("permission", error.reason, error.hint("`cluster.run_dir`"))
-    where = shown(folder)
+    # A walk names the folder or file at which it has failed.
+    where = shown(error.filename if isinstance(error.filename, bytes) else folder)
     hint = "point `cluster.run_dir` at a folder on this host that you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         parent = folder

@@ -43,6 +43,8 @@ def script(request: GatherOrder) -> Json:
 
 def why_unsafe_to_run(request: JobOrder) -> Json | None:
     """Why a launch would refuse to run the job's code. None if it would not."""
+    if request.get("any_owner"):
+        return None
 
     def check(trust: Trust) -> None:
         workdir = os.fsencode(expand(request["workdir"]))

@@ -23,9 +23,7 @@ def expand(path: str) -> str:
 
 def why_unsafe(request: JobOrder, key: str, check: Callable[[Trust], None]) -> Json | None:
     """Why the folder or file in the setting ``key`` is unsafe, and the remedy. None if it is safe
-    or cannot be read, which other facts report. Also None if the job's engine does not care."""
-    if request.get("any_owner"):
-        return None
+    or cannot be read, which other facts report."""
     try:
         check(Trust(request["trust_group"]))
     except UnsafeError as error:

@@ -23,7 +23,7 @@ from dtrain.node.slurm.commands import (
     environment,
     locked,
     make_private,
-    words,
+    not_begun,
 )
 
 TYPE_CHECKING = False
@@ -94,7 +94,7 @@ class AllocationScript(BatchJob):
         variables = environment(order, os.environ)
         variables["SLURM_RESTART_COUNT"] = "0"  # the run's attempts are not those of the allocation
         try:
-            make_private(self.folder)
+            make_private(self.folder, order["trust_group"])
             with locked(self.folder) as lock:
                 if self._find():
                     return CommandResult("", 0, "")
@@ -114,7 +114,7 @@ class AllocationScript(BatchJob):
                 with process.stdout as stdout:
                     said = stdout.read()
         except OSError as error:
-            return CommandResult("", FAILED, words(error, self.folder))
+            return not_begun(error, self.folder)
         if not self._find():
             process.wait()
             return CommandResult("bash", FAILED, shown(said).strip()[:MAX_TEXT])

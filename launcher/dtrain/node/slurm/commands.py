@@ -13,6 +13,7 @@ import time
 from dtrain.node.agent.folder import expand
 from dtrain.node.agent.wire import raw, shown, write_all
 from dtrain.node.agent.worker_files import read_regular
+from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ _NO_OPTIONS = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
 class CommandResult:
-    """How a command ended: ``text`` is its output, or with a ``status`` other than 0 its error."""
+    """How a command ended: ``text`` is its output, or with a ``status`` other than 0 its error.
+    ``hint`` is the remedy if this program knows it."""
 
-    def __init__(self, command: str, status: int, text: str) -> None:
+    def __init__(self, command: str, status: int, text: str, hint: str = "") -> None:
         self.command = command
         self.status = status
         self.text = text
+        self.hint = hint
 
     @property
     def uncertain(self) -> bool:
@@ -83,7 +86,7 @@ class BatchJob:
                "--open-mode=append"]  # fmt: skip
         script = shown(self.path(SCRIPT))
         try:
-            make_private(self.folder)
+            make_private(self.folder, order["trust_group"])
             with locked(self.folder) as lock:
                 if self._is_saved():
                     return CommandResult("", 0, "")
@@ -109,7 +112,7 @@ class BatchJob:
                 with contextlib.suppress(OSError):  # as on a full disk: the job has its name, too
                     self.save(JOB_FILE, jobs[-1].encode())
         except OSError as error:
-            return CommandResult("", FAILED, words(error, self.folder))
+            return not_begun(error, self.folder)
         return answer
 
     def find(self) -> CommandResult:
@@ -245,13 +248,18 @@ def locked(folder: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-def make_private(folder: bytes) -> None:
-    # Only here: the job inherits the umask of sbatch.
-    before = os.umask(0o077)
-    try:
-        os.makedirs(folder, exist_ok=True)
-    finally:
-        os.umask(before)
+def make_private(folder: bytes, trust_group: str | None) -> None:
+    """Create the run's folder. No other user can change the script in it. Raises OSError."""
+    trust = Trust(trust_group)
+    nodes = os.path.dirname(folder)
+    os.close(trust.open_folder(nodes, own=1, created=[], private=False)[0])
+    os.close(trust.open_folder(folder, own=2, created=[])[0])
+
+
+def not_begun(error: OSError, folder: bytes) -> CommandResult:
+    """The answer if the run's folder cannot be used."""
+    hint = error.hint("`cluster.run_dir`") if isinstance(error, UnsafeError) else ""
+    return CommandResult("", FAILED, words(error, folder), hint)
 
 
 def _squeue(*options: str) -> CommandResult:

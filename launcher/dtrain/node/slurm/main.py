@@ -116,8 +116,7 @@ class JobRelay:
                 self._channel.report("trouble", command="sbatch", text=answer.text)
                 find_late(job, self._report, patient=True)
             if answer.status and not job.number:
-                refused = {"command": answer.command, "status": answer.status, "text": answer.text}
-                self._channel.report("refused", **refused, uncertain=uncertain)
+                self._channel.report("refused", **vars(answer), uncertain=uncertain)
                 return
         self._channel.report("submitted", job=job.number or None, uncertain=uncertain)
         if not job.number:

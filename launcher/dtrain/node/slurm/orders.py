@@ -48,6 +48,8 @@ class Submission(SlurmJobOrder):
     Then do what `FollowOrder` does."""
 
     op: Literal["submit"]
+    trust_group: str | None
+    """A Unix group whose members may own the run's folder and write to the folders above it."""
     workdir: str
     script: str
     options: list[str]

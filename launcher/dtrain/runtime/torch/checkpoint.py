@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as write
@@ -29,6 +29,7 @@ from dtrain.runtime.progress import phase
 from dtrain.runtime.torch.agreement import agreed
 from dtrain.runtime.torch.batches import Batches
 from dtrain.runtime.torch.model import ParallelModel
+from dtrain.runtime.torch.plain_data import PlainPlanner, PlainReader
 
 _COMPLETE = re.compile(r"step-(\d+)")
 _SCALARS = "training.json"
@@ -99,7 +100,8 @@ def restore(
     """Load the newest checkpoint that can be read, from any layout. Returns its step, or 0 if there
     is no checkpoint. All ranks call it, before the first step.
 
-    If checkpoints exist, but none can be read, raises the error of the newest.
+    If checkpoints exist, but none can be read, raises the error of the newest. Runs no code that
+    is in a checkpoint.
     """
     newest: BaseException | None = None
     for found in _newest_first(Path(folder)):
@@ -128,7 +130,7 @@ def _load(found: Path, model: ParallelModel, optimizer: torch.optim.Optimizer) -
     fails on all."""
     moments: dict[str, dict[str, Any]] = {}
     with agreed():
-        reader = FileSystemReader(found)
+        reader = PlainReader(found)
         saved = reader.read_metadata().state_dict_metadata
         scalars: dict[str, Any] = json.loads((found / _SCALARS).read_text(encoding="utf-8"))
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
@@ -143,7 +145,7 @@ def _load(found: Path, model: ParallelModel, optimizer: torch.optim.Optimizer) -
         values: dict[str, Any] = dict(_weights(model))
         for name, kept in moments.items():
             values |= {f"optimizer.{name}.{key}": value for key, value in kept.items()}
-    load(values, storage_reader=reader)
+    load(values, storage_reader=reader, planner=PlainPlanner())
     for name, kept in moments.items():
         if kept:
             # Numbers are in ``values`` only.

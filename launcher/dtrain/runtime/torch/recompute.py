@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,8 +83,30 @@ def from_host(kept: Tensor, device: torch.device) -> Tensor:
 
 
 def compiled(block: nn.Module) -> None:
-    """Compile the computation of ``block``. FSDP's hooks stay outside."""
+    """Compile the computation of ``block``. FSDP's hooks stay outside. Raises RuntimeError if
+    another user could change the compiled code."""
+    _check_cache()
     block.forward = torch.compile(block.forward)
+
+
+@functools.cache
+def _check_cache() -> None:
+    """torch stores compiled code below /tmp under a name that others can guess, and runs what it
+    finds there."""
+    # Slow to import. Its module is another one in older versions of torch.
+    from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
+
+    before = os.umask(0o077)
+    try:
+        folder = Path(cache_dir())  # creates it
+    finally:
+        os.umask(before)
+    owners = {folder.lstat().st_uid, folder.stat().st_uid}
+    if owners - {0, os.geteuid()} or folder.stat().st_mode & stat.S_IWOTH:
+        raise RuntimeError(
+            f"another user can change {folder}, and torch runs the compiled code in it: set"
+            " TORCHINDUCTOR_CACHE_DIR to a folder of your own (job.env)"
+        )
 
 
 def _selective_contexts() -> Any:
