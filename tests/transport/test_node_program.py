@@ -15,12 +15,14 @@ CASES = {
     "missing": ("there is no {python}", "cluster.python"),
     "not-executable": ("{python} cannot be executed", "cluster.python"),
     "too-old": ("{python} cannot run dtrain: python 3.6 is too old", "3.8 or newer"),
+    "replaced": ("another shell ran there in place of {python}", "`exec`"),
     "ends": ("{python} ended with status 3: no memory", "log in there"),
 }
 SCRIPTS = {
     "not-executable": "#!/bin/sh\n",
     "too-old": '#!/bin/sh\nwhile [ "$1" != -c ]; do shift; done\n'
     f'exec {sys.executable} -c "import sys; sys.version_info = (3, 6, 8)\n$2"\n',
+    "replaced": "#!/bin/sh\nexec sh\n",
     "ends": "#!/bin/sh\necho no memory\nexit 3\n",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.diagnostics import ConnectError, PrepareError
-from dtrain.node.boot import TOO_OLD
+from dtrain.node.boot import REPLACED, TOO_OLD
 from dtrain.node.programs import boot_command, bundled
 from dtrain.transport.contract import Connection, RemoteProcess
 
@@ -40,6 +40,12 @@ def failure(
     hint = "set cluster.python to the path of a Python 3.8 or newer on the host"
     if status == TOO_OLD:
         reason = f"{python} cannot run dtrain: {last.removeprefix('dtrain: ') or 'it is too old'}"
+    elif status == REPLACED:
+        reason = f"another shell ran there in place of {python}"
+        hint = (
+            "look for `exec` in the login scripts there (or a ForceCommand of its sshd): only a"
+            " terminal should get another shell, as in `[ -t 0 ] && exec zsh`"
+        )
     elif status == NOT_FOUND:
         reason = f"there is no {python}" + (f" ({last})" if last else "")
     elif status == NOT_EXECUTABLE:
@@ -49,7 +55,7 @@ def failure(
         reason = f"the program that dtrain started with {python} {how}"
         reason += f": {printed[-MAX_PRINTED:]}" if printed else ""
         hint = (
-            "log in there: its memory may be full, its Python damaged, or a login script (or a"
-            " ForceCommand of its sshd) may print, read its input, or replace the shell"
+            "log in there: its memory may be full, its Python damaged, the account may have no full"
+            " shell, or a login script (or a ForceCommand of its sshd) may end, or read its input"
         )
     return PrepareError(host, attempted, reason, hint=hint)
