@@ -69,7 +69,11 @@ def in_job(request: JobOrder, program: Program, limit: float) -> Json:
             )
     except OSError as error:
         os.close(report_fd)
-        return {"status": 127, "said": [], "output": "%s: %s" % (python, error.strerror)}
+        return {
+            "status": 127,
+            "said": [],
+            "output": "%s: %s" % (error.filename or python, error.strerror),
+        }
     listener.join(1.0)
     numbered = [(reported_step(line), line) for line in lines]
     steps = [step for step, _ in numbered if step is not None]
