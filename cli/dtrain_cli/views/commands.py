@@ -12,7 +12,7 @@ from typing import Any
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.alike import common_hint, common_text, of_one_kind
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all, prefixed, split
-from dtrain.hostlist import in_order
+from dtrain.hostlist import brief, in_order
 from dtrain.session.relays.commands import Outcome, Receiver
 from dtrain.wording import counted
 from dtrain_cli.views import names
@@ -50,6 +50,12 @@ class CommandView(Receiver):
             framer = self._framers.pop((outcome.host, stream), None)
             if framer is not None and (rest := framer.flush()):
                 self.lines(outcome.host, stream, rest)
+
+    def waiting(self, hosts: Sequence[str]) -> None:
+        self.notice(
+            f"still waiting for {brief(hosts)}; if a login to {hosts[0]} takes as long, a login "
+            "script waits there"
+        )
 
     @abstractmethod
     def lines(self, host: str, stream: str, text: str) -> None:

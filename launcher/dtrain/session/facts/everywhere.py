@@ -83,7 +83,10 @@ def everywhere(
     if stopped():
         raise KeyboardInterrupt
     reason = f"no answer within {limit:.0f} s"
-    hint = "log in to the host: it may be out of memory, or a file system or driver may hang"
+    hint = (
+        "log in to the host: a login script may wait for input, its memory may be full, or a file"
+        " system or driver may hang"
+    )
     return [
         results[index]
         if index in results
