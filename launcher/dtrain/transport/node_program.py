@@ -35,8 +35,11 @@ def failure(
         status = process.wait(END)
     except (TimeoutError, ConnectError):
         status = None
-    printed = (process.stderr() + b"\n" + output).decode("utf-8", "replace").strip()
-    last = printed.splitlines()[-1] if printed else ""
+    said, shown = (text.decode("utf-8", "replace").strip() for text in (process.stderr(), output))
+    printed = f"{said}\n{shown}".strip()
+    last = printed.rpartition("\n")[2]
+    # A version manager (pyenv) explains itself in several lines.
+    why = f" ({said[-MAX_PRINTED:]})" if said else ""
     hint = "set cluster.python to the path of a Python 3.8 or newer on the host"
     if status == TOO_OLD:
         reason = f"{python} cannot run dtrain: {last.removeprefix('dtrain: ') or 'it is too old'}"
@@ -47,9 +50,9 @@ def failure(
             " terminal should get another shell, as in `[ -t 0 ] && exec zsh`"
         )
     elif status == NOT_FOUND:
-        reason = f"there is no {python}" + (f" ({last})" if last else "")
+        reason = f"there is no {python}{why}"
     elif status == NOT_EXECUTABLE:
-        reason = f"{python} cannot be executed" + (f" ({last})" if last else "")
+        reason = f"{python} cannot be executed{why}"
     else:
         how = "ended" if status is None else f"ended with status {status}"
         reason = f"the program that dtrain started with {python} {how}"
