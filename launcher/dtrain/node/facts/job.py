@@ -46,7 +46,8 @@ def in_job(request: JobOrder, program: Program, limit: float) -> Json:
             # If this succeeds, no other user can create or replace the folder.
             os.close(Trust(request["trust_group"]).open_folder(os.fsencode(workdir))[0])
     except OSError:
-        workdir = os.path.expanduser("~")
+        home = os.path.expanduser("~")
+        workdir = home if os.access(home, os.X_OK) else "/"
     reports, report_fd = os.pipe()
     setup = request["setup"]
     environment = {**request["environment"], "DTRAIN_REPORT_FD": str(report_fd)}
