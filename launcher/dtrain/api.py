@@ -417,10 +417,13 @@ def examine(
         direct = replace(file.job.rendezvous, backend="direct")
         file = replace(file, job=replace(file.job, rendezvous=direct))
     plan = build(file, port=draw_ports(file)[0], local_python=sys.executable)
+    tell = on_notice or (lambda text: None)
     with (
-        closing(Transports(request.base, ask, on_notice or (lambda text: None))) as transport,
+        closing(Transports(request.base, ask, tell)) as transport,
         closing(HostConnections(transport)) as connections,
-        closing(Preflight(plan, connections, base=request.base, stopped=stopped)) as preflight,
+        closing(
+            Preflight(plan, connections, base=request.base, stopped=stopped, notice=tell)
+        ) as preflight,
     ):
         transport.prepare(file.cluster.hosts)
         evidence = preflight.look(depth or THOROUGH)

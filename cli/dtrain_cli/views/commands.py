@@ -14,7 +14,7 @@ from dtrain.failures.alike import common_hint, common_text, of_one_kind
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all, prefixed, split
 from dtrain.hostlist import brief, in_order
 from dtrain.session.relays.commands import Outcome, Receiver
-from dtrain.wording import counted
+from dtrain.wording import counted, login_waits
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.outlet import Outlet
@@ -52,10 +52,7 @@ class CommandView(Receiver):
                 self.lines(outcome.host, stream, rest)
 
     def waiting(self, hosts: Sequence[str]) -> None:
-        self.notice(
-            f"still waiting for {brief(hosts)}; if a login to {hosts[0]} takes as long, a login "
-            "script waits there"
-        )
+        self.notice(f"still waiting for {brief(hosts)}; {login_waits(hosts[0])}")
 
     @abstractmethod
     def lines(self, host: str, stream: str, text: str) -> None:

@@ -21,6 +21,7 @@ POLL = 0.2
 MOST = 1.0
 """The most seconds that count between two looks. If there are more, this process did not run
 (Ctrl-Z, a suspended machine), and has not read what arrived."""
+WAITING = 30.0
 _Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
 
@@ -37,6 +38,7 @@ def everywhere(
     *,
     stopped: Callable[[], bool] = never,
     ending: float = 0.0,
+    waiting: Callable[[], None] = lambda: None,
 ) -> list[_Result | NodeError]:
     """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
     ``run`` starts a call for an item in its thread.
@@ -46,6 +48,8 @@ def everywhere(
     late. Any other exception is raised here. Once the user has ``stopped`` it, raises
     KeyboardInterrupt, after ``ending`` seconds in which ``work`` may clean up. A signal handler
     that raises it could do so in a finalizer, where Python drops it.
+
+    Calls ``waiting`` once if it takes more than WAITING seconds.
     """
     done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
     begun: dict[int, float] = {}
@@ -67,7 +71,9 @@ def everywhere(
         if stopped() and deadline == math.inf:
             deadline = time.monotonic() + ending
         before, looked = looked, time.monotonic()
-        running += min(looked - before, MOST)
+        earlier, running = running, running + min(looked - before, MOST)
+        if earlier <= WAITING < running:
+            waiting()
         try:
             index, result = done.get(timeout=POLL)
         except queue.Empty:
