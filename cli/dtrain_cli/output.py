@@ -24,7 +24,13 @@ def write(text: str) -> None:
 def notice(text: str) -> None:
     """Print on stderr what users should know although they did not ask for it."""
     if sys.stderr is not None:
-        sys.stderr.write(f"dtrain: {clean(text)}\n")
+        erase = "\r\x1b[K" if _progress else ""
+        sys.stderr.write("".join([erase, f"dtrain: {clean(text)}\n", *_progress]))
+        sys.stderr.flush()  # a command may still run for minutes
+
+
+_progress: list[str] = []
+"""What `progress` shows now."""
 
 
 @contextmanager
@@ -35,12 +41,14 @@ def progress(text: str) -> Iterator[None]:
 
     shown = sys.stderr is not None and can_redraw(sys.stderr.isatty())
     if shown:
+        _progress.append(text)
         sys.stderr.write(text)
         sys.stderr.flush()
     try:
         yield
     finally:
         if shown:
+            _progress.clear()
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 

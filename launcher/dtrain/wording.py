@@ -37,3 +37,8 @@ def either(names: Iterable[str], word: str = "or") -> str:
     """``a, b or c``."""
     listed = list(names)
     return f" {word} ".join(filter(None, [", ".join(listed[:-1]), listed[-1]])) if listed else ""
+
+
+def login_waits(host: str) -> str:
+    """What the user can do about a host that has accepted the login and says nothing."""
+    return f"if a login to {host} takes as long, a login script waits there"

@@ -409,6 +409,22 @@ def test_a_remedy_never_takes_over_a_folder_of_another_user() -> None:
         assert ("job.sync" in remedy) is (subject == "job.workdir")
 
 
+@pytest.mark.parametrize(
+    ("path", "there", "missing"),
+    [("/home/ml/.dtrain", "/home", "/home/ml"), ("/scratch/ml/my runs", "/scratch", None)],
+)
+def test_a_remedy_never_takes_over_a_folder_of_all_users(
+    path: str, there: str, missing: str | None
+) -> None:
+    found = folder(path=path, nearest=there, exists=False, not_writable="permission denied")
+    machine = {"home": "/home/ml", "user": "ml"}
+    looked = evidence({}, {"storage": {"cluster.run_dir": found}, "machine": machine})
+    made = missing or f"'{path}'"
+    assert only(looked, "error", "cluster.run_dir", "gpu3").remedy == (
+        f"sudo install -d -o ml {made} there, or set cluster.run_dir to another folder"
+    )
+
+
 def test_a_launch_omits_findings_that_it_handles_itself() -> None:
     """A taken port that another can replace, and unreachable hosts."""
     moving = evidence(TAKEN)

@@ -98,6 +98,15 @@ def test_a_background_process_does_not_delay_the_answer(ask: Ask) -> None:
     assert found["interpreter"]["python"]
 
 
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/missing")
+
+
+def test_without_a_home_folder_an_interpreter_works(no_home: None, ask: Ask) -> None:
+    assert ask("interpreter", workdir="~")["interpreter"]["python"]
+
+
 def test_an_interpreter_that_writes_nonsense(ask: Ask) -> None:
     source = "import os; os.write(int(os.environ['DTRAIN_REPORT_FD']), b'\\xff{not json\\n')"
     found = ask("interpreter", interpreter=interpreter(HANG, source))

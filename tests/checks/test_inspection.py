@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from dtrain.node import protocol
 from dtrain.node.agent.wire import VERSION
 from dtrain.node.facts.wire import PREAMBLE
 from dtrain.session.facts.conversation import Conversation
+from dtrain.session.facts.everywhere import in_thread
 from dtrain.session.facts.gather_order import QUICK
 from dtrain.session.facts.preflight import Preflight
 from dtrain.session.relays.relay import RelayChannel
@@ -199,6 +200,25 @@ class Hanging(ScriptedHosts, ScriptedProcess):
 
     def close(self) -> None:
         self.closed.set()
+
+
+def test_a_check_names_hosts_whose_login_scripts_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtrain.session.facts.everywhere.WAITING", 0.0)
+    host, plan_ = Hanging(), plan(tmp_path / "train.py")
+    notices: list[str] = []
+
+    def run(name: str, call: Callable[[], None]) -> None:
+        in_thread(call)
+        assert host.read_begins.wait(HANG)
+
+    def notice(text: str) -> None:
+        notices.append(text)
+        host.close()
+
+    Preflight(plan_, lambda part: host, base=tmp_path, run=run, notice=notice).look(QUICK)
+    assert "a login script waits there" in notices[0]
 
 
 def test_the_end_of_a_check_releases_a_host_whose_program_does_not_start(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from dtrain_cli.output import notice, progress
 
 CLUSTER = {
     "cluster": {"hosts": ["a"], "transport": "local", "gpus": 0},
@@ -71,3 +74,18 @@ def test_a_dumb_terminal_gets_no_escape_sequence(tmp_path: Path, argv: list[str]
 def test_no_color(tmp_path: Path, argv: list[str]) -> None:
     assert "\x1b[" in on_terminal(tmp_path, argv)
     assert "\x1b[" not in on_terminal(tmp_path, argv, NO_COLOR="1")
+
+
+def test_a_notice_appears_at_once_and_not_behind_the_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Screen(io.BytesIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(screen))
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("checking"):
+        notice("h1 waits")
+        assert screen.getvalue() == b"checking\r\x1b[Kdtrain: h1 waits\nchecking"

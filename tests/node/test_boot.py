@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE
-from dtrain.node.boot import TOO_OLD, boot_text, framed, pack
+from dtrain.node.boot import NO_INPUT, REPLACED, TOO_OLD, boot_text, framed, pack
 from dtrain.node.programs import PROGRAMS, boot_command, bundled, modules, program
 from support.node import Node, pythons
 
@@ -74,12 +75,22 @@ def run_boot(host: Node, data: bytes, *, check: bool = True) -> subprocess.Compl
     return subprocess.run(command, input=data, capture_output=True, cwd=host.workdir, check=check)
 
 
-@pytest.mark.parametrize("script", ["read line", "head -c 100 >&2", "exec <&-"])
+@pytest.mark.parametrize("script", ["read line", "head -c 100 >&2", "exec <&-", "exec >&-"])
 def test_a_login_script_that_takes_the_input_is_named(host: Node, script: str) -> None:
     command = ["bash", "-c", f"{script}; {boot_command(host.python, 'run')}"]
     done = subprocess.run(command, input=bundled("agent"), capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.endswith(b"dtrain: a login script has closed or read its input\n")
+    assert done.stderr.endswith(f"{NO_INPUT}\n".encode())
+
+
+# fish reads the whole input before it executes anything, and finds that it is no script.
+@pytest.mark.parametrize("shell", [shell for shell in SHELLS if not shell.endswith("/fish")])
+def test_a_shell_that_reads_the_program_executes_none_of_it(shell: str, tmp_path: Path) -> None:
+    """A login script with ``exec zsh`` gives a shell the input, and no command."""
+    done = subprocess.run(
+        [shell], input=bundled("agent"), capture_output=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (REPLACED, b"", b"")
 
 
 def test_the_command_has_no_characters_that_shells_interpret() -> None:

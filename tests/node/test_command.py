@@ -76,5 +76,16 @@ def test_a_host_that_starts_no_more_processes(
     assert ("`ulimit -u`" in message["reason"]) == (program == "sleep")
 
 
+def test_a_missing_home_folder_is_not_called_a_missing_program(python: str) -> None:
+    message = ended(python, "export HOME=/missing", "true")
+    assert message["code"] == 127
+    assert message["reason"] == "cannot run true: /missing: No such file or directory"
+
+
+def test_a_relative_home_folder_starts_at_the_root(python: str) -> None:
+    message = ended(python, "export HOME=missing", "true")
+    assert message["reason"] == "cannot run true: /missing: No such file or directory"
+
+
 def test_few_free_descriptors(python: str) -> None:
     assert ended(python, "ulimit -n 20", "true")["reason"] == ""

@@ -282,7 +282,9 @@ def test_an_encrypted_key_without_a_terminal(
     with pytest.raises(AuthError, match="no key to offer") as caught:
         transport.connect(host_on(sshd, identity=str(key)))
     assert f"{key} ({fingerprint(key)}): encrypted, and dtrain cannot ask" in caught.value.reason
-    assert "ssh-add" in caught.value.hint
+    # `ssh-add` alone loads only the keys with default names.
+    load = f"load the encrypted key with `ssh-add {key}`"
+    assert caught.value.hint == f"{load}, or run dtrain in a terminal"
 
 
 def test_an_encrypted_key_that_the_agent_holds(

@@ -13,14 +13,18 @@ from dtrain.transport.local import LocalTransport
 
 CASES = {
     "missing": ("there is no {python}", "cluster.python"),
+    "version manager": ("there is no {python} (not found\nin these: 3.12.1)", "cluster.python"),
     "not-executable": ("{python} cannot be executed", "cluster.python"),
     "too-old": ("{python} cannot run dtrain: python 3.6 is too old", "3.8 or newer"),
+    "replaced": ("another shell ran there in place of {python}", "`exec`"),
     "ends": ("{python} ended with status 3: no memory", "log in there"),
 }
 SCRIPTS = {
     "not-executable": "#!/bin/sh\n",
+    "version manager": "#!/bin/sh\nprintf 'not found\\nin these: 3.12.1\\n' >&2; exit 127\n",
     "too-old": '#!/bin/sh\nwhile [ "$1" != -c ]; do shift; done\n'
     f'exec {sys.executable} -c "import sys; sys.version_info = (3, 6, 8)\n$2"\n',
+    "replaced": "#!/bin/sh\nexec sh\n",
     "ends": "#!/bin/sh\necho no memory\nexit 3\n",
 }
 

@@ -127,9 +127,20 @@ def test_weak_algorithms_are_not_offered(
     settings = {"Ciphers": "aes128-cbc,aes256-cbc"}
     with (
         running_sshd(tmp_path, identity=sshd.identity, settings=settings) as weak,
-        pytest.raises(ConnectError, match="no common algorithm"),
+        pytest.raises(ConnectError, match="the server allows only Ciphers aes128-cbc,") as refused,
     ):
         connect("", weak)
+    assert "in its sshd_config: Ciphers aes128-gcm@openssh.com," in refused.value.hint
+
+
+@pytest.mark.sshd
+@pytest.mark.parametrize("name", ["curve25519-sha256", "curve25519-sha256@libssh.org"])
+def test_both_names_of_a_key_exchange(
+    connect: Callable[..., tuple[int, str]], tmp_path: Path, sshd: Sshd, name: str
+) -> None:
+    settings = {"KexAlgorithms": name}
+    with running_sshd(tmp_path, identity=sshd.identity, settings=settings) as strict:
+        assert connect("", strict)[0] == 7
 
 
 @pytest.mark.sshd

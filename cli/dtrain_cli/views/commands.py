@@ -12,9 +12,9 @@ from typing import Any
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.alike import common_hint, common_text, of_one_kind
 from dtrain.framing import LIMIT, LineFramer, clean, clean_all, prefixed, split
-from dtrain.hostlist import in_order
+from dtrain.hostlist import brief, in_order
 from dtrain.session.relays.commands import Outcome, Receiver
-from dtrain.wording import counted
+from dtrain.wording import counted, login_waits
 from dtrain_cli.views import names
 from dtrain_cli.views.folding import LineFolder
 from dtrain_cli.views.outlet import Outlet
@@ -50,6 +50,9 @@ class CommandView(Receiver):
             framer = self._framers.pop((outcome.host, stream), None)
             if framer is not None and (rest := framer.flush()):
                 self.lines(outcome.host, stream, rest)
+
+    def waiting(self, hosts: Sequence[str]) -> None:
+        self.notice(f"still waiting for {brief(hosts)}; {login_waits(hosts[0])}")
 
     @abstractmethod
     def lines(self, host: str, stream: str, text: str) -> None:

@@ -3,6 +3,7 @@ systems."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
@@ -58,10 +59,17 @@ def _let_write(host: HostFacts, found: Facts) -> str:
     if "read-only" in found["not_writable"]:
         return f"sudo mount -o remount,rw {found['mount']} there (`dmesg` shows the reason)"
     where = host.short(found["nearest"])
+    user = host.fact("machine").get("user", "$USER")
     owner = found.get("stranger")
     if owner:  # Never suggest to take another user's folder.
         return f"ask {owner} to share {where} with a group, and set cluster.trust_group to it"
-    return f"sudo chown {host.fact('machine').get('user', '$USER')} {where} there"
+    if not found["exists"] and not where.startswith("~"):
+        # The folder above may be one of all users, such as /home.
+        missing = found["path"]
+        if host.short(missing).startswith("~"):
+            missing = host.fact("machine")["home"]
+        return f"sudo install -d -o {user} {shlex.quote(missing)} there"
+    return f"sudo chown {user} {where} there"
 
 
 def _own_copy(name: str) -> str:

@@ -67,7 +67,9 @@ def examine(
         plan = build(spec, port=draw_ports(spec)[0], local_python=sys.executable)
         with (
             closing(HostConnections(transport)) as connections,
-            closing(Preflight(plan, connections, base=request.base, stopped=stopped)) as preflight,
+            closing(
+                Preflight(plan, connections, base=request.base, stopped=stopped, notice=on_notice)
+            ) as preflight,
         ):
             transport.prepare(spec.cluster.hosts)
             evidence = preflight.look(depth)

@@ -1,9 +1,9 @@
 """Starts a program on a node: its command line, and the stream that follows.
 
 The command is a bare Python with `boot_text`, which contains no request and no secret. It reads
-``<bytes>\\n`` and a packed program from a stream, executes it, and leaves the rest of the stream to
-the program. The launcher starts programs in this way through SSH. On a node, the relay starts its
-supervisor in this way, and the facts program starts programs in the job's Python.
+from a stream a line with the size of a packed program, and that program, executes it, and leaves
+the rest of the stream to it. The launcher starts programs in this way through SSH. On a node, the
+relay starts its supervisor in this way, and the facts program starts programs in the job's Python.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 TOO_OLD = 86
 """Exit status if Python is older than 3.8; stderr names the version."""
-NO_INPUT = "dtrain: a login script has closed or read its input"
+REPLACED = 87
+"""Exit status of a shell that reads the stream in place of Python."""
+HEAD = "exit %d #" % REPLACED
+"""Stands before the size. A login script may replace the shell with another one (``exec zsh``),
+which has no command and so reads the stream: it must not execute a Python program as commands."""
+NO_INPUT = "dtrain: a login script has closed or read its input, or closed its output"
 ISOLATED = "-ESs"
 """Ignores the PYTHON* variables, user packages and site packages of the host."""
 IMPORTER = "dtrain.node.importer"
-STDIN = 'getattr(sys.stdin,"buffer",None)'
+STDIN = 'sys.stdout and getattr(sys.stdin,"buffer",None)'
 
 
 def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
@@ -37,9 +42,10 @@ def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
         f"sys.exit({TOO_OLD}));"
         + ('sys.path=[p for p in sys.path if p not in ("",".")];' if isolated else "")
         + f"stream={stream};"
-        'head=stream.readline() or b"0" if stream else b"";'
-        f'head.strip().isdigit() or sys.exit("{NO_INPUT}");'
-        "n=int(head);"
+        f'head=stream.readline() or b"{HEAD}0" if stream else b"";'
+        f'n=head.partition(b"{HEAD}")[2].strip();'
+        f'n.isdigit() or sys.exit("{NO_INPUT}");'
+        "n=int(n);"
         "program=stream.read(n);"
         "n and len(program)==n or sys.exit(0);"
         'exec(compile(program,"dtrain-program","exec"))'
@@ -76,7 +82,7 @@ def _run(main: str) -> str:
 
 def framed(program: bytes) -> bytes:
     """A packed program as `boot_text` reads it from its stream."""
-    return b"%d\n%b" % (len(program), program)
+    return b"%b%d\n%b" % (HEAD.encode(), len(program), program)
 
 
 def file_of(module: str) -> str:

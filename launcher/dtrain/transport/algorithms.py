@@ -14,9 +14,11 @@ from pathlib import Path
 import paramiko
 
 from dtrain.diagnostics import ConnectError, HostKeyError
+from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.memory_file import STDIN, memory_file
 from dtrain.transport.server_key import HostKey
+from dtrain.transport.ssh_transport import ClientTransport
 
 # paramiko also offers CBC ciphers and MD5, which OpenSSH does not by default.
 # GCM first: a separate MAC takes four times as long as the cipher.
@@ -71,6 +73,24 @@ def allow(transport: paramiko.Transport, endpoint: Endpoint, host_keys: tuple[st
     }
     if endpoint.compression:
         transport.use_compression()
+
+
+def mismatch(transport: ClientTransport) -> tuple[str, str]:
+    """What the server allows of which this side supports nothing, and what it would have to allow:
+    both as a line of sshd_config."""
+    ours = transport.get_security_options()
+    for option, offered, known in (
+        ("KexAlgorithms", "kex_algo_list", ours.kex),
+        ("HostKeyAlgorithms", "server_key_algo_list", ours.key_types),
+        ("Ciphers", "server_encrypt_algo_list", ours.ciphers),
+        ("MACs", "server_mac_algo_list", ours.digests),
+    ):
+        theirs = transport.offered.get(offered, [])
+        if not set(theirs) & set(known):
+            # The names may be hostile.
+            names = ",".join(clean(name)[:40] for name in theirs[:8])
+            return f"{option} {names}", f"{option} {','.join(known)}"
+    return "others", "the defaults of OpenSSH"
 
 
 def _user_keys(transport: paramiko.Transport) -> tuple[str, ...]:

@@ -3,6 +3,7 @@ server's questions (keyboard-interactive) if the server requires them."""
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -302,8 +303,17 @@ def _refused(
         hint += ", or load one with `ssh-add`"
     if left_out:
         reason += f" (not tried: {'; '.join(left_out)})"
-        if any("encrypted" in entry for entry in left_out):
-            hint = f"load the encrypted key first: `ssh-add`; then {hint}"
+        encrypted = [entry for entry in left_out if ": encrypted" in entry]
+        if encrypted and attempt.may_use("publickey"):
+            files = [str(path) for path in endpoint.identities]
+            locked = [
+                file
+                for file in files
+                if any(entry.startswith((f"{file}: ", f"{file} (")) for entry in encrypted)
+            ]
+            load = f"load the encrypted key with `{shlex.join(['ssh-add', *locked])}`"
+            hint = f"then {hint}" if attempt.tried else "or run dtrain in a terminal"
+            hint = f"{load}, {hint}"
         elif endpoint.identities_first and any(
             entry.startswith(f"{path}: ") for path in endpoint.identities for entry in left_out
         ):

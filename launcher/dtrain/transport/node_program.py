@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.diagnostics import ConnectError, PrepareError
-from dtrain.node.boot import TOO_OLD
+from dtrain.node.boot import REPLACED, TOO_OLD
 from dtrain.node.programs import boot_command, bundled
 from dtrain.transport.contract import Connection, RemoteProcess
 
@@ -35,21 +35,30 @@ def failure(
         status = process.wait(END)
     except (TimeoutError, ConnectError):
         status = None
-    printed = (process.stderr() + b"\n" + output).decode("utf-8", "replace").strip()
-    last = printed.splitlines()[-1] if printed else ""
+    said, shown = (text.decode("utf-8", "replace").strip() for text in (process.stderr(), output))
+    printed = f"{said}\n{shown}".strip()
+    last = printed.rpartition("\n")[2]
+    # A version manager (pyenv) explains itself in several lines.
+    why = f" ({said[-MAX_PRINTED:]})" if said else ""
     hint = "set cluster.python to the path of a Python 3.8 or newer on the host"
     if status == TOO_OLD:
         reason = f"{python} cannot run dtrain: {last.removeprefix('dtrain: ') or 'it is too old'}"
+    elif status == REPLACED:
+        reason = f"another shell ran there in place of {python}"
+        hint = (
+            "look for `exec` in the login scripts there (or a ForceCommand of its sshd): only a"
+            " terminal should get another shell, as in `[ -t 0 ] && exec zsh`"
+        )
     elif status == NOT_FOUND:
-        reason = f"there is no {python}" + (f" ({last})" if last else "")
+        reason = f"there is no {python}{why}"
     elif status == NOT_EXECUTABLE:
-        reason = f"{python} cannot be executed" + (f" ({last})" if last else "")
+        reason = f"{python} cannot be executed{why}"
     else:
         how = "ended" if status is None else f"ended with status {status}"
         reason = f"the program that dtrain started with {python} {how}"
         reason += f": {printed[-MAX_PRINTED:]}" if printed else ""
         hint = (
-            "log in there: its memory may be full, its Python damaged, or a login script (or a"
-            " ForceCommand of its sshd) may print, read its input, or replace the shell"
+            "log in there: its memory may be full, its Python damaged, the account may have no full"
+            " shell, or a login script (or a ForceCommand of its sshd) may end, or read its input"
         )
     return PrepareError(host, attempted, reason, hint=hint)

@@ -32,7 +32,7 @@ from dtrain.diagnostics import (
 from dtrain.node.host_name import encoded
 from dtrain.spec.model import Host
 from dtrain.transport import control_master, retry
-from dtrain.transport.algorithms import allow, check_host_key
+from dtrain.transport.algorithms import allow, check_host_key, mismatch
 from dtrain.transport.authentication import authenticate
 from dtrain.transport.control_master import ControlMaster
 from dtrain.transport.endpoint import Endpoint, Resolver
@@ -227,11 +227,11 @@ class SshTransport:
                 f"the output of `{endpoint.command}`",
             )
         if isinstance(failure, paramiko.ssh_exception.IncompatiblePeer):
+            theirs, ours = mismatch(transport)
             raise endpoint.error(
                 ConnectError,
-                f"no common algorithm: {failure}",
-                hint="the server's SSH is too old, or allows only algorithms that paramiko does "
-                "not support",
+                f"no common algorithm: the server allows only {theirs}",
+                hint=f"allow one of these in its sshd_config: {ours}",
             )
         if text and not text.startswith("Exceeded MaxStartups") and "allowed" not in text:
             raise endpoint.error(

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import paramiko
 from paramiko.common import (
@@ -115,8 +115,20 @@ class ClientTransport(paramiko.Transport):
         MSG_CHANNEL_REQUEST: _channel_request,
     }
 
+    # RFC 8731 gives the same method a second name, and some servers allow only that.
+    _kex_info: ClassVar[dict[str, type]] = {
+        **paramiko.Transport._kex_info,  # type: ignore[attr-defined]
+        "curve25519-sha256": paramiko.Transport._kex_info["curve25519-sha256@libssh.org"],  # type: ignore[attr-defined]
+    }
+    _preferred_kex: ClassVar[tuple[str, ...]] = (
+        "curve25519-sha256",
+        *paramiko.Transport._preferred_kex,  # type: ignore[attr-defined]
+    )
+
     def __init__(self, stream: ByteStream) -> None:
         self.live = LiveSocket(stream)
+        self.offered: dict[str, list[str]] = {}
+        """The server's algorithms, as paramiko parses them."""
         self.exit_signals: dict[int, int] = {}
         self.service_accepted = False
         """Whether the server has accepted the authentication service."""
@@ -152,6 +164,11 @@ class ClientTransport(paramiko.Transport):
     def preferred_keys(self) -> tuple[str, ...]:
         """The key types in the configured order. paramiko itself moves certificates to the end."""
         return tuple(self._filter_algorithm("keys"))  # type: ignore[attr-defined]
+
+    def _really_parse_kex_init(self, message: paramiko.Message) -> dict[str, Any]:
+        parsed: dict[str, Any] = super()._really_parse_kex_init(message)  # type: ignore[misc]
+        self.offered = parsed
+        return parsed
 
     def request_keepalive(self) -> None:
         """Send a request that every server must answer. Runs in this connection's thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -60,6 +61,25 @@ def test_a_stop_does_not_wait_for_a_login_script() -> None:
     (outcome,) = slow.run(Receiver(), control)
     assert outcome.error is not None
     assert outcome.error.reason == "interrupted before it answered"
+
+
+def test_the_user_hears_which_hosts_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtrain.session.relays.commands.WAITING", 0.0)
+    control = Control()
+
+    class LoggingIn(LocalTransport):
+        def connect(self, host: Host) -> LocalConnection:
+            until(lambda: control.interrupted)
+            return super().connect(host)
+
+    class Impatient(Receiver):
+        def waiting(self, hosts: Sequence[str]) -> None:
+            self.late = hosts
+            control.stop()
+
+    receiver = Impatient()
+    commands(LoggingIn(), "a", "b").run(receiver, control)
+    assert receiver.late == ["a", "b"]
 
 
 def test_a_fault_in_a_thread_ends_the_command() -> None:

@@ -31,6 +31,7 @@ from dtrain.runs import events, restart
 from dtrain.session.relays.relay import close_all
 from dtrain.session.stopping.control import Force
 from dtrain.session.watching.worker_watch import WorkerWatch
+from dtrain.wording import login_waits
 
 SIGNAL_POLL = 0.2
 LONGEST_PAUSE = 1.0
@@ -266,7 +267,7 @@ class Attempt:
                 late = [host for host in late if host in inspection.late]
             notice = f"still waiting for {hostlist.brief(late)} to be ready"
             if silent := [host for host in late if self._links[host].is_silent]:
-                notice += f"; if a login to {silent[0]} takes as long, a login script waits there"
+                notice += f"; {login_waits(silent[0])}"
             self._context.recorder.notice(notice)
 
     def _drain(self) -> None:

@@ -27,7 +27,7 @@ def expand(path: str, base: bytes | None = None) -> bytes:
         path_bytes = home + raw(path[1:])
     else:
         path_bytes = os.path.join(base or home, raw(path))
-    return os.path.normpath(path_bytes)
+    return os.path.normpath(os.path.join(b"/", path_bytes))  # HOME may be relative
 
 
 def folder_of(command: RunRequest) -> bytes:

@@ -174,7 +174,10 @@ def missing(failure: OSError) -> bool:
 
 
 def why_not_executed(failure: OSError, program: bytes, environment: dict[bytes, bytes]) -> str:
-    words = "cannot run %s: %s" % (failure.filename, os.strerror(failure.errno or 0))
+    words = "%s: %s" % (failure.filename, os.strerror(failure.errno or 0))
+    if str(failure.filename) not in map(shown, (program, *search(program, environment))):
+        return "cannot run %s: %s" % (shown(program), words)  # such as the working folder
+    words = "cannot run " + words
     if failure.errno == errno.ENOENT:
         if not missing(failure):
             return words + " (the interpreter in its first line does not exist)"

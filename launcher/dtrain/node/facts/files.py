@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def expand(path: str) -> str:
     """An absolute path. ``~/`` is the home folder, and relative paths start there."""
     home = os.path.expanduser("~")
-    return os.path.normpath(os.path.join(home, os.path.expanduser(path)))
+    return os.path.normpath(os.path.join("/", home, os.path.expanduser(path)))
 
 
 def why_unsafe(request: JobOrder, key: str, check: Callable[[Trust], None]) -> Json | None:

@@ -46,7 +46,8 @@ def in_job(request: JobOrder, program: Program, limit: float) -> Json:
             # If this succeeds, no other user can create or replace the folder.
             os.close(Trust(request["trust_group"]).open_folder(os.fsencode(workdir))[0])
     except OSError:
-        workdir = os.path.expanduser("~")
+        home = os.path.expanduser("~")
+        workdir = home if os.access(home, os.X_OK) else "/"
     reports, report_fd = os.pipe()
     setup = request["setup"]
     environment = {**request["environment"], "DTRAIN_REPORT_FD": str(report_fd)}
@@ -69,7 +70,11 @@ def in_job(request: JobOrder, program: Program, limit: float) -> Json:
             )
     except OSError as error:
         os.close(report_fd)
-        return {"status": 127, "said": [], "output": "%s: %s" % (python, error.strerror)}
+        return {
+            "status": 127,
+            "said": [],
+            "output": "%s: %s" % (error.filename or python, error.strerror),
+        }
     listener.join(1.0)
     numbered = [(reported_step(line), line) for line in lines]
     steps = [step for step, _ in numbered if step is not None]

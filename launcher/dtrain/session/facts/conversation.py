@@ -40,6 +40,8 @@ class Conversation:
         self._process: RemoteProcess | None = None
         self._incoming: Incoming
         self._closed = False
+        self.begun = False
+        """Whether the program has started. Login scripts run before it."""
         self._waits = True
         """Whether an answer is missing."""
         self._writes = False
@@ -50,6 +52,7 @@ class Conversation:
         for python in pythons:
             try:
                 self._start(python)
+                self.begun = True
                 return
             except PrepareError:
                 if python == pythons[-1]:

@@ -22,6 +22,7 @@ POLL = 0.2
 MOST = 1.0
 """The most seconds that count between two looks. If there are more, this process did not run
 (Ctrl-Z, a suspended machine), and has not read what arrived."""
+WAITING = 30.0
 _Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
 
@@ -38,6 +39,7 @@ def everywhere(
     *,
     stopped: Callable[[], bool] = never,
     ending: float = 0.0,
+    waiting: Callable[[], None] = lambda: None,
 ) -> list[_Result | NodeError]:
     """Run ``work`` for all hosts at once, in one thread per host. Returns the results in order.
     ``run`` starts a call for an item in its thread.
@@ -47,6 +49,8 @@ def everywhere(
     late. Any other exception is raised here. Once the user has ``stopped`` it, raises
     KeyboardInterrupt, after ``ending`` seconds in which ``work`` may clean up. A signal handler
     that raises it could do so in a finalizer, where Python drops it.
+
+    Calls ``waiting`` once if it takes more than WAITING seconds.
     """
     done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
     begun: dict[int, float] = {}
@@ -68,7 +72,9 @@ def everywhere(
         if stopped() and deadline == math.inf:
             deadline = time.monotonic() + ending
         before, looked = looked, time.monotonic()
-        running += min(looked - before, MOST)
+        earlier, running = running, running + min(looked - before, MOST)
+        if earlier <= WAITING < running:
+            waiting()
         try:
             index, result = next_item(done, POLL)
         except queue.Empty:
@@ -84,7 +90,10 @@ def everywhere(
     if stopped():
         raise KeyboardInterrupt
     reason = f"no answer within {limit:.0f} s"
-    hint = "log in to the host: it may be out of memory, or a file system or driver may hang"
+    hint = (
+        "log in to the host: a login script may wait for input, its memory may be full, or a file"
+        " system or driver may hang"
+    )
     return [
         results[index]
         if index in results

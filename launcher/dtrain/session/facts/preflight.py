@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dtrain import hostlist
 from dtrain.checks import Evidence, HostFacts
 from dtrain.checks.evidence import Facts
 from dtrain.diagnostics import NodeError, UsageError
@@ -31,6 +32,7 @@ from dtrain.spec.model import Job
 from dtrain.sync import local_folder
 from dtrain.transport.contract import Connection, RemoteProcess
 from dtrain.transport.questions import never
+from dtrain.wording import login_waits
 
 DIAL_SECONDS = 8.0
 """Limit for a connection between two hosts. TCP resends SYN after 1, 3 and 7 seconds."""
@@ -65,6 +67,7 @@ class Preflight:
         base: Path,
         run: Callable[[str, Callable[[], None]], None] = lambda host, call: in_thread(call),
         stopped: Callable[[], bool] = never,
+        notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``reach`` returns a host's connection or raises NodeError. Relative paths on this machine
         start at ``base``. ``run`` starts a call for a host, given by name, in a thread. For
@@ -74,6 +77,7 @@ class Preflight:
         self._base = base
         self._run = run
         self._stopped = stopped
+        self._notice = notice
         self._token = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._closed = False
@@ -98,6 +102,7 @@ class Preflight:
             depth.gathering,
             lambda part, call: self._run(part.host.name, call),
             stopped=self._stopped,
+            waiting=self._name_silent,
         )
         failures = tuple(answer for answer in answers if isinstance(answer, NodeError))
         found = [answer for answer in answers if not isinstance(answer, NodeError)]
@@ -125,6 +130,14 @@ class Preflight:
             failures=failures,
             script_in_source=self._script_in_source(),
         )
+
+    def _name_silent(self) -> None:
+        """Name the hosts where login scripts still run."""
+        with self._lock:
+            silent = [name for name, one in self.conversations.items() if not one.begun]
+            silent = [name for name in silent if name in self.unanswered]
+        if silent:
+            self._notice(f"still waiting for {hostlist.brief(silent)}; {login_waits(silent[0])}")
 
     def rehearse(self, evidence: Evidence) -> Evidence:
         """Start a real process group (for TensorFlow, its servers) on all hosts with the job's own

@@ -7,6 +7,7 @@ sends stop requests, even while the caller's thread is blocked in a write.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -32,6 +33,8 @@ GRACE = 5.0
 """Seconds between TERM and KILL."""
 LATE = 30.0
 """Seconds after the time limit in which a host must report the end of its command."""
+WAITING = 30.0
+"""Seconds after which the user hears which hosts have not answered."""
 QUEUED = 64
 """Pieces of output that wait for the caller's thread."""
 POLL = 0.1
@@ -85,6 +88,9 @@ class Receiver:
 
     def ended(self, outcome: Outcome) -> None: ...
 
+    def waiting(self, hosts: Sequence[str]) -> None:
+        """These hosts have not started the command after a long time. Called once."""
+
     def idle(self) -> None:
         """Nothing has happened for a moment."""
 
@@ -102,6 +108,10 @@ class _Group:
     ended: set[int] = field(default_factory=set)
     """Commands whose outcome the caller has."""
     given_up: bool = False
+
+    @property
+    def begun(self) -> bool:
+        return self.relay is not None and self.relay.has_begun
 
     @property
     def over(self) -> bool:
@@ -148,8 +158,14 @@ class Commands:
         for group in self._groups:
             threading.Thread(target=self._follow, args=(group,), daemon=True).start()
         threading.Thread(target=self._watch, args=(control,), daemon=True).start()
+        patience = time.monotonic() + WAITING
         try:
             while not all(group.over for group in self._groups):
+                if time.monotonic() > patience:
+                    patience = math.inf
+                    late = [one for one in self._groups if not (one.begun or one.over)]
+                    if late:
+                        receiver.waiting([one.targets[0].via.name for one in late])
                 try:
                     group, number, what = self._events.get(timeout=POLL)
                 except queue.Empty:
@@ -180,10 +196,9 @@ class Commands:
             for group in self._groups:
                 if group.over or group.given_up:
                     continue
-                begun = group.relay is not None and group.relay.has_begun
                 if late:
                     self._give_up(group, f"no answer within {LATE:g} s after the time limit")
-                elif force is Force.GIVE_UP or (force and not begun):
+                elif force is Force.GIVE_UP or (force and not group.begun):
                     self._give_up(group, "interrupted before it answered")
                 elif force > acted and group.relay is not None:
                     grace = 0.0 if force is Force.KILL else GRACE
