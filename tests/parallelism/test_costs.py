@@ -466,6 +466,19 @@ def test_a_recomputed_layer_also_holds_gradients_of_its_largest_activations() ->
             assert found.temporary == pytest.approx(max(expected, weight))
 
 
+def test_a_layer_that_recomputes_its_scores_holds_them_in_its_backward_pass() -> None:
+    """With gradients of the matrix and of the softmax, beside what it has kept."""
+    shape = replace(model("gpt-3-175b"), seq_len=16384)
+    layout = Layout(backend="megatron", tensor=8, pipeline=8, recompute="selective")
+    plain, flash = Assumptions(flash_attention=False), Assumptions()
+    # The scores, the softmax and the mask of its dropout: 5 bytes (RAR).
+    matrix, stream = shape.heads * shape.seq_len**2 / 8, shape.seq_len * shape.hidden
+    found = memory(shape, layout, plain)
+    assert found.temporary == pytest.approx((5 * matrix + 2 * (2 * matrix + 2 * stream)) / 2**30)
+    assert found.activations == memory(shape, layout, flash).activations
+    assert memory(shape, replace(layout, recompute="full"), plain).total < found.total
+
+
 def test_software_that_fills_the_first_or_the_last_stage() -> None:
     """10 layers on 4 stages are 3, 3, 3 and 1, since the output layer is as much work as 2.4."""
     shape = replace(model("llama-3-8b"), layers=10)

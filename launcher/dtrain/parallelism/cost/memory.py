@@ -13,6 +13,7 @@ from dtrain.parallelism.cost.activations import (
     mean_activations,
     routed_activations,
     routed_gradients,
+    score_activations,
 )
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.runtime_memory import Stage
@@ -208,6 +209,11 @@ def _whole_peak(
         above = assumed.busiest(shape, layout) - 1
         if above:
             again += above * _routed_again(shape, layout, assumed)
+        temporary = max(temporary, again * tokens)
+    elif layout.recompute == "selective" and not assumed.flash_attention:
+        # The layer in its backward pass has its score matrix again.
+        again = score_activations(shape, layout, assumed)
+        again += _activation_gradients(shape, layout, assumed)
         temporary = max(temporary, again * tokens)
     backward = Phase(states.gradients, kept * tokens * held, logits, temporary=temporary)
     return max(backward, Phase(states.gradients, temporary=states.step), key=sum)
