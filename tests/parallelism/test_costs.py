@@ -122,6 +122,20 @@ def test_a_faster_network_never_takes_longer(split: Split) -> None:
     assert replace(one, cluster=faster).time.total <= one.time.total + 1e-9
 
 
+@pytest.mark.parametrize("network", [0.1, 1.25, 12.5])
+def test_a_faster_gpu_never_takes_longer(network: float) -> None:
+    """Computation that hides what stages send does not hide gradients, too."""
+    gpu = hardware().gpu("mi250x")
+    layout = Layout(
+        backend="megatron", tensor=4, pipeline=2, virtual_pipeline=2, data=8, micro_batch=4,
+        grad_accumulation=8, sharding="optimizer", recompute="full", sequence_parallel=True,
+    )  # fmt: skip
+    cluster = GpuCluster(gpu, 64, 8, network)
+    one = Candidate(model("nemotron-4-15b"), layout, cluster, of_family(gpu.family), ASSUMED)
+    faster = replace(gpu, flops={name: 1.3 * speed for name, speed in gpu.flops.items()})
+    assert replace(one, cluster=replace(cluster, gpu=faster)).time.total < one.time.total
+
+
 @given(splits())
 @settings(max_examples=200, deadline=None)
 def test_each_kind_of_sharding_needs_no_more_memory_than_the_previous_one(
