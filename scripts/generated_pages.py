@@ -79,7 +79,8 @@ _MODELS_HEAD = """\
 <!-- Generated from models.json and hardware.json by scripts/reference. -->
 
 Names for `--model` and `--gpu` of `dtrain plan`; `cluster.gpu` takes the same GPUs. Capital
-letters, spaces and dashes do not matter, and common other names work too (`--gpu A100-SXM4-80GB`).
+letters, spaces and dashes do not matter, and common other names work too (`--gpu A100-SXM4-80GB`),
+as do repositories of Hugging Face (`--model meta-llama/Llama-3.1-8B-Instruct`).
 
 ## Models
 

@@ -122,6 +122,20 @@ def test_a_faster_network_never_takes_longer(split: Split) -> None:
     assert replace(one, cluster=faster).time.total <= one.time.total + 1e-9
 
 
+@pytest.mark.parametrize("network", [0.1, 1.25, 12.5])
+def test_a_faster_gpu_never_takes_longer(network: float) -> None:
+    """Computation that hides what stages send does not hide gradients, too."""
+    gpu = hardware().gpu("mi250x")
+    layout = Layout(
+        backend="megatron", tensor=4, pipeline=2, virtual_pipeline=2, data=8, micro_batch=4,
+        grad_accumulation=8, sharding="optimizer", recompute="full", sequence_parallel=True,
+    )  # fmt: skip
+    cluster = GpuCluster(gpu, 64, 8, network)
+    one = Candidate(model("nemotron-4-15b"), layout, cluster, of_family(gpu.family), ASSUMED)
+    faster = replace(gpu, flops={name: 1.3 * speed for name, speed in gpu.flops.items()})
+    assert replace(one, cluster=replace(cluster, gpu=faster)).time.total < one.time.total
+
+
 @given(splits())
 @settings(max_examples=200, deadline=None)
 def test_each_kind_of_sharding_needs_no_more_memory_than_the_previous_one(
@@ -464,6 +478,19 @@ def test_a_recomputed_layer_also_holds_gradients_of_its_largest_activations() ->
             # A weight's gradient needs more than that of short rows.
             weight = 6 * shape.hidden * shape.ffn_hidden / 8 / 2**30
             assert found.temporary == pytest.approx(max(expected, weight))
+
+
+def test_a_layer_that_recomputes_its_scores_holds_them_in_its_backward_pass() -> None:
+    """With gradients of the matrix and of the softmax, beside what it has kept."""
+    shape = replace(model("gpt-3-175b"), seq_len=16384)
+    layout = Layout(backend="megatron", tensor=8, pipeline=8, recompute="selective")
+    plain, flash = Assumptions(flash_attention=False), Assumptions()
+    # The scores, the softmax and the mask of its dropout: 5 bytes (RAR).
+    matrix, stream = shape.heads * shape.seq_len**2 / 8, shape.seq_len * shape.hidden
+    found = memory(shape, layout, plain)
+    assert found.temporary == pytest.approx((5 * matrix + 2 * (2 * matrix + 2 * stream)) / 2**30)
+    assert found.activations == memory(shape, layout, flash).activations
+    assert memory(shape, replace(layout, recompute="full"), plain).total < found.total
 
 
 def test_software_that_fills_the_first_or_the_last_stage() -> None:

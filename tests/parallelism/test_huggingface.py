@@ -265,6 +265,42 @@ NEMOTRON = {
     "num_key_value_heads": 8,
     "vocab_size": 256000,
 }
+BERT = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "vocab_size": 30522,
+}
+ESM2 = BERT | {
+    "hidden_dropout_prob": 0.0,
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "max_position_embeddings": 1026,
+    "model_type": "esm",
+    "num_attention_heads": 20,
+    "num_hidden_layers": 33,
+    "position_embedding_type": "rotary",
+    "vocab_size": 33,
+}
+MODERNBERT = {
+    "global_attn_every_n_layers": 3,
+    "hidden_size": 1024,
+    "intermediate_size": 2624,
+    "local_attention": 128,
+    "max_position_embeddings": 8192,
+    "model_type": "modernbert",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "position_embedding_type": "absolute",
+    "vocab_size": 50368,
+}
 
 
 @pytest.mark.parametrize(
@@ -289,6 +325,7 @@ NEMOTRON = {
         (GPT_OSS, "gpt-oss-120b"),
         (COHERE, "command-r"),
         (NEMOTRON, "nemotron-4-340b"),
+        (BERT, "bert-large"),
     ],
 )
 def test_a_file_gives_the_shape_of_the_table(config: dict[str, Any], name: str) -> None:
@@ -324,6 +361,30 @@ def test_the_name_is_the_repositorys() -> None:
 def test_an_unknown_type_is_read_by_its_keys() -> None:
     assert read(LLAMA | {"model_type": "new"}).gated
     assert not read(LLAMA | {"model_type": "new", "hidden_act": "relu2"}).gated
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (BERT | {"model_type": "xlm-roberta", "vocab_size": 250002}, 560e6),
+        (BERT | {"model_type": "electra"}, 335e6),
+        (ESM2, 651e6),
+        (MODERNBERT, 395e6),
+    ],
+)
+def test_encoders_are_read_as_such(config: dict[str, Any], parameters: float) -> None:
+    """They have no gated MLP and no separate output layer, unless their type is known to."""
+    shape = read(config)
+    assert shape.parameters == pytest.approx(parameters, rel=0.01)
+    assert shape.tied
+    assert not shape.causal
+
+
+def test_positions_of_an_encoder_may_be_rotary() -> None:
+    assert read(BERT).learned_positions
+    assert read(BERT | {"position_embedding_type": "absolute"}).learned_positions
+    assert not read(ESM2).learned_positions
+    assert not read(MODERNBERT).learned_positions
 
 
 def test_layers_without_experts_are_counted_in_each_format() -> None:
@@ -364,6 +425,18 @@ def test_the_language_model_of_a_nested_file_may_inherit() -> None:
             ["deberta-v2 is an encoder", "no shape"],
         ),
         ({"model_type": "bart"}, ["an encoder with a decoder"]),
+        ({**BERT, "model_type": "wavlm", "conv_dim": [512]}, ["an encoder of speech"]),
+        ({**BERT, "model_type": "albert", "num_hidden_groups": 1}, ["layers share"]),
+        ({**BERT, "model_type": "longformer"}, ["sparse attention"]),
+        (
+            {
+                **{k: v for k, v in BERT.items() if k != "max_position_embeddings"},
+                "model_type": "beit",
+                "patch_size": 16,
+            },
+            ["an encoder of images"],
+        ),
+        ({"text_config": {**LLAMA, "model_type": "clip_text_model"}}, ["two encoders"]),
         ({"model_type": "t5"}, ["num_heads", "is missing"]),
         ({"model_type": "mamba"}, ["a state-space model"]),
         ({"model_type": "x", "is_encoder_decoder": True}, ["an encoder with a decoder"]),

@@ -69,10 +69,26 @@ def test_every_shape_is_valid(known) -> None:
         ("Qwen/Qwen2.5-72B", "qwen2.5-72b"),
         ("DeepSeek V3", "deepseek-v3"),
         ("bloom", "bloom-176b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("deepseek-ai/DeepSeek-V3-Base", "deepseek-v3"),
+        ("allenai/OLMo-2-1124-7B", "olmo-2-7b"),
+        ("google/gemma-3-4b-it", "gemma-3-4b"),
+        ("google-t5/t5-base", "t5-base"),
     ],
 )
 def test_names_that_people_write(written: str, name: str) -> None:
     assert model(written).name == name
+
+
+@pytest.mark.parametrize("name", ["Mistral-Small-Instruct-2409", "DeepSeek-R1-Distill-Llama-70B"])
+def test_a_name_without_the_same_size_is_not_guessed(name: str) -> None:
+    """The first has 22B parameters, and Mistral Small of 2501 has 24B."""
+    with pytest.raises(UsageError, match="is not a model"):
+        model(name)
 
 
 def test_names_are_unique() -> None:

@@ -373,6 +373,11 @@ def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
             PlanRequest(model_size="7B", gpus=1, gpu="rtx-4090", backend="runtime"),
             "1 x b200, with 178 GiB",
         ),
+        # In bf16, which a V100 has not. In fp16, an H100 would have room.
+        (
+            PlanRequest(model="gemma-3-4b", gpus=1, gpu="v100-32gb", global_batch=2),
+            "1 x gh200, with 94 GiB, would suffice with `backend='megatron'`: one GPU",
+        ),
     ],
 )  # fmt: skip
 def test_what_would_fit(asked: PlanRequest, remedy: str) -> None:

@@ -10,7 +10,7 @@ from dtrain.parallelism.answer.alternatives import unconstrained
 from dtrain.parallelism.answer.explain import brief, host_room
 from dtrain.parallelism.answer.units import gib, seconds
 from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
-from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster
+from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster, Precision
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.adapters import Lora
@@ -79,7 +79,8 @@ def _shorter_sequences(question: Question) -> str:
         shorter = shape.with_lengths(length, shape.vocab)
         one = _first(replace(question, shape=shorter, global_batch=batch))
         if one is not None:
-            return _fits(f"With `seq_len={length}` and `global_batch={batch}`", one)
+            with_backend = _with_backend(question, one)
+            return _fits(f"With `seq_len={length}` and `global_batch={batch}`{with_backend}", one)
         parts *= 2
     return ""
 
@@ -169,7 +170,7 @@ def _more_gpus(question: Question) -> str:
         if one is not None:
             hosts = counted(wider.hosts, "host")
             return _suffices(
-                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host})", one
+                f"{gpus:,} x {cluster.gpu.name} ({hosts} of {wider.gpus_per_host})", question, one
             )
     return ""
 
@@ -220,22 +221,36 @@ def _other_gpu(question: Question) -> str:
     each = " each" if cluster.gpus > 1 else ""
     larger = [gpu for gpu in question.hardware.gpus if _like(gpu, cluster.gpu, question)]
     for gpu in sorted(larger, key=lambda gpu: (round(gpu.memory, -1), -gpu.flops.get(usual, 0.0))):
-        one = _leanest(question, replace(cluster, gpu=gpu))
+        there = replace(question, precision=_precision(gpu, question))
+        one = _leanest(there, replace(cluster, gpu=gpu))
         if one is not None:
-            return _suffices(
-                f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB{each},", one
-            )
+            name = f"{cluster.gpus:,} x {gpu.name}, with {gpu.memory:.0f} GiB{each},"
+            return _suffices(name, question, one)
     return ""
 
 
-def _suffices(gpus: str, one: Candidate) -> str:
-    return f"{gpus} would suffice: {brief(one)}, {gib(one.memory.total)}."
+def _precision(gpu: Gpu, question: Question) -> Precision:
+    """Return the precision on another GPU: a plan for it has bf16 again if that was missing."""
+    now = question.cluster.gpu
+    return gpu.usual if question.precision == now.usual else question.precision
+
+
+def _suffices(gpus: str, question: Question, one: Candidate) -> str:
+    with_backend = _with_backend(question, one)
+    return f"{gpus} would suffice{with_backend}: {brief(one)}, {gib(one.memory.total)}."
+
+
+def _with_backend(question: Question, one: Candidate) -> str:
+    """Name the backend of a layout, if the question's has none that fits."""
+    name = one.layout.backend
+    unnamed = name == question.backend or without_backend(one.cluster.gpu)
+    return "" if unnamed else f" with `backend={name!r}`"
 
 
 def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
     return (
         gpu.memory > now.memory * 1.05
-        and question.precision in gpu.flops
+        and _precision(gpu, question) in gpu.flops
         and all((gpu.family == name) == (now.family == name) for name in ("cdna", *OTHER_SOFTWARE))
         # Racks are not sold as single GPUs.
         and (not gpu.domain or now.domain > 0)

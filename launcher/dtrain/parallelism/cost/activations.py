@@ -67,6 +67,21 @@ def layer_activations(
     return terms * BYTES[assumed.precision] / 2
 
 
+def score_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Return the part of `largest_layer` that is attention's score matrix, if that is kept."""
+    scores = max(
+        _scores(kind, layout.tensor, assumed.unfused(layout)) * kind.seq_len / shape.seq_len
+        for kind, _ in shape.kinds or ((shape, 1),)
+    )
+    return scores * BYTES[assumed.precision] / 2
+
+
+def _scores(shape: Shape, t: int, torch: bool) -> float:
+    """Bytes of a token's scores. PyTorch's modules compute the softmax in 32 bits and keep it, and
+    a copy in 16."""
+    return (6 if torch else 5 if shape.dropout else 4) * shape.heads * shape.seq_len / t
+
+
 def routed_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
     """Return the part of `layer_activations` without recomputation that depends on the experts to
     which tokens go."""
@@ -192,7 +207,7 @@ def _saved(
     the sequence is split. ``drops``: see `Assumptions.recomputes_modules`. ``narrow``: bytes of an
     element of a product's input. ``exchanges``: whether torchtitan's selective recompute keeps the
     tokens that ranks with experts exchange."""
-    h, s = shape.hidden, shape.seq_len
+    h = shape.hidden
     yield 2 * h / split
     if recompute == "full":
         return
@@ -236,8 +251,7 @@ def _saved(
         # Attention keeps its output in 16 bits, and the product after it a narrow copy.
         yield narrow * values / t
     if not flash_attention and recompute != "selective":
-        # PyTorch's modules compute the softmax in 32 bits and keep it, and a copy in 16.
-        yield (6 if torch else 5 if shape.dropout else 4) * shape.heads * s / t
+        yield _scores(shape, t, torch)
     # A fused SwiGLU recomputes its output.
     matrices = (3 if fused_gate else 4) if shape.gated else 2
     if shape.lora is not None and not shape.lora.adapts_mlp:

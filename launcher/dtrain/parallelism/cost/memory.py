@@ -13,6 +13,7 @@ from dtrain.parallelism.cost.activations import (
     mean_activations,
     routed_activations,
     routed_gradients,
+    score_activations,
 )
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.products import tokens
@@ -204,6 +205,10 @@ def _whole_peak(rank: Rank, states: _StageStates, held: float) -> Phase:
         if above:
             copies = routed_activations(shape, layout, assumed)
             again += above * (copies + routed_gradients(shape, layout, assumed))
+        temporary = max(temporary, again * rank.tokens)
+    elif layout.recompute == "selective" and not assumed.flash_attention:
+        # The layer in its backward pass has its score matrix again.
+        again = score_activations(shape, layout, assumed) + _activation_gradients(rank)
         temporary = max(temporary, again * rank.tokens)
     backward = Phase(states.gradients, kept * held, _loss_bytes(rank), temporary=temporary)
     return max(backward, Phase(states.gradients, temporary=states.step), key=sum)

@@ -127,10 +127,8 @@ def step_time(
     work = _work_of_stages(kernels, counts)
     stages = [count * each.total for count, each in work]
     stages[-1] += head
-    waits = [
-        _waiting(kernels, stage, count, each)
-        for stage, (count, each) in zip(stages, work, strict=True)
-    ]
+    every = zip(stages, work, strict=True)
+    waits = [_waiting(kernels, stage, count, each) for stage, (count, each) in every]
     busy = [stage + waiting for stage, waiting in zip(stages, waits, strict=True)]
     slowest = busy.index(max(busy))
     layers, layer = work[slowest]
@@ -139,14 +137,15 @@ def step_time(
     others = sum(busy) - busy[slowest]
     bubble = BUBBLE.get(layout.schedule, 1.0) * others / layout.virtual_pipeline
 
-    data, optimizer = _between_steps(kernels, max(counts), m * busy[slowest])
+    sends, beside = _sends(kernels, busy[slowest])
+    data, optimizer = _between_steps(kernels, max(counts), m * busy[slowest] - beside)
     return StepTime(
         compute=m * (layers * layer.compute + (head if slowest == p - 1 else 0.0)),
         recompute=m * layers * layer.recompute,
         tensor=m * layers * layer.tensor,
         context=m * layers * layer.context,
         expert=m * layers * layer.expert,
-        pipeline=_sends(kernels, busy[slowest]),
+        pipeline=sends,
         bubble=bubble,
         data=data,
         optimizer=optimizer,
@@ -343,27 +342,30 @@ def _expert(kernels: Kernels) -> float:
     return passes * group.exchange(size, copies)
 
 
-def _sends(kernels: Kernels, stage: float) -> float:
+def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
     """Activations go to the next stage and gradients back: exposed while the pipeline fills and
     drains, at most half exposed in between. If an interleaved pipeline computes at the same time,
     only what takes longer than the computation of a piece is exposed, or what it slows down.
-
     ``stage`` is the time of a micro-batch in the slowest stage.
+
+    Return the exposed seconds, and those of the computation, which cannot hide other traffic, too.
     """
     layout = kernels.layout
     p, v = layout.pipeline, layout.virtual_pipeline
     if p == 1:
-        return 0.0
+        return 0.0, 0.0
     stride = layout.tensor * layout.context * layout.data
     group = Group(kernels.cluster, kernels.efficiency, p, stride)
     # Each tensor rank sends its part of the sequence.
     shared = layout.sequence_parallel or backend_of(layout).sends_shares
     once = group.send(_activation(kernels) / (layout.tensor if shared else 1))
-    exposed = 0.5 * once
+    exposed, hidden = 0.5 * once, 0.0
     if v > 1 and backend_of(layout).overlaps_sends:
-        # Of a piece's time, the forward pass takes a third.
-        exposed = min(exposed, _exposed(once, stage / v / 3, OVERLAPPED))
-    return 2 * ((p - 1) * once + layout.grad_accumulation * v * exposed)
+        piece = stage / v / 3  # The forward pass takes a third.
+        exposed = min(exposed, _exposed(once, piece, OVERLAPPED))
+        hidden = min(once - exposed, piece)
+    pieces = layout.grad_accumulation * v
+    return 2 * ((p - 1) * once + pieces * exposed), 2 * pieces * hidden
 
 
 def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, float]:

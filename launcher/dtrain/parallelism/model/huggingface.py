@@ -39,8 +39,8 @@ _CHOSEN = (
 )  # fmt: skip
 _SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 _DROPOUT = (
-    "resid_pdrop", "hidden_dropout", "dropout", "residual_dropout", "resid_dropout",
-    "attn_config.attn_pdrop",
+    "resid_pdrop", "hidden_dropout", "hidden_dropout_prob", "dropout", "residual_dropout",
+    "resid_dropout", "attn_config.attn_pdrop",
 )  # fmt: skip
 
 
@@ -62,9 +62,16 @@ class _Kind:
 
 
 _GPT2 = _Kind(gated=False, tied=True, learned_positions=True, dropout=True)
+_BERT = replace(_GPT2, causal=False)
+_BERTS_KEY = "attention_probs_dropout_prob"
+"""A key that BERT and its many descendants have (RoBERTa, XLM-R, ELECTRA, ESM), and decoders have
+not."""
 _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("gpt2", "gpt_bigcode", "opt"), _GPT2),
-    **dict.fromkeys(("bert", "roberta"), replace(_GPT2, causal=False)),
+    "biogpt": _GPT2,
+    "modernbert": _Kind(
+        tied=True, causal=False, window_pattern=3, defaults={"sliding_window": 128}
+    ),
     "gpt_neo": replace(_GPT2, dropout=False),
     "mpt": _Kind(gated=False, tied=True, defaults={"expansion_ratio": 4}),
     "falcon": _Kind(gated=False, tied=True, parallel=True),
@@ -103,6 +110,10 @@ _FOUR_TIMES = {"gpt2", "gpt_bigcode", "gpt_neo", "bloom", "falcon", "gptj", "cod
 _OTHER_THINGS = {
     "deberta-v2": "an encoder",
     "vit": "an encoder of images",
+    **dict.fromkeys(("longformer", "big_bird"), "an encoder with sparse attention"),
+    **dict.fromkeys(
+        ("clip_text_model", "siglip_text_model"), "one of two encoders, of texts and of images"
+    ),
     "bart": "an encoder with a decoder",
     "whisper": "an encoder with a decoder",
     "mamba": "a state-space model",
@@ -116,6 +127,12 @@ _OTHER_THINGS = {
     "doge": "a mixture of experts of another kind",
     "longcat_flash": "a mixture of experts of another kind",
 }
+
+_KEYS_OF_OTHER_THINGS = {
+    "conv_dim": "an encoder of speech with convolutions",
+    "num_hidden_groups": "an encoder whose layers share their weights",
+}
+"""What models are whose files have these keys, whatever their type (wav2vec 2.0, ALBERT)."""
 
 _PLAIN_ACTIVATIONS = {"relu", "relu2", "squared_relu", "xielu"}
 """Activations that files use for MLPs of two matrices."""
@@ -168,7 +185,8 @@ class _Config(ConfigFile):
 
     @property
     def kind(self) -> _Kind:
-        return _KINDS.get(self.model_type, _Kind())
+        other = _BERT if _BERTS_KEY in self.values else _Kind()
+        return _KINDS.get(self.model_type, other)
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -209,8 +227,7 @@ class _Config(ConfigFile):
             head_size=head_size,
             gated=self.gated,
             tied=bool(self.get("tie_word_embeddings", default=self.kind.tied)),
-            learned_positions=self.kind.learned_positions
-            or self.get("position_embedding_type") == "learned",
+            learned_positions=self.learned_positions,
             dropout=self.dropout,
             causal=self.kind.causal,
             parallel=bool(
@@ -235,6 +252,10 @@ class _Config(ConfigFile):
         thing = _OTHER_THINGS.get(self.model_type)
         if thing is None and self.values.get("is_encoder_decoder"):
             thing = "an encoder with a decoder"
+        named = (name for key, name in _KEYS_OF_OTHER_THINGS.items() if key in self.values)
+        thing = thing or next(named, None)
+        if thing is None and "patch_size" in self.values and self.get(*_POSITIONS) is None:
+            thing = "an encoder of images"
         if thing is None and self.model_type and self.get(*_LAYERS, *_HIDDEN, *_HEADS) is None:
             thing = "a model without layers of attention"
         listed = self.get("layer_types")
@@ -279,12 +300,18 @@ class _Config(ConfigFile):
 
     @property
     def gated(self) -> bool:
-        if self.model_type in _KINDS:
+        if self.model_type in _KINDS or not self.kind.gated:
             return self.kind.gated
         # Other types are like GPT if they have its activation or its LayerNorm key.
         if str(self.get("hidden_act", "activation_function")) in _PLAIN_ACTIVATIONS:
             return False
         return not any(name in self.values for name in ("layer_norm_epsilon", "n_inner"))
+
+    @property
+    def learned_positions(self) -> bool:
+        given = self.get("position_embedding_type")
+        usual = self.kind.learned_positions
+        return given == "learned" or (usual and given in (None, "absolute"))
 
     @property
     def dropout(self) -> bool:

@@ -7,15 +7,21 @@ far below their longest context.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from dtrain.parallelism.model.shape import Shape
-from dtrain.parallelism.names import find, index
+from dtrain.parallelism.names import find, index, key
 from dtrain.records import dataclass
+
+_FURTHER_TRAINING = {
+    "base", "chat", "coder", "deduped", "hf", "instruct", "it", "math", "pt", "thinking",
+}  # fmt: skip
+"""Words of repositories' names for models of the same shape."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +72,28 @@ def models() -> tuple[Model, ...]:
     )
 
 
+def _shorter(name: str) -> Iterator[str]:
+    """Yield a repository's name without words for further training; then without versions and
+    dates, too, if it still has a size (models of other dates may have another)."""
+    words = [word for word in re.split("[-_ ]", name) if word.lower() not in _FURTHER_TRAINING]
+    yield "-".join(words)
+    undated = [word for word in words if not re.fullmatch(r"v\d[\d.]*|\d{4}", word.lower())]
+    if any(re.fullmatch(r"[\d.x]+[bm]", word.lower()) for word in undated):
+        yield "-".join(undated)
+
+
 def model(name: str) -> Shape:
-    """Return the shape of a well-known model; the name may have its owner's prefix
-    (``meta-llama/``).
+    """Return the shape of a well-known model; the name may be that of a repository of it, or of a
+    fine-tuned one (``meta-llama/Llama-3.1-8B-Instruct``).
 
     Raises:
         UsageError: no model has this name; suggests the nearest.
     """
+    written = name.rpartition("/")[2]
+    entries = index((known.name, known.aliases, known) for known in models())
     found = find(
-        name.rpartition("/")[2],
-        index((known.name, known.aliases, known) for known in models()),
+        next((one for one in (written, *_shorter(written)) if key(one) in entries), written),
+        entries,
         [known.name for known in models()],
         what="model",
         otherwise="Give its Hugging Face file with `model_config`, or a size with `model_size`; "
