@@ -93,6 +93,19 @@ def test_a_shell_that_reads_the_program_executes_none_of_it(shell: str, tmp_path
     assert (done.returncode, done.stdout, done.stderr) == (REPLACED, b"", b"")
 
 
+def test_a_shell_without_comments_executes_nothing_either(tmp_path: Path) -> None:
+    """As ``zsh -i`` by default."""
+    subprocess.run(
+        ["bash", "--norc", "+O", "interactive_comments", "-i"],
+        input=framed(b"touch ran\n"),
+        capture_output=True,
+        cwd=tmp_path,
+        start_new_session=True,
+        check=False,
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_has_no_characters_that_shells_interpret() -> None:
     assert not set(boot_text()) & set("'\\!\n")
     assert len(boot_text()) < 1000

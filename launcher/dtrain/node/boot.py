@@ -16,9 +16,10 @@ TOO_OLD = 86
 """Exit status if Python is older than 3.8; stderr names the version."""
 REPLACED = 87
 """Exit status of a shell that reads the stream in place of Python."""
-HEAD = "exit %d #" % REPLACED
-"""Stands before the size. A login script may replace the shell with another one (``exec zsh``),
-which has no command and so reads the stream: it must not execute a Python program as commands."""
+HEAD = "exit %d;#" % REPLACED
+"""Stands before the size. A login script may replace the shell with another one (``exec zsh -i``),
+which has no command and so reads the stream: it must not execute a Python program as commands. With
+``;`` it ends even if its settings give ``#`` no meaning."""
 NO_INPUT = "dtrain: a login script has closed or read its input, or closed its output"
 ISOLATED = "-ESs"
 """Ignores the PYTHON* variables, user packages and site packages of the host."""
