@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from dtrain.runtime.torch.checkpoint import _place_for, save
+from dtrain.runtime.torch.plain_data import PlainReader
 from runtime.torch.ranks import HERE, ROOT, finish, run, start
 from support.cluster import job
 from support.warm import Process
@@ -30,6 +37,27 @@ def test_a_save_keeps_at_least_itself(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep=0"):
         save(tmp_path, 1, None, None, keep=0)  # type: ignore[arg-type]
     assert names(tmp_path) == []
+
+
+def test_metadata_that_python_3_11_2_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name))
+    )
+    metadata = Metadata({"w": TensorStorageMetadata(TensorProperties(), torch.Size([1]), [])})
+    stored = tmp_path / ".metadata"
+    stored.write_bytes(pickle.dumps(metadata))
+    found = PlainReader(tmp_path).read_metadata()
+    assert found.state_dict_metadata == metadata.state_dict_metadata
+
+    class Other:
+        def __reduce__(self) -> tuple[object, tuple[object, str]]:
+            return getattr, (Metadata, "__init__")
+
+    stored.write_bytes(pickle.dumps(Other()))
+    with pytest.raises(KeyError, match="__init__"):
+        PlainReader(tmp_path).read_metadata()
 
 
 def test_a_kill_in_the_middle_of_a_save_keeps_the_one_before(tmp_path: Path) -> None:
@@ -68,7 +96,7 @@ def test_damaged_and_planted_checkpoints_are_passed_over(tmp_path: Path) -> None
     assert [int(name.removeprefix("step-")) for name in found] == [5, 4, 3, 3, 2]
     # The pickles of both were planted.
     assert ".steps is not plain data" in warned[0]
-    assert "mkdir does not belong into a checkpoint" in warned[1]
+    assert "mkdir does not belong in a checkpoint" in warned[1]
     assert not (tmp_path / "ran").exists()
     assert "warning" not in said[1]
 

@@ -28,16 +28,24 @@ _METADATA = {
 """All that the metadata of a checkpoint names, beside the types of its numbers."""
 
 
+def _memory_format(_: Any, name: str) -> kinds._MEM_FORMAT_ENCODING:
+    """In place of `getattr`, by which Python 3.11.2 and others pickle the member of an Enum."""
+    return kinds._MEM_FORMAT_ENCODING[name]
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         of_numbers = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if (module, name) in _METADATA or of_numbers:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a checkpoint")
 
 
 class PlainReader(FileSystemReader):
-    """Raises UnpicklingError for metadata that names anything else."""
+    """Reads metadata without running code. Raises UnpicklingError if it names anything else than
+    `_METADATA`."""
 
     def read_metadata(self, *_: Any, **__: Any) -> kinds.Metadata:
         data = Path(self.path, ".metadata").read_bytes()
