@@ -196,6 +196,22 @@ def test_a_server_that_does_not_speak_ssh(
         assert "`port`" in caught.value.hint
 
 
+def test_a_server_of_the_first_protocol(
+    transport: SshTransport, blob: bytes, host: Callable[..., Host]
+) -> None:
+    class Old(SshServer):
+        def greet(self, stream: socket.socket, number: int) -> bool:
+            stream.sendall(b"SSH-1.5-OpenSSH_1.2\r\n")
+            return False
+
+    with (
+        Old(blob) as server,
+        pytest.raises(ConnectError, match=r"Incompatible version \(1\.5 instead of 2\.0") as caught,
+    ):
+        transport.connect(host(server))
+    assert "too old" in caught.value.hint
+
+
 def test_a_wrong_host_key_ends_the_connection_before_authentication(
     transport: SshTransport, blob: bytes, host: Callable[..., Host]
 ) -> None:

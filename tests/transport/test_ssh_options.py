@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,23 @@ def test_both_names_of_a_key_exchange(
     settings = {"KexAlgorithms": name}
     with running_sshd(tmp_path, identity=sshd.identity, settings=settings) as strict:
         assert connect("", strict)[0] == 7
+
+
+def test_openssl_in_fips_mode_leaves_out_the_key_exchange() -> None:
+    code = """
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+def generate():
+    raise UnsupportedAlgorithm("X25519 is not supported")
+
+X25519PrivateKey.generate = generate
+from dtrain.transport.ssh_transport import ClientTransport
+print(*ClientTransport._preferred_kex)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "ecdh-sha2-nistp256" in done.stdout
+    assert "curve25519" not in done.stdout
 
 
 @pytest.mark.sshd

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import paramiko
+from paramiko.ssh_exception import IncompatiblePeer
 
 from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.framing import clean
@@ -75,9 +76,8 @@ def allow(transport: paramiko.Transport, endpoint: Endpoint, host_keys: tuple[st
         transport.use_compression()
 
 
-def mismatch(transport: ClientTransport) -> tuple[str, str]:
-    """What the server allows of which this side supports nothing, and what it would have to allow:
-    both as a line of sshd_config."""
+def mismatch(transport: ClientTransport, failure: IncompatiblePeer) -> tuple[str, str]:
+    """Why there is no common algorithm, and the remedy: each names a line of sshd_config."""
     ours = transport.get_security_options()
     for option, offered, known in (
         ("KexAlgorithms", "kex_algo_list", ours.kex),
@@ -85,12 +85,15 @@ def mismatch(transport: ClientTransport) -> tuple[str, str]:
         ("Ciphers", "server_encrypt_algo_list", ours.ciphers),
         ("MACs", "server_mac_algo_list", ours.digests),
     ):
-        theirs = transport.offered.get(offered, [])
-        if not set(theirs) & set(known):
+        theirs = transport.offered.get(offered)
+        if theirs and not set(theirs) & set(known):
             # The names may be hostile.
             names = ",".join(clean(name)[:40] for name in theirs[:8])
-            return f"{option} {names}", f"{option} {','.join(known)}"
-    return "others", "the defaults of OpenSSH"
+            return (
+                f"no common algorithm: the server allows only {option} {names}",
+                f"allow one of these in its sshd_config: {option} {','.join(known)}",
+            )
+    return clean(str(failure))[:200], "the server's SSH is too old, or its settings are too strict"
 
 
 def _user_keys(transport: paramiko.Transport) -> tuple[str, ...]:

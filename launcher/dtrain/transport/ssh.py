@@ -227,12 +227,8 @@ class SshTransport:
                 f"the output of `{endpoint.command}`",
             )
         if isinstance(failure, paramiko.ssh_exception.IncompatiblePeer):
-            theirs, ours = mismatch(transport)
-            raise endpoint.error(
-                ConnectError,
-                f"no common algorithm: the server allows only {theirs}",
-                hint=f"allow one of these in its sshd_config: {ours}",
-            )
+            reason, hint = mismatch(transport, failure)
+            raise endpoint.error(ConnectError, reason, hint=hint)
         if text and not text.startswith("Exceeded MaxStartups") and "allowed" not in text:
             raise endpoint.error(
                 ConnectError,

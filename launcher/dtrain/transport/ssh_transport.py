@@ -22,6 +22,7 @@ from paramiko.common import (
     MSG_CHANNEL_WINDOW_ADJUST,
     cMSG_GLOBAL_REQUEST,
 )
+from paramiko.kex_curve25519 import KexCurve25519
 from paramiko.packet import Packetizer
 
 from dtrain.framing import clean
@@ -115,13 +116,14 @@ class ClientTransport(paramiko.Transport):
         MSG_CHANNEL_REQUEST: _channel_request,
     }
 
-    # RFC 8731 gives the same method a second name, and some servers allow only that.
+    # RFC 8731 gives the same method a second name, and some servers allow only that. OpenSSL has no
+    # such method in FIPS mode.
     _kex_info: ClassVar[dict[str, type]] = {
+        "curve25519-sha256": KexCurve25519,
         **paramiko.Transport._kex_info,  # type: ignore[attr-defined]
-        "curve25519-sha256": paramiko.Transport._kex_info["curve25519-sha256@libssh.org"],  # type: ignore[attr-defined]
     }
     _preferred_kex: ClassVar[tuple[str, ...]] = (
-        "curve25519-sha256",
+        *(["curve25519-sha256"] if KexCurve25519.is_available() else []),
         *paramiko.Transport._preferred_kex,  # type: ignore[attr-defined]
     )
 
