@@ -22,7 +22,7 @@ CASES = {
 SCRIPTS = {
     "not-executable": "#!/bin/sh\n",
     "version manager": "#!/bin/sh\nprintf 'not found\\nin these: 3.12.1\\n' >&2; exit 127\n",
-    "too-old": '#!/bin/sh\nwhile [ "$1" != -c ]; do shift; done\n'
+    "too-old": '#!/bin/sh\necho Welcome\nwhile [ "$1" != -c ]; do shift; done\n'
     f'exec {sys.executable} -c "import sys; sys.version_info = (3, 6, 8)\n$2"\n',
     "replaced": "#!/bin/sh\nexec sh\n",
     "ends": "#!/bin/sh\necho no memory\nexit 3\n",

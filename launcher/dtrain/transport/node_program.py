@@ -37,12 +37,12 @@ def failure(
         status = None
     said, shown = (text.decode("utf-8", "replace").strip() for text in (process.stderr(), output))
     printed = f"{said}\n{shown}".strip()
-    last = printed.rpartition("\n")[2]
     # A version manager (pyenv) explains itself in several lines.
     why = f" ({said[-MAX_PRINTED:]})" if said else ""
     hint = "set cluster.python to the path of a Python 3.8 or newer on the host"
     if status == TOO_OLD:
-        reason = f"{python} cannot run dtrain: {last.removeprefix('dtrain: ') or 'it is too old'}"
+        last = said.rpartition("\n")[2].removeprefix("dtrain: ")
+        reason = f"{python} cannot run dtrain: {last or 'it is too old'}"
     elif status == REPLACED:
         reason = f"another shell ran there in place of {python}"
         hint = (
@@ -59,6 +59,6 @@ def failure(
         reason += f": {printed[-MAX_PRINTED:]}" if printed else ""
         hint = (
             "log in there: its memory may be full, its Python damaged, the account may have no full"
-            " shell, or a login script (or a ForceCommand of its sshd) may end, or read its input"
+            " shell, or a login script (or a ForceCommand of its sshd) may exit or read its input"
         )
     return PrepareError(host, attempted, reason, hint=hint)
