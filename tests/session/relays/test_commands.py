@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,8 @@ from dtrain.transport.local import LocalConnection, LocalProcess, LocalTransport
 from support.limits import HANG, until
 
 
-def commands(transport: LocalTransport, *hosts: str) -> Commands:
-    targets = [Target(name, Host(name, name, transport="local"), sys.executable) for name in hosts]
+def commands(transport: LocalTransport, *hosts: str, python: str = sys.executable) -> Commands:
+    targets = [Target(name, Host(name, name, transport="local"), python) for name in hosts]
     return Commands(targets, ["true"], transport)
 
 
@@ -63,13 +64,19 @@ def test_a_stop_does_not_wait_for_a_login_script() -> None:
     assert outcome.error.reason == "interrupted before it answered"
 
 
-def test_the_user_hears_which_hosts_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_hears_which_hosts_do_not_answer_after_the_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dtrain.session.relays.commands.WAITING", 0.0)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    python.chmod(0o755)
     control = Control()
 
-    class LoggingIn(LocalTransport):
+    class Asking(LocalTransport):
         def connect(self, host: Host) -> LocalConnection:
-            until(lambda: control.interrupted)
+            # As while the user types a password.
+            until(lambda: host.name == "silent" or control.interrupted)
             return super().connect(host)
 
     class Impatient(Receiver):
@@ -78,8 +85,8 @@ def test_the_user_hears_which_hosts_do_not_answer(monkeypatch: pytest.MonkeyPatc
             control.stop()
 
     receiver = Impatient()
-    commands(LoggingIn(), "a", "b").run(receiver, control)
-    assert receiver.late == ["a", "b"]
+    commands(Asking(), "asks", "silent", python=str(python)).run(receiver, control)
+    assert receiver.late == ["silent"]
 
 
 def test_a_fault_in_a_thread_ends_the_command() -> None:

@@ -34,7 +34,7 @@ GRACE = 5.0
 LATE = 30.0
 """Seconds after the time limit in which a host must report the end of its command."""
 WAITING = 30.0
-"""Seconds after which the user hears which hosts have not answered."""
+"""Seconds between two looks for hosts that do not answer, until the user hears of some."""
 QUEUED = 64
 """Pieces of output that wait for the caller's thread."""
 POLL = 0.1
@@ -89,7 +89,7 @@ class Receiver:
     def ended(self, outcome: Outcome) -> None: ...
 
     def waiting(self, hosts: Sequence[str]) -> None:
-        """These hosts have not started the command after a long time. Called once."""
+        """These hosts have accepted the login and not answered for a long time. Called once."""
 
     def idle(self) -> None:
         """Nothing has happened for a moment."""
@@ -112,6 +112,11 @@ class _Group:
     @property
     def begun(self) -> bool:
         return self.relay is not None and self.relay.has_begun
+
+    @property
+    def silent(self) -> bool:
+        """Whether the host has accepted the login, and its program says nothing."""
+        return self.connection is not None and not (self.begun or self.over)
 
     @property
     def over(self) -> bool:
@@ -161,11 +166,11 @@ class Commands:
         patience = time.monotonic() + WAITING
         try:
             while not all(group.over for group in self._groups):
-                if time.monotonic() > patience:
-                    patience = math.inf
-                    late = [one for one in self._groups if not (one.begun or one.over)]
+                if (now := time.monotonic()) > patience:
+                    late = [one.targets[0].via.name for one in self._groups if one.silent]
+                    patience = math.inf if late else now + WAITING
                     if late:
-                        receiver.waiting([one.targets[0].via.name for one in late])
+                        receiver.waiting(late)
                 try:
                     group, number, what = self._events.get(timeout=POLL)
                 except queue.Empty:
