@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtrain.checks import Severity
 from dtrain.checks.judgement import judge
-from dtrain.engines.slurm.inspection import _evidence, _not_started
-from dtrain.engines.slurm.login_shell import CommandAnswer
+from dtrain.engines.slurm.inspection import _evidence, _in_step, _not_started
+from dtrain.engines.slurm.login_shell import CommandAnswer, LoginShell
 from dtrain.launchplan.build import build
 from dtrain.messages.facts import MAX_ANSWER
+from dtrain.quoting import ShellCommand
 from dtrain.spec.load import parse
 
 PLAN = build(
@@ -41,6 +46,30 @@ def test_answers_are_put_together() -> None:
     assert [host.name for host in found.hosts] == ["gpu03", "gpu07"]
     assert [host.host.gpus for host in found.hosts] == [(6, 7), (6, 7)]
     assert found.failures == ()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_folder_of_runs_is_left_as_it_was(tmp_path: Path, before: bool) -> None:
+    """A launch shares a new one with the group of the team."""
+    runs = tmp_path / "runs"
+    if before:
+        runs.mkdir()
+        (runs / "nodes").mkdir()
+    plan = replace(PLAN, run_dir=str(runs))
+
+    class Here(LoginShell):
+        def __init__(self) -> None:
+            self.host = "here"
+
+        def run(self, command: Any, stdin: bytes = b"", limit: float = 0.0) -> CommandAnswer:
+            if isinstance(command, ShellCommand):
+                done = subprocess.run(str(command), shell=True, check=False)  # noqa: S602
+                return CommandAnswer("sh", done.returncode, "", "")
+            assert len([*runs.glob("check-*")]) == 1
+            return CommandAnswer("srun", 1, "", "no machine")
+
+    assert _in_step(plan, Here(), str).hosts == ()
+    assert [one.name for one in tmp_path.rglob("*")] == (["runs", "nodes"] if before else [])
 
 
 @pytest.mark.parametrize(

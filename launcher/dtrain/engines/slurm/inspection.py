@@ -188,7 +188,9 @@ def _in_step(
         stdin = framed(program("step")) + json.dumps(order).encode() + b"\n"
         done = shell.run(_srun(plan, inside), stdin, PATIENCE + 60.0 * STEP_MINUTES)
     finally:
-        shell.run(sh("rm -f -- ", path(shared)))
+        # A new folder is private. A launch makes one that `cluster.trust_group` can use.
+        remove = sh("rm -f -- ", path(shared), "; rmdir -- ", path(plan.run_dir), " 2>/dev/null")
+        shell.run(sh("sh -c ", word(str(remove))))
     if not _STARTED.search(done.out):
         return Evidence.without_hosts(plan, request=[_not_started(plan, shell.host, done)])
     return _evidence(plan, done)
