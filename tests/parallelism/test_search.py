@@ -357,6 +357,10 @@ def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
             PlanRequest(model="llama-3-8b", gpus=1, gpu="rtx-4090", lora_rank=16),
             "With `seq_len=4096` and `global_batch=16`, one GPU",
         ),
+        (
+            PlanRequest(model="llama-3-8b", gpus=1, gpu="h100", seq_len=32768, global_batch=1),
+            "With `seq_len=16384`, `global_batch=2` and `backend='megatron'`, one GPU",
+        ),
         # An MI300A has enough memory too, but needs other software.
         (PlanRequest(model="mixtral-8x7b", gpus=8, gpu="h100"), "8 x h200, with 140 GiB each"),
         # 8 bytes for each parameter, not 16.

@@ -17,7 +17,7 @@ from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
 from dtrain.parallelism.search import rank_key
 from dtrain.runtime.layout import BackendName
-from dtrain.wording import counted
+from dtrain.wording import counted, either
 
 SHORTEST = 1024
 """Least tokens of a sequence that are suggested."""
@@ -79,8 +79,8 @@ def _shorter_sequences(question: Question) -> str:
         shorter = shape.with_lengths(length, shape.vocab)
         one = _first(replace(question, shape=shorter, global_batch=batch))
         if one is not None:
-            with_backend = _with_backend(question, one)
-            return _fits(f"With `seq_len={length}` and `global_batch={batch}`{with_backend}", one)
+            changes = [f"`seq_len={length}`", f"`global_batch={batch}`", _backend(question, one)]
+            return _fits(f"With {either(filter(None, changes), 'and')}", one)
         parts *= 2
     return ""
 
@@ -236,15 +236,16 @@ def _precision(gpu: Gpu, question: Question) -> Precision:
 
 
 def _suffices(gpus: str, question: Question, one: Candidate) -> str:
-    with_backend = _with_backend(question, one)
-    return f"{gpus} would suffice{with_backend}: {brief(one)}, {gib(one.memory.total)}."
+    backend = _backend(question, one)
+    condition = f" with {backend}" if backend else ""
+    return f"{gpus} would suffice{condition}: {brief(one)}, {gib(one.memory.total)}."
 
 
-def _with_backend(question: Question, one: Candidate) -> str:
-    """Name the backend of a layout, if the question's has none that fits."""
+def _backend(question: Question, one: Candidate) -> str:
+    """Name the backend of a layout; '' if it is the question's."""
     name = one.layout.backend
     unnamed = name == question.backend or without_backend(one.cluster.gpu)
-    return "" if unnamed else f" with `backend={name!r}`"
+    return "" if unnamed else f"`backend={name!r}`"
 
 
 def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
