@@ -209,7 +209,7 @@ class Attempt:
                 case machine.StartHost(host) | machine.AbortHost(host) | machine.KillHost(host):
                     self._links[host].step(action)
                 case machine.StopHost(host, grace):
-                    # Once for all hosts: to find it reads what the failed processes wrote.
+                    # Once for all hosts, because it reads what the failed processes wrote.
                     reason = reason or self._ending.reason(self._state, self._ending.causes())
                     self._links[host].step(StopWorkers(grace, reason))
                 case machine.SetAlarm(seconds):

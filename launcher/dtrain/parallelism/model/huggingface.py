@@ -132,7 +132,7 @@ _KEYS_OF_OTHER_THINGS = {
     "conv_dim": "an encoder of speech with convolutions",
     "num_hidden_groups": "an encoder whose layers share their weights",
 }
-"""What models are whose files have these keys, whatever their type (wav2vec 2.0, ALBERT)."""
+"""Keys that tell what a model is, whatever its type (wav2vec 2.0, ALBERT)."""
 
 _PLAIN_ACTIVATIONS = {"relu", "relu2", "squared_relu", "xielu"}
 """Activations that files use for MLPs of two matrices."""

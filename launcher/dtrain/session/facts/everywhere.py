@@ -23,6 +23,7 @@ MOST = 1.0
 """The most seconds that count between two looks. If there are more, this process did not run
 (Ctrl-Z, a suspended machine), and has not read what arrived."""
 WAITING = 30.0
+"""Seconds after which the caller hears that answers are missing."""
 _Item = TypeVar("_Item", HostPlan, HostFacts)
 _Result = TypeVar("_Result")
 
