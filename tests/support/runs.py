@@ -42,8 +42,8 @@ def plan(hosts: int = 2, workers: int = 2) -> LaunchPlan:
 
 def averages(folder: Path, host: str) -> list[Sample]:
     """All averages that the run in ``folder`` has of a host."""
-    found = []
-    for line in (folder / "telemetry" / f"{host}.jsonl").read_bytes().splitlines():
+    file, found = folder / "telemetry" / f"{host}.jsonl", []
+    for line in file.read_bytes().splitlines() if file.exists() else ():
         with contextlib.suppress(ProtocolError):  # a line that was cut short
             found.append(Sample.read(parse_object(line)))
     return found
