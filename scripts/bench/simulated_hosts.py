@@ -128,7 +128,8 @@ class SimulatedHost:
     async def serve(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         with contextlib.suppress(asyncssh.Error, OSError, EOFError, asyncio.IncompleteReadError):
             await asyncio.sleep(self.faults.get("slow", 0.0))
-            program = await process.stdin.readexactly(int(await process.stdin.readline()))
+            size = (await process.stdin.readline()).rpartition(b"#")[2]
+            program = await process.stdin.readexactly(int(size))
             # The payload with the compiled modules follows, see `dtrain.node.boot.bundle`.
             payload = re.search(rb"stream\.read\((\d+)\)", program)
             main = re.search(rb"start\(stream,'([\w.]+)'", program)

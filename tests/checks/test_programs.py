@@ -21,7 +21,7 @@ class Slow(subprocess.Popen):
         threading.Event().wait(0.5)
 
 subprocess.Popen = Slow
-programs.run(["sleep", "600"])
+programs.run(["sleep", "600"], environment=None)
 """
 
 

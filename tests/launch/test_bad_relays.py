@@ -30,7 +30,7 @@ EXITED = event(2, "exited", **WHO, code=0, signal=None, stopping=False)
 RELAY = f"""#!{sys.executable}
 import json, os, re, sys
 stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-program = stdin.read(int(stdin.readline()))
+program = stdin.read(int(stdin.readline().rpartition(b"#")[2]))
 stdin.read(int(re.search(rb"stream.read\\((\\d+)\\)", program)[1]))
 op = json.loads(stdin.readline())["op"]
 def say(name):
