@@ -1,5 +1,5 @@
-"""Reads checkpoints as data. torch unpickles them, and a pickle may call any function: whoever can
-write to a folder of checkpoints could run code in the job.
+"""Reads checkpoints as data. torch unpickles them, and a pickle may call any function: a user who
+can write to a folder of checkpoints could run code in the job.
 """
 
 from __future__ import annotations
