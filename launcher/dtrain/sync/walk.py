@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MANY_FILES, MUCH = 50_000, 1 << 30
 """Files and bytes above which a tree gets a notice."""
 TOO_MANY_FILES, TOO_MUCH = 1_000_000, 64 << 30
-"""Files and bytes above which a tree is refused unread: probably a data set by mistake."""
+"""Files and bytes above which a tree is refused and no more of it is read: probably a data set."""
 _SHOWN = 5
 
 
@@ -37,6 +37,7 @@ class FolderWalk:
         self._bad: list[str] = []
         self._outside = False
         """Whether a link leads outside."""
+        self._bytes = 0
 
     def run(self, exclusion: GitIgnoreSpec, go_on: Callable[[], None]) -> None:
         """Walk, without what ``exclusion`` matches. ``go_on`` is called for each folder."""
@@ -51,17 +52,19 @@ class FolderWalk:
                 self._bad.append(f"{name} cannot be read ({error.strerror})")
                 continue
             for entry in entries:
+                if self._too_big():
+                    return
                 name = entry.name.decode("utf-8", "surrogateescape")
                 path = f"{folder}/{name}" if folder else name
-                is_folder = entry.is_dir(follow_symlinks=False)
-                if exclusion.match_file(f"{path}/" if is_folder else path):
-                    continue
-                if is_folder:
-                    self.folders.append(path)
-                    pending.append(path)
-                    continue
                 try:
-                    self._add(path, entry)
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if exclusion.match_file(f"{path}/" if is_folder else path):
+                        continue
+                    if is_folder:
+                        self.folders.append(path)
+                        pending.append(path)
+                    else:
+                        self._add(path, entry)
                 except FileNotFoundError:
                     continue  # removed after its folder was read, such as a temporary file
                 except OSError as error:
@@ -73,6 +76,7 @@ class FolderWalk:
             self._add_link(path)
         elif entry.is_file(follow_symlinks=False):
             self.files[path] = entry.stat(follow_symlinks=False).st_size
+            self._bytes += self.files[path]
         else:
             self._special.append(path)
 
@@ -92,6 +96,12 @@ class FolderWalk:
 
     def refuse_if_bad(self) -> None:
         """Raise UsageError if the folder cannot be sent."""
+        if self._too_big():
+            raise UsageError(
+                f"job.sync: {self._source} is too big to send: at least {self._weight()}",
+                hint="add data and environments to job.sync.exclude, "
+                "and copy them to the nodes another way",
+            )
         if self._bad:
             more = len(self._bad) - _SHOWN
             listed = self._bad[:_SHOWN] + ([f"and {more} more"] if more > 0 else [])
@@ -104,16 +114,10 @@ class FolderWalk:
                 )
                 + "add what the job does not need to job.sync.exclude",
             )
-        if len(self.files) > TOO_MANY_FILES or sum(self.files.values()) > TOO_MUCH:
-            raise UsageError(
-                f"job.sync: {self._source} is too big to send: {self._weight()}",
-                hint="add data and environments to job.sync.exclude, "
-                "and copy them to the nodes another way",
-            )
 
     def notices(self) -> Iterator[str]:
         """Messages for the user, one sentence each."""
-        if len(self.files) > MANY_FILES or sum(self.files.values()) > MUCH:
+        if len(self.files) > MANY_FILES or self._bytes > MUCH:
             yield (
                 f"{self._source} is big for a working folder: {self._weight()}; "
                 "add what the job does not need to job.sync.exclude"
@@ -121,6 +125,9 @@ class FolderWalk:
         if self._special:
             listed = ", ".join(shown(path) for path in sorted(self._special)[:_SHOWN])
             yield f"not sent, because they are sockets, pipes or devices: {listed}"
+
+    def _too_big(self) -> bool:
+        return len(self.files) > TOO_MANY_FILES or self._bytes > TOO_MUCH
 
     def _weight(self) -> str:
         """The totals and the heaviest entries of the top folder."""
@@ -130,13 +137,13 @@ class FolderWalk:
             top = path.split("/", 1)[0] + ("/" if "/" in path else "")
             sizes[top] += size
             counts[top] += 1
-        by = sizes if sum(sizes.values()) > MUCH else counts
+        by = sizes if self._bytes > MUCH else counts
         heaviest = ", ".join(
             f"{shown(top)} ({in_bytes(sizes[top])} in {counted(counts[top], 'file')})"
             for top, _ in by.most_common(3)
         )
         files = counted(len(self.files), "file")
-        return f"{in_bytes(sum(sizes.values()))} in {files}, most in {heaviest}"
+        return f"{in_bytes(self._bytes)} in {files}, most in {heaviest}"
 
 
 def shown(path: str) -> str:
