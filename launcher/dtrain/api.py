@@ -411,7 +411,8 @@ def plan(
 
     - ``strategies``: whether to accept a job for TensorFlow, which has strategies, not layouts.
     - ``ask`` asks a person for passphrases, if a host or Slurm must be asked.
-    - ``on_notice`` gets a line before each trial; ``signals`` is as for `launch`, while one runs.
+    - ``on_notice`` gets a line before each trial, and about hosts that do not answer; ``signals``
+      is as for `launch`, while one runs.
 
     Raises UsageError and SpecError for invalid input, and DtrainError if ``request.probe`` fails.
     """
@@ -420,7 +421,8 @@ def plan(
 
     check_request(request)
     trained = trials.trainable(request) if request.trials else None
-    question = probing.posed(request, ask)
+    show = on_notice or (lambda _: None)
+    question = probing.posed(request, ask, show)
     if question.framework == "torch":
         answer = question.answer()
         if trained is None:
@@ -429,7 +431,7 @@ def plan(
         def run(job: Request, on_line: OnLine) -> Report:
             return launch(job, on_line=on_line, signals=signals, ask=ask)
 
-        return trials.tried(answer, request.trials, trained, run, on_notice or (lambda _: None))
+        return trials.tried(answer, request.trials, trained, run, show)
     if not strategies:
         raise UsageError(
             "for TensorFlow, the planner chooses a strategy, not a layout",

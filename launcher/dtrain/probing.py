@@ -15,12 +15,14 @@ from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest, QueueGpus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dtrain.runs.request import Request
     from dtrain.spec.model import ClusterFile
     from dtrain.transport.questions import Ask
 
 
-def posed(request: PlanRequest, ask: Ask | None) -> Question:
+def posed(request: PlanRequest, ask: Ask | None, on_notice: Callable[[str], None]) -> Question:
     """Return the question of a request. ``ask`` asks a person. Raises as `dtrain.api.plan`."""
 
     def ask_engine(spec: ClusterFile) -> QueueGpus:
@@ -33,7 +35,9 @@ def posed(request: PlanRequest, ask: Ask | None) -> Question:
         from dtrain.checks.probe import probe as slowest
         from dtrain.engines.inspection import examine
 
-        probe = slowest(examine(measurable(request), bandwidth=True, compute=True, ask=ask))
+        probe = slowest(
+            examine(measurable(request), bandwidth=True, compute=True, ask=ask, on_notice=on_notice)
+        )
     question = pose(request, ask_engine, probe)
     if probe is not None:
         question = stored(question, probe)

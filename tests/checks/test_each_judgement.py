@@ -370,6 +370,7 @@ def test_an_interpreter_that_dies_at_its_start_is_reported_with_its_reason() -> 
     usual = {"interpreter": {"status": 0, "python": "3.11.2"}}
     found = only(evidence(usual, died), "error", "python", "gpu3")
     assert found.seen.endswith(f"does not run: {reason}")
+    assert found.remedy.startswith("unset PYTHONHOME")
 
 
 def test_a_module_that_is_not_found() -> None:

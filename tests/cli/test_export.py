@@ -8,8 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,30 +143,50 @@ def test_what_an_earlier_attempt_or_a_queued_job_had_is_exported_no_more(folder:
         assert "queued" not in get(exports.address, "/metrics")[1]
 
 
-def test_a_client_that_never_ends_its_request_delays_neither_others_nor_the_end(
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    port = int(address.split(":")[2].removesuffix("/metrics"))
+    with socket.create_connection(("127.0.0.1", port), timeout=HANG) as client:
+        yield client
+
+
+def test_a_client_that_sends_no_request_delays_neither_others_nor_the_end() -> None:
+    limit = 2 * HANG
+    with pytest.MonkeyPatch.context() as patch, Exports("0") as exports:
+        patch.setattr(metrics_server, "CLIENT_LIMIT", limit)
+        patch.setattr(metrics_server._Handler, "timeout", limit)
+        with connected(exports.address):
+            assert get(exports.address, "/metrics")[1].endswith("# EOF\n")
+            exports.__exit__()
+
+
+def test_a_client_that_never_ends_its_request_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics_server, "CLIENT_LIMIT", 2.0)
-    over = threading.Event()
+    monkeypatch.setattr(metrics_server, "CLIENT_LIMIT", 0.2)
+    disconnected = contextlib.suppress(BrokenPipeError, ConnectionResetError)
+    with Exports("0") as exports, connected(exports.address) as client, disconnected:
+        while True:
+            client.sendall(b"x")  # begins the timeout of a read again
 
-    def drip(client: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the server has closed the connection
-            while not over.wait(0.02):
-                client.sendall(b"x")
 
+def test_a_web_page_cannot_read_the_metrics_by_a_name_of_its_own_for_this_machine() -> None:
+    """DNS rebinding: the browser sends the name of the page."""
     with Exports("0") as exports:
-        address = exports.address
-        with socket.create_connection(
-            ("127.0.0.1", int(address.split(":")[2].removesuffix("/metrics"))), timeout=HANG
-        ) as client:
-            thread = threading.Thread(target=drip, args=(client,))
-            thread.start()
-            try:
-                assert get(address, "/metrics")[1].endswith("# EOF\n")
-                assert not over.is_set()
-            finally:
-                over.set()
-                thread.join()
+        port = int(exports.address.split(":")[2].removesuffix("/metrics"))
+        found = {}
+        for name in ("evil.example", "[", "localhost", "127.0.0.1", "[::1]"):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
+            with contextlib.closing(connection):
+                connection.request("GET", "/metrics", headers={"Host": f"{name}:{port}"})
+                found[name] = connection.getresponse().status
+    assert found == {
+        **dict.fromkeys(("evil.example", "["), 403),
+        **dict.fromkeys(("localhost", "127.0.0.1", "[::1]"), 200),
+    }
+    with Exports("0.0.0.0:0") as exports, connected(exports.address) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\nHost: launcher.example\r\n\r\n")
+        assert b" 200 " in client.recv(64)
 
 
 def test_the_next_launch_takes_the_port_at_once() -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET
+from urllib.parse import urlsplit
 
 from dtrain.diagnostics import UsageError
 from dtrain.messages.decode import excerpt
 from dtrain_cli.views import open_metrics
 
 CLIENT_LIMIT = 5.0
-"""Seconds for the request of one client; others wait."""
+"""Seconds for the request of one client."""
 
 
-class MetricsServer(HTTPServer):
+class MetricsServer(ThreadingHTTPServer):
     """Answers with what ``metrics`` returns."""
 
     def __init__(self, host: str, port: int, metrics: Callable[[], str]) -> None:
@@ -41,6 +43,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = CLIENT_LIMIT
 
     def do_GET(self) -> None:
+        if not self._names_this_machine():
+            self.send_error(403, "use localhost or an IP address")
+            return
         if self.path.partition("?")[0] not in ("/", "/metrics"):
             self.send_error(404)
             return
@@ -50,6 +55,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _names_this_machine(self) -> bool:
+        """Whether the URL may be one of a user of this machine, if only they can connect.
+
+        A web page may resolve a name of its own to 127.0.0.1 (DNS rebinding), and read the answer.
+        """
+        if not ipaddress.ip_address(str(self.server.server_address[0])).is_loopback:
+            return True
+        with contextlib.suppress(ValueError):
+            name = urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname or ""
+            return name == "localhost" or bool(ipaddress.ip_address(name))
+        return False
 
     def setup(self) -> None:
         super().setup()

@@ -42,13 +42,18 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
         )
     elif "python" not in answer:
         late = answer.get("status") is None
+        remedy = "set cluster.python"
+        remedy += "" if evidence.plan.slurm else f" (or cluster.overrides.{HOSTS}.python)"
+        remedy += " to a working interpreter"
+        if "No module named 'encodings'" in printed:  # it has no standard library
+            remedy = (
+                "unset PYTHONHOME, if job.env, job.setup or a login script sets it; or " + remedy
+            )
         yield host.error(
             "python",
             f"{python} " + ("timed out" if late else f"does not run: {last}"),
             "the job's interpreter runs on every host",
-            "set cluster.python"
-            + ("" if evidence.plan.slurm else f" (or cluster.overrides.{HOSTS}.python)")
-            + " to a working interpreter",
+            remedy,
         )
     elif answer.get("module_found") == {"found": False}:
         yield host.error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from dtrain.engines.slurm.output import JobOutput
 from dtrain.launchplan.build import build
 from dtrain.messages.agent import StreamFound
+from dtrain.node.agent.worker_files import open_regular
 from dtrain.node.slurm.outputs import Outputs
 from dtrain.runs.folder import RunFolder
 from dtrain.spec.load import parse
@@ -44,3 +46,49 @@ def test_a_truncated_file_is_reported_once(tmp_path: Path, attached: bool, last:
     assert not outputs.send(last=last) and not outputs.send(last=last)
     text = "worker-0.out was truncated: its output is missing until it again has 7 bytes"
     assert said[1:] == [{"type": "notice", "host": "a", "text": text}]
+
+
+def test_a_truncated_file_of_a_rank_is_reported_after_attach(tmp_path: Path) -> None:
+    """Of the newest attempt of torchrun: what is stored of older ones is not known apart."""
+    said: list[str] = []
+    channel: Any = SimpleNamespace(
+        report=lambda kind, **body: said.append(body.get("text", "")),
+        send_data=lambda number, offset, data: None,
+    )
+    for run in ("1", "2"):
+        place = tmp_path / "a" / "torchrun-0.ranks" / run / "attempt_0" / "0"
+        place.mkdir(parents=True)
+        (place / "stdout.log").write_text("line\n")
+        os.utime(place.parent, (int(run), int(run)))
+    offsets = {"a": {"rank-0.out": 12}}
+    outputs = Outputs(bytes(tmp_path), offsets, {}, {"torchrun-0": (0, 1)}, channel)
+    outputs.send(last=True)
+    text = "rank-0.out was truncated: its output is missing until it again has 7 bytes"
+    assert [one for one in said if one] == [text]
+
+
+def test_a_truncated_file_is_not_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands of them."""
+    opened: list[bytes] = []
+
+    def counted(path: bytes) -> int:
+        opened.append(path)
+        return open_regular(path)
+
+    monkeypatch.setattr("dtrain.node.slurm.outputs.open_regular", counted)
+    channel: Any = SimpleNamespace(
+        report=lambda kind, **body: None, send_data=lambda number, offset, data: None
+    )
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "worker-0.out"
+    file.write_text("a line\n")
+    outputs = Outputs(bytes(tmp_path), {}, {"worker": 1}, {}, channel)
+    outputs.send(last=False)
+    file.write_bytes(b"")
+    for _ in range(3):
+        outputs.send(last=False)
+    assert len(opened) == 2
+    file.write_text("a line\nand another\n")
+    assert outputs.send(last=False)

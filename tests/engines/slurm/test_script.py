@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import grp
 import json
+import os
+import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -134,3 +137,15 @@ def test_variables_of_the_users_shell_do_not_reach_the_commands() -> None:
             check=True,
         )
         assert {*done.stdout.split()} & {*variables} == {"SLURM_JOB_ID"}
+
+
+def test_a_script_creates_the_folder_of_all_runs_for_the_team(tmp_path: Path) -> None:
+    """The members of `cluster.trust_group` share `cluster.run_dir`."""
+    group = grp.getgrgid(os.getgid()).gr_name
+    text = FILE.replace("slurm: {}", f"slurm: {{}}, run_dir: {tmp_path}, trust_group: {group}")
+    lines = script.render(plan(text)).partition("\nif mkdir")[2].partition("\nfi\n")[0]
+    for _ in range(2):
+        subprocess.run(["bash", "-euc", f"umask 077; if mkdir{lines}\nfi"], check=True)
+    status = (tmp_path / "nodes").stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o2770, os.getgid())
+    assert "if mkdir" not in script.render(build(parse(text, "job.yaml"), run="job-1"))

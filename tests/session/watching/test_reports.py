@@ -77,6 +77,16 @@ def test_a_report_during_the_end_is_journaled_once(folder: RunFolder) -> None:
     assert (done, spent) == ([1, 2], [{"data": 1.0}, {"save": 2.0}])
 
 
+def test_the_last_step_is_journaled_if_its_phases_were_reported_before(folder: RunFolder) -> None:
+    """As after a report between the wait for data of a step and the end of that step."""
+    reports = reports_to(Recorder(folder, Observer()))
+    for done in (39, 40):
+        reports.add("gpu01", "rank-0.progress", {**STEPS, "done": done, "phases": {"data": 1.0}})
+    reports.close()
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    assert [one.step for one in journaled if isinstance(one, events.PhasesSpent)] == [39, 40]
+
+
 def test_what_is_wrong_with_a_report_is_shown_once_for_each_host(folder: RunFolder) -> None:
     reports = reports_to(Recorder(folder, notices := Notices()))
     bad = {"event": "progress", "time": 1.0, "step": "7", "total": None}

@@ -40,6 +40,9 @@ SCRIPT = Path(__file__).with_name(NAME)
 WARNING = 60
 """Seconds that Slurm may send a signal late: it looks at time limits once a minute."""
 
+BETWEEN_PORTS = 97
+"""Between the ports of two attempts: the jobs after this one have the next ports."""
+
 TIME_LIMIT = "the time limit is near"
 """What the script writes about USR1."""
 PREEMPTED = "another job has preempted this one"
@@ -88,6 +91,7 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
         ),
         "values": _values(plan),
         "hosts_counted": _hosts_counted(plan),
+        "team_folder": _team_folder(plan),
         "process": _process(plan, main),
         "process_program": _program(plan, main),
         "service": _process(plan, services),
@@ -185,13 +189,27 @@ def _values(plan: LaunchPlan) -> Iterator[str]:
         yield "fi"
     if rendezvous.port is None:
         firsts = rendezvous.first_ports(max(len(part.ports) for part in plan.hosts))
-        yield f"dtrain_port=$(({firsts.start} + SLURM_JOB_ID % {len(firsts)}))"
+        # Another program may have taken the port of the last attempt.
+        number = (
+            f"(SLURM_JOB_ID + {BETWEEN_PORTS} * (dtrain_attempt - 1))" if most else "SLURM_JOB_ID"
+        )
+        yield f"dtrain_port=$(({firsts.start} + {number} % {len(firsts)}))"
 
 
 def _hosts_counted(plan: LaunchPlan) -> Iterator[str]:
     count, given = len(plan.hosts), "${#dtrain_hosts[@]}"
     words = f"the job needs {counted(count, 'node')}, and the allocation has {given}"
     return _refused(f"{given} != {count}", words)
+
+
+def _team_folder(plan: LaunchPlan) -> Iterator[str]:
+    """Lines that create the folder of all runs. `dtrain launch` creates it by itself."""
+    if plan.trust_group is not None and not plan.run:
+        folder = sh(path(plan.run_dir), "/nodes")
+        yield "# The team has one folder. If cluster.run_dir does not exist, it is not a team's."
+        yield f"if mkdir -- {folder} 2>/dev/null; then"
+        yield f"  chgrp -- {word(plan.trust_group)} {folder} && chmod 2770 -- {folder} || exit"
+        yield "fi"
 
 
 def _refused(condition: str, words: str) -> Iterator[str]:

@@ -78,10 +78,13 @@ class Relay:
                     "the launcher speaks protocol %s, not %d" % (command.get("protocol"), VERSION),
                 )
             if not os.path.exists("/proc/self/stat"):
+                linux = sys.platform == "linux"
                 raise RefusedError(
                     "agent",
                     "this host runs %s, and has no /proc" % sys.platform,
-                    "use Linux hosts: dtrain runs jobs only on Linux",
+                    "mount /proc there"
+                    if linux
+                    else "use Linux hosts: dtrain runs jobs only there",
                 )
             folder = folder_of(command)
             self._containers = command["containers"]

@@ -25,6 +25,8 @@ class StreamFile(GrowingFile):
     def __init__(self, number: int, offset: int, base: int, host: str, name: str) -> None:
         super().__init__(number, offset)
         self.base = base
+        self.size = -1
+        """Of the file when it was opened last."""
         self.host = host
         self.name = name
 
@@ -84,10 +86,14 @@ class Outputs:
                 found = STREAM.fullmatch(name)
                 # A program may keep files of its own there.
                 if found and int(found[2]) < self._roles.get(found[1].decode(), 0):
-                    self._add(os.path.join(place, name), shown(host), name.decode(), rank=False)
+                    self._add(
+                        os.path.join(place, name), shown(host), name.decode(), continued=False
+                    )
                 elif name.endswith(b".ranks"):
-                    for path, stream in self._ranks_of(os.path.join(place, name)):
-                        self._add(path, shown(host), stream, rank=True)
+                    ranks = self._ranks_of(os.path.join(place, name))
+                    last = {stream: path for path, stream in ranks}
+                    for path, stream in ranks:
+                        self._add(path, shown(host), stream, continued=path != last[stream])
 
     def _ranks_of(self, folder: bytes) -> list[tuple[bytes, str]]:
         """The output files of torchrun's ranks, the oldest first, each with its stream's name:
@@ -107,9 +113,10 @@ class Outputs:
                     found.append((began, path, rank_name(first + int(local)) + suffix))
         return [(path, stream) for _, path, stream in sorted(found)]
 
-    def _add(self, path: bytes, host: str, name: str, *, rank: bool) -> None:
+    def _add(self, path: bytes, host: str, name: str, *, continued: bool) -> None:
         """Send a file from now on. A restarted torchrun writes new files: they continue the stream
-        of the last attempt's files, once these are sent."""
+        of the last attempt's files, once these are sent. ``continued``: whether there is a newer
+        file."""
         if path in self._files:
             return
         base, latest = 0, self._latest.get((host, name))
@@ -121,7 +128,7 @@ class Outputs:
         offset = max(0, self._offsets.get(host, {}).get(name, 0) - base)
         with contextlib.suppress(OSError):
             number, size = len(self._files) + 1, os.stat(path).st_size
-            if rank:  # what is stored may be from a later file, too
+            if continued:  # what is stored may be from that one, too
                 offset = min(offset, size)
             self._files[path] = StreamFile(number, offset, base, host, name)
             self._latest[host, name] = path
@@ -129,13 +136,14 @@ class Outputs:
 
     def _send(self, path: bytes, file: StreamFile, last: bool) -> bool:
         try:
-            if not last and os.stat(path).st_size == file.offset:
+            size = os.stat(path).st_size
+            if not last and size <= file.offset and size == file.size:
                 return False
             # Opened for each piece: there may be more files than a process may have open.
             fd = open_regular(path)
             try:
                 data = os.pread(fd, CHUNK, file.offset)
-                size = os.fstat(fd).st_size
+                file.size = os.fstat(fd).st_size
             finally:
                 os.close(fd)
         except OSError:
@@ -143,6 +151,6 @@ class Outputs:
         if data:
             self._channel.send_data(file.number, file.end, data)
             file.offset += len(data)
-        elif file.is_truncated(size):
+        elif file.is_truncated(file.size):
             self._channel.report("notice", host=file.host, text=file.truncation(file.name))
         return bool(data)

@@ -28,6 +28,8 @@ class ProgressReports:
         self._steps = steps
         self._journal_at = 0.0
         self._phases: Mapping[str, float] = {}
+        self._done = 0
+        """Steps, as of the last report with its phases."""
         self._phases_at = 0.0
         self._unwritten: dict[str, events.JournalEvent] = {}
         """The newest events that are not yet in the journal, by kind."""
@@ -69,13 +71,14 @@ class ProgressReports:
             self._write("progress")
 
     def _journal_phases(self, report: StepReport) -> None:
-        """Journal how long the job was in its phases: at once after a checkpoint, because work is
-        lost from there on."""
-        if report.process != self._speaker or report.phases == self._phases:
+        """Journal how long the job was in its phases, and its last step: at once after a
+        checkpoint, because work is lost from there on."""
+        news = report.phases != self._phases or report.done != self._done
+        if report.process != self._speaker or not news:
             return
         now, before = time.monotonic(), self._phases
         rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
-        self._phases = report.phases
+        self._phases, self._done = report.phases, report.done
         self._unwritten["phases"] = events.PhasesSpent(report.time, report.done, report.phases)
         if rare or now >= self._phases_at:
             self._phases_at = now + JOURNAL_SECONDS
