@@ -30,12 +30,16 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
     try:
         before = termios.tcgetattr(terminal)
         shown = before[3] | termios.ECHO if echo else before[3] & ~termios.ECHO
-        # Drop input from before the prompt.
-        termios.tcsetattr(terminal, termios.TCSAFLUSH, [*before[:3], shown, *before[4:]])
-        answered = False
+        asked = answered = False
         try:
-            os.write(terminal, prompt.encode(errors="backslashreplace"))
             while not cancelled():
+                # After Ctrl-Z and `fg`, the terminal is as the shell left it.
+                if not asked or (not echo and _shows_typing(terminal)):
+                    asked = True
+                    # Drop input from before the prompt.
+                    wanted = [*before[:3], shown, *before[4:]]
+                    termios.tcsetattr(terminal, termios.TCSAFLUSH, wanted)
+                    os.write(terminal, prompt.encode(errors="backslashreplace"))
                 if select.select([terminal], [], [], POLL)[0]:
                     answer = os.read(terminal, LONGEST).decode(errors="surrogateescape")
                     answered = answer.endswith("\n")
@@ -49,6 +53,13 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
         return None
     finally:
         os.close(terminal)
+
+
+def _shows_typing(terminal: int) -> bool:
+    """Whether the terminal shows what is typed for this process. A process in the background would
+    be stopped if it changed that."""
+    in_front = os.tcgetpgrp(terminal) == os.getpgrp()
+    return in_front and bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
 
 
 def asker(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from dtrain.diagnostics import ExitCode
+from dtrain.runs import journal
 from support.launching import completed
+from support.limits import until
 
 CLUSTER = """\
 cluster: {hosts: [a, b], transport: local, gpus: 0, run_dir: RUN_DIR}
@@ -20,13 +23,19 @@ sys.exit(os.environ["RANK"] == "1" and "--fail" in sys.argv)
 """
 
 
-def launched(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+# The check would require torch.
+COMMAND = ("launch", "cluster.yaml", "--no-check")
+
+
+def prepared(folder: Path) -> dict[str, str]:
+    """The environment of a launch in ``folder``."""
     (folder / "cluster.yaml").write_text(CLUSTER.replace("RUN_DIR", str(folder / "nodes")))
     (folder / "train.py").write_text(SCRIPT)
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)}
-    # The check would require torch.
-    command = ("launch", "cluster.yaml", "--no-check", "--", *args)
-    return completed(*command, environment=environment, folder=folder)
+    return {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)}
+
+
+def launched(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return completed(*COMMAND, "--", *args, environment=prepared(folder), folder=folder)
 
 
 def test_every_rank_writes_to_the_terminal(tmp_path: Path) -> None:
@@ -39,3 +48,29 @@ def test_a_rank_that_fails_is_named(tmp_path: Path) -> None:
     done = launched(tmp_path, "--fail")
     assert done.returncode == ExitCode.JOB_FAILED
     assert "rank 1 on b exited with status 1" in done.stderr
+
+
+def test_a_job_does_not_wait_for_the_terminal_that_its_launcher_leaves(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        while True:
+            os.write(writing, bytes(1 << 12))
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+
+    def is_over() -> bool:
+        journals = tmp_path.glob(".dtrain/runs/*/journal.jsonl")
+        return any(journal.END in one.read_bytes() for one in journals)
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "dtrain_cli", *COMMAND, "--detach", "--", "--fail"],
+        cwd=tmp_path,
+        env=prepared(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stdout=writing,
+        stderr=writing,
+    ):
+        os.close(writing)
+        until(is_over)
+        os.close(reading)

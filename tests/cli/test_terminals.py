@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pty
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,30 @@ def test_a_notice_appears_at_once_and_not_behind_the_progress(
     with progress("checking"):
         notice("h1 waits")
         assert screen.getvalue() == b"checking\r\x1b[Kdtrain: h1 waits\nchecking"
+
+
+def test_a_passphrase_stays_hidden_after_ctrl_z() -> None:
+    program = "from dtrain_cli.prompt import ask; ask('Secret: ', lambda: False)"
+    ours, theirs = pty.openpty()
+    seen = b""
+
+    def until_asked(times: int) -> None:
+        nonlocal seen
+        while seen.count(b"Secret: ") < times:
+            seen += os.read(ours, 1 << 10)
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ):
+        until_asked(1)
+        modes = termios.tcgetattr(ours)
+        modes[3] |= termios.ECHO  # as a shell leaves it
+        termios.tcsetattr(ours, termios.TCSANOW, modes)
+        until_asked(2)
+        assert not termios.tcgetattr(ours)[3] & termios.ECHO
+        os.write(ours, b"sesame\n")
+    os.close(ours)
+    os.close(theirs)

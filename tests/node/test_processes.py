@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -19,7 +20,7 @@ from dtrain.node.agent.flight_recorder import FlightRecorders
 from dtrain.node.agent.isolation import in_child
 from dtrain.node.agent.processes import descendants, look, send
 from dtrain.node.command import CommandRelay, NodeCommand
-from support.limits import GONE
+from support.limits import GONE, HANG
 
 
 def test_a_signal_arrives_in_a_container_that_forbids_pidfds(
@@ -53,6 +54,13 @@ def test_a_host_that_starts_no_more_processes_gives_no_evidence(
     monkeypatch.setattr(isolation.os, "fork", refused)
     assert in_child(dict, 10.0, 1 << 20, 100) is None
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_child_that_outlives_the_run_holds_none_of_its_files() -> None:
+    with socket.create_server(("127.0.0.1", 0)):  # as a port of the job
+        found = in_child(lambda: {"open": os.listdir("/proc/self/fd")}, HANG, 1 << 29, 1 << 16)
+    assert found is not None
+    assert len(found["open"]) == 2, "more than its answer and this list"
 
 
 def test_a_request_for_stacks_is_answered_without_a_thread(

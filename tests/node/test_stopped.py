@@ -8,11 +8,15 @@ import signal
 import socket
 import subprocess
 from contextlib import ExitStack
+from io import BytesIO
+from typing import Any
 
 import pytest
 
 from dtrain.node.agent import pulse as pulse_module
 from dtrain.node.agent.pulse import Pulse
+from dtrain.node.agent.relay import Relay
+from dtrain.node.importer import Importer
 from support.limits import HANG
 from support.node import Node
 
@@ -70,3 +74,27 @@ def test_only_who_has_read_the_answers_kills_a_silent_supervisor(
         pulse.rouse(heard=True)
         assert supervisor.wait(HANG) == -signal.SIGKILL
     assert "did not answer: killed it" in pulse.notices[0]
+
+
+def test_a_slow_launcher_does_not_make_a_supervisor_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The relay takes pings, but reads no answers, while it waits for the launcher to read."""
+    monkeypatch.setattr(pulse_module, "SILENCE", 0.0)
+    with subprocess.Popen(["sleep", "600"]) as supervisor:
+        relay = Relay(BytesIO(), Importer({}, dict))
+        pulse = relay._supervisor.pulse
+
+        reported: list[str] = []
+
+        def report(kind: str, **body: Any) -> None:
+            reported.append(kind)
+            pulse.note(b'{"op":"ping"}')
+
+        monkeypatch.setattr(relay._channel, "report", report)
+        pulse.watch(supervisor.pid)
+        pulse.note(b'{"op":"kill"}')
+        pulse.pinged = True
+        relay._answer_launcher()
+        supervisor.kill()
+    assert reported == ["alive"]

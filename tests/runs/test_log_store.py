@@ -111,6 +111,16 @@ def test_one_process_at_a_time_is_in_charge(folder):
     folder.claim().release()
 
 
+def test_a_forked_process_is_not_in_charge_of_the_run_of_another_one(folder):
+    claim = folder.claim()
+    inherited = os.dup(claim._fd)  # as fork does
+    claim.release()
+    try:
+        assert folder.in_charge() is None
+    finally:
+        os.close(inherited)
+
+
 def test_each_attempt_has_its_own_logs(folder):
     second = replace(folder, attempt=2)
     assert stream(second).path == folder.path / "logs-2/gpu01/worker-0.out"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,21 @@ job:
 
 def hosts(record: Record) -> list[str]:
     return [part.host.name for part in record.plan.hosts]
+
+
+def test_a_crash_of_the_machine_does_not_bring_an_old_record_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text("old")
+    synced: list[tuple[bool, bool]] = []
+
+    def fsync(file: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(file).st_mode)
+        synced.append((folder, (tmp_path / "run.json").read_text() != "old"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Record("run", Request("cluster.yaml", "/", FILE), 29500, "python3", 0.0).save(tmp_path)
+    assert synced == [(False, False), (True, True)]
 
 
 def test_a_spare_first_and_then_fewer(tmp_path: Path) -> None:

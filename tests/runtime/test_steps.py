@@ -151,6 +151,27 @@ def test_a_process_that_is_forked_while_steps_are_written_can_write() -> None:
     thread.join()
 
 
+def test_a_signal_handler_may_save_a_checkpoint_while_an_event_is_written() -> None:
+    saved: list[int] = []
+
+    def save(number: int, _frame: object) -> None:
+        with recorder.phase("save"):
+            saved.append(number)
+
+    def tell(kind: str, **body: Any) -> None:
+        if not saved:
+            signal.raise_signal(signal.SIGUSR1)
+
+    recorder = StepRecorder(tell)
+    recorder.end_step()
+    before = signal.signal(signal.SIGUSR1, save)
+    try:
+        recorder.write()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert saved == [signal.SIGUSR1]
+
+
 def test_a_step_costs_little() -> None:
     recorder = StepRecorder(lambda kind, **body: None)
     count = 2000

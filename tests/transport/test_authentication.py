@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import AuthError
+from dtrain.transport.keys import Keyring
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG, until
 from support.sshd import Sshd, generate_key, host_on, running_sshd
@@ -152,6 +154,22 @@ def test_a_dead_agent_is_ignored(
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "nobody"))
     transport.connect(host_on(sshd)).close()
+
+
+def test_the_end_of_a_launch_does_not_wait_for_an_agent(tmp_path: Path) -> None:
+    path, left_out, keyring = str(tmp_path / "agent"), list[str](), Keyring(None)
+    asking = threading.Thread(target=keyring._agent, args=(path, left_out), daemon=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        asking.start()
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(1 << 10)
+            keyring.close()
+            assert asking.is_alive()
+    asking.join(HANG)
+    assert left_out == [f"the ssh agent at {path} does not answer"]
 
 
 def test_an_agent_that_declines_does_not_end_the_connection(

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from dtrain_cli.export import Exports
 
 
+LEAVE_SECONDS = 1.0
+"""Seconds that a detached launch waits for a terminal that takes no output (Ctrl-S)."""
+
+
 def exports(port: str | None, file: Path | None, scalars: Path | None) -> Exports | None:
     """What `Exports` gets, if any of it is wanted. Raises UsageError."""
     if port is None and file is None and scalars is None:
@@ -106,7 +110,8 @@ class Watch:
     def running(self, run: str) -> None:
         """Leave the terminal if this launch is detached: all workers have started."""
         if self._detachment is not None:
-            with self.view.pause():
+            # The thread that follows the job calls this.
+            with self.view.pause(LEAVE_SECONDS):
                 self.view.mute()
                 self._detachment.leave_terminal(run, RunFolder.find(run).path)
 

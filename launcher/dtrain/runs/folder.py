@@ -279,6 +279,10 @@ class Claim:
         self._fd = fd
 
     def release(self) -> None:
+        # Closing alone is not enough: a process that this one has forked meanwhile, such as the
+        # workers of a pool in a program that launches, has the file open, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -63,6 +63,14 @@ def write_object(
         if durable:
             file.flush()
             os.fsync(file.fileno())
+    if durable:
+        # Or the folder may still have the old file after the crash.
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # some file systems cannot do it
+                os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 @contextmanager

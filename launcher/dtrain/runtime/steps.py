@@ -70,7 +70,8 @@ class StepRecorder:
         self._phases = dict.fromkeys(PHASES, 0.0)
         """Seconds since the process began."""
         self._written: tuple[object, ...] = (0, None, {})
-        self._writing = threading.Lock()
+        # Reentrant, because a signal handler of the script may save a checkpoint.
+        self._writing = threading.RLock()
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._forked)
 
@@ -186,7 +187,7 @@ class StepRecorder:
 
     def _forked(self) -> None:
         """The thread that may have held the lock is not in this new process."""
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
 
     def _write_all(self) -> None:
         while True:

@@ -91,6 +91,7 @@ class Keyring:
         self._files: dict[Path, _KeyFile | UnusableKeyError] = {}
         self._agents: dict[str, _Agent | None] = {}
         self._prompting = threading.Lock()
+        self._closed = False
 
     def candidates(self, endpoint: Endpoint) -> tuple[list[OfferedKey], list[str]]:
         """Keys in the order to offer them, and why other keys are left out.
@@ -129,11 +130,11 @@ class Keyring:
         return list(unique.values()), list(dict.fromkeys(left_out))
 
     def close(self) -> None:
-        with self._lock:
-            for agent in self._agents.values():
-                if agent:
-                    agent.close()
-            self._agents.clear()
+        # Without the lock: an agent that does not answer holds it for a minute.
+        self._closed = True
+        for agent in list(self._agents.values()):
+            if agent:
+                agent.close()
 
     def _from_file(
         self,
@@ -233,6 +234,8 @@ class Keyring:
                 except (OSError, paramiko.SSHException, struct.error):
                     self._agents[path] = None
             agent = self._agents[path]
+        if agent is not None and self._closed:  # it answered too late
+            agent.close()
         if agent is None:
             left_out.append(f"the ssh agent at {path} does not answer")
         return agent

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dtrain.diagnostics import ConnectError, ExitCode
 from dtrain.engines.slurm import session
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.session import SlurmEngine
 from dtrain.engines.slurm.submission import HERE
+from dtrain.failures.cause import Report
 from dtrain.node.agent.wire import encode
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
@@ -18,7 +21,11 @@ from dtrain.runs.request import Request
 from dtrain.runs.storage import StorageError
 from dtrain.session import run
 from dtrain.session.caller import Caller
-from support.scripted import ScriptedHosts, relay_stdout
+from dtrain.session.relays import relay
+from dtrain.session.stopping.control import Control
+from dtrain.spec.model import Host
+from support.limits import HANG
+from support.scripted import ScriptedHosts, SilentHost, relay_stdout
 
 FILE = "cluster: {slurm: {}, nodes: 2, slots: 1}\njob: {framework: none, command: [x]}\n"
 REQUEST = Request("c.yaml", "/", FILE, check=False)
@@ -58,6 +65,43 @@ def test_a_job_that_was_given_up_is_killed_later(given_up: RunFolder) -> None:
     assert [attempt for _, attempt in Record.load(given_up.path).leftovers] == [1, 1]
     assert clean(given_up, "CANCELLED")
     assert Record.load(given_up.path).leftovers == ()
+
+
+class Connected(SilentHost):
+    def connect(self, host: Host) -> SilentHost:
+        return self
+
+    def read(self, size: int = 1 << 18) -> bytes:
+        self.opened.set()
+        return super().read(size)
+
+
+class Connecting(SilentHost):
+    def connect(self, host: Host) -> SilentHost:
+        self.opened.set()
+        assert self.closed.wait(HANG)
+        raise ConnectError(host.name, "connecting", "closed")
+
+
+@pytest.mark.parametrize("kind", [Connected, Connecting])
+def test_a_third_request_does_not_wait_for_the_login_host(
+    given_up: RunFolder, monkeypatch: pytest.MonkeyPatch, kind: type[SilentHost]
+) -> None:
+    monkeypatch.setattr(relay, "PING_SECONDS", HANG)
+    host, control, reports = kind(), Control(), list[Report]()
+
+    def attach() -> None:
+        engine = SlurmEngine(REQUEST, Caller(control=control), host)
+        reports.append(engine.attach(Record.load(given_up.path), given_up, {}))
+
+    follows = threading.Thread(target=attach, daemon=True)
+    follows.start()
+    assert host.opened.wait(HANG)
+    for _ in range(3):
+        control.stop("Ctrl-C")
+    follows.join(HANG)
+    assert reports[0].exit_code is ExitCode.INTERRUPTED
+    assert "job 7 may still be there" in reports[0].problems[0]
 
 
 def test_a_full_disk_does_not_hide_how_to_end_a_job(

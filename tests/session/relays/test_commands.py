@@ -10,16 +10,21 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import ExitCode
-from dtrain.session.relays.commands import Commands, Receiver, Target
+from dtrain.session.relays.commands import QUEUED, Commands, Receiver, Target
 from dtrain.session.stopping.control import Control
 from dtrain.spec.model import Host
 from dtrain.transport.local import LocalConnection, LocalProcess, LocalTransport
 from support.limits import HANG, until
 
 
-def commands(transport: LocalTransport, *hosts: str, python: str = sys.executable) -> Commands:
+def commands(
+    transport: LocalTransport,
+    *hosts: str,
+    python: str = sys.executable,
+    argv: Sequence[str] = ("true",),
+) -> Commands:
     targets = [Target(name, Host(name, name, transport="local"), python) for name in hosts]
-    return Commands(targets, ["true"], transport)
+    return Commands(targets, argv, transport)
 
 
 def test_a_stop_does_not_wait_for_a_host_that_is_still_connecting() -> None:
@@ -40,6 +45,31 @@ def test_a_stop_does_not_wait_for_a_host_that_is_still_connecting() -> None:
     assert slow.exit_code is ExitCode.NODE_FAILED
     assert slow.error is not None
     assert slow.error.reason == "interrupted before it answered"
+
+
+def test_a_stop_does_not_wait_for_a_terminal_that_takes_no_output(tmp_path: Path) -> None:
+    stopped, pid = threading.Event(), tmp_path / "pid"
+
+    class Slow(LocalTransport):
+        def connect(self, host: Host) -> LocalConnection:
+            if host.name == "slow":
+                stopped.wait(HANG)
+            return super().connect(host)
+
+    class Terminal(Receiver):
+        def output(self, host: str, stream: str, data: bytes) -> None:
+            stopped.wait(HANG)
+
+    control = Control()
+    loud = commands(Slow(), "slow", "loud", argv=["sh", "-c", f"echo $$ >{pid}; exec yes"])
+    runs = threading.Thread(target=loud.run, args=(Terminal(), control), daemon=True)
+    runs.start()
+    until(lambda: loud._events.qsize() == QUEUED)
+    control.stop()
+    until(lambda: not Path("/proc", pid.read_text().strip()).exists())
+    stopped.set()
+    runs.join(HANG)
+    assert not runs.is_alive()
 
 
 def test_a_stop_does_not_wait_for_a_login_script() -> None:

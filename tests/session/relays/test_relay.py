@@ -113,3 +113,25 @@ def test_commands_are_sent_once_the_machine_has_a_free_thread(
     writer.finish()
     assert writer._idle.wait(HANG)
     assert relay.written[0] == protocol.encode_command({"op": "start"})
+
+
+def test_a_relay_may_go_away_while_a_command_is_sent() -> None:
+    relay, bugs = Broken(), list[Exception]()
+    relay._bug = None
+    channels: list[RelayChannel | None] = [RelayChannel("a", relay, relay, "python3")]
+
+    class Writer(CommandWriter[dict[str, str]]):
+        @property
+        def relay(self) -> RelayChannel | None:  # type: ignore[override]
+            return channels.pop() if channels else None
+
+        @relay.setter
+        def relay(self, channel: RelayChannel | None) -> None: ...
+
+    writer = Writer(lambda: None, bugs.append)
+    writer.start()
+    writer.send({"op": "cancel"})
+    writer.finish()
+    assert writer._idle.wait(HANG)
+    assert bugs == []
+    assert relay.written == [protocol.encode_command({"op": "cancel"})]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 
 from dtrain.session.stopping.signals import on_signals
@@ -40,3 +42,17 @@ def test_signals_are_handled_in_order_and_handlers_come_back() -> None:
         assert both.wait(HANG)
     assert arrived == [signal.SIGTERM, signal.SIGINT]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_stop_that_comes_too_late_does_not_kill_the_program() -> None:
+    program = """
+import signal
+from dtrain.session.stopping.signals import INSIST, STOP, on_signals
+
+with on_signals(print):
+    pass
+for number in (STOP, INSIST):
+    signal.raise_signal(number)
+print("goes on")
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "goes on\n"

@@ -26,6 +26,7 @@ from dtrain.runs.storage import StorageError
 from dtrain.session.relays.liveness import PingLimit
 from dtrain.session.relays.relay import PING_SECONDS, CommandWriter, RelayChannel
 from dtrain.session.stopping.control import Control, Force
+from dtrain.transport.threads import blocking
 
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0
 """Seconds before the first and the later attempts to connect again."""
@@ -45,18 +46,20 @@ class SlurmFollower:
     # Requests, from any thread and from signal handlers ----------------------------------------
 
     def interrupt(self, why: str, force: Force) -> None:
-        self._send_request()
+        if self._gave_up:
+            self.detach()
+        else:
+            self._send_request()
 
     def detach(self) -> None:
-        self._writer.send({"op": "leave"})
+        # The login host may not answer: the end of the connection is all that its program needs.
+        blocking.run(self._login.close)
 
     def _fail(self, bug: Exception) -> None:
         self._job.recorder.notice_once(f"cannot send a request to the login host: {bug!r}")
 
     def _send_request(self) -> None:
-        if self._gave_up:
-            self._writer.send({"op": "leave"})
-        elif force := self._control.force:
+        if force := self._control.force:
             self._writer.send({"op": "cancel", "kill": force is Force.KILL})
 
     @property

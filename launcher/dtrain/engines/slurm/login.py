@@ -19,7 +19,7 @@ from dtrain.session.relays.relay import RelayChannel
 from dtrain.spec.model import Slurm
 from dtrain.sync import Patience, SyncResult, Tree, send
 from dtrain.transport import node_program
-from dtrain.transport.contract import Transport
+from dtrain.transport.contract import Connection, Transport
 
 KEPT = 30 * 86400.0
 """Seconds for which the sent files stay: the login node does not see if a job uses them."""
@@ -37,6 +37,8 @@ class Login:
         # An allocation's own machines have the commands, and its environment.
         self._host = login_host(replace(slurm, login=None) if record.request.allocation else slurm)
         self._python = "python3" if self.is_here else plan.agent_python(plan.hosts[0])
+        self._connection: Connection | None = None
+        """The last one that `opened` has made."""
 
     @property
     def name(self) -> str:
@@ -55,10 +57,17 @@ class Login:
     def opened(self, order: FirstOrder) -> Iterator[RelayChannel]:
         """A new program with its first order. Raises NodeError."""
         with closing(self._transport.connect(self._host)) as connection:
+            self._connection = connection
             label = self._record.run
             process = node_program.start(connection, "slurm", self._python, label=label)
             process.write(protocol.encode_command(order))
             yield RelayChannel(self.name, connection, process, self._python)
+
+    def close(self) -> None:
+        """End the connection and each attempt to connect, for good. Any thread may call it."""
+        self._transport.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def send(self, tree: Tree, workdir: str) -> SyncResult:
         """Send the files of the job to a folder that all machines share. Raises NodeError."""

@@ -10,6 +10,7 @@ import signal
 import time
 
 from dtrain.node.agent.processes import look, send
+from dtrain.node.agent.spawn import close_others
 from dtrain.node.agent.sweep import HELPERS, STARTING
 from dtrain.node.agent.wire import encode, write_all
 from dtrain.node.agent.worker_files import decode
@@ -36,7 +37,8 @@ def in_child(work: Callable[[], Json], seconds: float, memory: int, answer: int)
         return None
     if pid == 0:
         try:
-            os.close(reading)
+            # It may outlive the run, whose ports and sockets must not stay open.
+            close_others(writing)
             gc.disable()  # slow with many small objects
             limit_child(seconds, memory)
             write_all(writing, encode(work()))

@@ -217,11 +217,12 @@ class Relay:
     def _answer_launcher(self) -> None:
         """Report that the relay is alive, and whether the supervisor is."""
         pulse = self._supervisor.pulse
+        # First: answers that come while the launcher makes this process wait are not heard.
+        pulse.rouse(heard=True)
         if pulse.pinged:
             pulse.pinged = False
             now = time.time()
             self._channel.report("alive", supervisor=pulse.pid, silent=pulse.silent, time=now)
-        pulse.rouse(heard=True)
         while pulse.notices:
             self._channel.report("notice", text=pulse.notices.pop(0))
 

@@ -122,11 +122,5 @@ class Finish(TypedDict):
     op: Literal["finish"]
 
 
-class Leave(TypedDict):
-    """End; the job goes on."""
-
-    op: Literal["leave"]
-
-
 FirstOrder = SubmitOrder | FollowOrder | LookOrder | EndOrder
-LaterOrder = Cancel | StacksOfMachine | Fail | Finish | Leave | Ping
+LaterOrder = Cancel | StacksOfMachine | Fail | Finish | Ping

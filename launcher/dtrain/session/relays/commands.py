@@ -1,8 +1,8 @@
 """Runs a command on many hosts at once, for `dtrain exec`. Independent of runs.
 
-One thread for each connection reads. All output goes through one short queue to the caller's
-thread, so a slow terminal slows the commands down instead of filling the memory. Another thread
-sends stop requests, even while the caller's thread is blocked in a write.
+One thread for each connection reads. All output goes through one queue with room for a few pieces
+to the caller's thread, so a slow terminal slows the commands down instead of filling the memory.
+Another thread sends stop requests, even while the caller's thread is blocked in a write.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import field
 from typing import TypeAlias
 
@@ -22,6 +21,7 @@ from dtrain.messages.agent import Bye
 from dtrain.messages.decode import ProtocolError
 from dtrain.node import protocol
 from dtrain.node.command_orders import CommandRequest, StopCommands
+from dtrain.node.waiting import next_item
 from dtrain.records import dataclass
 from dtrain.session.relays.relay import RelayChannel
 from dtrain.session.stopping.control import Control, Force
@@ -152,7 +152,9 @@ class Commands:
                 self._groups.append(_Group([target]))
             else:
                 group.targets.append(target)
-        self._events: queue.Queue[_Event] = queue.Queue(QUEUED)
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._room = threading.Semaphore(QUEUED)
+        """For output alone: who gives up on a host must not wait for the terminal."""
         self._over = threading.Event()
 
     def run(self, receiver: Receiver, control: Control) -> list[Outcome]:
@@ -172,10 +174,12 @@ class Commands:
                     if late:
                         receiver.waiting(late)
                 try:
-                    group, number, what = self._events.get(timeout=POLL)
+                    group, number, what = next_item(self._events, POLL)
                 except queue.Empty:
                     receiver.idle()
                     continue
+                if isinstance(what, tuple):
+                    self._room.release()
                 if number in group.ended:
                     continue  # given up
                 target = group.targets[number]
@@ -222,12 +226,12 @@ class Commands:
         """End all commands of a group that have not ended."""
         for number, target in enumerate(group.targets):
             if number not in group.reported:
-                self._put((group, number, Outcome(target.host, error=error(target.host))))
+                self._events.put((group, number, Outcome(target.host, error=error(target.host))))
 
-    def _put(self, event: _Event) -> None:
+    def _put_output(self, group: _Group, number: int, stream: str, data: bytes) -> None:
         while not self._over.is_set():
-            with suppress(queue.Full):
-                self._events.put(event, timeout=POLL)
+            if self._room.acquire(timeout=POLL):
+                self._events.put((group, number, (stream, data)))
                 return
 
     def _follow(self, group: _Group) -> None:
@@ -251,7 +255,7 @@ class Commands:
         except NodeError as error:
             failure = error
         except Exception as fault:  # noqa: BLE001  the caller's thread raises it
-            self._put((group, 0, fault))
+            self._events.put((group, 0, fault))
             return
         finally:
             if group.connection is not None:
@@ -269,17 +273,17 @@ class Commands:
             number, fd = divmod(frame.stream - 1, 2)
             if not 0 <= number < len(group.targets):
                 raise ProtocolError(f"data of an unknown stream ({frame.stream})")
-            self._put((group, number, (("stdout", "stderr")[fd], frame.payload)))
+            self._put_output(group, number, ("stdout", "stderr")[fd], frame.payload)
             return
         message = messages.read_message(frame.body)
         if isinstance(message, Bye):
             return
-        if message.command >= len(group.targets):
-            raise ProtocolError(f"the end of an unknown command ({message.command})")
+        if message.command >= len(group.targets) or message.command in group.reported:
+            raise ProtocolError(f"the end of a command that does not run ({message.command})")
         target = group.targets[message.command]
         code = message.code
         if code is None and message.signal is None:
             raise ProtocolError("a command ended without a status")
         outcome = Outcome(target.host, code, message.signal, message.late, message.reason)
         group.reported.add(message.command)
-        self._put((group, message.command, outcome))
+        self._events.put((group, message.command, outcome))

@@ -166,7 +166,7 @@ class CommandWriter(Generic[_Command]):
         """``patience``: how many pings the relay may leave unanswered now. ``report`` is called
         with an exception that only a bug raises; later commands are sent all the same."""
         self.relay: RelayChannel | None = None
-        """Where commands go. The reader replaces it when it reconnects."""
+        """Where commands go, if anywhere. The reader replaces it when it reconnects."""
         self._patience = patience
         self._report = report
         # Reentrant, because a signal handler of the program that uses dtrain may request a stop.
@@ -236,11 +236,12 @@ class CommandWriter(Generic[_Command]):
                     if self._finished:
                         self._idle.set()
                     return
+            relay = self.relay  # once: another thread may replace it, or take it away
             try:
-                if self.relay is not None and command is not None:
-                    self.relay.send(command)
-                if self.relay is not None and ping:
-                    self.relay.ping(self._patience())
+                if relay is not None and command is not None:
+                    relay.send(command)
+                if relay is not None and ping:
+                    relay.ping(self._patience())
             except Exception as bug:  # noqa: BLE001 (`report` ends the run)
                 self._report(bug)
 

@@ -203,12 +203,14 @@ class Feed(Observer):
         self._call(drop)
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Pass nothing on while the terminal has another use, such as a passphrase prompt."""
+    def pause(self, patience: float | None = None) -> Iterator[None]:
+        """Pass nothing on while the terminal has another use, such as a passphrase prompt.
+        ``patience``: how many seconds to wait for a terminal that takes no output; None for as long
+        as it does not."""
         with self._wake:
             self._paused += 1
             self._wake.notify_all()
-            self._wake.wait_for(lambda: self._quiet or self._done.is_set())
+            self._wake.wait_for(lambda: self._quiet or self._done.is_set(), patience)
         try:
             yield
         finally:

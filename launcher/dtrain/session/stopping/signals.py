@@ -23,6 +23,8 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
     """Call ``act`` for Ctrl-C, SIGTERM, a closed terminal, `STOP` and `INSIST`. Main thread only.
 
     ``act`` runs in a thread of its own: a signal handler may interrupt the holder of any lock.
+    Later, `STOP` and `INSIST` do nothing unless the program had a handler: `dtrain stop` may send
+    one to a launch that ends at this moment, and by default it would kill this process.
     """
     global _handled
     arrived: SimpleQueue[int | None] = SimpleQueue()
@@ -43,8 +45,13 @@ def on_signals(act: Callable[[int], None]) -> Iterator[None]:
     finally:
         _handled -= 1
         for number, handler in before.items():
-            signal.signal(number, handler)
+            late = number in (STOP, INSIST) and handler is signal.SIG_DFL
+            signal.signal(number, _ignore if late else handler)
         arrived.put(None)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Unlike SIG_IGN, programs that this process starts do not inherit it."""
 
 
 def are_handled() -> bool:

@@ -42,7 +42,10 @@ def listening(folder: RunFolder, control: Control) -> Iterator[None]:
         while not over.wait(POLL):
             requests = _lines(folder)[1:]
             for request in requests[done:]:
-                (control.kill if request == "kill" else control.stop)(WHY)
+                if request == "kill":
+                    control.kill(WHY)
+                else:  # two programs that each request a stop do not mean a kill
+                    control.stop(WHY, once=True)
             done = max(done, len(requests))
 
     thread = threading.Thread(target=listen, name="dtrain-stop-requests", daemon=True)
