@@ -60,6 +60,10 @@ class Ending:
                 if not failures or failures[0].kernel != message:
                     problems.append(f"{host}: {message.what}")
                     hints.append(message.remedy)
+        failed = outcome is AttemptOutcome.HOST_FAILED
+        if failed and any(self.links[host].state.cut_off for host in _lost(state)):
+            limit = f"{self.context.plan.job.restart.node_timeout:g} s (job.restart.node_timeout)"
+            hints.append(f"a host is lost after {limit}; set more if a restart takes longer there")
         if self._findings:
             hints.append(refusal(len(self._findings))[1])
         if self.watch.why and outcome is AttemptOutcome.WORKER_FAILED:
