@@ -171,6 +171,14 @@ def test_folders_that_a_launch_writes_to(odd: Facts, severity: str | None, words
         assert words in only(looked, severity, "cluster.run_dir", "gpu3").seen
 
 
+def test_a_folder_without_a_free_inode() -> None:
+    usual = {"storage": {"cluster.run_dir": folder()}}
+    full = folder(not_writable="no space left on device")
+    looked = evidence(usual, {"storage": {"cluster.run_dir": full}})
+    remedy = only(looked, "error", "cluster.run_dir", "gpu3").remedy
+    assert remedy.startswith("remove files there (`df -i`")
+
+
 def test_folders_that_other_users_can_change() -> None:
     unsafe = {"seen": "/w belongs to bin", "remedy": "choose another folder"}
     usual = {"storage": {"cluster.run_dir": folder()}}

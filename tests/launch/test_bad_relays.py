@@ -106,6 +106,7 @@ def test_a_relay_that_attaches_and_breaks_is_given_up(scene: Scene) -> None:
     """It sends nothing new, so the host is lost after `restart.node_timeout`."""
     done = launched(scene, launch=PREPARED, start=STARTED, attach=ATTACHED)
     assert "cut off for 2 s" in done.stderr
+    assert "a host is lost after 2 s (job.restart.node_timeout)" in done.stderr
     assert "node0 failed" in done.stderr
 
 

@@ -433,7 +433,8 @@ def test_a_job_ended_from_outside_is_not_done(scene: Scene) -> None:
                 os.kill(pid, signal.SIGTERM)
     done = launch.wait()
     assert done.code == 1
-    assert "something outside dtrain stopped a worker" in done.stderr
+    assert "error: node0 stopped the workers\nproblem: node0: running the job: " in done.stderr
+    assert "the supervisor got SIGTERM" in done.stderr
     assert scene.leftovers() == []
 
 

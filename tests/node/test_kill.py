@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dtrain.node.agent.control import machine_id
 from dtrain.node.agent.processes import look
 from dtrain.node.boot import framed
 from dtrain.node.programs import boot_command, program
@@ -336,6 +337,19 @@ def test_a_supervisor_killed_without_a_relay_is_reported_lost(host: Node) -> Non
     attached.expect("bye")
     assert attached.text("worker-0.out") == "ready\n"
     assert host.processes() == {}
+
+
+def test_a_restart_of_the_machine_is_named(host: Node) -> None:
+    """No test restarts this machine: the record is changed instead."""
+    agent = host.start(host.shell("echo ready; sleep 600"))
+    agent.until(lambda: agent.text("worker-0.out"))
+    agent.kill()
+    os.kill(supervisor_pid(host), signal.SIGKILL)
+    record = host.folder() / "supervisor"
+    record.write_text(record.read_text().replace(machine_id(), "another boot"))
+    lost = host.attach().expect("lost")
+    assert lost["reason"] == "the machine was restarted, or this is another machine"
+    assert "journalctl --boot=-1" in lost["hint"]
 
 
 def test_what_survived_the_end_of_the_run_is_ended_later(host: Node) -> None:

@@ -318,7 +318,20 @@ def test_a_job_without_a_launcher_is_stopped(host: Node) -> None:
         host.shell("trap 'echo asked; exit' TERM; while :; do sleep 0.05; done"), lease=0.5
     )
     agent.event("started")
-    assert agent.event("stopping")["reason"] == "no launcher for 0.5 seconds"
+    why = "no launcher for 0.5 seconds, and job.on_disconnect is stop"
+    assert agent.event("stopping")["reason"] == why
+    agent.wait()
+    assert host.processes() == {}
+
+
+def test_a_host_that_stood_still_waits_for_the_launcher_again(host: Node) -> None:
+    """As a virtual machine that is paused for longer than the lease."""
+    stand_still = (
+        "sleep 0.5; kill -STOP $PPID; sleep 4; date +%s.%N > resumed; kill -CONT $PPID; sleep 600"
+    )
+    agent = host.start(host.shell(stand_still), lease=2.0)
+    stopped = agent.event("stopping")["time"]
+    assert stopped > float((host.workdir / "resumed").read_text()) + 1.0
     agent.wait()
     assert host.processes() == {}
 

@@ -69,3 +69,5 @@ def test_a_clock_that_is_set_back_ends_no_run_before_its_begin() -> None:
     )
     assert run.until(200.0, attended=False) == 100.0
     assert run.until(50.0, attended=False) == 50.0  # it had run ahead
+    assert run.until(200.0, attended=True) == 200.0
+    assert run.until(50.0, attended=True) == 100.0  # the time of day was set back

@@ -334,8 +334,9 @@ def test_readers_detect_a_silent_peer(
         assert process.read() == b"started\n"
         with pytest.raises(ConnectError, match="no response for 2 s"):
             connection.start("fall silent")
-        with pytest.raises(ConnectError, match="no response for 2 s"):
+        with pytest.raises(ConnectError, match="no response for 2 s") as caught:
             process.read()
+        assert "the network may lose large packets (MTU): `ping -M do " in caught.value.hint
         connection.close()
 
 

@@ -63,6 +63,11 @@ def test_processes_of_folded_hosts_share_a_line() -> None:
     ]
 
 
+def test_processes_of_a_host_that_was_restarted_are_not_shown_as_running() -> None:
+    gone = HostStatus("gone", None, "it was restarted", processes=(process("0"), process("1")))
+    assert lines({"n1": gone}) == ["n1  gone          ranks 0-1 lost  it was restarted"]
+
+
 def test_a_narrow_terminal_shows_whole_names() -> None:
     name = "gpt-20261127-042039-572311"
     narrow = Paper(40, color=False, unicode=True, terminal=True)

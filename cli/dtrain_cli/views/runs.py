@@ -190,15 +190,17 @@ def _host(group: Sequence[HostStatus]) -> str:
     if since:
         parts.append(f"for {names.duration(age(max(since)))}")
     if processes := [process for one in group for process in one.processes]:
-        parts.append(_processes(processes))
+        parts.append(_processes(processes, lost=group[0].state == "gone"))
     return "  ".join([*parts, *filter(None, [group[0].detail])]).rstrip()
 
 
-def _processes(processes: Sequence[ProcessStatus]) -> str:
-    """``ranks 0-2 running; rank 3 exited with status 1, 5 min 2 s ago``: grouped by outcome."""
+def _processes(processes: Sequence[ProcessStatus], *, lost: bool) -> str:
+    """``ranks 0-2 running; rank 3 exited with status 1, 5 min 2 s ago``: grouped by outcome.
+    ``lost``: whether nothing on the host knows how processes without an end have ended."""
     groups: dict[str, list[str]] = {}
     for one in processes:
-        groups.setdefault(_outcome(one), []).append(one.label)
+        outcome = "lost" if lost and one.ended is None else _outcome(one)
+        groups.setdefault(outcome, []).append(one.label)
     return "; ".join(f"{names.workers(labels)} {outcome}" for outcome, labels in groups.items())
 
 

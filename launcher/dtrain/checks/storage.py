@@ -15,6 +15,7 @@ from dtrain.hostlist import fold
 LEAST_FREE = 16 * MIB
 """A launch does not start with less free space."""
 FEW_INODES = 1000
+FULL = ("no space left on device", "disk quota exceeded")
 SHM = "/dev/shm"  # noqa: S108 - not a file, but a subject
 DOCKER_SHM = 64 * MIB
 """The default size in containers. NCCL and data loaders fail with it."""
@@ -58,6 +59,8 @@ def _needed(host: HostFacts, name: str, found: Facts, remedy: str) -> Iterator[F
 def _let_write(host: HostFacts, found: Facts) -> str:
     if "read-only" in found["not_writable"]:
         return f"sudo mount -o remount,rw {found['mount']} there (`dmesg` shows the reason)"
+    if found["not_writable"] in FULL:
+        return "remove files there (`df -i` and `quota` show how many are left)"
     where = host.short(found["nearest"])
     user = host.fact("machine").get("user", "$USER")
     owner = found.get("stranger")

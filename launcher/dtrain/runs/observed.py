@@ -74,7 +74,10 @@ class ObservedRun:
         what happened to it after its last event."""
         if self.ended is not None:
             return self.ended
-        return now if attended or self.latest is None else min(now, self.latest)
+        if self.latest is None:
+            return now
+        # The time of day may have been set back since the last event.
+        return max(now, self.latest) if attended else min(now, self.latest)
 
     @classmethod
     def of(cls, records: Iterable[tuple[float, events.RunEvent]]) -> ObservedRun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -90,5 +89,5 @@ class Run:
 
     def _completed(self, report: Report) -> Report:
         """The report with what only the run knows: its duration and its folder."""
-        seconds = max(0.0, time.time() - self.record.started)
+        seconds = max(0.0, self.recorder.now() - self.record.started)
         return replace(report, seconds=seconds, logs=str(self.folder.path))

@@ -102,11 +102,15 @@ class SshConnection:
             reason = "the server closed the channel before the command ended"
             return self.endpoint.error(ConnectError, reason, attempted=attempted)
         reason = self._transport.explain()
+        hint = f"check whether `{self.endpoint.command}` still works"
+        if self._transport.live.silence:
+            ping = f"`ping -M do -s 1400 {self.endpoint.address}`"
+            hint += f"; if it does, the network may lose large packets (MTU): {ping}"
         return self.endpoint.error(
             ConnectError,
             f"the connection to {self.endpoint.place} was lost: {reason}",
             attempted=attempted,
-            hint=f"check whether `{self.endpoint.command}` still works",
+            hint=hint,
         )
 
 

@@ -205,6 +205,29 @@ def test_another_host_key_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
     assert notices == ["first: connecting: its host key has changed; trying again"]
 
 
+def test_a_login_without_a_shell_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
+    """A relay never starts there, and a later one may: the account is set right again."""
+    tried, said = threading.Semaphore(0), b"This account is currently not available."
+
+    class Disabled(ScriptedHosts):
+        def connect(self, host: Host) -> ScriptedHosts:
+            tried.release()
+            return super().connect(host)
+
+    context = context_of(Disabled({"first": said}), tmp_path)
+    link = Link(context, context.plan.hosts[0])
+    link.attach({}, ())
+    for _ in range(3):
+        assert tried.acquire(timeout=HANG)
+    link.close()
+    link.disconnect(0.0)
+    assert link.drained(HANG)
+    shown = [event for _, event in JournalReader(context.folder.journal).read()]
+    (notice,) = [event.text for event in shown if isinstance(event, events.NoticeShown)]
+    assert notice.startswith("first: running the agent: ")
+    assert notice.endswith(f"{said.decode()}; trying again")
+
+
 class LastWords(ScriptedHosts, ScriptedProcess):
     """Its relay reports a dead supervisor, and then sends output once the launcher waits for it."""
 

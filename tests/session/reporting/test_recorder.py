@@ -1,11 +1,13 @@
 """What the user sees of a run's journal."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from dtrain.runs.folder import RunFolder
+from dtrain.runs.journal import JournalReader
 from dtrain.session.reporting import recorder as recorders
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.reporting.recorder import Recorder
@@ -34,6 +36,19 @@ def test_a_journal_that_cannot_be_written_is_one_notice(
     lost, *others = notices.shown
     assert lost.startswith("the run's journal cannot be written: Is a directory; ")
     assert others == ["one", "two"]
+
+
+def test_the_journal_goes_on_evenly_if_the_time_of_day_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("job-20261121-120000-abcdef")
+    recorder = Recorder(folder, Notices())
+    recorder.notice("one")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    recorder.notice("two")
+    (one, _), (two, _) = JournalReader(folder.journal).read()
+    assert one <= two < one + HANG
 
 
 def test_a_long_wait_says_once_what_is_waited_for(

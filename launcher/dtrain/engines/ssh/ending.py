@@ -60,6 +60,10 @@ class Ending:
                 if not failures or failures[0].kernel != message:
                     problems.append(f"{host}: {message.what}")
                     hints.append(message.remedy)
+        failed = outcome is AttemptOutcome.HOST_FAILED
+        if failed and any(self.links[host].state.cut_off for host in _lost(state)):
+            limit = f"{self.context.plan.job.restart.node_timeout:g} s (job.restart.node_timeout)"
+            hints.append(f"a host is lost after {limit}; set more if a restart takes longer there")
         if self._findings:
             hints.append(refusal(len(self._findings))[1])
         if self.watch.why and outcome is AttemptOutcome.WORKER_FAILED:
@@ -132,6 +136,8 @@ class Ending:
             case AttemptOutcome.WORKER_FAILED:
                 if self._stop_reasons:
                     return f"an earlier launcher stopped the job: {self._stop_reasons[0]}"
+                if hosts := self._named_hosts:  # the problems say why
+                    return f"{hostlist.brief(hosts)} stopped the workers"
                 return "something outside dtrain stopped a worker"
             case _ if self._findings:
                 return refusal(len(self._findings))[0]
@@ -223,12 +229,17 @@ class Ending:
     def _failed_hosts(self, state: AttemptState) -> list[str]:
         """The hosts with a problem, or else the lost ones, in the plan's order. Only hosts whose
         workers were needed."""
+        named, lost = self._named_hosts, _lost(state)
         needed = [host for host in self.links if not state.has_finished(host)]
-        named = {problem.host for problem in self.problems if isinstance(problem, NodeError)}
-        lost = _lost(state)
         return [host for host in needed if host in named] or [
             host for host in needed if host in lost
         ]
+
+    @property
+    def _named_hosts(self) -> list[str]:
+        """The hosts with a problem, in the plan's order."""
+        named = {problem.host for problem in self.problems if isinstance(problem, NodeError)}
+        return [host for host in self.links if host in named]
 
     def causes(self) -> tuple[Failure, ...]:
         """The failures with all that is known so far, the first cause first."""

@@ -218,10 +218,12 @@ class Link:
         """Whether the link still follows the host, or wants to."""
         return self.state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
 
-    def _reconnect(self, *, at_once: bool = False) -> RelayChannel | None:
-        """Connect a new relay to the running job. None if the host is lost or the link closed."""
+    def _reconnect(
+        self, problem: NodeError | None = None, *, at_once: bool = False
+    ) -> RelayChannel | None:
+        """Connect a new relay to the running job. None if the host is lost or the link closed.
+        ``problem``: why the last relay did not follow the job."""
         self._outage.begin(time.monotonic())
-        problem: NodeError | None = None
         while not self._closed.is_set() and self._outage.attempted < self._timeout:
             self._outage.attempt(time.monotonic())
             if not at_once and self._outage.attempted < self._timeout:
@@ -232,9 +234,7 @@ class Link:
                 )
             except NodeError as error:
                 problem = error
-                if not isinstance(error, ConnectError):  # such as another host key
-                    text = f"{error.message}; trying again"
-                    self._context.recorder.notice_once(text, kind=error.reason)
+                self._show_refusal(error)
                 if at_once:
                     self.step(host_events.Unreachable(error))
                     if self._inbox.end_is_known:
@@ -244,6 +244,12 @@ class Link:
         problem = problem or problems.cut_off(self.host, self._timeout)
         self.step(host_events.TimedOut(problem))
         return None
+
+    def _show_refusal(self, error: NodeError) -> None:
+        """Name a problem that a new connection may not solve, such as another host key."""
+        if not isinstance(error, ConnectError):
+            text = f"{error.message}; trying again"
+            self._context.recorder.notice_once(text, kind=error.reason)
 
     # Following ----------------------------------------------------------------------------------
 
@@ -281,5 +287,9 @@ class Link:
         elif self.state.phase is HostPhase.ABORTING:
             self.step(messages.Bye())
         elif self._goes_on():
-            self.step(host_events.Unreachable(relay.failure()))
+            failure = relay.failure()
+            self.step(host_events.Unreachable(failure))
+            if self.state.started and not relay.has_begun:  # the login has no shell any more
+                self._show_refusal(failure)
+                return self._follow(self._reconnect(failure))
         return self.state.started and self._follow(self._reconnect())

@@ -244,6 +244,9 @@ class Relay:
         died = "the supervisor died%s%s" % (how, "\n" + log if log else "")
         reason = self._state.why_lost(died, supervisor.end)
         hint = "" if reason == died else "a job must not change the files in $DTRAIN_RUN_DIR"
+        if end == RESTARTED:
+            reason = RESTARTED
+            hint = "look there for the reason: `last -x`, `journalctl --boot=-1`"
         if ended:
             reason, hint = "processes of the run survived its end", ""
         self._channel.report("lost", reason=reason, survivors=name_list(sweep.survivors), hint=hint)

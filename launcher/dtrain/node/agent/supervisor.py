@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 START_WITHIN = 60.0
 """Seconds, besides the lease, that a prepared job waits for `start`."""
+LATE = 1.0
+"""Seconds by which a wait may be too long. If it is longer, this process stood still (SIGSTOP, a
+paused virtual machine)."""
 CLOSE_POLL = 0.02
 """Seconds between two looks at commands while the last work of a run is done."""
 
@@ -94,7 +97,7 @@ class Supervisor:
         self._control.broadcast({"type": "prepared"})
         try:
             while not self._over:
-                self._control.wait(self._tick())
+                self._turn()
         except BaseException as failure:
             # No worker may outlive its supervisor, even if the supervisor has a bug.
             survivors = self._sweep_now(lambda *_: None)
@@ -104,6 +107,12 @@ class Supervisor:
                     reason = "%s: %s" % (type(failure).__name__, failure)
                 self._events.append("ended", survivors=name_list(survivors), error=reason)
             raise
+
+    def _turn(self) -> None:
+        begun, pause = time.monotonic(), self._tick()
+        self._control.wait(pause)
+        if pause is not None and (now := time.monotonic()) > begun + pause + LATE:
+            self._last_command = now  # it could not hear the launcher: the lease begins again
 
     def _note_signal(self, signum: int, _frame: object) -> None:
         self._stop_signal = signal_name(signum)
@@ -200,7 +209,8 @@ class Supervisor:
         elif self._request["on_disconnect"] == "stop":
             left = self._last_command + self._lease - now
             if left <= 0:
-                self._stop("no launcher for %g seconds" % self._lease, self._grace)
+                why = "no launcher for %g seconds, and job.on_disconnect is stop" % self._lease
+                self._stop(why, self._grace)
                 return 0.0
             due.append(self._last_command + self._lease)
         if self._workers:

@@ -20,6 +20,8 @@ from dtrain.spec.model import Job
 SLOW = 5.0
 """Seconds after which the user learns what is waited for."""
 
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that nobody sets, and that goes on while this machine sleeps."""
 MAX_NOTICE, MAX_NOTICES = 500, 20
 """Maximum characters of a notice of a host, and maximum notices of each host in a run."""
 
@@ -33,10 +35,15 @@ class Recorder:
         self._folder = folder
         self._journal = Journal(folder.journal)
         self._incomplete = False
+        self._epoch = time.time() - time.clock_gettime(CLOCK)
         self._noticed: set[str] = set()
         self._noticed_of: dict[str, set[str]] = {}
         self.latest = ""
         """The last notice."""
+
+    def now(self) -> float:
+        """Seconds since the epoch. Goes on evenly if the time of day is set during the run."""
+        return self._epoch + time.clock_gettime(CLOCK)
 
     def record(self, event: JournalEvent) -> None:
         self._write(event)
@@ -51,7 +58,7 @@ class Recorder:
         self.observer.notice(text if here is None else here)
 
     def _write(self, event: JournalEvent) -> None:
-        error = self._journal.write(time.time(), event)
+        error = self._journal.write(self.now(), event)
         if error is not None and not self._incomplete:
             self._incomplete = True
             reason = f"the run's journal cannot be written: {error.strerror or error}"
@@ -115,6 +122,6 @@ class Recorder:
             from dtrain.runs.summary import against_plan
 
             with contextlib.suppress(DtrainError):  # the folder may be damaged
-                if text := against_plan(self._folder, time.time()):
+                if text := against_plan(self._folder, self.now()):
                     self.notice(text)
         self.record(events.Finished(report))
