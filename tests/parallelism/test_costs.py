@@ -409,6 +409,10 @@ def test_selective_recompute_of_megatron_drops_outputs_of_cheap_modules() -> Non
     assert layer_activations(dense, layouts["selective"], every) == pytest.approx(
         layer_activations(dense, layouts["none"], every) - dropped
     )
+    wider = replace(dense, ffn_hidden=2 * dense.ffn_hidden)
+    again = [candidate(one, layouts["selective"], every).time.recompute for one in (dense, wider)]
+    # Four passes over the hidden size, and three over the MLP's inner one.
+    assert again[1] / again[0] == pytest.approx((4 * 8192 + 6 * 28672) / (4 * 8192 + 3 * 28672))
 
 
 def test_tensor_ranks_of_paddlepaddle_copy_the_input_of_each_product() -> None:
