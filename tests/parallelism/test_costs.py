@@ -764,6 +764,20 @@ def test_older_gpus_have_no_flash_attention() -> None:
     assert Assumptions.usual("fp16", a100, "megatron").flash_attention
 
 
+@pytest.mark.parametrize("sharding", ["none", "gradients", "full"])
+def test_the_runtime_sums_gradients_of_fp16_in_32_bits(sharding: Sharding) -> None:
+    """As its ``reduce`` says: so a step in fp16 takes as long as in bf16. Megatron-LM's sums have
+    16 bits."""
+    a100, shape = hardware().gpu("a100"), model("llama-3-8b")
+    layout = Layout(data=16, sharding=sharding, grad_accumulation=4)
+    bf16, fp16 = (
+        candidate(shape, layout, Assumptions.usual(precision, a100, "runtime")).time
+        for precision in ("bf16", "fp16")
+    )
+    assert bf16 == fp16
+    assert not Assumptions.usual("fp16", a100, "megatron").fp32_gradients
+
+
 def test_hardware_utilization_counts_what_flash_attention_computes() -> None:
     shape = replace(model("llama-3-8b"), seq_len=131_072)
     for recompute, repeated in (("none", 1.0), ("full", 4 / 3)):
