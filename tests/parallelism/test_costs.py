@@ -409,6 +409,10 @@ def test_selective_recompute_of_megatron_drops_outputs_of_cheap_modules() -> Non
     assert layer_activations(dense, layouts["selective"], every) == pytest.approx(
         layer_activations(dense, layouts["none"], every) - dropped
     )
+    wider = replace(dense, ffn_hidden=2 * dense.ffn_hidden)
+    again = [candidate(one, layouts["selective"], every).time.recompute for one in (dense, wider)]
+    # Four passes over the hidden size, and three over the MLP's inner one.
+    assert again[1] / again[0] == pytest.approx((4 * 8192 + 6 * 28672) / (4 * 8192 + 3 * 28672))
 
 
 def test_tensor_ranks_of_paddlepaddle_copy_the_input_of_each_product() -> None:
@@ -758,6 +762,20 @@ def test_older_gpus_have_no_flash_attention() -> None:
     # PyTorch has another kernel there that keeps no score matrix.
     assert Assumptions.usual("fp16", v100, "runtime").flash_attention
     assert Assumptions.usual("fp16", a100, "megatron").flash_attention
+
+
+@pytest.mark.parametrize("sharding", ["none", "gradients", "full"])
+def test_the_runtime_sums_gradients_of_fp16_in_32_bits(sharding: Sharding) -> None:
+    """As its ``reduce`` says: so a step in fp16 takes as long as in bf16. Megatron-LM's sums have
+    16 bits."""
+    a100, shape = hardware().gpu("a100"), model("llama-3-8b")
+    layout = Layout(data=16, sharding=sharding, grad_accumulation=4)
+    bf16, fp16 = (
+        candidate(shape, layout, Assumptions.usual(precision, a100, "runtime")).time
+        for precision in ("bf16", "fp16")
+    )
+    assert bf16 == fp16
+    assert not Assumptions.usual("fp16", a100, "megatron").fp32_gradients
 
 
 def test_hardware_utilization_counts_what_flash_attention_computes() -> None:

@@ -78,6 +78,18 @@ def test_a_compiled_loss_over_tensor_ranks_keeps_tensors_of_32_bits() -> None:
     assert found.logits == pytest.approx(10 * 32 * 2048 * 151936 / 2 / 2**30)
 
 
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+def test_tensor_ranks_have_gradients_of_their_parts_of_a_matrix(tensor: int) -> None:
+    """What does not grow with the tokens of a layer's backward pass is one matrix's gradient."""
+    layout = replace(TENSOR, tensor=tensor, data=256 // tensor)
+    once, twice = (
+        needs("llama-3.1-70b", replace(layout, micro_batch=size), Assumptions(loss_chunks=1000))
+        for size in (16, 32)
+    )
+    gradient = (2 * once.temporary - twice.temporary) * 2**30
+    assert gradient == pytest.approx(2 * 8192 * 28672 / tensor)
+
+
 def test_a_pipeline_keeps_receive_buffers() -> None:
     """Llama 3.1 405B on 512 GPUs, 8 micro-batches of 4 sequences: 82.5 GiB."""
     found = needs("llama-3.1-405b", PIPELINE, Assumptions())
@@ -93,6 +105,8 @@ def test_a_pipeline_keeps_receive_buffers() -> None:
     [
         ("full", MemoryHabits(), 1),
         ("full", MemoryHabits(recomputes_parts=True), 2),
+        # A residual stream of 32 bits.
+        ("full", MemoryHabits(recomputes_parts=True, wide_rest=True), 4),
         # Queries, keys, values and attention's output, and both inner tensors of the MLP.
         (
             "selective", MemoryHabits(recomputes_activation=True, fused_gate=True),

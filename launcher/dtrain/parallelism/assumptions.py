@@ -309,7 +309,7 @@ class Assumptions(KeepsHash):
         return cls(
             precision,
             flash_attention=gpu.family not in OLD or BACKENDS[backend].flash2,
-            fp32_gradients=precision != "fp16",
+            fp32_gradients=precision != "fp16" or not BACKENDS[backend].sums_fp16,
             quantized=fp8_copies(gpu) if precision == "fp8" and backend == "megatron" else 0.0,
             narrow_states=narrow_states,
             hides_exchange=hides_exchange,

@@ -47,6 +47,8 @@ class Backend:
     unless ``--no-overlap-p2p-communication``. It does not without interleaving."""
     fused_adam: bool = False
     """As in `MemoryHabits`: torchtitan's ``optimizer.implementation`` is ``fused``."""
+    sums_fp16: bool = False
+    """Whether gradients of fp16 are summed in 16 bits, as Megatron-LM does by default."""
     gathers_fp8: bool = False
     """Whether fp8's parameters are also gathered in fp8 (``enable_fsdp_float8_all_gather``)."""
     sends_tokens_once: bool = True
@@ -137,6 +139,7 @@ BACKENDS: dict[BackendName, Backend] = {
             "megatron",
             "Megatron-LM or NeMo",
             overlaps_sends=True,
+            sums_fp16=True,
             module_work=TRANSFORMER_ENGINE,
             sharding_work=MEGATRON_FSDP,
             frozen_bits=(16, 8),

@@ -49,10 +49,12 @@ def layer_activations(
         terms += SEPARATE_NORM * normed
     if assumed.habits.copies_inputs and layout.tensor > 1 and recompute == "none":
         terms += 2 * shape.hidden * (5 if shape.gated else 2)
-    if assumed.habits.recomputes_parts and recompute == "full":
-        terms += 2 * shape.hidden / split * (shape.sums - 1)
+    apart = recompute == "full" and assumed.habits.recomputes_parts
+    inputs = shape.sums if recompute == "none" or apart else 1
+    if apart:
+        terms += 2 * shape.hidden / split * (inputs - 1)
     if assumed.habits.wide_rest:
-        terms += 2 * shape.hidden / split * (shape.sums if recompute == "none" else 1)
+        terms += 2 * shape.hidden / split * inputs
     if assumed.habits.holds_outputs and recompute != "none":
         terms += 4 * shape.kv_heads * shape.head_size / layout.tensor
     # PyTorch's selective recomputation makes the copies again.

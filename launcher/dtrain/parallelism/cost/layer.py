@@ -323,10 +323,12 @@ class Kernels(_OneLayer):
                 return 0.0
 
     def _recompute_modules(self, *, moe: bool) -> float:
-        """Seconds of both norms, of the experts' activation, and of MLA's up projections."""
+        """Seconds of both norms, of the MLP's or the experts' activation, and of MLA's up
+        projections: of what `layer_activations` leaves out."""
         shape, layout = self.shape, self.layout
         norms = 4.0 * shape.hidden / (layout.tensor if layout.sequence_parallel else 1)
-        inner = (3.0 if shape.gated else 2.0) * shape.ffn_hidden * self._copies * moe
+        copies = self._copies if moe else 0.0 if shape.experts or shape.kv_rank else 1.0
+        inner = (3.0 if shape.gated else 2.0) * shape.ffn_hidden * copies
         seconds = self._stream(norms + inner / layout.tensor)
         if shape.kv_rank:
             again = up_projections(shape, layout)

@@ -390,7 +390,7 @@ def _inside(rank: Rank) -> float:
     inside = whole + widest * rank.tokens + rank.stream + _empty(rank)
     # A matrix's gradient, or a frozen matrix of 4 bits as its product needs it.
     if shape.lora is None or shape.lora.expands:
-        inside += compute * width * shape.hidden / layout.tensor
+        inside += compute * width * shape.hidden
     return inside
 
 
