@@ -44,7 +44,7 @@ from dtrain.spec.strategies import STRATEGIES
 from dtrain.spec.unreadable import unreadable
 from dtrain.spec.variables import advise_on_variables
 
-FIRST_FILE = "`dtrain init` writes a first one; dtrain's configs/ folder has examples"
+FIRST_FILE = "`dtrain init` writes a first one; `dtrain help cluster-file` describes it"
 
 
 def read(path: Path, settings: Sequence[str] = ()) -> ClusterFile:

@@ -128,7 +128,7 @@ def compose(source: str | bytes, file: str, settings: Iterable[str] = ()) -> tup
         problems.add(
             "the file is empty",
             TextSpan(1, 1),
-            "`dtrain init` writes one; dtrain's configs/ folder has examples",
+            "`dtrain init` writes one; `dtrain help cluster-file` describes it",
         )
         raise problems.error()
     return root, problems

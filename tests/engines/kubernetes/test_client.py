@@ -33,7 +33,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(UsageError) as raised:
         Client(Kubernetes(image="i"))
-    assert raised.value.hint == "pip install 'dtrain[kubernetes]'"
+    assert raised.value.hint.endswith(f"for the Python that runs dtrain: {sys.executable}")
 
 
 def test_without_a_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import field
@@ -83,7 +84,7 @@ def log_in(context: str | None) -> Credentials:
     except ImportError:
         raise UsageError(
             "a launch on Kubernetes needs the Python package kubernetes",
-            hint="pip install 'dtrain[kubernetes]'",
+            hint=f"install kubernetes>=31 for the Python that runs dtrain: {sys.executable}",
         ) from None
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
