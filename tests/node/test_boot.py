@@ -83,7 +83,8 @@ def test_a_login_script_that_takes_the_input_is_named(host: Node, script: str) -
     assert done.stderr.endswith(f"{NO_INPUT}\n".encode())
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+# fish reads the whole input before it executes anything, and finds that it is no script.
+@pytest.mark.parametrize("shell", [shell for shell in SHELLS if not shell.endswith("/fish")])
 def test_a_shell_that_reads_the_program_executes_none_of_it(shell: str, tmp_path: Path) -> None:
     """A login script with ``exec zsh`` gives a shell the input, and no command."""
     done = subprocess.run(

@@ -44,7 +44,7 @@ def boot_text(stream: str = STDIN, *, isolated: bool = True) -> str:
         + ('sys.path=[p for p in sys.path if p not in ("",".")];' if isolated else "")
         + f"stream={stream};"
         f'head=stream.readline() or b"{HEAD}0" if stream else b"";'
-        f'n=head.partition(b"{HEAD}")[2].strip().strip(bytes(1));'
+        f'n=head.partition(b"{HEAD}")[2].strip();'
         f'n.isdigit() or sys.exit("{NO_INPUT}");'
         "n=int(n);"
         "program=stream.read(n);"
@@ -83,8 +83,7 @@ def _run(main: str) -> str:
 
 def framed(program: bytes) -> bytes:
     """A packed program as `boot_text` reads it from its stream."""
-    # fish parses all commands before it executes the first, but reads only until the zero byte.
-    return b"%b%d\0\n%b" % (HEAD.encode(), len(program), program)
+    return b"%b%d\n%b" % (HEAD.encode(), len(program), program)
 
 
 def file_of(module: str) -> str:
