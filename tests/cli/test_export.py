@@ -160,6 +160,20 @@ def test_a_client_that_sends_no_request_delays_neither_others_nor_the_end() -> N
             exports.__exit__()
 
 
+def test_too_many_clients_at_once_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "CLIENT_LIMIT", 2 * HANG)
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 2 * HANG)
+    with Exports("0") as exports:
+        for _ in range(metrics_server.MOST_CLIENTS + 1):  # not at once
+            assert get(exports.address, "/metrics")[1].endswith("# EOF\n")
+    monkeypatch.setattr(metrics_server, "MOST_CLIENTS", 1)
+    with Exports("0") as exports, contextlib.ExitStack() as clients:
+        first, second = (clients.enter_context(connected(exports.address)) for _ in range(2))
+        assert second.recv(1) == b""
+        first.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert first.recv(64).startswith(b"HTTP/1.0 200 ")
+
+
 def test_a_client_that_never_ends_its_request_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

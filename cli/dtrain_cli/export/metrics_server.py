@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET6, SHUT_RDWR, SO_REUSEADDR, SOL_SOCKET
+from typing import Any
 from urllib.parse import urlsplit
 
 from dtrain.diagnostics import UsageError
@@ -16,6 +17,8 @@ from dtrain_cli.views import open_metrics
 
 CLIENT_LIMIT = 5.0
 """Seconds for the request of one client."""
+MOST_CLIENTS = 16
+"""Others are disconnected: each has a thread and an open file of the launcher."""
 
 
 class MetricsServer(ThreadingHTTPServer):
@@ -24,9 +27,20 @@ class MetricsServer(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, metrics: Callable[[], str]) -> None:
         """Raises OSError if it cannot listen."""
         self.metrics = metrics
+        self.host = host
+        self._room = threading.BoundedSemaphore(MOST_CLIENTS)
         if ":" in host:
             self.address_family = AF_INET6
         super().__init__((host, port), _Handler)
+
+    def verify_request(self, *_: object) -> bool:
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def handle_error(self, *_: object) -> None:
         """A client that disconnects is no error."""
@@ -65,7 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         with contextlib.suppress(ValueError):
             name = urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname or ""
-            return name == "localhost" or bool(ipaddress.ip_address(name))
+            known = name in ("localhost", self.server.host.lower())
+            return known or bool(ipaddress.ip_address(name))
         return False
 
     def setup(self) -> None:

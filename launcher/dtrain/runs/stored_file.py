@@ -64,13 +64,13 @@ def write_object(
             file.flush()
             os.fsync(file.fileno())
     if durable:
-        # Or the folder may still have the old file after the crash.
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with suppress(OSError):  # some file systems cannot do it
+        # Or the folder may still have the old file after the crash. Some file systems cannot do it.
+        with suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
                 os.fsync(folder)
-        finally:
-            os.close(folder)
+            finally:
+                os.close(folder)
 
 
 @contextmanager

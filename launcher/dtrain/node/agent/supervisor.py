@@ -111,8 +111,10 @@ class Supervisor:
     def _turn(self) -> None:
         begun, pause = time.monotonic(), self._tick()
         self._control.wait(pause)
-        if pause is not None and (now := time.monotonic()) > begun + pause + LATE:
-            self._last_command = now  # it could not hear the launcher: the lease begins again
+        now = time.monotonic()
+        late = 0.0 if pause is None else now - begun - pause
+        if late > LATE:  # it could not hear the launcher: the lease stood still, too
+            self._last_command = min(now, self._last_command + late)
 
     def _note_signal(self, signum: int, _frame: object) -> None:
         self._stop_signal = signal_name(signum)
