@@ -112,9 +112,8 @@ class Supervisor:
         begun, pause = time.monotonic(), self._tick()
         self._control.wait(pause)
         now = time.monotonic()
-        late = 0.0 if pause is None else now - begun - pause
-        if late > LATE:  # it could not hear the launcher: the lease stood still, too
-            self._last_command = min(now, self._last_command + late)
+        if pause is not None and (late := now - begun - pause) > LATE:
+            self._last_command = min(now, self._last_command + late)  # it heard nothing then
 
     def _note_signal(self, signum: int, _frame: object) -> None:
         self._stop_signal = signal_name(signum)
