@@ -183,6 +183,22 @@ def test_a_host_that_is_back_after_the_launcher_stood_still_is_not_lost(
     assert found == [machine.HostEnded("first")]
 
 
+def notices_after(
+    attempts: int, tried: threading.Semaphore, hosts: ScriptedHosts, folder: Path
+) -> list[str]:
+    """What a link to the running job on the host ``first`` tells in so many attempts."""
+    context = context_of(hosts, folder)
+    link = Link(context, context.plan.hosts[0])
+    link.attach({}, ())
+    for _ in range(attempts):
+        assert tried.acquire(timeout=HANG)
+    link.close()
+    link.disconnect(0.0)
+    assert link.drained(HANG)
+    shown = [event for _, event in JournalReader(context.folder.journal).read()]
+    return [event.text for event in shown if isinstance(event, events.NoticeShown)]
+
+
 def test_another_host_key_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
     """It would be one more host that cannot be reached, and may be an attack."""
     refused = threading.Semaphore(0)
@@ -192,16 +208,7 @@ def test_another_host_key_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
             refused.release()
             raise HostKeyError(host.name, "connecting", "its host key has changed")
 
-    context = context_of(Impostor({}), tmp_path)
-    link = Link(context, context.plan.hosts[0])
-    link.attach({}, ())
-    for _ in range(2):
-        assert refused.acquire(timeout=HANG)
-    link.close()
-    link.disconnect(0.0)
-    assert link.drained(HANG)
-    shown = [event for _, event in JournalReader(context.folder.journal).read()]
-    notices = [event.text for event in shown if isinstance(event, events.NoticeShown)]
+    notices = notices_after(2, refused, Impostor({}), tmp_path)
     assert notices == ["first: connecting: its host key has changed; trying again"]
 
 
@@ -214,16 +221,7 @@ def test_a_login_without_a_shell_is_told_while_the_job_goes_on(tmp_path: Path) -
             tried.release()
             return super().connect(host)
 
-    context = context_of(Disabled({"first": said}), tmp_path)
-    link = Link(context, context.plan.hosts[0])
-    link.attach({}, ())
-    for _ in range(3):
-        assert tried.acquire(timeout=HANG)
-    link.close()
-    link.disconnect(0.0)
-    assert link.drained(HANG)
-    shown = [event for _, event in JournalReader(context.folder.journal).read()]
-    (notice,) = [event.text for event in shown if isinstance(event, events.NoticeShown)]
+    (notice,) = notices_after(3, tried, Disabled({"first": said}), tmp_path)
     assert notice.startswith("first: running the agent: ")
     assert notice.endswith(f"{said.decode()}; trying again")
 
