@@ -20,6 +20,7 @@ from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 from dtrain.records import cached_property, dataclass
 from dtrain.runs.request import Request
 from dtrain.runs.restart import Retry
+from dtrain.runs.storage import storing
 from dtrain.runs.stored_file import RUN_NAME, read_object, write_object
 from dtrain.runtime.layout_rules import MisfitError
 from dtrain.spec.elastic import without
@@ -117,8 +118,10 @@ class Record:
         return plan.on(self.allocated) if self.allocated else plan
 
     def save(self, folder: Path) -> None:
-        """Write, or replace, the folder's record; readers never see half of it. Raises OSError."""
-        write_object(folder / FILE, {"schema": SCHEMA, **asdict(self)}, indent=1, durable=True)
+        """Write, or replace, the folder's record; readers never see half of it. Raises
+        StorageError."""
+        with storing(folder):
+            write_object(folder / FILE, {"schema": SCHEMA, **asdict(self)}, indent=1, durable=True)
 
     @classmethod
     def load(cls, folder: Path) -> Record:

@@ -17,7 +17,6 @@ from dtrain.runs.journal import Journal
 from dtrain.runs.observed import ObservedAttempt, ObservedRun
 from dtrain.runs.record import Record, run_name
 from dtrain.runs.request import Request
-from dtrain.runs.storage import storing
 from dtrain.session.caller import Caller
 from dtrain.session.stopping.control import Control
 from dtrain.session.stopping.signals import are_handled
@@ -41,7 +40,8 @@ def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolde
     try:
         port = spec.job.rendezvous.first_port
         record = Record(name, request, port, sys.executable, begun)
-        save(record, folder)
+        # Before anything starts, so that other processes find the run.
+        record.save(folder.path)
         plan = record.plan
         caller.observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
         Journal(folder.journal).write(begun, events.RunStarted(plan.host_names))
@@ -95,10 +95,3 @@ def files_to_send(request: Request, spec: ClusterFile, control: Control) -> Tree
             " (`--no-check` launches without it)",
         )
     return tree
-
-
-def save(record: Record, folder: RunFolder) -> None:
-    """Save the record before anything starts, so that other processes find the run. Raises
-    StorageError."""
-    with storing(folder.path):
-        record.save(folder.path)

@@ -14,7 +14,6 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.restart import AttemptResult
 from dtrain.runs.storage import CANNOT_STORE
-from dtrain.session.beginning import save
 from dtrain.session.caller import Caller
 from dtrain.session.reporting.notifications import Notifications
 from dtrain.session.reporting.recorder import Recorder
@@ -41,7 +40,7 @@ class Run:
     def change(self, **fields: Any) -> None:
         """Save the record with new values. Raises StorageError; they count in this process then."""
         self.record = replace(self.record, **fields)
-        save(self.record, self.folder)
+        self.record.save(self.folder.path)
 
     def attempt_failed(self, report: Report, result: AttemptResult) -> None:
         """Another attempt follows the one that ended with ``report``."""
@@ -53,7 +52,7 @@ class Run:
     def begin_attempt(self, record: Record) -> None:
         """``record``: that of the next attempt. Raises StorageError."""
         self.record, self.folder = record, replace(self.folder, attempt=record.attempt)
-        save(self.record, self.folder)
+        self.record.save(self.folder.path)
         self.recorder.next_attempt(record.attempt, self.plan)
         self.recorder.latest = ""
 

@@ -24,7 +24,7 @@ from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.status import HostStatus
-from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
+from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.caller import Caller
 from dtrain.session.stopping.control import Force
 from dtrain.spec.model import Kubernetes
@@ -76,7 +76,7 @@ class KubernetesEngine:
         if problem := launched.delete_or_report():
             self._caller.observer.notice(problem)
             return False
-        save(replace(record, leftovers=()), folder)
+        replace(record, leftovers=()).save(folder.path)
         return True
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:

@@ -26,7 +26,7 @@ from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.shown_state import ShownState
 from dtrain.runs.status import HostStatus
-from dtrain.session.beginning import earlier_run, files_to_send, new_run, save
+from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.caller import Caller
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.sync import Tree
@@ -95,7 +95,7 @@ class SlurmEngine:
             try:
                 state = login.end()
                 if state is None or state.final:
-                    save(replace(record, leftovers=()), folder)
+                    replace(record, leftovers=()).save(folder.path)
                     return True
                 problem = f"job {record.job_id or record.run} has not ended yet: {state.state}"
             except NodeError as error:

@@ -211,7 +211,7 @@ class SshEngine:
         clean = self._cleanups.clean
         leftovers = tuple(each for each in run.record.leftovers if each not in clean)
         run.record = replace(run.record, leftovers=leftovers)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(StorageError):
             run.record.save(run.folder.path)
 
     def _report_running(self, run: str) -> None:
