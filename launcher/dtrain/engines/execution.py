@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from dtrain import hostlist
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.engines.select import targets
+from dtrain.launchplan.build import build
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.session.relays.commands import Commands, Outcome, Receiver, Target
@@ -44,7 +46,7 @@ def execute(
         check_text(word, f"word {number} of the command")
     if len(argv) == 1:
         argv = ("/bin/sh", "-c", argv[0])
-    chosen = _chosen(targets(request, record), hosts)
+    chosen = _chosen(_targets(request, record), hosts)
     hidden = (*IDENTITY, *secret_names(request.spec()))
     with closing(Transports(request.base, ask, notice)) as transport:
         transport.prepare([target.via for target in chosen])
@@ -56,6 +58,30 @@ def exit_code(outcomes: Iterable[Outcome], *, interrupted: bool) -> ExitCode:
     if interrupted:
         return ExitCode.INTERRUPTED
     return max((one.exit_code for one in outcomes), default=ExitCode.OK)
+
+
+def _targets(request: Request, record: Record | None) -> list[Target]:
+    """Where commands run on the hosts of a run, or of a cluster file. Over SSH, each host has its
+    own connection.
+
+    Raises UsageError if the hosts are not known.
+    """
+    cluster = request.spec().cluster
+    if cluster.kubernetes is not None:
+        raise UsageError(
+            "dtrain exec does not reach pods", hint="use `kubectl exec POD -- COMMAND`"
+        )
+    if cluster.slurm is not None:
+        from dtrain.engines.slurm import step
+
+        return step.targets(request, record)
+    spec = request.spec() if record is None else record.spec()
+    plan = build(spec, local_python=sys.executable) if record is None else record.plan
+    found = [Target(part.host.name, part.host, plan.agent_python(part)) for part in plan.hosts]
+    for host in spec.cluster.spares:
+        part = replace(plan.hosts[0], host=host, python=host.python)
+        found.append(Target(host.name, host, plan.agent_python(part), spare=True))
+    return found
 
 
 def _chosen(known: Sequence[Target], hosts: Collection[str] | None) -> list[Target]:

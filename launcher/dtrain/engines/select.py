@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from dtrain.diagnostics import UsageError
 from dtrain.engines.contract import Engine
-from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.session.caller import Caller
-from dtrain.session.relays.commands import Target
 from dtrain.transport.select import Transports
 
 
@@ -38,21 +35,3 @@ def engine(request: Request, caller: Caller, *, starts: bool = False) -> Iterato
 
             kind = SshEngine
         yield kind(request, caller, transport)
-
-
-def targets(request: Request, record: Record | None) -> list[Target]:
-    """Where commands run on the hosts of a run, or of a cluster file.
-
-    Raises UsageError if the hosts are not known.
-    """
-    if request.spec().cluster.kubernetes is not None:
-        raise UsageError(
-            "dtrain exec does not reach pods", hint="use `kubectl exec POD -- COMMAND`"
-        )
-    if request.spec().cluster.slurm is not None:
-        from dtrain.engines.slurm import step
-
-        return step.targets(request, record)
-    from dtrain.engines.ssh import targets as ssh
-
-    return ssh.targets(request, record)
