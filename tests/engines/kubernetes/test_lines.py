@@ -6,11 +6,9 @@ import pytest
 
 from dtrain.engines.kubernetes.lines import (
     Cursor,
-    LogBegin,
-    LogEnd,
-    PodTerm,
     ProcessEnd,
     ProcessLine,
+    ScriptLine,
     labelled,
     stamped,
 )
@@ -95,22 +93,13 @@ def test_times(line: bytes, expected: tuple[int, bytes] | None) -> None:
         (b"[worker-3 err+] a", ProcessLine("worker-3", True, b"a")),
         (b"[dtrain] ps-0 ended: 7 at 12.5", ProcessEnd("ps-0", 7, 12.5)),
         (b"[dtrain] ps-0 ended: 7 at 1.2.3", None),
+        (b"[dtrain] begins", ScriptLine.BEGIN),
+        (b"[dtrain] ends", ScriptLine.END),
+        (b"[dtrain] TERM", ScriptLine.TERM),
+        (b"[dtrain] begins ", None),
+        (b"[worker-0] [dtrain] begins", ProcessLine("worker-0", False, b"[dtrain] begins\n")),
         (b"bash: line 1", None),
     ],
 )
 def test_writers(text: bytes, expected: object) -> None:
     assert labelled(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (b"[dtrain] begins", LogBegin),
-        (b"[dtrain] ends", LogEnd),
-        (b"[dtrain] TERM", PodTerm),
-        (b"[dtrain] begins ", type(None)),
-        (b"[worker-0] [dtrain] begins", ProcessLine),
-    ],
-)
-def test_lines_of_the_script(text: bytes, kind: type) -> None:
-    assert type(labelled(text)) is kind

@@ -262,8 +262,8 @@ def test_the_script_writes_when_the_pod_is_deleted(tmp_path: Path, count: int) -
     done = run_pod(script.render(plan(file_of(program, count))), tmp_path)
     assert done.returncode == 143
     begins, term, *ended, end = map(lines.labelled, done.stdout.encode().splitlines())
-    assert isinstance(begins, lines.LogBegin) and isinstance(end, lines.LogEnd)
-    assert isinstance(term, lines.PodTerm)
+    assert begins is lines.ScriptLine.BEGIN and end is lines.ScriptLine.END
+    assert term is lines.ScriptLine.TERM
     assert [one.status for one in ended if isinstance(one, lines.ProcessEnd)] == [143] * count
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
+from enum import Enum
 from typing import Annotated
 
 from dtrain.engines.kubernetes.script import BEGINS, ENDS, MARK, TERM
@@ -47,29 +48,24 @@ class ProcessEnd:
         return self.status != 0 and not self.after_term
 
 
-class LogBegin:
-    """The script's first line."""
+class ScriptLine(bytes, Enum):
+    """A line that the script writes of itself."""
+
+    BEGIN = BEGINS.encode()
+    """The first line."""
+    END = ENDS.encode()
+    """The last line."""
+    TERM = TERM.encode()
+    """Its pod is deleted."""
 
 
-class LogEnd:
-    """The script's last line."""
+_SCRIPT_LINES = frozenset(ScriptLine)
 
 
-class PodTerm:
-    """The script's line about a TERM: the pod is deleted."""
-
-
-_ALONE: dict[bytes, type[LogBegin | LogEnd | PodTerm]] = {
-    BEGINS.encode(): LogBegin,
-    ENDS.encode(): LogEnd,
-    TERM.encode(): PodTerm,
-}
-
-
-def labelled(text: bytes) -> ProcessLine | ProcessEnd | LogBegin | LogEnd | PodTerm | None:
+def labelled(text: bytes) -> ProcessLine | ProcessEnd | ScriptLine | None:
     """What a line of the script means; None if another program wrote the line."""
-    if (alone := _ALONE.get(text)) is not None:
-        return alone()
+    if text in _SCRIPT_LINES:
+        return ScriptLine(text)
     if found := _LABELLED.match(text):
         end = b"" if found[3] else b"\n"
         return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :] + end)

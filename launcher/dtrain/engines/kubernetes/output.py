@@ -8,14 +8,7 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from dtrain.engines.kubernetes.lines import (
-    LogBegin,
-    LogEnd,
-    PodTerm,
-    ProcessEnd,
-    ProcessLine,
-    labelled,
-)
+from dtrain.engines.kubernetes.lines import ProcessEnd, ProcessLine, ScriptLine, labelled
 from dtrain.engines.kubernetes.reading import PodLines
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages.decode import Length, Range, decode
@@ -102,7 +95,7 @@ class PodOutput:
         first = labelled(new.lines[0].rstrip(b"\n"))
         # Without a label: what a runtime writes that cannot start the script.
         begins = self.position.last < 0 and first is not None
-        return (new.gap or begins) and not isinstance(first, LogBegin)
+        return (new.gap or begins) and first is not ScriptLine.BEGIN
 
     def skip(self) -> None:
         """Lines are missing, maybe also some that are stored here and come after the position: what
@@ -123,12 +116,12 @@ class PodOutput:
                     if name in self._writers:
                         pieces.setdefault(name, []).append(line)
                         continue
-                case LogBegin():
+                case ScriptLine.BEGIN:
                     continue
-                case LogEnd():
+                case ScriptLine.END:
                     self.position.whole = True
                     continue
-                case PodTerm():
+                case ScriptLine.TERM:
                     self.position.deleted = True
                     continue
                 case ProcessEnd():
