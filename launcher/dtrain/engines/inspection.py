@@ -83,7 +83,7 @@ def examine(
 def queue_gpus(spec: ClusterFile, file: Path | None, ask: Ask | None) -> QueueGpus:
     """The GPUs that the partition of a cluster file has. Raises DtrainError."""
     from dtrain.engines.slurm import login_shell
-    from dtrain.engines.slurm.queue_gpus import gpus_of
+    from dtrain.engines.slurm.partitions import gpus_of
 
     slurm = spec.cluster.slurm or Slurm()
     folder = file.absolute().parent if file else Path.cwd()

@@ -12,7 +12,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm import partitions, submission
 from dtrain.engines.slurm.judgement import RequestJudge, duration
 from dtrain.engines.slurm.login_shell import CommandAnswer
-from dtrain.engines.slurm.queue_gpus import gpus_of
+from dtrain.engines.slurm.partitions import gpus_of
 from dtrain.messages.slurm import SubmitRefused
 from dtrain.parallelism.question import Question
 from dtrain.planning.question import pose

@@ -6,8 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from dtrain.diagnostics import UsageError
 from dtrain.engines.slurm.state import FIELD
+from dtrain.planning.request import QueueGpus
 from dtrain.records import dataclass
+from dtrain.spec.model import Slurm
 
 PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
 MACHINES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%c|%f|%G")
@@ -75,6 +78,25 @@ def chosen(partitions: Iterable[Partition], names: str | None) -> tuple[Partitio
         return tuple(one for one in partitions if one.default)[:1]
     by_name = {one.name: one for one in partitions}
     return tuple(by_name[name] for name in names.split(",") if name in by_name)
+
+
+def gpus_of(partitions: Iterable[Partition], slurm: Slurm) -> QueueGpus:
+    """The GPUs that a job with these keys gets. Raises UsageError if there is no such partition."""
+    possible = chosen(partitions, slurm.partition)
+    if not possible:
+        raise UsageError(
+            f"there is no partition {slurm.partition}"
+            if slurm.partition
+            else "the cluster has no default partition",
+            hint="`sinfo` lists the partitions; set cluster.slurm.partition",
+        )
+    first = possible[0]
+    types = [kind for kind in first.gpu_types if kind]
+    if slurm.gpu_type is not None:
+        types = [kind for kind in types if kind.lower() == slurm.gpu_type.lower()]
+        types = types or [slurm.gpu_type]
+    most = max((machine.count(slurm.gpu_type) for machine in first.machines), default=0)
+    return QueueGpus(first.name, tuple(types), most)
 
 
 def read(partitions: str, machines: str) -> tuple[Partition, ...]:
