@@ -27,20 +27,13 @@ class _SwitchInterval:
         self._usual = sys.getswitchinterval()
 
     def add(self, hosts: int) -> None:
+        """``hosts``: negative when they are done."""
         with self._lock:
             if not self._hosts:
                 self._usual = sys.getswitchinterval()
             self._hosts += hosts
-            self._set()
-
-    def remove(self, hosts: int) -> None:
-        with self._lock:
-            self._hosts -= hosts
-            self._set()
-
-    def _set(self) -> None:
-        wanted = max(LEAST_SWITCH, self._hosts * SWITCH_SECONDS)
-        sys.setswitchinterval(wanted if self._hosts else self._usual)
+            wanted = max(LEAST_SWITCH, self._hosts * SWITCH_SECONDS)
+            sys.setswitchinterval(wanted if self._hosts else self._usual)
 
 
 _switch_interval = _SwitchInterval()
@@ -53,4 +46,4 @@ def prepared_for(hosts: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _switch_interval.remove(hosts)
+        _switch_interval.add(-hosts)
