@@ -50,6 +50,7 @@ class LogWriter:
         """Keeps an existing file's content. ``arrived``: bytes of the stream that were stored
         before and do not come again, even if the user has emptied the file since. Raises
         StorageError if it cannot create the file."""
+        self.stream = stream
         self.path = stream.path
         self._clock = clock
         self._second = -1

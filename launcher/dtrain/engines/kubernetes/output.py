@@ -77,14 +77,13 @@ class PodOutput:
         self.position = position
         self.words: deque[str] = deque(maxlen=_WORDS)
         """The last lines without the name of a process: of the script itself."""
-        self._writers: dict[str, tuple[LogWriter, Stream]] = {}
+        self._writers: dict[str, LogWriter] = {}
         self._first = part.processes[0].name
         for process in part.processes:
             for suffix in ("out", "err"):
                 name = f"{process.name}.{suffix}"
-                stream = folder.stream(part.host.name, name, ranked=ranked)
-                writer = LogWriter(stream)
-                self._writers[name] = writer, stream
+                writer = LogWriter(folder.stream(part.host.name, name, ranked=ranked))
+                self._writers[name] = writer
                 known = position.sizes.get(name, writer.size)
                 # A file that someone has cut off goes on at its end.
                 position.sizes[name] = min(known, writer.size)
@@ -101,7 +100,7 @@ class PodOutput:
         """Lines are missing, maybe also some that are stored here and come after the position: what
         follows begins at the end of each stream, and with a line of its own. Raises
         StorageError."""
-        for name, (writer, _) in self._writers.items():
+        for name, writer in self._writers.items():
             if writer.is_within_line(writer.size):
                 writer.append(writer.size, b"\n")
             self.position.sizes[name] = writer.size
@@ -141,9 +140,9 @@ class PodOutput:
         position = self.position
         sizes = dict(position.sizes)
         for name, parts in pieces.items():
-            writer, stream = self._writers[name]
+            writer = self._writers[name]
             data = b"".join(parts)
-            grown[stream] = writer.append(sizes[name], data)
+            grown[writer.stream] = writer.append(sizes[name], data)
             sizes[name] += len(data)
         # All at once: if a stream cannot be stored, all these lines are read again.
         position.sizes = sizes
@@ -154,4 +153,4 @@ class PodOutput:
         """Whether a stream with ``parts`` after its position ends within a line."""
         if parts:
             return not parts[-1].endswith(b"\n")
-        return self._writers[name][0].is_within_line(self.position.sizes[name])
+        return self._writers[name].is_within_line(self.position.sizes[name])

@@ -24,7 +24,7 @@ class JobOutput:
         for first, count in torchruns(plan).values():
             self._expected |= {names.rank_name(rank) for rank in range(first, first + count)}
         self._hosts: dict[str, str] = {}
-        self._streams: dict[int, tuple[LogWriter, Stream]] = {}
+        self._streams: dict[int, LogWriter] = {}
 
     def begin_connection(self) -> None:
         """A new connection numbers its streams from 1."""
@@ -42,7 +42,7 @@ class JobOutput:
             stream = self._folder.stream(host, found.name, ranked=self._ranked)
         except ValueError as error:
             raise ProtocolError(f"stream: {error}") from None
-        self._streams[found.id] = LogWriter(stream), stream
+        self._streams[found.id] = LogWriter(stream)
         self._hosts[process] = host
 
     def keep(self, frame: protocol.Data) -> tuple[Stream, int]:
@@ -50,9 +50,8 @@ class JobOutput:
         and StorageError."""
         if frame.stream not in self._streams:
             raise ProtocolError(f"data of an unknown stream ({frame.stream})")
-        writer, stream = self._streams[frame.stream]
-        size = writer.append(frame.offset, frame.payload)
-        return stream, size
+        writer = self._streams[frame.stream]
+        return writer.stream, writer.append(frame.offset, frame.payload)
 
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the job in the plan's order, or nothing while one has no output file."""

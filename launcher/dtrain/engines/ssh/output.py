@@ -21,7 +21,7 @@ class HostOutput:
         self._host = host
         self._folder = folder
         self._ranked = ranked
-        self._streams: dict[int, tuple[LogWriter, Stream]] = {}
+        self._streams: dict[int, LogWriter] = {}
         self._full = False
 
     def begin_relay(self) -> None:
@@ -35,8 +35,7 @@ class HostOutput:
             raise ProtocolError(f"stream: {found.id} was announced before")
         stream = self._folder.stream(self._host, found.name, ranked=self._ranked)
         try:
-            writer = LogWriter(stream, arrived=self.offsets.get(found.name, 0))
-            self._streams[found.id] = writer, stream
+            self._streams[found.id] = LogWriter(stream, arrived=self.offsets.get(found.name, 0))
         except StorageError:
             self._full = True
             raise
@@ -48,15 +47,15 @@ class HostOutput:
             return None
         if frame.stream not in self._streams:
             raise ProtocolError(f"data of an unknown stream ({frame.stream})")
-        writer, stream = self._streams[frame.stream]
+        writer = self._streams[frame.stream]
         before = writer.size
         try:
             size = writer.append(frame.offset, frame.payload)
         except StorageError:
             self._full = True
             raise
-        self.offsets[stream.path.name] = size
-        return (stream, size) if size > before else None
+        self.offsets[writer.path.name] = size
+        return (writer.stream, size) if size > before else None
 
     def note(self, name: str, offset: int) -> None:
         """Store how much of another file has arrived."""
