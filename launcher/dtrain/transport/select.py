@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtrain.diagnostics import LimitError
 from dtrain.spec.model import Host
 from dtrain.transport.contract import Connection
 from dtrain.transport.local import LocalTransport
-from dtrain.transport.open_files import allow_files
 from dtrain.transport.questions import Ask
 
 if TYPE_CHECKING:
     from dtrain.transport.ssh import SshTransport
+
+_EACH = 4
+"""Open files for each host: its connection, and others for a moment."""
+_OWN = 256
+_LEAST = 31
+"""Open files besides a connection to each host. With fewer, a launch fails somewhere in the middle,
+and `dtrain attach` would stop the job because it cannot store its output."""
 
 
 class Transports:
@@ -37,7 +46,7 @@ class Transports:
     def prepare(self, hosts: Collection[Host]) -> None:
         """Raise the limit of open files for ``hosts``, and import what connecting to them needs,
         before threads do it beside other work. Raises LimitError."""
-        allow_files(len(hosts))
+        _allow_files(len(hosts))
         if any(host.transport == "ssh" for host in hosts):
             self._ssh_transport()
 
@@ -65,3 +74,22 @@ class Transports:
 
                 self._ssh = SshTransport(self._base, self._ask, self._notice)
             return self._ssh
+
+
+def _allow_files(hosts: int) -> None:
+    """Raise the soft limit, which is 1,024 on most systems, for connections to ``hosts``.
+
+    Raises LimitError if the hard limit is too low for them.
+    """
+    wanted = hosts * _EACH + _OWN
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        if hard < (least := hosts + _LEAST):
+            raise LimitError(
+                f"this machine lets dtrain open {hard} files, but it needs at least {least}",
+                hint=f"raise the limit of open files: `ulimit -n {wanted}`",
+            )
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
