@@ -13,7 +13,7 @@ from cluster import Cluster
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware_table import hardware
-from dtrain.session.facts.tournament import rounds
+from dtrain.session.facts.preflight import rounds
 from support.cluster import Launcher, job
 from support.json_page import undocumented
 from support.limits import HANG

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from dtrain.node.facts.orders import DialOrder
 from dtrain.session.facts.conversation import END_SECONDS, Conversation
 from dtrain.session.facts.everywhere import everywhere, in_thread
 from dtrain.session.facts.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
-from dtrain.session.facts.tournament import rounds
 from dtrain.spec.model import Job
 from dtrain.sync import local_folder
 from dtrain.transport.contract import Connection, RemoteProcess
@@ -309,3 +308,15 @@ def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.D
 def _identity(process: Process) -> dict[str, Any]:
     """The rank or task that identifies a process in its results."""
     return {"rank": process.index, "task": (process.role, process.index)}
+
+
+def rounds(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Every pair once, in rounds without repeated players (the circle method)."""
+    circle: list[int | None] = [*players]
+    if len(circle) % 2:
+        circle.append(None)
+    half = len(circle) // 2
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        yield [(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None]
+        circle.insert(1, circle.pop())
