@@ -14,7 +14,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
 from dtrain.node.agent.processes import Proc
 from dtrain.node.agent.wire import encode
-from dtrain.node.telemetry import amd, files, gpus, host, ranks
+from dtrain.node.telemetry import amd, files, host, ranks, sampler
 from dtrain.node.telemetry.amd import VIOLATIONS, rows_of
 from dtrain.node.telemetry.averages import average
 from dtrain.node.telemetry.files import STORED, Files
@@ -252,10 +252,10 @@ def test_amd_tools_that_know_less(known, tmp_path, monkeypatch):
         (tmp_path / tool).write_text(text)
         (tmp_path / tool).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(gpus, "find_program", partial(shutil.which, path=str(tmp_path)))
+    monkeypatch.setattr(sampler, "find_program", partial(shutil.which, path=str(tmp_path)))
     started = []
     monkeypatch.setattr(amd, "Tool", lambda argv: started.append(Tool(argv)) or started[-1])
-    tool = gpus.gpu_tool(lambda pid: None)
+    tool = sampler.gpu_tool(lambda pid: None)
     try:
         until(lambda: tool.read({}), "a row")
         assert [row[0] for row in tool.read({})] == [5]

@@ -6,9 +6,11 @@ import contextlib
 import threading
 import time
 
+from dtrain.node.files import find_program
+from dtrain.node.telemetry.amd import ARGUMENTS, Amd
 from dtrain.node.telemetry.averages import average
-from dtrain.node.telemetry.gpus import gpu_tool
 from dtrain.node.telemetry.host import HostCounters, storage
+from dtrain.node.telemetry.nvidia import Nvidia
 from dtrain.node.telemetry.ranks import RankCounters
 from dtrain.node.telemetry.round_trips import RoundTrips
 from dtrain.node.telemetry.xids import Xids
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from dtrain.node.agent.processes import Proc
     from dtrain.node.agent.wire import Json
+    from dtrain.node.telemetry.nvidia import Own
 
     class Sink(Protocol):
         """What gets the samples of a host."""
@@ -43,7 +46,7 @@ class Sampler:
         self,
         open_sink: Callable[[], Sink],
         running: Callable[[], list[tuple[Json, Proc]]],
-        own: Callable[[int], bool | None],
+        own: Own,
         folder: bytes | int,
     ) -> None:
         """``open_sink`` returns what gets the samples. ``running`` returns the identity and
@@ -101,3 +104,13 @@ class Sampler:
             window.append(sample)
             sink.show(sample)
         sink.store(average(window))
+
+
+def gpu_tool(own: Own) -> Nvidia | Amd | None:
+    """The tool of this host's GPUs, if it has one. ``own``: whether a process is marked as one of
+    the run."""
+    nvidia = find_program("nvidia-smi")
+    if nvidia:
+        return Nvidia(nvidia, own)
+    amd = [[path, *arguments] for name, arguments in ARGUMENTS if (path := find_program(name))]
+    return Amd(amd) if amd else None
