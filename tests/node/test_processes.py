@@ -85,7 +85,7 @@ def test_descendants_are_found_with_and_without_the_kernel_s_list(
     monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
     if not listed:
-        monkeypatch.setattr(processes, "own_children", lambda: None)
+        monkeypatch.setattr(processes, "children_of", lambda _pid: None)
     script = "sleep 600 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as shell:
         assert shell.stdout is not None

@@ -50,16 +50,10 @@ def processes() -> dict[int, Proc]:
     return {proc.pid: proc for proc in found if proc is not None}
 
 
-def own_children() -> list[int] | None:
-    """Our children, including those that have ended; None if this kernel does not list them.
-
-    Until we wait for them, their process ids are not reused.
-    """
-    return children_of("self")
-
-
 def children_of(pid: int | str) -> list[int] | None:
-    """The children of a process; None if it has ended, or if this kernel does not list them."""
+    """The children of a process, including those that have ended; None if it has ended itself, or
+    if this kernel does not list them. ``"self"``: ours, whose ids are not reused until we wait for
+    them."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir("/proc/%s/task" % pid):
@@ -74,7 +68,7 @@ def descendants(root: int) -> list[int]:
     """A process and its descendants. A host may have thousands of others, so it reads only these
     where the kernel lists children."""
     table: dict[int, list[int]] | None = None
-    if own_children() is None:
+    if children_of("self") is None:
         table = {}
         for proc in processes().values():
             table.setdefault(proc.ppid, []).append(proc.pid)

@@ -25,9 +25,9 @@ import time
 from dtrain.node.agent.control import MAX_RECORD
 from dtrain.node.agent.processes import (
     Proc,
+    children_of,
     environment_of,
     look,
-    own_children,
     processes,
     reap,
     send,
@@ -245,7 +245,7 @@ class Sweep:
     def _children(self) -> list[int] | None:
         """Our children that belong to the run, or None if the kernel does not list them."""
         with between_starts():
-            found = own_children() if self._proof else None
+            found = children_of("self") if self._proof else None
         return found and [
             pid for pid in found if pid not in HELPERS and self._tag.of(pid) is not False
         ]
