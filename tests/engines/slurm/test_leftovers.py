@@ -19,7 +19,6 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.storage import StorageError
-from dtrain.session import run
 from dtrain.session.caller import Caller
 from dtrain.session.relays import relay
 from dtrain.session.stopping.control import Control
@@ -110,7 +109,7 @@ def test_a_full_disk_does_not_hide_how_to_end_a_job(
     def full(*_: object) -> None:
         raise StorageError("no space left on device")
 
-    monkeypatch.setattr(run, "save", full)
+    monkeypatch.setattr(Record, "save", full)
     job = SlurmJob(Record.load(given_up.path), given_up, Caller(), {})
     assert "scancel 7" in job.given_up("Ctrl-C", job.still_there()).problems[0]
 
