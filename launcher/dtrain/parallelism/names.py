@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from dtrain.diagnostics import UsageError
 
-_Entry = TypeVar("_Entry", bound="Entry")
+_Row = TypeVar("_Row", bound="_Named")
 
 
 @lru_cache(maxsize=1024)
@@ -18,14 +18,14 @@ def key(name: str) -> str:
     return "".join(letter for letter in words if letter.isalnum() or letter == ".")
 
 
-class Entry(Protocol):
+class _Named(Protocol):
     @property
     def name(self) -> str: ...
     @property
     def aliases(self) -> tuple[str, ...]: ...
 
 
-def find(spellings: Iterable[str], rows: Iterable[_Entry], what: str, otherwise: str) -> _Entry:
+def find(spellings: Iterable[str], rows: Iterable[_Row], what: str, otherwise: str) -> _Row:
     """Return the row with the first of ``spellings`` that is a name or an alias. The last of equal
     ones counts.
 
