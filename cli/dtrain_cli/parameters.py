@@ -1,15 +1,35 @@
-"""Parameters that several commands have."""
+"""The arguments and options of commands: how to declare them for Typer, and those that several
+commands have."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dtrain_cli import completion
-from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.views import Display
+
+Offers = Callable[..., Any]
+"""Returns the values that a shell offers: a function of `dtrain_cli.completion`."""
+
+
+def argument(help: str, metavar: str, offers: Offers | None = None) -> Any:
+    """An argument by its position."""
+    return typer.Argument(help=help, metavar=metavar, autocompletion=offers)
+
+
+def option(help: str, metavar: str | None = None, offers: Offers | None = None) -> Any:
+    """An option with a value, which has the name of the parameter."""
+    return typer.Option(help=help, metavar=metavar, autocompletion=offers)
+
+
+def flag(help: str, *names: str) -> Any:
+    """An option without a value; without ``names``, also its negation: ``--NAME/--no-NAME``."""
+    return typer.Option(*names, help=help)
+
 
 ClusterFilePath = Annotated[Path, argument("The cluster file.", "FILE", completion.cluster_files)]
 Settings = Annotated[

@@ -10,7 +10,6 @@ from dtrain import api
 from dtrain.runs.status import find_run
 from dtrain_cli.commands.select import filters_of_run
 from dtrain_cli.commands.watch import Watch, exports
-from dtrain_cli.declare import flag
 from dtrain_cli.parameters import (
     Fold,
     MetricsFile,
@@ -21,6 +20,7 @@ from dtrain_cli.parameters import (
     ScalarsFolder,
     ShowAs,
     Timestamps,
+    flag,
 )
 
 

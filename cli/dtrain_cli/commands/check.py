@@ -19,12 +19,11 @@ from dtrain.loading import load
 from dtrain.session.stopping.signals import on_signals
 from dtrain.wording import counted
 from dtrain_cli import prompt
-from dtrain_cli.declare import flag, option
 from dtrain_cli.errors import warn
 from dtrain_cli.files import JSON, writable, write_text
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.output import notice, progress, stdout_paper, write
-from dtrain_cli.parameters import ClusterFilePath, Settings
+from dtrain_cli.parameters import ClusterFilePath, Settings, flag, option
 from dtrain_cli.views import findings as view
 
 

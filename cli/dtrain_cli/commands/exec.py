@@ -14,9 +14,8 @@ from dtrain.session.stopping.control import Control
 from dtrain.session.stopping.signals import on_signals, stop_by_signal
 from dtrain_cli import completion, prompt
 from dtrain_cli.commands.select import seconds_of, unfolded
-from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.options import errors_name_options
-from dtrain_cli.parameters import Settings
+from dtrain_cli.parameters import Settings, argument, flag, option
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import color
 from dtrain_cli.views.commands import CommandJson, CommandLines, CommandView

@@ -12,7 +12,7 @@ from dtrain.spec.problems import nearest
 from dtrain_cli import output
 from dtrain_cli.app import ELSEWHERE, VERBS, app
 from dtrain_cli.completion import topics as topic_values
-from dtrain_cli.declare import argument
+from dtrain_cli.parameters import argument
 from dtrain_cli.views import can_redraw, color
 
 _PAGES = files("dtrain_cli") / "help"

@@ -28,9 +28,9 @@ from dtrain.transport.select import Transports
 from dtrain.wording import counted, either
 from dtrain_cli import completion, first_file, first_slurm_file, output, prompt
 from dtrain_cli.commands.select import unfolded
-from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.files import writable, write_text
 from dtrain_cli.output import notice, progress
+from dtrain_cli.parameters import argument, flag, option
 
 _T = TypeVar("_T")
 

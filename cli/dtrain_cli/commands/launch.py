@@ -16,7 +16,6 @@ from dtrain.loading import load
 from dtrain.messages.decode import excerpt
 from dtrain.spec.secrets import secret_values
 from dtrain_cli.commands.select import filters
-from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.errors import warn
 from dtrain_cli.output import write
 from dtrain_cli.parameters import (
@@ -30,6 +29,9 @@ from dtrain_cli.parameters import (
     Settings,
     ShowAs,
     Timestamps,
+    argument,
+    flag,
+    option,
 )
 
 

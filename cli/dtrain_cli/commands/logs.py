@@ -27,8 +27,7 @@ from dtrain.runs.status import find_run
 from dtrain.runs.stream_reader import last_lines
 from dtrain.session.stopping.signals import on_signals
 from dtrain_cli.commands.select import filters_of_run, seconds_of
-from dtrain_cli.declare import flag, option
-from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks, Timestamps
+from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks, Timestamps, flag, option
 from dtrain_cli.standard import OutputError
 from dtrain_cli.views import make_view
 from dtrain_cli.views.view import View

@@ -22,10 +22,9 @@ from dtrain.planning.written import written
 from dtrain.runtime.layout import BackendName, Recompute, Sharding
 from dtrain_cli import completion, prompt
 from dtrain_cli.completion import one_of
-from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.options import as_options, errors_name_options
 from dtrain_cli.output import notice, stdout_paper, write
-from dtrain_cli.parameters import Settings
+from dtrain_cli.parameters import Settings, argument, flag, option
 
 if TYPE_CHECKING:
     from dtrain.parallelism.tensorflow.verdict import TensorFlowPlan

@@ -15,9 +15,8 @@ from dtrain.runs import prune
 from dtrain.runs.status import RunStatus, find_run, statuses
 from dtrain.spec.scalars import seconds
 from dtrain_cli import completion, output
-from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.output import stdout_paper
-from dtrain_cli.parameters import RUN_HELP
+from dtrain_cli.parameters import RUN_HELP, argument, flag, option
 from dtrain_cli.views import runs as view
 
 

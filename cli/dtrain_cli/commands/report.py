@@ -11,9 +11,8 @@ from dtrain.diagnostics import UsageError
 from dtrain.runs.status import find_run
 from dtrain.runs.summary import summary
 from dtrain_cli import completion, output
-from dtrain_cli.declare import argument, flag, option
 from dtrain_cli.output import stdout_paper
-from dtrain_cli.parameters import AnyRun
+from dtrain_cli.parameters import AnyRun, argument, flag, option
 from dtrain_cli.views import summary as view
 
 

@@ -11,9 +11,8 @@ from dtrain import api
 from dtrain.diagnostics import DtrainError
 from dtrain.session.stopping.signals import on_signals
 from dtrain_cli.commands.watch import Watch
-from dtrain_cli.declare import flag
 from dtrain_cli.errors import explain
-from dtrain_cli.parameters import OpenRuns
+from dtrain_cli.parameters import OpenRuns, flag
 from dtrain_cli.views import Display
 
 

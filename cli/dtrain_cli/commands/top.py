@@ -25,8 +25,7 @@ from dtrain.session.reporting.observer import Observer
 from dtrain.session.stopping.signals import on_signals
 from dtrain_cli import completion, output
 from dtrain_cli.commands.watch import Watch, suspendable
-from dtrain_cli.declare import argument
-from dtrain_cli.parameters import RUN_HELP
+from dtrain_cli.parameters import RUN_HELP, argument
 from dtrain_cli.views import Display, can_redraw, color
 from dtrain_cli.views.names import duration
 from dtrain_cli.views.outlet import Outlet

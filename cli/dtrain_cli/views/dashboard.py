@@ -73,9 +73,8 @@ def snapshot(board: Board, now: float) -> str:
 def words(board: Board, troubles: Mapping[str, Mapping[int, GpuTrouble]], now: float) -> list[Text]:
     """One line for each kind of problem, the worst first: a stall, slow ranks, GPU troubles."""
     kinds = ((board.attempt.stall_at(now), _STALL), (board.attempt.slow, _SLOW))
-    found = [(one, style) for one, style in kinds if one]
-    ranks = [Text(f" {clean(str(one))}", style) for one, style in found]
-    return [*ranks, *(Text(f" {clean(text)}", one.style) for text, one in summaries(troubles))]
+    ranks = [(str(one), style) for one, style in kinds if one]
+    return [Text(f" {clean(text)}", style) for text, style in (*ranks, *summaries(troubles))]
 
 
 def first(lines: list[Text], most: int, columns: int) -> list[Text]:

@@ -59,14 +59,15 @@ def are_busy(gpus: Sequence[GpuSample]) -> bool:
     return bool(used) and median(used) >= BUSY
 
 
-def summaries(found: Mapping[str, Mapping[int, GpuTrouble]]) -> list[tuple[str, GpuTrouble]]:
-    """One line for each kind of trouble, the worst first. ``found`` is by host and GPU."""
+def summaries(found: Mapping[str, Mapping[int, GpuTrouble]]) -> list[tuple[str, str]]:
+    """A line and its style for each kind of trouble, the worst first. ``found`` is by host and
+    GPU."""
     kinds: dict[tuple[str, str], list[tuple[str, int, GpuTrouble]]] = {}
     for host, gpus in found.items():
         for index, one in gpus.items():
             kinds.setdefault((one.mark, one.what), []).append((host, index, one))
     lines = []
-    for (mark, what), cases in sorted(kinds.items(), key=lambda kind: "XETMPI".index(kind[0][0])):
+    for (_, what), cases in sorted(kinds.items(), key=lambda kind: "XETMPI".index(kind[0][0])):
         hosts = list(dict.fromkeys(host for host, _, _ in cases))
         host, index, first = cases[0]
         if len(cases) == 1:
@@ -77,5 +78,5 @@ def summaries(found: Mapping[str, Mapping[int, GpuTrouble]]) -> list[tuple[str, 
             text = f"{host} GPUs {which}: {what}"
         else:
             text = f"{len(cases)} GPUs on {names.brief(hosts)}: {what}"
-        lines.append((text, GpuTrouble(mark, first.style, what)))
+        lines.append((text, first.style))
     return lines

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from dtrain.diagnostics import UsageError
 
-_Entry = TypeVar("_Entry")
+_Row = TypeVar("_Row", bound="_Named")
 
 
 @lru_cache(maxsize=1024)
@@ -18,31 +18,29 @@ def key(name: str) -> str:
     return "".join(letter for letter in words if letter.isalnum() or letter == ".")
 
 
-def index(entries: Iterable[tuple[str, Iterable[str], _Entry]]) -> dict[str, _Entry]:
-    """Map the keys of names and aliases to entries. A later entry replaces one with its key."""
-    found: dict[str, _Entry] = {}
-    for name, aliases, entry in entries:
-        for alias in aliases:
-            found[key(alias)] = entry
-        found[key(name)] = entry
-    return found
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
 
 
-def find(
-    name: str, entries: Mapping[str, _Entry], names: Iterable[str], *, what: str, otherwise: str
-) -> _Entry:
-    """Return the entry of ``name`` in an ``index``.
+def find(spellings: Iterable[str], rows: Iterable[_Row], what: str, otherwise: str) -> _Row:
+    """Return the row with the first of ``spellings`` that is a name or an alias. The last of equal
+    ones counts.
 
-    ``what`` is the kind of thing in words, ``otherwise`` what to do if it is in no table, and
-    ``names`` those that may be suggested.
+    ``what`` is the kind of thing in words, ``otherwise`` what to do if it is in no table.
 
     Raises:
-        UsageError: no entry has that name.
+        UsageError: no row has the name.
     """
+    rows, (name, *others) = tuple(rows), tuple(spellings)
+    entries = {key(known): row for row in rows for known in (*row.aliases, row.name)}
     wanted = key(name)
-    if wanted in entries:
-        return entries[wanted]
-    names = tuple(names)
+    for spelling in (wanted, *map(key, others)):
+        if spelling in entries:
+            return entries[spelling]
+    names = [row.name for row in rows]
     close = nearest(name, names)
     # A prefix such as "h100" may match several names: suggest all of them.
     suggestions = [known for known in names if wanted and wanted in key(known)][:4] or close

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -62,8 +62,35 @@ class Plan:
         return next(self.ranked(), None)
 
     def ranked(self) -> Iterator[Candidate]:
-        """Yield the layouts that fit, best first: see `rank_key`."""
-        return _ranked(self.layouts)
+        """Yield the layouts that fit, best first: see `rank_key`.
+
+        The queue orders them by lower limits. What is missing of the costs, the time and then the
+        memory, is computed only when a limit reaches the front, which few do before the first
+        results.
+        """
+        ladders = [_ladder(one.layout) for one in self.layouts]
+        leanest: dict[tuple[Any, ...], Candidate] = {}
+        for ladder, one in zip(ladders, self.layouts, strict=True):
+            if one.layout.micro_batch < leanest.setdefault(ladder, one).layout.micro_batch:
+                leanest[ladder] = one
+        small = {ladder for ladder, one in leanest.items() if one.least_activations <= one.limit}
+        queue = [
+            # Rounding must not lift a limit above the time.
+            (_effort(one.layout) * one.least_time * (1 - 1e-9), place, "time")
+            for place, one in enumerate(self.layouts)
+            if ladders[place] in small
+        ]
+        heapify(queue)
+        while queue:
+            _, place, missing = heappop(queue)
+            candidate = self.layouts[place]
+            if not missing:
+                yield candidate
+            elif missing == "memory":
+                if candidate.fits:
+                    heappush(queue, (rank_key(candidate), place, ""))
+            elif leanest[ladders[place]].may_fit:
+                heappush(queue, (_effort(candidate.layout) * candidate.time.total, place, "memory"))
 
     @property
     def fitting(self) -> tuple[Candidate, ...]:
@@ -311,37 +338,6 @@ def _pieces_of(layers: int) -> Iterator[int]:
         if pieces >= least:
             yield pieces
             least = 2 * pieces
-
-
-def _ranked(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield the candidates that fit, best first.
-
-    The queue orders them by lower limits. What is missing of the costs, the time and then the
-    memory, is computed only when a limit reaches the front, which few do before the first results.
-    """
-    ladders = [_ladder(one.layout) for one in candidates]
-    leanest: dict[tuple[Any, ...], Candidate] = {}
-    for ladder, one in zip(ladders, candidates, strict=True):
-        if one.layout.micro_batch < leanest.setdefault(ladder, one).layout.micro_batch:
-            leanest[ladder] = one
-    small = {ladder for ladder, one in leanest.items() if one.least_activations <= one.limit}
-    queue = [
-        # Rounding must not lift a limit above the time.
-        (_effort(one.layout) * one.least_time * (1 - 1e-9), place, "time")
-        for place, one in enumerate(candidates)
-        if ladders[place] in small
-    ]
-    heapify(queue)
-    while queue:
-        _, place, missing = heappop(queue)
-        candidate = candidates[place]
-        if not missing:
-            yield candidate
-        elif missing == "memory":
-            if candidate.fits:
-                heappush(queue, (rank_key(candidate), place, ""))
-        elif leanest[ladders[place]].may_fit:
-            heappush(queue, (_effort(candidate.layout) * candidate.time.total, place, "memory"))
 
 
 def rank_key(candidate: Candidate) -> float:

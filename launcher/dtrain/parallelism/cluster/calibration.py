@@ -160,10 +160,7 @@ def _constants(table: dict[str, Any], where: str) -> dict[str, float]:
             raise UsageError(
                 f"{where}: constants: no constant {name!r}", hint=f"known: {', '.join(known)}"
             )
-        if not _positive(value):
-            raise UsageError(
-                f"{where}: constants: {name} is {value!r}, not a positive number (at most 1e15)"
-            )
+        _check_positive(value, f"{where}: constants: {name}")
     return {name: float(value) for name, value in constants.items()}
 
 
@@ -180,10 +177,7 @@ def _rows(
         for name in numbers:
             if name not in row:
                 raise UsageError(f"{at}: no {name}")
-            if not _positive(row[name]):
-                raise UsageError(
-                    f"{at}: {name} is {row[name]!r}, not a positive number (at most 1e15)"
-                )
+            _check_positive(row[name], f"{at}: {name}")
         if kind and row.get(kind) not in list(_RING):
             raise UsageError(
                 f"{at}: {kind} is {row.get(kind)!r}", hint=f"known: {', '.join(_RING)}"
@@ -193,12 +187,10 @@ def _rows(
     return rows
 
 
-def _positive(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 1 / LARGEST <= value <= LARGEST
-    )
+def _check_positive(value: object, name: str) -> None:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    if not 1 / LARGEST <= number <= LARGEST:
+        raise UsageError(f"{name} is {value!r}, not a positive number (at most 1e15)")
 
 
 def _kind(value: object) -> str:

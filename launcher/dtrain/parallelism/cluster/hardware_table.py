@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, PRECISIONS, Gpu, GpuCluster, Machine
-from dtrain.parallelism.names import find, index, key, nearest
+from dtrain.parallelism.names import find, key, nearest
 from dtrain.records import dataclass
 
 
@@ -36,7 +36,7 @@ class Hardware:
         otherwise = (
             "Describe another with `hardware=FILE`; 'dtrain help models' lists those it knows"
         )
-        return cast(Gpu, _find(name, self.gpus, "GPU", otherwise))
+        return find([name], self.gpus, "GPU", otherwise)
 
     def machine(self, name: str) -> Machine:
         """Return the machine with this name or alias, such as ``dgx-a100`` or ``p4d``.
@@ -44,10 +44,8 @@ class Hardware:
         Raises:
             UsageError: no machine has this name; suggests the nearest.
         """
-        return cast(
-            Machine,
-            _find(name, self.machines, "machine", "Set `gpus_per_host` and `network_gbps` instead"),
-        )
+        otherwise = "Set `gpus_per_host` and `network_gbps` instead"
+        return find([name], self.machines, "machine", otherwise)
 
     def cluster(
         self,
@@ -221,7 +219,7 @@ def _read(kind: type[Row], entry: dict[str, Any], place: str, known: Sequence[Ro
         )
     if not like:
         return kind(**values)
-    model = _checked(place, "like", like, lambda name: _find(name, known, "entry"))
+    model = _checked(place, "like", like, lambda name: find([name], known, "entry", ""))
     if kind is Gpu:
         model = replace(model, sustained=_sustained(model, values))
     # Do not copy aliases and source: they belong to the other entry.
@@ -254,11 +252,6 @@ def _sustained(model: Gpu, values: Mapping[str, Any]) -> float:
     power: float = values.get("watts", model.watts) / model.watts
     peak: float = values.get("flops", {}).get(model.usual, model.peak(model.usual))
     return model.sustained * math.pow(power * model.peak(model.usual) / peak, 1 / 3)
-
-
-def _find(name: str, rows: Sequence[Row], what: str, otherwise: str = "") -> Row:
-    entries = index((row.name, row.aliases, row) for row in rows)
-    return find(name, entries, [row.name for row in rows], what=what, otherwise=otherwise)
 
 
 def _checked(place: str, field: str, name: Any, lookup: Callable[[str], Row]) -> Row:

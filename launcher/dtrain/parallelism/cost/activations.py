@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import ParamSpec
+from operator import attrgetter
+from typing import Any, ParamSpec
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.stages import kinds_of_stages
 from dtrain.parallelism.model.shape import Shape
-from dtrain.runtime.layout import BackendName, Layout, Recompute
+from dtrain.runtime.layout import Layout, Recompute
 
 _P = ParamSpec("_P")
 SEPARATE_NORM = 6.0
@@ -132,40 +133,23 @@ def mean_activations(shape: Shape, layout: Layout, assumed: Assumptions, stage: 
     sequence."""
     if not shape.pattern:
         return layer_activations(shape, layout, assumed)
-    # Only these fields count, so that a search over other fields adds up the layers once.
-    return _mean_of_pattern(
-        shape, assumed, stage, layout.backend, layout.tensor, layout.pipeline,
-        layout.virtual_pipeline, layout.recompute, layout.sequence_parallel,
-        layout.shards_parameters, layout.compile, layout.expert,
-    )  # fmt: skip
+    return _mean_of_pattern(shape, assumed, stage, layout.shards_parameters, _fields(layout))
+
+
+_OF_ACTIVATIONS = (
+    "backend", "tensor", "pipeline", "virtual_pipeline", "recompute", "sequence_parallel",
+    "compile", "expert",
+)  # fmt: skip
+"""The other fields of a layout that count: a search over the rest adds up the layers once."""
+_fields = attrgetter(*_OF_ACTIVATIONS)
 
 
 @lru_cache(maxsize=4096)
 def _mean_of_pattern(
-    shape: Shape,
-    assumed: Assumptions,
-    stage: int,
-    backend: BackendName,
-    tensor: int,
-    pipeline: int,
-    virtual_pipeline: int,
-    recompute: Recompute,
-    sequence_parallel: bool,
-    shards_parameters: bool,
-    compiled: bool,
-    expert: int,
+    shape: Shape, assumed: Assumptions, stage: int, sharded: bool, fields: tuple[Any, ...]
 ) -> float:
-    layout = Layout(
-        backend=backend,
-        tensor=tensor,
-        pipeline=pipeline,
-        virtual_pipeline=virtual_pipeline,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        sharding="full" if shards_parameters else "none",
-        compile=compiled,
-        expert=expert,
-    )
+    values = dict(zip(_OF_ACTIVATIONS, fields, strict=True))
+    layout = Layout(sharding="full" if sharded else "none", **values)
     kinds = kinds_of_stages(shape, layout)[stage]
     every = sum(
         count * layer_activations(kind, layout, assumed) * kind.seq_len / shape.seq_len

@@ -21,6 +21,7 @@ from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import Phase, Rank, peak
 from dtrain.parallelism.cost.stages import (
+    StageRank,
     adapters_of_stage,
     extreme_stages,
     in_flight,
@@ -105,16 +106,25 @@ def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int)
         phase, cached = _whole_peak(rank, states, held), _waiting_tensors(rank)
     used = states.parameters + states.optimizer + sum(phase)
     unused = _unused_share(layout, assumed) * used + _split_blocks(rank)
+    return _in_gib(rank, phase, states.parameters, states.optimizer, unused, cached)
+
+
+def _in_gib(
+    rank: StageRank,
+    phase: Phase,
+    parameters: float,
+    optimizer: float,
+    unused: float,
+    cached: float = 0.0,
+) -> Memory:
+    """The memory of a rank in its highest phase, from bytes. ``unused``: by the allocator."""
+    assumed = rank.assumed
+    communicators = assumed.communicator * _communicators(rank.layout, assumed)
     return Memory(
-        parameters=states.parameters / GIB,
-        gradients=phase.gradients / GIB,
-        optimizer=states.optimizer / GIB,
-        activations=phase.activations / GIB,
-        logits=phase.logits / GIB,
-        gathered=phase.gathered / GIB,
-        temporary=phase.temporary / GIB,
-        communication=assumed.communicator * _communicators(layout, assumed)
-        + assumed.habits.buckets,
+        parameters=parameters / GIB,
+        optimizer=optimizer / GIB,
+        **{name: size / GIB for name, size in phase._asdict().items()},
+        communication=communicators + assumed.habits.buckets,
         context=assumed.habits.context,
         fragmentation=unused / GIB,
         cached=cached / GIB,
@@ -311,18 +321,7 @@ def _ends(rank: Rank) -> float:
 def _by_runtime(stage: Stage) -> Memory:
     phase = highest_phase(stage)
     used = sum(phase) + stage.weights + stage.moments
-    return Memory(
-        parameters=stage.weights / GIB,
-        gradients=phase.gradients / GIB,
-        optimizer=stage.moments / GIB,
-        activations=phase.activations / GIB,
-        logits=phase.logits / GIB,
-        gathered=phase.gathered / GIB,
-        temporary=phase.temporary / GIB,
-        communication=stage.assumed.communicator * _communicators(stage.layout, stage.assumed),
-        context=stage.assumed.habits.context,
-        fragmentation=FRAGMENTATION_BY_TORCH * used / GIB,
-    )
+    return _in_gib(stage, phase, stage.weights, stage.moments, FRAGMENTATION_BY_TORCH * used)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ sharding, so many layouts of a search share them.
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cost.layer import BYTES
@@ -21,18 +22,13 @@ def runtime_layer(shape: Shape, layout: Layout, assumed: Assumptions) -> Layer:
     compute = BYTES[assumed.precision]
     whole = layout.tensor == layout.pipeline == layout.expert == 1
     copied = layout.sharding == "none" and not layout.offload and layout.reduce == "fp32"
-    return _layer(
-        shape,
-        compute,
-        whole and copied and compute == 2,
-        layout.tensor,
-        layout.context,
-        layout.expert,
-        layout.micro_batch,
-        layout.recompute,
-        layout.sequence_parallel,
-        layout.offload_activations,
-    )
+    return _layer(shape, compute, whole and copied and compute == 2, *_fields(layout))
+
+
+_fields = attrgetter(
+    "tensor", "context", "expert", "micro_batch", "recompute", "sequence_parallel",
+    "offload_activations",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import lru_cache
+from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of, keeps_stage, reduces_each_micro_batch
@@ -76,8 +77,7 @@ class StepTime:
         return StepTime(*(getattr(self, part.name) * factor for part in fields(self)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(NamedTuple):
     """Seconds that one layer and micro-batch take, by part."""
 
     compute: float
@@ -95,24 +95,6 @@ class _Layer:
     @property
     def total(self) -> float:
         return self.compute + self.recompute + self.tensor + self.context + self.expert
-
-    @property
-    def parts(self) -> tuple[float, ...]:
-        """All fields, in their order. `dataclasses.astuple` would copy each deeply: half of the
-        time of a search over models whose layers differ."""
-        return (
-            self.compute, self.recompute, self.tensor, self.context, self.expert, self.head,
-            self.launches, self.stalled,
-        )  # fmt: skip
-
-    @staticmethod
-    def sum(layers: Iterable[tuple[_Layer, int]]) -> _Layer:
-        """Return what several layers take, each as often as its number says."""
-        sums = [0.0] * 8
-        for layer, count in layers:
-            for place, value in enumerate(layer.parts):
-                sums[place] += count * value
-        return _Layer(*sums)
 
 
 def step_time(
@@ -199,7 +181,16 @@ def _work_of_stages(kernels: Kernels, counts: tuple[int, ...]) -> list[tuple[int
         return [(count, layer) for count in counts]
     stages = kinds_of_stages(kernels.shape, kernels.layout)
     each = _layer_of_kinds(kernels)
-    return [(1, _Layer.sum((each[kind], count) for kind, count in one.items())) for one in stages]
+    return [(1, _summed([(each[kind], n) for kind, n in one.items()])) for one in stages]
+
+
+def _summed(layers: Iterable[tuple[_Layer, int]]) -> _Layer:
+    """Return what several layers take, each as often as its number says."""
+    sums = [0.0] * len(_Layer._fields)
+    for layer, count in layers:
+        for place, value in enumerate(layer):
+            sums[place] += count * value
+    return _Layer(*sums)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.parallelism.model.shape import Shape
-from dtrain.parallelism.names import find, index, key
+from dtrain.parallelism.names import find
 from dtrain.records import dataclass
 
 _FURTHER_TRAINING = {
@@ -90,13 +90,8 @@ def model(name: str) -> Shape:
         UsageError: no model has this name; suggests the nearest.
     """
     written = name.rpartition("/")[2]
-    entries = index((known.name, known.aliases, known) for known in models())
-    found = find(
-        next((one for one in (written, *_shorter(written)) if key(one) in entries), written),
-        entries,
-        [known.name for known in models()],
-        what="model",
-        otherwise="Give its Hugging Face file with `model_config`, or a size with `model_size`; "
-        "'dtrain help models' lists those it knows",
+    otherwise = (
+        "Give its Hugging Face file with `model_config`, or a size with `model_size`; "
+        "'dtrain help models' lists those it knows"
     )
-    return found.shape
+    return find((written, *_shorter(written)), models(), "model", otherwise).shape

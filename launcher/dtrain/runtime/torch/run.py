@@ -56,7 +56,9 @@ class ParallelRun:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.mesh = _mesh(strategy, layout, device)
+        # DataParallel's copies are all in this one process.
+        copies, parts = (1, 1) if strategy == "data_parallel" else mesh_sizes(layout)
+        self.mesh = _mesh(layout, device, replicate=copies, shard=parts)
         """Dimensions ``pipeline``, ``replicate``, ``shard`` and ``tensor``, outermost first, as in
         Megatron-LM and torchtitan: tensor ranks communicate most, so they are neighbors on a
         host."""
@@ -66,8 +68,14 @@ class ParallelRun:
         self.data_size = replicate.size() * shard.size() // layout.context
         """Number of ranks that see different samples."""
         self.data_rank = copy // layout.context
-        self._share = SequenceShare(_context_mesh(layout, device)) if layout.context > 1 else None
-        self._experts = ExpertSplit(_expert_mesh(layout, device)) if layout.expert > 1 else None
+        self._share = self._experts = None
+        if layout.context > 1:
+            mesh = _mesh(layout, device, data=layout.data, context=layout.context)
+            self._share = SequenceShare(mesh["context"])
+        if layout.expert > 1:
+            copies, parts = mesh_sizes_of_experts(layout)
+            mesh = _mesh(layout, device, replicate=copies, shard=parts, expert=layout.expert)
+            self._experts = ExpertSplit(mesh)
         self._owns = owns
         self._catches = False
 
@@ -288,30 +296,8 @@ def _join(device: torch.device) -> None:
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
-def _mesh(strategy: str, layout: Layout, device: torch.device) -> DeviceMesh:
-    # DataParallel's copies are all in this one process.
-    copies, shard = (1, 1) if strategy == "data_parallel" else mesh_sizes(layout)
-    return init_device_mesh(
-        device.type,
-        (layout.pipeline, copies, shard, layout.tensor),
-        mesh_dim_names=("pipeline", "replicate", "shard", "tensor"),
-    )
-
-
-def _context_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """The ranks that share the sequences of one data rank. They are neighbors."""
-    mesh = init_device_mesh(
-        device.type,
-        (layout.pipeline, layout.data, layout.context, layout.tensor),
-        mesh_dim_names=("pipeline", "data", "context", "tensor"),
-    )
-    return mesh["context"]
-
-
-def _expert_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """The ranks that hold the experts of one stage. Those with different experts are neighbors."""
-    return init_device_mesh(
-        device.type,
-        (layout.pipeline, *mesh_sizes_of_experts(layout), layout.expert, layout.tensor),
-        mesh_dim_names=("pipeline", "replicate", "shard", "expert", "tensor"),
-    )
+def _mesh(layout: Layout, device: torch.device, **between: int) -> DeviceMesh:
+    """All ranks by pipeline stage, by the dimensions ``between`` and by tensor rank. Ranks that
+    differ only in the last dimensions are neighbors."""
+    sizes = {"pipeline": layout.pipeline, **between, "tensor": layout.tensor}
+    return init_device_mesh(device.type, (*sizes.values(),), mesh_dim_names=(*sizes,))
