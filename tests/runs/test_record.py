@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.diagnostics import UsageError
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.restart import Retry
@@ -92,3 +94,19 @@ def test_a_faulty_host_is_kept_if_the_layout_needs_it() -> None:
     assert record.fitting(last, ()) == Retry(1.0)
     with pytest.raises(MisfitError):
         record.fitting(last, {"c"})
+
+
+def test_a_run_whose_record_was_removed_names_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-1")
+    claim = folder.claim()
+    assert claim is not None
+    with pytest.raises(UsageError, match="not found") as found:
+        Record.load(folder.path)
+    assert f"`kill {os.getpid()}` stops the job" in found.value.hint
+    claim.release()
+    with pytest.raises(UsageError, match="not found") as found:
+        Record.load(folder.path)
+    assert found.value.hint == ""

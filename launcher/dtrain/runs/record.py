@@ -18,6 +18,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 from dtrain.records import cached_property, dataclass
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.request import Request
 from dtrain.runs.restart import Retry
 from dtrain.runs.stored_file import RUN_NAME, read_object, write_object
@@ -122,11 +123,19 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Raises UsageError if the folder has no record that this version can read."""
+        """Raises UsageError if the folder has no record that this version can read, and
+        StorageError if another user can change the folder."""
         path = folder / FILE
         record = read_object(path, SCHEMA, MAX_BYTES, cls._read)
         if record is None:
-            raise UsageError(f"{path}: not found, so this run cannot be read")
+            holder = RunFolder(folder).holder()
+            hint = ""
+            if holder is not None and holder.signals and not holder.elsewhere:
+                hint = (
+                    f"its launcher still runs: `kill {holder.pid}` stops the job on all hosts; the"
+                    f" output is in {folder}"
+                )
+            raise UsageError(f"{path}: not found, so this run cannot be read", hint=hint)
         return record
 
     @classmethod
