@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 
@@ -72,7 +73,10 @@ UNKNOWN = "no host could be reached for 3 s (job.restart.node_timeout); this mac
 def cut_all(field: Make, how: str = "drop", **job: object) -> Field:
     """A job that its launcher has left, because it reaches no host."""
     scene = field()
-    launch = scene.start(scene.file(restart={"node_timeout": "3s"}, **job))
+    file = scene.file(restart={"node_timeout": "3s"}, **job)
+    notify = "notify: {on: [failed], command: [sh, -c, cat > told]}\n"
+    file.write_text(file.read_text() + notify)
+    launch = scene.start(file)
     cut = scene.cluster.cut if how == "drop" else scene.cluster.reset
     for name in ALL:
         cut(name)
@@ -80,6 +84,8 @@ def cut_all(field: Make, how: str = "drop", **job: object) -> Field:
     assert UNKNOWN in done.stderr
     assert f"`dtrain attach {scene.run.name}` follows it again" in done.stderr
     assert "failed" not in done.stderr
+    told = json.loads((file.parent / "told").read_text())
+    assert (told["event"], told["exit_code"]) == ("unattended", 3)
     scene.advance()  # it continues
     return scene
 
