@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -128,13 +129,12 @@ class Record:
         path = folder / FILE
         record = read_object(path, SCHEMA, MAX_BYTES, cls._read)
         if record is None:
-            holder = RunFolder(folder).holder()
-            hint = ""
-            if holder is not None and holder.signals and not holder.elsewhere:
-                hint = (
-                    f"its launcher still runs: `kill {holder.pid}` stops the job on all hosts; the"
-                    f" output is in {folder}"
-                )
+            holder, hint = RunFolder(folder).holder(), ""
+            # `dtrain stop` takes charge of a run before it reads the record.
+            own = holder is not None and holder.pid == os.getpid()
+            if holder is not None and holder.signals and not holder.elsewhere and not own:
+                stop = f"`kill {holder.pid}` stops the job on all hosts"
+                hint = f"its launcher still runs: {stop}; the output is in {folder}"
             raise UsageError(f"{path}: not found, so this run cannot be read", hint=hint)
         return record
 
