@@ -381,6 +381,13 @@ def test_an_interpreter_that_dies_at_its_start_is_reported_with_its_reason() -> 
     assert found.remedy.startswith("unset PYTHONHOME")
 
 
+def test_an_interpreter_without_enough_open_files() -> None:
+    died = {"interpreter": {"status": 1, "output": "python3: Too many open files\n"}}
+    usual = {"interpreter": {"status": 0, "python": "3.11.2"}}
+    found = only(evidence(usual, died), "error", "python", "gpu3")
+    assert found.remedy.startswith("raise the limit of open files: `ulimit -n`")
+
+
 def test_a_module_that_is_not_found() -> None:
     usual = torch()["interpreter"] | {"module_found": {"found": True}}
     lost = {"interpreter": usual | {"module_found": {"found": False}}}

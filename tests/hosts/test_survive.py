@@ -111,6 +111,47 @@ def test_a_spare_takes_the_place_of_a_host_that_lost_power(
     assert numbers(training.lines("node3", 1, "logs-2"))[0] == int(resumed) + 1
 
 
+def test_the_next_attempt_waits_for_a_host_that_restarts(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(2)
+    training = Training(cluster, launcher, 2, max=1, node_timeout="20s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    cluster.power_off("node2")
+    launch.until("node2 cannot be reached; waiting for it for up to 20 s")
+    cluster.boot("node2")
+    launch.until("attempt 2 on node2")
+    training.end(launch)
+
+
+def test_a_spare_shows_that_the_only_host_is_lost(hosts: Hosts, launcher: Launcher) -> None:
+    """Without another host, it could also be the launcher that has lost its network."""
+    cluster = hosts(2)
+    training = Training(cluster, launcher, 1, max=1, node_timeout="2s")
+    launch = launcher.start(training.file)
+    training.until_step(0, 5)
+    cluster.power_off("node1")
+    launch.until("node2 replaces node1")
+    launch.until("attempt 2 on node2")
+    training.end(launch)
+
+
+def test_a_host_that_has_ended_shows_that_the_last_one_is_lost(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = hosts(2)
+    launcher.notice_silence()
+    script = launcher.folder / "one_waits.py"
+    script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    time.sleep(3600)\n")
+    section = {"framework": "torch", "script": str(script), "restart": {"node_timeout": "2s"}}
+    launch = launcher.start(launcher.file(cluster, section))
+    (journal,) = until(lambda: [*launcher.home.glob("runs/*/journal.jsonl")], "the journal")
+    until(lambda: '"host": "node1", "state": "ended"' in journal.read_text(), "the end of node1")
+    cluster.cut("node2")
+    done = launch.wait()
+    assert done.code == 3, str(done)
+    assert "node2 failed" in done.stderr
+
+
 def test_a_host_that_comes_back_after_it_was_replaced_is_cleaned(
     hosts: Hosts, launcher: Launcher
 ) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dtrain.diagnostics import UsageError
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.request import Request
 from dtrain.runs.restart import Retry
@@ -23,6 +27,15 @@ job:
   training: {global_batch: 24}
   restart: {max: 9}
   elastic: {min_hosts: 2}
+"""
+
+CLAIM = """
+import sys
+from pathlib import Path
+from dtrain.runs.folder import RunFolder
+claim = RunFolder(Path(sys.argv[1])).claim()
+print("claimed", flush=True)
+sys.stdin.read()
 """
 
 
@@ -92,3 +105,27 @@ def test_a_faulty_host_is_kept_if_the_layout_needs_it() -> None:
     assert record.fitting(last, ()) == Retry(1.0)
     with pytest.raises(MisfitError):
         record.fitting(last, {"c"})
+
+
+def test_a_run_whose_record_was_removed_names_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-1")
+    with subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(folder.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"claimed\n"
+        with pytest.raises(UsageError, match="not found") as found:
+            Record.load(folder.path)
+        assert f"`kill {launcher.pid}` stops the job" in found.value.hint
+        launcher.communicate()
+    claim = folder.claim()  # as `dtrain stop` does
+    assert claim is not None
+    with pytest.raises(UsageError, match="not found") as found:
+        Record.load(folder.path)
+    assert found.value.hint == ""
+    claim.release()

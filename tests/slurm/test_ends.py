@@ -343,6 +343,7 @@ def test_a_cancellation_waits_for_the_controller(
     said = re.findall(".*the job goes on, trying again", done.stderr)
     assert said
     assert len(said) == len(set(said))
+    assert "hint: the controller is down or cannot be reached" in done.stderr
     assert "this machine: Slurm answers again" in done.stderr
 
 

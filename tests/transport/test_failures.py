@@ -176,6 +176,7 @@ def test_retries_end_if_the_server_hangs(
         with pytest.raises(ConnectError, match=f"{reason} .2 attempts in") as caught:
             transport.connect(host(server, connect_timeout=seconds))
         assert "overloaded" in caught.value.hint
+        assert "(MTU): `ping -M do -s 1400 127.0.0.1`" in caught.value.hint
 
 
 def test_a_server_that_does_not_speak_ssh(

@@ -32,7 +32,9 @@ class View(Feed):
     def on_event(self, event: RunEvent) -> None:
         if isinstance(event, RunLeft):
             run = event.run
-            if event.still_running:
+            if event.still_running is None:
+                how = f"the job may keep running: `dtrain attach {run}` follows it again"
+            elif event.still_running:
                 how = f"the job keeps running: `dtrain attach {run}` shows it"
             else:
                 how = f"the job is not running now: `dtrain attach {run}` restarts it"

@@ -49,6 +49,9 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
             remedy = (
                 "unset PYTHONHOME, if job.env, job.setup or a login script sets it; or " + remedy
             )
+        elif "Too many open files" in printed:
+            remedy = "raise the limit of open files: `ulimit -n` in job.setup or a login script,"
+            remedy += " nofile in /etc/security/limits.conf"
         yield host.error(
             "python",
             f"{python} " + ("timed out" if late else f"does not run: {last}"),

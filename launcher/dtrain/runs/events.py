@@ -24,7 +24,7 @@ from dtrain.messages.telemetry import Sample
 from dtrain.records import dataclass, shallow
 from dtrain.runs import restart
 from dtrain.runs.progress import Progress
-from dtrain.spec.model import NotifyEvent
+from dtrain.spec.model import Notification
 
 TRACEBACKS = 32
 """Failures of a report that keep their traceback in the journal. Users read the first ones."""
@@ -223,7 +223,7 @@ class Notified(JournalEvent):
     """A notification is about to be sent. It is journaled first: none is sent twice."""
 
     kind = "notified"
-    on: NotifyEvent
+    on: Notification
     attempt: AttemptNumber
 
 
@@ -321,7 +321,8 @@ class RunLeft:
     """Replaces `Finished` if the run continues."""
 
     run: str
-    still_running: bool = True
+    still_running: bool | None = True
+    """None if no host can be reached."""
 
 
 RunEvent: TypeAlias = (

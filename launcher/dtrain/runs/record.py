@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -18,6 +19,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import Length, ProtocolError, Range, decode, excerpt
 from dtrain.records import cached_property, dataclass
+from dtrain.runs.folder import RunFolder
 from dtrain.runs.request import Request
 from dtrain.runs.restart import Retry
 from dtrain.runs.storage import storing
@@ -125,11 +127,18 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Raises UsageError if the folder has no record that this version can read."""
+        """Raises UsageError if the folder has no record that this version can read, and
+        StorageError if another user can change the folder."""
         path = folder / FILE
         record = read_object(path, SCHEMA, MAX_BYTES, cls._read)
         if record is None:
-            raise UsageError(f"{path}: not found, so this run cannot be read")
+            holder, hint = RunFolder(folder).holder(), ""
+            # `dtrain stop` takes charge of a run before it reads the record.
+            own = holder is not None and holder.pid == os.getpid()
+            if holder is not None and holder.signals and not holder.elsewhere and not own:
+                stop = f"`kill {holder.pid}` stops the job on all hosts"
+                hint = f"its launcher still runs: {stop}; the output is in {folder}"
+            raise UsageError(f"{path}: not found, so this run cannot be read", hint=hint)
         return record
 
     @classmethod

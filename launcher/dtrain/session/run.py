@@ -62,6 +62,15 @@ class Run:
         self._caller.observer.on_event(events.RunLeft(self.record.run, still_running))
         return self._completed(report)
 
+    def unattended(self, report: Report) -> Report:
+        """As `left`: this process cannot follow the run any more, and nobody asked it to leave."""
+        self.recorder.notice(report.reason)
+        report = self._completed(report)
+        self._notifications.send("unattended", self.record.attempt, report)
+        self._notifications.close()
+        self._caller.observer.on_event(events.RunLeft(self.record.run, still_running=None))
+        return report
+
     def finish(self, report: Report) -> Report:
         """Notify about the end of the run, and record it."""
         report = self._notified(report)

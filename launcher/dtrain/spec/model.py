@@ -19,6 +19,8 @@ RendezvousBackend = Literal["direct", "static", "c10d"]
 HostKeys = Literal["strict", "accept-new"]
 TransportName = Literal["ssh", "local"]
 NotifyEvent = Literal["failed", "done", "restarted"]
+Notification = Literal[NotifyEvent, "unattended"]
+"""What is sent. ``unattended`` goes to those who want ``failed``."""
 EngineName = Literal["docker", "podman", "apptainer", "enroot", "pyxis"]
 
 LAUNCH_ROLES = ("chief", "worker", "ps", "evaluator")

@@ -20,8 +20,8 @@ NOTIFY = SectionType(
                 minimum=1,
                 advice="write a list: [failed, done]",
             ),
-            "The events to notify about: the job failed, it is done, or it failed and restarts. "
-            "There is no notification for a run that you stop.",
+            "The events to notify about: the job failed (or no host can be reached any more), it is"
+            " done, or it failed and restarts. There is no notification for a run that you stop.",
             otherwise="all of them",
             example="[failed]",
         ),

@@ -151,7 +151,9 @@ class SshTransport:
                     raise endpoint.error(
                         ConnectError,
                         failure.reason + tries,
-                        hint=_DROPPED_HINTS[failure.kind].format(command=endpoint.command),
+                        hint=_DROPPED_HINTS[failure.kind].format(
+                            command=endpoint.command, address=endpoint.address
+                        ),
                     ) from None
                 attempt += 1
 
@@ -320,8 +322,9 @@ _DROPPED_HINTS = {
     "this address for failed logins (PerSourcePenalties): wait, or change that in its sshd_config",
     Transient.DROPPED: "check whether `{command}` works; an overloaded sshd (MaxStartups), a "
     "firewall or fail2ban closes connections like this",
-    Transient.SILENT: "check whether `{command}` works; the host may be overloaded, or another "
-    "program than sshd may listen on this port",
+    Transient.SILENT: "check whether `{command}` works; the host may be overloaded, another "
+    "program than sshd may listen on this port, or the network may lose large packets (MTU): "
+    "`ping -M do -s 1400 {address}`",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dtrain.engines.ssh.outage import STABLE, Outage
 
 
@@ -52,6 +54,17 @@ def test_progress_and_a_stable_relay_end_it() -> None:
     outage.answered(16 + STABLE)
     outage.begin(30)
     assert outage.attempted == 0
+
+
+def test_a_host_is_lost_only_if_the_launcher_reached_another_after_the_limit() -> None:
+    outage = Outage()
+    assert not outage.is_over(300, math.inf)
+    outage.begin(100)
+    outage.attempt(399)
+    assert not outage.is_over(300, math.inf)
+    outage.attempt(400)
+    assert not outage.is_over(300, 399)
+    assert outage.is_over(300, 400)
 
 
 def test_delays_grow_until_there_is_progress() -> None:

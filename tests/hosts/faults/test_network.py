@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 
@@ -66,18 +67,56 @@ def test_repeated_resets(field: Make) -> None:
     scene.check()
 
 
-@pytest.mark.parametrize("how", ["drop", "reset"])
-def test_all_cut_for_good(field: Make, how: str) -> None:
-    """The end of the job is unknown. Its leftovers end when the hosts are reachable."""
+UNKNOWN = "no host could be reached for 3 s (job.restart.node_timeout); this machine may have lost"
+
+
+def cut_all(field: Make, how: str = "drop", **job: object) -> Field:
+    """A job that its launcher has left, because it reaches no host."""
     scene = field()
-    launch = scene.start(scene.file(restart={"node_timeout": "3s"}))
+    file = scene.file(restart={"node_timeout": "3s"}, **job)
+    notify = "notify: {on: [failed], command: [sh, -c, cat > told]}\n"
+    file.write_text(file.read_text() + notify)
+    launch = scene.start(file)
     cut = scene.cluster.cut if how == "drop" else scene.cluster.reset
     for name in ALL:
         cut(name)
     done = scene.over(launch, 3)
-    assert "node[1-3]" in done.stderr
-    assert "`dtrain stop" in done.stderr
+    assert UNKNOWN in done.stderr
+    assert f"`dtrain attach {scene.run.name}` follows it again" in done.stderr
+    assert "failed" not in done.stderr
+    told = json.loads((file.parent / "told").read_text())
+    assert (told["event"], told["exit_code"]) == ("unattended", 3)
     scene.advance()  # it continues
+    return scene
+
+
+@pytest.mark.parametrize("how", ["drop", "reset"])
+def test_all_cut_and_attached_later(field: Make, how: str) -> None:
+    scene = cut_all(field, how)
+    assert "unattended" in scene.command("ps").wait().stdout
+    early = scene.over(scene.command("attach", scene.run.name), 3)
+    assert UNKNOWN in early.stderr
+    scene.cluster.heal()
+    attached = scene.command("attach", scene.run.name)
+    attached.until("run test")
+    scene.advance()
+    scene.stop()
+    scene.over(attached, 0)
+    scene.check()
+
+
+def test_a_job_ends_while_all_are_cut(field: Make) -> None:
+    scene = cut_all(field)
+    scene.stop()
+    scene.until_nothing_is_left()
+    scene.cluster.heal()
+    scene.over(scene.command("attach", scene.run.name), 0)
+    scene.check()
+
+
+def test_all_cut_and_stopped(field: Make) -> None:
+    """The leftovers end when the hosts are reachable."""
+    scene = cut_all(field)
     scene.over(scene.command("stop", scene.run.name), 3)
     scene.cluster.heal()
     scene.stop_leftovers()

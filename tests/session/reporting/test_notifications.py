@@ -123,15 +123,17 @@ def sender(folder: RunFolder, notify: str, notices: list[str], **secrets: str) -
 def test_each_event_is_sent_once_also_by_the_next_launcher(folder: RunFolder) -> None:
     report = Report(ExitCode.JOB_FAILED, "rank 1 on a exited with status 1", logs=str(folder.path))
     notify, notices = "{on: [failed, restarted], command: [sh, -c, cat >> got; echo >> got]}", []
+    events = (("restarted", 1), ("restarted", 2), ("unattended", 3), ("failed", 3), ("done", 3))
     for _ in range(2):
         one = sender(folder, notify, notices)
-        for event, attempt in (("restarted", 1), ("restarted", 2), ("failed", 3), ("done", 3)):
+        for event, attempt in events:
             one.send(event, attempt, report)  # type: ignore[arg-type]
             one.close()
     lines = [json.loads(line) for line in (folder.path / "got").read_text().splitlines()]
     assert [(line["event"], line["attempt"]) for line in lines] == [
         ("restarted", 1),
         ("restarted", 2),
+        ("unattended", 3),
         ("failed", 3),
     ]
     assert lines[0]["text"] == "run-1 restarted: rank 1 on a exited with status 1"

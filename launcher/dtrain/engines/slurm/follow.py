@@ -204,7 +204,9 @@ class SlurmFollower:
                     job.recorder.notice_once(said)
                 elif not self._unanswered:
                     self._unanswered = True
-                    job.recorder.notice(f"{said}; {self._goes_on}, trying again")
+                    hint = submission.hint_for(text, self._login.name)
+                    remedy = f"\nhint: {hint}" if hint else ""
+                    job.recorder.notice(f"{said}; {self._goes_on}, trying again{remedy}")
             case messages.Cancelling():
                 job.cancelling(self._control.why, kill=self._control.force >= Force.KILL)
             case messages.FromMachine(host, StreamFound() as found):

@@ -20,6 +20,7 @@ from dtrain.engines.ssh.ending import Ending
 from dtrain.engines.ssh.host_events import Post, Settle, StopWorkers
 from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.inbox import Reported
+from dtrain.engines.ssh.isolation import Isolation
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptPhase, HostCondition
 from dtrain.engines.ssh.many_hosts import prepared_for
@@ -51,11 +52,14 @@ class Attempt:
         self._context = context
         self._posts = context.posts
         self._links = {part.host.name: Link(context, part) for part in context.plan.hosts}
+        self._isolation = Isolation(context, self._links)
         self._watch = WorkerWatch(context, self._links, LONGEST_PAUSE)
         self._ending = Ending(context, self._links, self._watch)
         awaited, services = _workers(context.plan)
         grace = context.plan.job.grace
         self._state = machine.begin(list(self._links), awaited, services, grace=grace)
+        self._cut_off = False
+        """Whether the launcher leaves because it reaches no host."""
         self._alarm: float | None = None
         self._late_notice_at = time.monotonic() + WAITING_NOTICE_SECONDS
         self._running_from = math.inf
@@ -71,11 +75,14 @@ class Attempt:
         self._posts.put(Post(machine.Detached()))
 
     @property
+    def left(self) -> bool:
+        """Whether the launcher has left it."""
+        return self._state.phase is AttemptPhase.DETACHED
+
+    @property
     def still_running(self) -> bool:
-        """Whether the launcher has detached and the job still runs."""
-        state = self._state
-        detached = state.phase is AttemptPhase.DETACHED
-        return detached and state.started and bool(state.running)
+        """Whether the launcher has left it and the job still runs."""
+        return self.left and self._state.started and bool(self._state.running)
 
     @property
     def problems(self) -> list[DtrainError]:
@@ -117,8 +124,8 @@ class Attempt:
     def _follow(self, begin: Callable[[], None]) -> Report:
         with prepared_for(len(self._links)):
             self._run_machine(begin)
-        if self._state.phase is AttemptPhase.DETACHED:
-            return LEFT
+        if self.left:
+            return self._ending.cut_off() if self._cut_off else LEFT
         if warning := self._ending.separate_trainings(self._state):
             self._context.recorder.notice(warning)
         return self._ending.report(self._state)
@@ -161,8 +168,10 @@ class Attempt:
                 return Post(machine.Alarm())
             self._show_waiting()
             self._show_failure()
-            if self._state.phase is AttemptPhase.RUNNING and self._watch.look():
-                return Post(machine.Hung())
+            if self._state.phase is AttemptPhase.RUNNING:
+                self._isolation.look(self._state.running)
+                if self._watch.look():
+                    return Post(machine.Hung())
 
     def _handle(self, post: Post) -> None:
         before = self._state
@@ -176,6 +185,7 @@ class Attempt:
         if isinstance(post.event, machine.Interrupted):
             self._show_interrupt(kill=post.event.kill)
         self._state, actions = machine.step(self._state, post.event)
+        self._cut_off |= self.left and isinstance(post.event, machine.CutOff)
         if before.outcome is None and self._state.outcome is AttemptOutcome.HOST_FAILED:
             self._explain(post)
         failed = before.outcome is None and self._state.outcome is AttemptOutcome.WORKER_FAILED

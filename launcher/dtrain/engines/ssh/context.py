@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import field
 from pathlib import Path
 
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.inspection import Inspection
+from dtrain.engines.ssh.outage import Contact
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.steps import StepWatch
+from dtrain.spec.model import Host
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 
@@ -36,5 +38,10 @@ class AttemptContext:
     """The checks of all hosts before the launch; None if they are off or done."""
     steps: StepWatch
     """What the ranks of this attempt report about their steps."""
+    known_hosts: Set[str] = frozenset()
+    """Hosts that earlier attempts used."""
+    all_hosts: tuple[Host, ...] = ()
+    """The hosts and spares of the cluster file, also those that this attempt does not use."""
+    contact: Contact = field(default_factory=Contact)
     posts: queue.SimpleQueue[Post] = field(default_factory=queue.SimpleQueue)
     """What the attempt handles next."""

@@ -96,7 +96,7 @@ class SshEngine:
         report = Report(ExitCode.NODE_FAILED, CANNOT_STORE)
         try:
             report, attempt = first()
-            while not self._caller.control.left:
+            while not (self._caller.control.left or attempt.left):
                 uncleaned = [(host, run.record.attempt) for host in attempt.uncleaned()]
                 run.record = replace(run.record, leftovers=(*run.record.leftovers, *uncleaned))
                 if self._caller.control.interrupted or not attempt.has_failed:
@@ -252,7 +252,8 @@ class SshEngine:
 
     def _prepare(self, run: Run, *, movable_port: bool) -> Attempt:
         plan = run.plan
-        newcomers = set(plan.host_names) - self._known
+        known = frozenset(self._known)
+        newcomers = set(plan.host_names) - known
         self._known |= newcomers
         inspection = None
         if self._request.check and newcomers:
@@ -273,6 +274,8 @@ class SshEngine:
             recorder=run.recorder,
             inspection=inspection,
             steps=StepWatch(plan.world_size),
+            known_hosts=known if plan.attempt > 1 else frozenset(),
+            all_hosts=self._spec.cluster.hosts + self._spec.cluster.spares,
         )
         attempt = Attempt(context, lambda: self._report_running(run.record.run))
         self._attempt = attempt
@@ -280,6 +283,8 @@ class SshEngine:
         return attempt
 
     def _finish(self, run: Run, report: Report) -> Report:
+        if self._attempt is not None and self._attempt.left and not self._caller.control.left:
+            return run.unattended(report)
         if self._caller.control.left:
             running = self._attempt is not None and self._attempt.still_running
             return run.left(report, still_running=running)

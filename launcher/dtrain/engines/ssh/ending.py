@@ -79,6 +79,15 @@ class Ending:
             stragglers=self.context.steps.stragglers(time.monotonic()),
         )
 
+    def cut_off(self) -> Report:
+        """The report of a launcher that leaves the job, because it reaches no host."""
+        job = self.context.plan.job
+        limit = f"{job.restart.node_timeout:g} s (job.restart.node_timeout)"
+        reason = f"no host could be reached for {limit}; this machine may have lost its network"
+        if job.on_disconnect == "stop":
+            reason += f"; without it, the hosts stop the job after {job.lease:g} s (job.lease)"
+        return Report(ExitCode.NODE_FAILED, reason)
+
     def _unconfirmed(self, state: AttemptState, outcome: AttemptOutcome) -> list[str]:
         """The problem of lost hosts that may still run processes. Of a job that is not done, only
         those that no other problem names."""

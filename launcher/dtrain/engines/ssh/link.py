@@ -10,6 +10,7 @@ the controller requests, the relay sends and the link observes.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ from dtrain.session.relays.liveness import PingLimit
 from dtrain.session.relays.relay import CommandWriter, RelayChannel, SilentRelayError
 from dtrain.session.watching.evidence import HostEvidence
 from dtrain.sync import SyncResult, send
+from dtrain.transport.contract import Connection
 from dtrain.transport.retry import spread
 
 
@@ -51,6 +53,8 @@ class Link:
         self.state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
         self._outage = Outage()
+        self.overdue = False
+        """Whether the host is unreachable for too long, and the launcher reaches no other host."""
         self._closed = threading.Event()
         self.evidence = HostEvidence(self.host, part.host.gpus)
         self.reports = WorkerReports(context, part, lambda: self._connection.current)
@@ -183,7 +187,7 @@ class Link:
         """
         context, part = self._context, self._part
         self.step(host_events.Connecting(ShownState.CONNECTING))
-        connection = self._connection.connect(self._goes_on)
+        connection = self._connect()
         if connection is None:
             return None
         if context.inspection is not None:
@@ -214,6 +218,23 @@ class Link:
         self._commands.start()
         return relay
 
+    def _connect(self) -> Connection | None:
+        """Connect for a launch. A host that an earlier attempt used may be restarting: it is waited
+        for. None if the launch was aborted. Raises NodeError."""
+        limit = self._timeout if self.host in self._context.known_hosts else 0.0
+        outage = Outage()
+        outage.begin(time.monotonic())
+        while True:
+            outage.attempt(time.monotonic())
+            try:
+                return self._connection.connect(self._goes_on)
+            except ConnectError:
+                if outage.attempted >= limit or not self._goes_on():
+                    raise
+            wait = f"waiting for it for up to {limit:g} s (job.restart.node_timeout)"
+            self._context.recorder.notice_once(f"{self.host} cannot be reached; {wait}")
+            self._closed.wait(spread(outage.next_delay()))
+
     def _goes_on(self) -> bool:
         """Whether the link still follows the host, or wants to."""
         return self.state.phase not in (HostPhase.OVER, HostPhase.CLOSED)
@@ -224,16 +245,24 @@ class Link:
         """Connect a new relay to the running job. None if the host is lost or the link closed.
         ``problem``: why the last relay did not follow the job."""
         self._outage.begin(time.monotonic())
-        while not self._closed.is_set() and self._outage.attempted < self._timeout:
-            self._outage.attempt(time.monotonic())
-            if not at_once and self._outage.attempted < self._timeout:
+        lost = self._would_be_lost()
+        while not self._closed.is_set() and not lost:
+            if not at_once:
                 self._closed.wait(spread(self._outage.next_delay()))
+            self._outage.attempt(time.monotonic())
+            lost = self._would_be_lost()
             try:
-                return self._connection.attach(
+                relay = self._connection.attach(
                     self._goes_on, offsets=self._inbox.output.offsets, outputs=True
                 )
+                self.overdue = False
+                self._context.contact.made(time.monotonic())
+                return relay
             except NodeError as error:
                 problem = error
+                self.overdue = not lost and self._outage.attempted >= self._timeout
+                if not isinstance(error, ConnectError):
+                    self._context.contact.made(time.monotonic())
                 self._show_refusal(error)
                 if at_once:
                     self.step(host_events.Unreachable(error))
@@ -244,6 +273,13 @@ class Link:
         problem = problem or problems.cut_off(self.host, self._timeout)
         self.step(host_events.TimedOut(problem))
         return None
+
+    def _would_be_lost(self) -> bool:
+        """Whether the host is lost if the last attempt to connect has failed."""
+        # Once the outcome of the job is known, it does not matter whose network is gone.
+        decided = self.state.phase is not HostPhase.RUNNING
+        contact = math.inf if decided else self._context.contact.last
+        return self._outage.is_over(self._timeout, contact)
 
     def _show_refusal(self, error: NodeError) -> None:
         """Name a problem that a new connection may not solve, such as another host key."""
@@ -261,7 +297,9 @@ class Link:
         self._inbox.begin_relay()
 
         def take(frame: protocol.Message | protocol.Data) -> bool:
-            self._outage.answered(time.monotonic())
+            now = time.monotonic()
+            self._outage.answered(now)
+            self._context.contact.made(now)
             self._inbox.take(frame, relay, self.state)
             return self._goes_on()
 

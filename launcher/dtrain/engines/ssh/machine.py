@@ -12,7 +12,8 @@ From the outcome on, the goal is that nothing is left running (``STOPPING``): ea
 command, and reports when it is clean. A second stop request, or a host that takes too long, turns
 the request into a kill (``KILLING``). Hosts that still do not answer are given up, and the report
 names them. When every host is clean or given up, the attempt has ``ENDED``. The launcher can leave
-at any time (``DETACHED``) and then decides nothing more.
+at any time (``DETACHED``) and then decides nothing more. It also leaves a running job whose hosts
+it cannot reach any more, if it reaches no other host either: its own network may be gone.
 
 `step` is pure: it takes a state and an event, and returns the new state and the actions to carry
 out. Times are in seconds. It reads no clock; it requests an alarm instead.
@@ -153,6 +154,11 @@ class Detached:
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """The launcher reaches no host any more, and cannot know how the job goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hung:
     """The job has made no progress for longer than the limit."""
 
@@ -175,6 +181,7 @@ AttemptEvent = (
     | HostLost
     | Interrupted
     | Detached
+    | CutOff
     | Hung
     | LauncherFailed
     | Alarm
@@ -382,7 +389,7 @@ def _give_up_hosts(state: AttemptState, event: Interrupted | Alarm) -> _Step:
     return replace(state, phase=AttemptPhase.ENDED, hosts=lost), []
 
 
-def _detach(state: AttemptState, event: Detached) -> _Step:
+def _detach(state: AttemptState, event: Detached | CutOff) -> _Step:
     return replace(state, phase=AttemptPhase.DETACHED), []
 
 
@@ -440,6 +447,8 @@ TABLE: dict[type[AttemptEvent], _Row] = {
         _ignore),
     Detached: (
         _detach, _detach, _detach, _detach, _detach, _detach, _ignore),
+    CutOff: (
+        _ignore, _ignore, _detach, _ignore, _ignore, _ignore, _ignore),
     Hung: (
         _ignore, _ignore, _hung, _ignore, _ignore, _ignore, _ignore),
     LauncherFailed: (

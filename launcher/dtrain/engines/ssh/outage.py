@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dtrain.engines.backoff import Backoff
 
 STABLE = 5.0
@@ -10,11 +12,22 @@ the job ends the outage at once."""
 DELAY, DELAY_MOST = 0.25, 5.0
 
 
+class Contact:
+    """When the launcher last reached any host of an attempt. All links share it."""
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+
+    def made(self, now: float) -> None:
+        self.last = now
+
+
 class Outage:
     """The state of one host's connection.
 
     The host is lost once an attempt has failed that began after the time limit. Time alone does not
-    count: while the launcher stood still (Ctrl-Z), the host may have come back.
+    count: while the launcher stood still (Ctrl-Z), the host may have come back. If the launcher has
+    reached no host since the limit, its own network may be gone, and the host is not lost.
 
     A relay that connects and soon breaks or falls silent does not end an outage. Otherwise such a
     relay could keep the job waiting forever.
@@ -58,6 +71,11 @@ class Outage:
     def attempted(self) -> float:
         """Seconds without progress until the last attempt began."""
         return 0.0 if self._since is None else self._attempted_at - self._since
+
+    def is_over(self, limit: float, contact: float) -> bool:
+        """Whether the host is lost if the last attempt has failed. ``contact``: when the launcher
+        last reached any host."""
+        return self._since is not None and min(self._attempted_at, contact) - self._since >= limit
 
     def next_delay(self) -> float:
         """Seconds to wait before the next attempt to connect; longer each time."""

@@ -19,7 +19,7 @@ from dtrain.runs.observed import ObservedRun
 from dtrain.runs.request import Request
 from dtrain.session.reporting.notify_program import LIMIT, NotifyError, run
 from dtrain.session.reporting.recorder import Recorder
-from dtrain.spec.model import NotifyEvent
+from dtrain.spec.model import Notification
 
 SCHEMA = 1
 
@@ -42,11 +42,13 @@ class Notifications:
         self._lock = threading.Lock()
         self._pending: dict[threading.Thread, tuple[str, float]] = {}
 
-    def send(self, event: NotifyEvent, attempt: int, report: Report) -> None:
+    def send(self, event: Notification, attempt: int, report: Report) -> None:
         """Begin to send a notification, if the file asks for it and no other process has sent it.
         Returns at once."""
         notify, this = self._spec.notify, events.Notified(event, attempt)
-        if notify is None or event not in notify.on or this in self._sent:
+        # A run that nobody follows needs its user as much as one that has failed.
+        wanted = "failed" if event == "unattended" else event
+        if notify is None or wanted not in notify.on or this in self._sent:
             return
         self._sent.add(this)
         self._recorder.record(this)
@@ -96,7 +98,7 @@ class Notifications:
                 self._recorder.notice(problem)
 
 
-def document(event: NotifyEvent, name: str, attempt: int, report: Report) -> dict[str, Any]:
+def document(event: Notification, name: str, attempt: int, report: Report) -> dict[str, Any]:
     """The report for programs. Chat services show ``text``, a summary in one line."""
     return {
         "schema": SCHEMA,
