@@ -736,7 +736,8 @@ def test_every_row_of_the_shared_files_is_usable() -> None:
     }
 
 
-CELLS = {column: sorted({row[column] for row in rows(RUNS[0])}) for column in rows(RUNS[0])[0]}
+ROWS = rows(RUNS[0])
+CELLS = {column: sorted({row[column] for row in ROWS}) for column in ROWS[0]}
 WILD = st.sampled_from(["", "0", "-1", "nan", "1e99", "∞", "999999999", "8x", "OOM", "zero3", "64"])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Launcher
+from support.launching import IDLE
 from support.limits import HANG
 
 pytestmark = pytest.mark.torch
@@ -35,6 +36,7 @@ def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
     weights = tmp_path / "made" / "weights.pt"
     command = [sys.executable, str(RECIPE), "--steps", "10", "--every", "5"]
     environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    environment |= IDLE
     done = subprocess.run(
         [*command, "--corpus", str(ROOT / "scripts"), "--save", str(weights), "--device", "cpu"],
         capture_output=True,

@@ -201,11 +201,11 @@ def test_pyxis_takes_the_tasks_if_slurm_has_it(slurm: Slurm) -> None:
 def test_torch_ranks_meet(slurm: Slurm, backend: str) -> None:
     script = f"script: {JOBS}/allreduce_torch.py"
     job = f"{{framework: torch, {script}, rendezvous: {{backend: {backend}}}}}"
-    number = slurm.sbatch(render(plan(slurm, job)))
+    number = slurm.sbatch(render(plan(slurm, job, gpus=1)))
     folder = slurm.shared / "runs" / "nodes" / f"job-{number}"
     texts = [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
     assert slurm.state(number) == "COMPLETED", "\n".join(texts)
-    assert sum(text.count('"sum": 10.0') for text in texts) == 4
+    assert sum(text.count('"sum": 3.0') for text in texts) == 2
 
 
 def sh(slurm: Slurm, text: str, rest: str = "", *, nodes: int = 2, framework: str = "none") -> str:

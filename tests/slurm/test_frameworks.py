@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.netns]
     [
         pytest.param(
             "allreduce_torch.py",
-            4,
             2,
-            {"sum": 36.0},
+            2,
+            {"sum": 10.0},
             {"framework": "torch", "rendezvous": {"backend": "c10d"}},
             marks=pytest.mark.torch,
             id="torchrun",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Launcher, job
+from support.launching import IDLE
 from support.recipes import GPT, alone, corpus, losses
 from support.slurm import Slurm, WriteJob
 
@@ -51,7 +52,7 @@ def test_training_goes_on_after_its_time_limit_and_after_a_preemption(
         strategy="ddp",
         script=str(job("interrupted.py")),
         args=["train_gpt", *options, *saved],
-        env={"WAIT_AT": ",".join(map(str, WAIT_AT))},
+        env={"WAIT_AT": ",".join(map(str, WAIT_AT)), **IDLE},
         training={"global_batch": BATCH},
         restart={"max": 2},
         grace="2m",

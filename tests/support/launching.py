@@ -25,13 +25,16 @@ from support.warm import Process, dtrain
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 FAKES = JOBS.with_name("checks") / "fakes"
 PATIENCE = HANG
+IDLE = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""For processes with a thread for each core. On a busy machine, threads that wait would otherwise
+use more of it than those that compute."""
 
 
 def torch_of(request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment of a job: a fake torch, unless the test is marked ``torch``. The real one
     takes the check of each host seconds to import."""
     real = request.node.get_closest_marker("torch") is not None
-    return {} if real else {"PYTHONPATH": str(FAKES / "torch-2.13.0")}
+    return IDLE if real else {"PYTHONPATH": str(FAKES / "torch-2.13.0")}
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ def transitions(
     ahead = deque(starts)
     while ahead:
         state = ahead.popleft()
-        if repr(state) in seen:
+        known = repr(state)
+        if known in seen:
             continue
-        seen.add(repr(state))
+        seen.add(known)
         for event in events:
             after, actions = step(state, event)
             found.append((state, event, after, actions))

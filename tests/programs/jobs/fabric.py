@@ -16,7 +16,7 @@ fabric.launch()
 fabric.seed_everything(1)
 model = torch.nn.Linear(4, 1)
 model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))
-data = fabric.setup_dataloaders(torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4))
+data = fabric.setup_dataloaders(torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4))
 ranks = len(fabric.all_gather(torch.ones(1)))
 for step, x in enumerate(data):
     planted.check(step)
