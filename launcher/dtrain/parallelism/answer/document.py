@@ -96,7 +96,10 @@ def model(question: Question) -> dict[str, Any]:
     }
 
 
-_RARE = ("parts", "pattern", "attended", "attends_to_all", "input_parameters", "target_len")
+_RARE = (
+    "parts", "pattern", "attended", "attends_to_all", "attends_in_chunks", "input_parameters",
+    "target_len",
+)  # fmt: skip
 """Fields of a shape that few models have."""
 
 
