@@ -146,7 +146,8 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
 
 
 def _one_host(answer: Answer) -> Iterator[Rival]:
-    """Yield one host alone, if it is faster than all hosts with their network."""
+    """Yield one host alone, if it is faster than all hosts with their network. It has the same
+    constraints: what they cost is no fault of the network."""
     question, best = answer.question, answer.best
     cluster = question.cluster
     # One host computes about as long as all of them, times their number: no less than half of that,
@@ -155,7 +156,7 @@ def _one_host(answer: Answer) -> Iterator[Rival]:
     if not answer.fits or cluster.hosts == 1 or best.time.total < computing * cluster.hosts / 2:
         return
     alone = replace(cluster, gpus=cluster.gpus_per_host, rack_hosts=0)
-    one = replace(question, cluster=alone, fixed={}).fastest()
+    one = replace(question, cluster=alone).fastest()
     if one is not None and one.time.total < best.time.total:
         ratio = best.time.total / one.time.total
         verdict = (
