@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from dtrain.parallelism.answer.alternatives import rivals
+from dtrain.parallelism.answer.alternatives import other_batch, rivals
 from dtrain.parallelism.answer.explain import headline
 from dtrain.parallelism.answer.remedies import remedies
 from dtrain.planning.question import pose
@@ -73,3 +74,48 @@ def test_ranks_of_one_sequence_shard_the_states_of_the_model() -> None:
     asked = PlanRequest(model="llama-3-8b", gpus=16, gpu="h100", global_batch=1)
     text = headline(pose(asked).answer().best)
     assert re.search(r"\(context parallelism\), and shard gradients and optimizer states", text)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "other"),
+    [
+        (104, 512, 520),
+        (64, 1000, 1024),
+        # All GPUs divide it, or enough of them.
+        (104, 520, 0),
+        (96, 1024, 0),
+        # The next multiple is twice as many.
+        (104, 52, 0),
+    ],
+)
+def test_a_near_batch_that_all_gpus_divide_is_named_if_it_is_faster(
+    gpus: int, batch: int, other: int
+) -> None:
+    asked = PlanRequest(model="llama-2-13b", gpus=gpus, gpu="a100-80gb", global_batch=batch)
+    text = other_batch(pose(asked).answer())
+    assert bool(text) == bool(other)
+    if other:
+        assert text.startswith(
+            f"With a batch of {other:,} sequences, a multiple of the {gpus} GPUs"
+        )
+        step = re.search(r"([\d.]+) s a step", text)
+        assert step
+        best = pose(replace(asked, global_batch=other)).answer().best
+        assert float(step[1]) == pytest.approx(best.time.total, rel=5e-3)
+        before = pose(asked).answer().best
+        assert best.time.total / other < before.time.total / batch / 1.07
+
+
+@pytest.mark.parametrize(
+    ("asked", "offloaded"),
+    [
+        # It suffices where offload is the plan, or goes with it.
+        ({"model": "mistral-nemo-12b", "gpu": "l40s", "seq_len": 2**17, "global_batch": 8}, False),
+        ({"model": "llama-3-8b", "gpu": "h100", "seq_len": 2**20, "global_batch": 2}, True),
+    ],
+)
+def test_a_loss_in_parts_with_and_without_offload(
+    asked: dict[str, object], offloaded: bool
+) -> None:
+    (text,) = (text for text in advice(**asked, gpus=8) if "`ChunkedCELoss`" in text)
+    assert ("optimizer offloaded" in text) == offloaded

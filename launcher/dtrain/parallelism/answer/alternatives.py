@@ -22,6 +22,8 @@ from dtrain.wording import counted
 
 LOOKED_AT = 100
 """Best layouts of which one may be the reserve."""
+NEAR = 0.25
+"""Most by which a batch that is suggested differs from the given one, as a share of it."""
 WORTH = 0.02
 """Smaller gains of a backend, as shares of a step, are not shown: the estimates' error is
 larger."""
@@ -258,7 +260,7 @@ def reasons(answer: Answer) -> list[str]:
     """Return why the textbook's layout is not the answer, and what the constraints cost."""
     texts = [] if answer.question.pinned else [textbook(answer)]
     if answer.fits:
-        texts.append(cost_of_constraints(answer))
+        texts += [cost_of_constraints(answer), other_batch(answer)]
     return [text for text in texts if text]
 
 
@@ -274,6 +276,31 @@ def cost_of_constraints(answer: Answer) -> str:
         f"Without the constraints, {brief(other)} would take {seconds(other.time.total)} a step: "
         f"the constraints cost {percent(gain)}."
     )
+
+
+def other_batch(answer: Answer) -> str:
+    """Name a batch near the question's that all GPUs divide, if they are clearly faster with it;
+    '' if not. They may have to split layers only because they do not divide the batch."""
+    question, best = answer.question, answer.best
+    gpus, batch = question.cluster.gpus, question.global_batch
+    if answer.trials or batch % gpus == 0:
+        return ""
+    below = batch - batch % gpus
+    near = [size for size in (below, below + gpus) if size and abs(size - batch) <= NEAR * batch]
+    found = (replace(question, global_batch=size).fastest() for size in near)
+    other = max(filter(None, found), key=_speed, default=None)
+    gain = _speed(other) / _speed(best) if other else 0.0
+    if other is None or gain - 1 < CLOSE:
+        return ""
+    return (
+        f"With a batch of {counted(other.layout.global_batch, 'sequence')}, a multiple of the "
+        f"{question.cluster.devices}, a token takes {percent(1 - 1 / gain)} less time: "
+        f"{brief(other)}, {seconds(other.time.total)} a step."
+    )
+
+
+def _speed(candidate: Candidate) -> float:
+    return candidate.speed.tokens_per_s_per_gpu
 
 
 def unconstrained(answer: Answer) -> Candidate | None:

@@ -79,6 +79,7 @@ def _explanation(answer: Answer) -> list[str]:
     ]
     if answer.fits:
         parts.insert(1, explain.figures(answer.best))
+        parts.append(alternatives.other_batch(answer))
     if not answer.question.pinned:
         parts.append(alternatives.textbook(answer))
     return [text for text in (*parts, *remedies(answer)) if text]

@@ -44,10 +44,10 @@ def remedies(answer: Answer) -> tuple[str, ...]:
     if not answer.fits:
         found += [*_without_constraints(question, free)]
         found += [_shorter_sequences(question), _in_fewer_bits(question)]
-        found += [_only_adapters(question), _chunked_loss(question)]
+        found.append(_only_adapters(question))
         if not fixed.get("offload"):
             found.append(_offload(question))
-    found.append(_narrow_states(question))
+    found += [_narrow_states(question), _chunked_loss(question, offloaded=answer.fits)]
     if free is None:
         found += [_more_gpus(question), _other_gpu(question)]
     return tuple(sentence for sentence in found if sentence)
@@ -135,11 +135,13 @@ def _only_adapters(question: Question) -> str:
     return ""
 
 
-def _chunked_loss(question: Question) -> str:
-    """Find the fastest layout that does not fit only because its logits all exist at once; with
-    offload if none does without."""
+def _chunked_loss(question: Question, *, offloaded: bool) -> str:
+    """Find the fastest layout that does not fit only because its logits all exist at once. With
+    offload if none does without, unless layouts with offload fit already (``offloaded``)."""
     inside = replace(question, backend="torchtitan")
-    choices = [question.fixed["offload"]] if "offload" in question.fixed else [False, True]
+    choices = [False] if offloaded else [False, True]
+    if "offload" in question.fixed:
+        choices = [question.fixed["offload"]]
     for offload in choices:
         examples = (group.example for group in inside.search(offload=offload).rejected)
         chunked = (
