@@ -248,7 +248,7 @@ def test_a_plan_keeps_what_it_never_chooses(tmp_path: Path) -> None:
     assert kept.recompute == "none"
     from_file = "the plan has reduce: bf16, compile: true and offload_activations: true"
     assert answer.notes[-1].startswith(from_file)
-    split = pose(PlanRequest(model="gpt2", file=file, fixed={"tensor": 2})).answer()
+    split = pose(PlanRequest(model="opt-1.3b", file=file, fixed={"tensor": 2})).answer()
     assert split.notes[-1].startswith(from_file)
     assert "stay on the GPUs" in split.notes[-1].removeprefix(answer.notes[-1])
     other = pose(PlanRequest(model="gpt2", file=file, backend="megatron")).answer()

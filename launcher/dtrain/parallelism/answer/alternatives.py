@@ -279,28 +279,24 @@ def cost_of_constraints(answer: Answer) -> str:
 
 
 def other_batch(answer: Answer) -> str:
-    """Name a batch near the question's that all GPUs divide, if they are clearly faster with it;
-    '' if not. They may have to split layers only because they do not divide the batch."""
+    """Name the nearest batch that all GPUs divide, if they are clearly faster with it; '' if not.
+    They may have to split layers only because they do not divide the batch."""
     question, best = answer.question, answer.best
     gpus, batch = question.cluster.gpus, question.global_batch
-    if answer.trials or batch % gpus == 0:
+    near = max(1, round(batch / gpus)) * gpus
+    if answer.trials or near == batch or abs(near - batch) > NEAR * batch:
         return ""
-    below = batch - batch % gpus
-    near = [size for size in (below, below + gpus) if size and abs(size - batch) <= NEAR * batch]
-    found = (replace(question, global_batch=size).fastest() for size in near)
-    other = max(filter(None, found), key=_speed, default=None)
-    gain = _speed(other) / _speed(best) if other else 0.0
-    if other is None or gain - 1 < CLOSE:
+    other = replace(question, global_batch=near).fastest()
+    if other is None:
+        return ""
+    gain = other.speed.tokens_per_s_per_gpu / best.speed.tokens_per_s_per_gpu
+    if gain - 1 < CLOSE:
         return ""
     return (
-        f"With a batch of {counted(other.layout.global_batch, 'sequence')}, a multiple of the "
+        f"With a batch of {counted(near, 'sequence')}, a multiple of the "
         f"{question.cluster.devices}, a token takes {percent(1 - 1 / gain)} less time: "
         f"{brief(other)}, {seconds(other.time.total)} a step."
     )
-
-
-def _speed(candidate: Candidate) -> float:
-    return candidate.speed.tokens_per_s_per_gpu
 
 
 def unconstrained(answer: Answer) -> Candidate | None:
