@@ -57,6 +57,17 @@ def test_states_of_16_bits_are_suggested_where_they_fit(
         assert f"{best.memory.total:.1f} GiB" in text
 
 
+def test_adapters_of_attention_alone_are_suggested_where_experts_have_too_many() -> None:
+    asked = {
+        "model": "gpt-oss-120b", "gpus": 1, "gpu": "h100", "lora_rank": 8, "base_bits": 4,
+        "seq_len": 1024, "global_batch": 8,
+    }  # fmt: skip
+    (text,) = (text for text in advice(**asked) if "`lora_targets='attention'`" in text)
+    best = pose(PlanRequest(**asked, lora_targets="attention")).answer().best  # type: ignore[arg-type]
+    assert best.fits
+    assert f"{best.memory.total:.1f} GiB" in text
+
+
 def test_one_host_alone_has_the_same_constraints() -> None:
     """Two hosts with a fast network are slow only because of the constraint."""
     for fixed in ({"tensor": 16}, {"sharding": "none", "tensor": 1, "pipeline": 1}):

@@ -44,6 +44,7 @@ def remedies(answer: Answer) -> tuple[str, ...]:
     if not answer.fits:
         found += [*_without_constraints(question, free)]
         found += [_shorter_sequences(question), _in_fewer_bits(question)]
+        found.append(_fewer_adapters(question))
         found.append(_only_adapters(question))
         if not fixed.get("offload"):
             found.append(_offload(question))
@@ -102,6 +103,15 @@ def _in_fewer_bits(question: Question) -> str:
     software = "" if question.backend == "torchtitan" else " and `backend='torchtitan'`"
     one = replace(question, shape=fewer, backend="torchtitan").fastest()
     return _fits(f"With `base_bits=4` (QLoRA){software}", one)
+
+
+def _fewer_adapters(question: Question) -> str:
+    """Find a layout that fits if only attention's matrices have adapters: experts have many."""
+    shape = question.shape
+    if shape.lora is None or shape.lora.targets == "attention":
+        return ""
+    fewer = replace(shape, lora=replace(shape.lora, targets="attention"))
+    return _fits("With `lora_targets='attention'`", replace(question, shape=fewer).fastest())
 
 
 def _narrow_states(question: Question) -> str:
