@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.alternatives import unconstrained
 from dtrain.parallelism.answer.explain import brief, host_room
 from dtrain.parallelism.answer.units import gib, seconds
@@ -86,7 +87,7 @@ def _shorter_sequences(question: Question) -> str:
         if length < SHORTEST:
             break
         shorter = shape.with_lengths(length, shape.vocab)
-        one = _first(replace(question, shape=shorter, global_batch=batch))
+        one = _planned(replace(question, shape=shorter, global_batch=batch))
         if one is not None:
             changes = [f"`seq_len={length}`", f"`global_batch={batch}`", _backend(question, one)]
             return _fits(f"With {either(filter(None, changes), 'and')}", one)
@@ -250,6 +251,15 @@ def _first(question: Question, **fixed: Any) -> Candidate | None:
         if one is not None:
             return one
     return None
+
+
+def _planned(question: Question) -> Candidate | None:
+    """Return the layout that a plan would have, of the backend that it would choose."""
+    try:
+        answer = question.answer()
+    except UsageError:
+        return None
+    return answer.best if answer.fits else None
 
 
 def _other_gpu(question: Question) -> str:
