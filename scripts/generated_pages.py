@@ -93,8 +93,9 @@ _GPUS_HEAD = """
 ## GPUs
 
 Speeds are TFLOP/s of dense products: in bf16, or in fp16 (*) without it. The last two columns
-are what a plan assumes without `--gpus-per-host` and `--network-gbps`. Describe another GPU in a
-file for `--hardware`.
+are what a plan assumes without `--gpus-per-host` and `--network-gbps`; with half of the GPUs, a
+host has half of the network, but at least 200 Gb/s of it. Describe another GPU in a file for
+`--hardware`.
 
 | GPU | GiB | bf16 | fp8 | GPUs per host | Gb/s of a host |
 | --- | --- | --- | --- | --- | --- |

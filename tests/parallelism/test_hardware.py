@@ -159,6 +159,18 @@ def test_a_cluster_gets_defaults_from_the_usual_machine() -> None:
 
 
 @pytest.mark.parametrize(
+    ("gpu", "per_host", "gbps"),
+    [("h100", 8, 3200), ("h100", 4, 1600), ("a100", 1, 200), ("a100-pcie-80gb", 2, 200),
+     ("rtx-4090", 1, 10), ("rtx-4090", 8, 10)],
+)  # fmt: skip
+def test_a_part_of_a_hosts_gpus_has_the_same_part_of_its_nics(
+    gpu: str, per_host: int, gbps: float
+) -> None:
+    cluster = hardware().cluster(hardware().gpu(gpu), 4 * per_host, gpus_per_host=per_host)
+    assert cluster.network * 8 == gbps
+
+
+@pytest.mark.parametrize(
     ("gpus", "options", "message"),
     [
         (0, {}, "`gpus=0`"),

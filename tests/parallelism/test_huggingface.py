@@ -254,6 +254,22 @@ COHERE = {
     "num_key_value_heads": 64,
     "vocab_size": 256000,
 }
+LLAMA4 = {
+    "attention_chunk_size": 8192,
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "model_type": "llama4_text",
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
 NEMOTRON = {
     "head_dim": 192,
     "hidden_act": "relu2",
@@ -323,6 +339,7 @@ MODERNBERT = {
         (DBRX, "dbrx"),
         (MPT, "mpt-7b"),
         (GPT_OSS, "gpt-oss-120b"),
+        (LLAMA4, "llama-4-scout"),
         (COHERE, "command-r"),
         (NEMOTRON, "nemotron-4-340b"),
         (BERT, "bert-large"),
@@ -385,6 +402,29 @@ def test_positions_of_an_encoder_may_be_rotary() -> None:
     assert read(BERT | {"position_embedding_type": "absolute"}).learned_positions
     assert not read(ESM2).learned_positions
     assert not read(MODERNBERT).learned_positions
+
+
+FEW_NEAR = ["sliding_attention", "full_attention"] * 20
+
+
+@pytest.mark.parametrize(
+    ("config", "near"),
+    [
+        (LLAMA4, (8192, 0.25, True)),
+        (LLAMA4 | {"no_rope_layers": []}, (8192, 0.25, True)),
+        (LLAMA4 | {"no_rope_layers": [1, 0] * 24}, (8192, 0.5, True)),
+        (LLAMA4 | {"layer_types": ["full_attention"] * 48}, (0, 0.0, False)),
+        (COHERE | {"sliding_window": 4096}, (0, 0.0, False)),
+        (COHERE | {"model_type": "cohere2", "sliding_window": 4096}, (4096, 0.25, False)),
+        (COHERE | {"sliding_window": 4096, "layer_types": FEW_NEAR}, (4096, 0.5, False)),
+        (COHERE | {"sliding_window": None, "layer_types": FEW_NEAR}, (0, 0.0, False)),
+    ],
+)
+def test_windows_and_chunks_come_from_the_file(
+    config: dict[str, Any], near: tuple[int, float, bool]
+) -> None:
+    shape = read(config)
+    assert (shape.attended, shape.attends_to_all, shape.attends_in_chunks) == near
 
 
 def test_layers_without_experts_are_counted_in_each_format() -> None:

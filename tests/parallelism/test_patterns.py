@@ -234,6 +234,14 @@ def test_a_sliding_window_shortens_attention_in_the_layers_that_have_it(
         assert attention_flop(known, causal=True) / whole == pytest.approx(mean, rel=5e-3)
 
 
+def test_attention_in_chunks_sees_the_tokens_of_a_chunk() -> None:
+    for length in (8192, 32768, 1048576):
+        known = model("llama-4-scout").with_lengths(length, 1000)
+        whole = attention_flop(replace(known, attended=0), causal=True)
+        seen = min(8192, length) / length
+        assert attention_flop(known, causal=True) / whole == pytest.approx((1 + 3 * seen) / 4)
+
+
 def test_experts_on_a_latent_are_refused() -> None:
     with pytest.raises(UsageError, match="moe_latent_size"):
         read({**SMALL[1], "moe_latent_size": 16})

@@ -242,11 +242,18 @@ def test_a_plan_keeps_what_it_never_chooses(tmp_path: Path) -> None:
         "  script: train.py\n"
         "  layout: {compile: true, reduce: bf16, offload_activations: true}\n"
     )
-    kept = pose(PlanRequest(model="gpt2", file=file)).answer().best.layout
+    answer = pose(PlanRequest(model="gpt2", file=file)).answer()
+    kept = answer.best.layout
     assert (kept.compile, kept.reduce, kept.offload_activations) == (True, "bf16", True)
     assert kept.recompute == "none"
-    other = pose(PlanRequest(model="gpt2", file=file, backend="megatron"))
-    assert not other.answer().best.layout.compile
+    from_file = "the plan has reduce: bf16, compile: true and offload_activations: true"
+    assert answer.notes[-1].startswith(from_file)
+    split = pose(PlanRequest(model="opt-1.3b", file=file, fixed={"tensor": 2})).answer()
+    assert split.notes[-1].startswith(from_file)
+    assert "stay on the GPUs" in split.notes[-1].removeprefix(answer.notes[-1])
+    other = pose(PlanRequest(model="gpt2", file=file, backend="megatron")).answer()
+    assert not other.best.layout.compile
+    assert not any("job.layout" in note for note in other.notes)
 
 
 @pytest.mark.parametrize("option", ["--output", "--html"])

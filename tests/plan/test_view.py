@@ -163,6 +163,13 @@ def test_a_gpu_without_bf16_uses_another_precision(shown: Shown) -> None:
     assert "v100-32gb does not support bf16: planned for fp16" in text
 
 
+@pytest.mark.parametrize(("gpu", "gain"), [("h100", "7.4"), ("rtx-4090", ""), ("v100-32gb", "")])
+def test_fp32_has_a_note_where_tf32_is_much_faster(shown: Shown, gpu: str, gain: str) -> None:
+    text = shown("--model-size", "1B", "--gpus", "8", "--gpu", gpu, "--precision", "fp32")
+    assert ("--precision tf32" in text) == bool(gain)
+    assert f"{gain} times as high" in text or not gain
+
+
 def test_one_gpu_that_is_too_small(shown: Shown) -> None:
     text = shown("--model", "llama-3-8b", "--gpus", "1", "--gpu", "rtx-4090")
     assert "To fine-tune only adapters, with --lora-rank 16 and --base-bits 4, one GPU" in text

@@ -278,6 +278,8 @@ class Answer:
         if without_backend(question.cluster.gpu):
             return question.notes
         backend, notes = BACKENDS[question.backend], [*question.notes]
+        if question.kept and question.backend == "runtime":
+            notes.append(self._kept())
         if question.narrow_states:
             notes.append(f"states of 16 bits need `{backend.narrow_states}` in {backend.title}")
         if question.hides_exchange:
@@ -288,6 +290,15 @@ class Answer:
                 "on, not dtrain"
             )
         return tuple(notes)
+
+    def _kept(self) -> str:
+        """Say which values of the cluster file's layout the plan has."""
+        values = self.question.kept.items()
+        text = either([f"{name}: {str(value).lower()}" for name, value in values], "and")
+        text = f"the plan has {text} from job.layout"
+        if self.best.layout.offload_activations and self.best.layout.tensor > 1:
+            text += "; activations that tensor ranks split stay on the GPUs"
+        return text
 
     @property
     def fits(self) -> bool:

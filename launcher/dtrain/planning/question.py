@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.answer.units import times
 from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.cluster import calibration
 from dtrain.parallelism.cluster.efficiency import Efficiency, of_gpu
@@ -154,7 +155,8 @@ def _efficiency(request: PlanRequest, cluster: GpuCluster, probe: Probe | None) 
 
 
 def _precision(request: PlanRequest, training: Training, gpu: Gpu) -> tuple[Precision, str]:
-    """Return the precision of the computation, and a note if dtrain chose it."""
+    """Return the precision of the computation, and a note if dtrain chose it, or if another one
+    with as much memory is much faster."""
     wanted = request.precision or training.precision
     if wanted is None:
         if "bf16" in gpu.flops:
@@ -168,8 +170,13 @@ def _precision(request: PlanRequest, training: Training, gpu: Gpu) -> tuple[Prec
         return first, f"{why}: planned for {first}"
     for precision in PRECISIONS:
         if precision == wanted:
-            gpu.peak(precision)
-            return precision, ""
+            gain = gpu.flops.get("tf32", 0.0) / gpu.peak(precision)
+            if precision != "fp32" or gain < 1.5:
+                return precision, ""
+            return precision, (
+                "products in tf32 (`precision='tf32'`) need as much memory as in fp32, and their "
+                f"peak is {times(gain)} as high"
+            )
     raise UsageError(
         f"`precision={wanted!r}` is not one of {', '.join(PRECISIONS)}",
         hint="bf16 is typical; fp8 needs an H100 or newer, nvfp4 a Blackwell GPU",

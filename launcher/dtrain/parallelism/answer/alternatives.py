@@ -22,6 +22,8 @@ from dtrain.wording import counted
 
 LOOKED_AT = 100
 """Best layouts of which one may be the reserve."""
+NEAR = 0.25
+"""Most by which a batch that is suggested differs from the given one, as a share of it."""
 WORTH = 0.02
 """Smaller gains of a backend, as shares of a step, are not shown: the estimates' error is
 larger."""
@@ -146,7 +148,8 @@ def rivals(answer: Answer) -> tuple[Rival, ...]:
 
 
 def _one_host(answer: Answer) -> Iterator[Rival]:
-    """Yield one host alone, if it is faster than all hosts with their network."""
+    """Yield one host alone, if it is faster than all hosts with their network. It has the same
+    constraints: what they cost is no fault of the network."""
     question, best = answer.question, answer.best
     cluster = question.cluster
     # One host computes about as long as all of them, times their number: no less than half of that,
@@ -155,7 +158,7 @@ def _one_host(answer: Answer) -> Iterator[Rival]:
     if not answer.fits or cluster.hosts == 1 or best.time.total < computing * cluster.hosts / 2:
         return
     alone = replace(cluster, gpus=cluster.gpus_per_host, rack_hosts=0)
-    one = replace(question, cluster=alone, fixed={}).fastest()
+    one = replace(question, cluster=alone).fastest()
     if one is not None and one.time.total < best.time.total:
         ratio = best.time.total / one.time.total
         verdict = (
@@ -257,7 +260,7 @@ def reasons(answer: Answer) -> list[str]:
     """Return why the textbook's layout is not the answer, and what the constraints cost."""
     texts = [] if answer.question.pinned else [textbook(answer)]
     if answer.fits:
-        texts.append(cost_of_constraints(answer))
+        texts += [cost_of_constraints(answer), other_batch(answer)]
     return [text for text in texts if text]
 
 
@@ -272,6 +275,27 @@ def cost_of_constraints(answer: Answer) -> str:
     return (
         f"Without the constraints, {brief(other)} would take {seconds(other.time.total)} a step: "
         f"the constraints cost {percent(gain)}."
+    )
+
+
+def other_batch(answer: Answer) -> str:
+    """Name the nearest batch that all GPUs divide, if they are clearly faster with it; '' if not.
+    They may have to split layers only because they do not divide the batch."""
+    question, best = answer.question, answer.best
+    gpus, batch = question.cluster.gpus, question.global_batch
+    near = max(1, round(batch / gpus)) * gpus
+    if answer.trials or near == batch or abs(near - batch) > NEAR * batch:
+        return ""
+    other = replace(question, global_batch=near).fastest()
+    if other is None:
+        return ""
+    gain = other.speed.tokens_per_s_per_gpu / best.speed.tokens_per_s_per_gpu
+    if gain - 1 < CLOSE:
+        return ""
+    return (
+        f"With a batch of {counted(near, 'sequence')}, a multiple of the "
+        f"{question.cluster.devices}, a token takes {percent(1 - 1 / gain)} less time: "
+        f"{brief(other)}, {seconds(other.time.total)} a step."
     )
 
 

@@ -79,6 +79,7 @@ def _explanation(answer: Answer) -> list[str]:
     ]
     if answer.fits:
         parts.insert(1, explain.figures(answer.best))
+        parts.append(alternatives.other_batch(answer))
     if not answer.question.pinned:
         parts.append(alternatives.textbook(answer))
     return [text for text in (*parts, *remedies(answer)) if text]
@@ -96,7 +97,10 @@ def model(question: Question) -> dict[str, Any]:
     }
 
 
-_RARE = ("parts", "pattern", "attended", "attends_to_all", "input_parameters", "target_len")
+_RARE = (
+    "parts", "pattern", "attended", "attends_to_all", "attends_in_chunks", "input_parameters",
+    "target_len",
+)  # fmt: skip
 """Fields of a shape that few models have."""
 
 

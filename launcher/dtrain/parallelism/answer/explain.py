@@ -107,7 +107,10 @@ def _split(candidate: Candidate) -> str:
     if layout.data > 1 or (ranks > 1 and layout.sharding != "none"):
         steps.append(_replicas(layout, counted(ranks, unit), split=layout.world_size > layout.data))
     if not steps:
-        return f"Train the whole model {'in' if cluster.gpu.is_cpu else 'on'} one {unit}."
+        verb = "Train" if shape.lora is None else "Keep"
+        where = f"{'in' if cluster.gpu.is_cpu else 'on'} one {unit}"
+        adapters = "" if shape.lora is None else ", and train its adapters"
+        return f"{verb} the whole model {where}{adapters}."
     text = steps[0] if len(steps) == 1 else f"{', '.join(steps[:-1])}, and {steps[-1]}"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -130,7 +133,7 @@ def _replicas(layout: Layout, devices: str, *, split: bool) -> str:
         "gradients": f"gradients and optimizer states{over} (ZeRO-2)",
     }[layout.sharding]
     if layout.data == 1:
-        return f"shard its {shared}"
+        return f"shard {shared}"
     run = f"run {layout.data:,} replicas of that" if split else f"copy the model to {devices}"
     return f"{run}, which shard their {shared}" if shared else f"{run} (DDP)"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+from dtrain.diagnostics import UsageError
 from dtrain.parallelism.answer.alternatives import unconstrained
 from dtrain.parallelism.answer.explain import brief, host_room
 from dtrain.parallelism.answer.units import gib, seconds
@@ -21,8 +22,8 @@ from dtrain.wording import counted, either
 
 SHORTEST = 1024
 """Least tokens of a sequence that are suggested."""
-
-
+LESS_MEMORY = {"recompute": "full", "sharding": "full", "micro_batch": 1, "offload": True}
+"""Values of constraints that need less memory than others."""
 LOSS_CHUNKS = 8
 """Parts of a sequence whose logits torchtitan's ``ChunkedCELoss`` computes one after the other, by
 default (``num_chunks`` in ``components/loss.py``, its pull request 2937)."""
@@ -39,24 +40,33 @@ def remedies(answer: Answer) -> tuple[str, ...]:
         not answer.best.layout.offload or "offload" in fixed or question.fastest(offload=False)
     ):
         return ()
+    free = None if answer.fits else unconstrained(answer)
     found = []
-    without = "" if answer.fits else _fits("Without the constraints", unconstrained(answer))
     if not answer.fits:
-        found.append(without)
-        for field, value in (("recompute", "full"), ("sharding", "full"), ("micro_batch", 1)):
-            if fixed.get(field, value) != value:
-                found.append(_if_changed(question, field, value))
+        found += [*_without_constraints(question, free)]
         found += [_shorter_sequences(question), _in_fewer_bits(question)]
-        found += [_only_adapters(question), _chunked_loss(question)]
+        found.append(_fewer_adapters(question))
+        found.append(_only_adapters(question))
         if not fixed.get("offload"):
             found.append(_offload(question))
-    if not without:
+    found += [_narrow_states(question), _chunked_loss(question, offloaded=answer.fits)]
+    if free is None:
         found += [_more_gpus(question), _other_gpu(question)]
     return tuple(sentence for sentence in found if sentence)
 
 
-def _if_changed(question: Question, field: str, value: Any) -> str:
-    return _fits(f"With `{field}={value!r}`", question.fastest(**{field: value}))
+def _without_constraints(question: Question, free: Candidate | None) -> Iterator[str]:
+    """Yield what fits with one constraint less, but for offload; and without any: ``free``, unless
+    one less has the same layout."""
+    enough = False
+    for field, value in LESS_MEMORY.items():
+        if question.fixed.get(field, value) != value:
+            one = question.fastest(**{field: value})
+            enough |= bool(free and one and one.layout == free.layout)
+            if field != "offload":
+                yield _fits(f"With `{field}={value!r}`", one)
+    if not enough:
+        yield _fits("Without the constraints", free)
 
 
 def _fits(change: str, one: Candidate | None) -> str:
@@ -77,7 +87,7 @@ def _shorter_sequences(question: Question) -> str:
         if length < SHORTEST:
             break
         shorter = shape.with_lengths(length, shape.vocab)
-        one = _first(replace(question, shape=shorter, global_batch=batch))
+        one = _planned(replace(question, shape=shorter, global_batch=batch))
         if one is not None:
             changes = [f"`seq_len={length}`", f"`global_batch={batch}`", _backend(question, one)]
             return _fits(f"With {either(filter(None, changes), 'and')}", one)
@@ -94,6 +104,29 @@ def _in_fewer_bits(question: Question) -> str:
     software = "" if question.backend == "torchtitan" else " and `backend='torchtitan'`"
     one = replace(question, shape=fewer, backend="torchtitan").fastest()
     return _fits(f"With `base_bits=4` (QLoRA){software}", one)
+
+
+def _fewer_adapters(question: Question) -> str:
+    """Find a layout that fits if only attention's matrices have adapters: experts have many."""
+    shape = question.shape
+    if shape.lora is None or shape.lora.targets == "attention":
+        return ""
+    fewer = replace(shape, lora=replace(shape.lora, targets="attention"))
+    return _fits("With `lora_targets='attention'`", replace(question, shape=fewer).fastest())
+
+
+def _narrow_states(question: Question) -> str:
+    """Find a layout that fits, with the optimizer on the GPUs, if all states have 16 bits."""
+    if question.narrow_states or question.precision != "bf16" or question.shape.lora is not None:
+        return ""
+    narrow = replace(question, narrow_states=True, backend="torchtitan")
+    one = narrow.fastest(**{**question.fixed, "offload": False})
+    wanted = ["`state_bits=16`"]
+    if question.backend_required and question.backend != "torchtitan":
+        wanted.append("`backend='torchtitan'`")
+    return _fits(
+        f"To fine-tune with weights and Adam's states in bf16, with {' and '.join(wanted)}", one
+    )
 
 
 def _only_adapters(question: Question) -> str:
@@ -113,16 +146,22 @@ def _only_adapters(question: Question) -> str:
     return ""
 
 
-def _chunked_loss(question: Question) -> str:
-    """Find the fastest layout that does not fit only because its logits all exist at once."""
-    fixed = {"offload": False, **question.fixed}
-    examples = (
-        group.example for group in replace(question, backend="torchtitan").search(**fixed).rejected
-    )
-    chunked = (
-        replace(one, assumed=replace(one.assumed, loss_chunks=LOSS_CHUNKS)) for one in examples
-    )
-    one = min((one for one in chunked if one.fits), key=rank_key, default=None)
+def _chunked_loss(question: Question, *, offloaded: bool) -> str:
+    """Find the fastest layout that does not fit only because its logits all exist at once. With
+    offload if none does without, unless layouts with offload fit already (``offloaded``)."""
+    inside = replace(question, backend="torchtitan")
+    choices = [False] if offloaded else [False, True]
+    if "offload" in question.fixed:
+        choices = [question.fixed["offload"]]
+    for offload in choices:
+        examples = (group.example for group in inside.search(offload=offload).rejected)
+        chunked = (
+            replace(one, assumed=replace(one.assumed, loss_chunks=LOSS_CHUNKS)) for one in examples
+        )
+        fitting = (one for one in chunked if one.fits and one.fits_host)
+        one = min(fitting, key=rank_key, default=None)
+        if one is not None:
+            break
     software = "" if without_backend(question.cluster.gpu) else " (torchtitan's `ChunkedCELoss`)"
     return _fits(
         f"With a loss that computes the logits of {LOSS_CHUNKS} parts of a sequence one after the "
@@ -212,6 +251,15 @@ def _first(question: Question, **fixed: Any) -> Candidate | None:
         if one is not None:
             return one
     return None
+
+
+def _planned(question: Question) -> Candidate | None:
+    """Return the layout that a plan would have, of the backend that it would choose."""
+    try:
+        answer = question.answer()
+    except UsageError:
+        return None
+    return answer.best if answer.fits else None
 
 
 def _other_gpu(question: Question) -> str:

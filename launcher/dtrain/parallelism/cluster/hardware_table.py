@@ -19,6 +19,9 @@ from dtrain.parallelism.cluster.hardware import MAX_GPUS, PRECISIONS, Gpu, GpuCl
 from dtrain.parallelism.names import find, key, nearest
 from dtrain.records import dataclass
 
+NIC_GBPS = 200.0
+"""Gb/s of one usual NIC of a host with GPUs (ConnectX-6)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -64,7 +67,10 @@ class Hardware:
         """
         usual = self.machine(gpu.machine)
         per_host = usual.gpus_per_host if gpus_per_host is None else gpus_per_host
-        network = usual.network_gbps if network_gbps is None else network_gbps
+        # A part of a host's GPUs has the same part of its NICs, but at least one.
+        least = min(usual.network_gbps, NIC_GBPS)
+        part = max(least, usual.network_gbps * min(1.0, per_host / usual.gpus_per_host))
+        network = part if network_gbps is None else network_gbps
         for name, value in (("gpus_per_host", per_host), ("gpus", gpus)):
             if not 1 <= value <= MAX_GPUS:
                 raise UsageError(

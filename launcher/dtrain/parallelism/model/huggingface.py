@@ -56,7 +56,8 @@ class _Kind:
     parallel: bool = False
     qk_norm: bool = False
     window_pattern: int = 0
-    """The last of so many layers has no sliding window, and the others have; 0 if none has."""
+    """The last of so many layers attends to all tokens, and the others to those of a sliding window
+    or of their chunk; 0 if all do."""
     defaults: Mapping[str, Any] | None = None
     """Defaults of keys that files of this type often omit."""
 
@@ -94,8 +95,11 @@ _KINDS: Mapping[str, _Kind] = {
             "vocab_size": 262208,
         },
     ),
-    **dict.fromkeys(("cohere", "cohere2"), _Kind(tied=True, parallel=True)),
-    **dict.fromkeys(("olmo2", "olmo3", "olmoe"), _Kind(qk_norm=True)),
+    "cohere": _Kind(tied=True, parallel=True),
+    "cohere2": _Kind(tied=True, parallel=True, window_pattern=4),
+    **dict.fromkeys(("olmo2", "olmoe"), _Kind(qk_norm=True)),
+    "olmo3": _Kind(qk_norm=True, window_pattern=4),
+    "llama4_text": _Kind(window_pattern=4),
     **dict.fromkeys(
         ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), _Kind(qk_norm=True)
     ),
@@ -243,8 +247,7 @@ class _Config(ConfigFile):
             query_rank=self.count("q_lora_rank") if latent else 0,
             rope_head_size=self.count("qk_rope_head_dim") if latent else 0,
             value_head_size=self.count("v_head_dim") if latent else 0,
-            attended=self.window,
-            attends_to_all=self.unwindowed(layers) if self.window else 0.0,
+            **self.near(layers),
             name=self.name.rpartition("/")[2] or self.model_type,
         )
 
@@ -269,18 +272,32 @@ class _Config(ConfigFile):
                 hint="plan for a similar size: `model_size`, or `layers`, `hidden`, `heads`",
             )
 
-    @property
-    def window(self) -> int:
-        """Tokens of a sliding window, of the types whose layers differ in having one."""
-        return self.count("sliding_window") if self.kind.window_pattern else 0
-
-    def unwindowed(self, layers: int) -> float:
-        """Return the share of the layers that attend to the whole sequence."""
+    def attentions(self, layers: int) -> list[str]:
+        """Return the kind of each layer's attention, as Transformers names it."""
         listed = self.get("layer_types")
         if isinstance(listed, list) and listed:
-            return round(listed.count("full_attention") / len(listed), 4)
-        every = self.count("sliding_window_pattern") or self.kind.window_pattern
-        return round(layers // every / layers, 4)
+            return [str(kind) for kind in listed if kind in ATTENTIONS]
+        near = "chunked_attention" if self.get("attention_chunk_size") else "sliding_attention"
+        rotary = self.get("no_rope_layers")
+        if isinstance(rotary, list) and rotary:
+            return [near if one else "full_attention" for one in rotary]
+        if not self.kind.window_pattern:
+            return ["full_attention"] * layers
+        every = self.count("sliding_window_pattern", "no_rope_layer_interval")
+        every = every or self.kind.window_pattern
+        return ["full_attention" if i % every == 0 else near for i in range(1, layers + 1)]
+
+    def near(self, layers: int) -> dict[str, Any]:
+        """Return the fields of a shape some of whose layers attend to a window or a chunk."""
+        every = self.attentions(layers)
+        chunks, windows = map(every.count, ("chunked_attention", "sliding_attention"))
+        tokens = self.count("attention_chunk_size" if chunks else "sliding_window")
+        if not (chunks or windows) or not tokens:
+            return {}
+        whole = 1 - (chunks + windows) / len(every)
+        return {
+            "attended": tokens, "attends_to_all": round(whole, 4), "attends_in_chunks": chunks > 0,
+        }  # fmt: skip
 
     def head_size(self, hidden: int, heads: int) -> int:
         if self.count("kv_lora_rank"):

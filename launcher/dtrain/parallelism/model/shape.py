@@ -76,6 +76,9 @@ class Shape(KeepsHash):
     sliding windows)."""
     attends_to_all: float = 0.0
     """Share of the layers to which ``attended`` does not apply, as in Gemma 3."""
+    attends_in_chunks: bool = False
+    """Whether a token attends to those of the ``attended`` tokens of its chunk that are before it,
+    as in Llama 4; otherwise to the last ``attended`` ones."""
     input_parameters: int = 0
     """Parameters before the first layer, if they are not a table of ``vocab`` rows: embeddings of
     patches, time steps and classes."""
@@ -105,13 +108,14 @@ class Shape(KeepsHash):
     @property
     def attended_share(self) -> float:
         """Scores of sparse attention as a share of all scores under a causal mask: each token has
-        ``attended`` of them, and the first tokens as many as there are before them. The mean of
-        the layers."""
+        ``attended`` of them, and the first tokens, of a chunk or of the sequence, as many as there
+        are before them. The mean of the layers."""
         if not self.attended or self.attended >= self.seq_len:
             return 1.0
         share = self.attended / self.seq_len
-        everything = self.attends_to_all
-        return everything + (1 - everything) * share * (2 - share)
+        if not self.attends_in_chunks:
+            share *= 2 - share
+        return self.attends_to_all + (1 - self.attends_to_all) * share
 
     @property
     def sums(self) -> int:
