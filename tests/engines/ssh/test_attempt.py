@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError
+from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError, NodeError
 from dtrain.engines.ssh import link as link_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
@@ -181,6 +181,41 @@ def test_a_host_that_is_back_after_the_launcher_stood_still_is_not_lost(
     link.disconnect(0.0)
     found = [context.posts.get_nowait().event for _ in range(context.posts.qsize())]
     assert found == [machine.HostEnded("first")]
+
+
+class Refusing(ScriptedHosts):
+    """A host where no relay starts."""
+
+    def __init__(self, connecting: NodeError | None, starting: NodeError | None = None) -> None:
+        super().__init__({})
+        self._connecting, self._starting = connecting, starting
+
+    def connect(self, host: Host) -> Refusing:
+        if self._connecting is not None:
+            raise self._connecting
+        return self
+
+    def start(self, command: str) -> ScriptedProcess:
+        assert self._starting is not None
+        raise self._starting
+
+
+@pytest.mark.parametrize(
+    ("hosts", "left"),
+    [
+        (Refusing(ConnectError("first", "connecting", "connection refused")), True),
+        (Refusing(HostKeyError("first", "connecting", "its host key has changed")), False),
+        (Refusing(None, ConnectError("first", "starting a command", "no memory")), False),
+    ],
+)
+def test_only_a_launcher_that_no_host_answers_leaves(
+    tmp_path: Path, hosts: Refusing, *, left: bool
+) -> None:
+    file = TWO_HOSTS.replace(", second", "").replace("py}", "py, restart: {node_timeout: 1s}}")
+    attempt = Attempt(context_of(hosts, tmp_path, file), lambda: None)
+    report = attempt.attach({"first": {}}, {}, age=1.0)
+    assert attempt.left is left
+    assert ("no host could be reached" in report.reason) is left
 
 
 def notices_after(
