@@ -100,6 +100,7 @@ def launch(
     ask: Ask | None = None,
 ) -> Report | LaunchedRun:
     """Launch a job on all its hosts, and wait until it ends and all its processes are gone.
+    As `attach`, returns early if no host can be reached.
 
     Works in any thread. Several launches may run at the same time.
 
@@ -179,10 +180,11 @@ def attach(
     """Follow an earlier run until it ends, and return its report.
 
     Takes over the run if its launcher is gone. ``control.leave()`` returns early and leaves the job
-    running; the exit code in the report is then INTERRUPTED. ``run`` is the name of a run or of its
-    job, or the start of the name; of several runs, it means the one that is not over. Returns the
-    report of a run that has ended. Raises UsageError if there is no such run, or if several are not
-    over.
+    running; the exit code in the report is then INTERRUPTED. It is NODE_FAILED, and the job may go
+    on, if no host can be reached for ``job.restart.node_timeout``. ``run`` is the name of a run or
+    of its job, or the start of the name; of several runs, it means the one that is not over.
+    Returns the report of a run that has ended. Raises UsageError if there is no such run, or if
+    several are not over.
     """
     from dtrain.engines import existing
     from dtrain.runs.status import find_run
@@ -327,7 +329,8 @@ class LaunchedRun:
             return replace(found, hosts=engine.status(record, found.hosts))
 
     def wait(self, timeout: float | None = None) -> Report:
-        """Wait until the run ends, and return its report. Takes over if its launcher is gone.
+        """Wait until the run ends, and return its report. Takes over if its launcher is gone. As
+        `attach`, returns early if no host can be reached.
 
         Raises TimeoutError after ``timeout`` seconds; the run continues.
         """

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError
+from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError, NodeError
 from dtrain.engines.ssh import link as link_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
+from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.link import Link
 from dtrain.messages import agent as messages
@@ -183,6 +185,62 @@ def test_a_host_that_is_back_after_the_launcher_stood_still_is_not_lost(
     assert found == [machine.HostEnded("first")]
 
 
+class Refusing(ScriptedHosts):
+    """A host where no relay starts."""
+
+    def __init__(self, connecting: NodeError | None, starting: NodeError | None = None) -> None:
+        super().__init__({})
+        self._connecting, self._starting = connecting, starting
+
+    def connect(self, host: Host) -> Refusing:
+        if self._connecting is not None:
+            raise self._connecting
+        return self
+
+    def start(self, command: str) -> ScriptedProcess:
+        assert self._starting is not None
+        raise self._starting
+
+
+@pytest.mark.parametrize(
+    ("hosts", "left"),
+    [
+        (Refusing(ConnectError("first", "connecting", "connection refused")), True),
+        (Refusing(HostKeyError("first", "connecting", "its host key has changed")), False),
+        (Refusing(None, ConnectError("first", "starting a command", "no memory")), False),
+    ],
+)
+def test_only_a_launcher_that_no_host_answers_leaves(
+    tmp_path: Path, hosts: Refusing, *, left: bool
+) -> None:
+    file = TWO_HOSTS.replace(", second", "").replace("py}", "py, restart: {node_timeout: 1s}}")
+    attempt = Attempt(context_of(hosts, tmp_path, file), lambda: None)
+    report = attempt.attach({"first": {}}, {}, age=1.0)
+    assert attempt.left is left
+    assert ("no host could be reached" in report.reason) is left
+
+
+def test_an_interrupt_ends_the_wait_for_a_host_that_restarts(tmp_path: Path) -> None:
+    refusing = Refusing(ConnectError("first", "connecting", "connection refused"))
+    context = context_of(refusing, tmp_path, TWO_HOSTS.replace(", second", ""))
+    plan = replace(context.plan, attempt=2)
+    context = replace(context, plan=plan, known_hosts=frozenset({"first"}))
+    attempt, reports = Attempt(context, lambda: None), []
+    run = threading.Thread(target=lambda: reports.append(attempt.run()))
+    run.start()
+    until(lambda: "waiting for it" in "".join(notices_of(context)))
+    attempt.interrupt("Ctrl-C", Force.TERM)
+    run.join(HANG)
+    assert [report.exit_code for report in reports] == [ExitCode.INTERRUPTED]
+    assert notices_of(context)[-1] == "Ctrl-C: stopping; attempt 2 was not started"
+
+
+def notices_of(context: AttemptContext) -> list[str]:
+    journal = context.folder.journal
+    shown = JournalReader(journal).read() if journal.exists() else ()
+    return [event.text for _, event in shown if isinstance(event, events.NoticeShown)]
+
+
 def notices_after(
     attempts: int, tried: threading.Semaphore, hosts: ScriptedHosts, folder: Path
 ) -> list[str]:
@@ -195,8 +253,7 @@ def notices_after(
     link.close()
     link.disconnect(0.0)
     assert link.drained(HANG)
-    shown = [event for _, event in JournalReader(context.folder.journal).read()]
-    return [event.text for event in shown if isinstance(event, events.NoticeShown)]
+    return notices_of(context)
 
 
 def test_another_host_key_is_told_while_the_job_goes_on(tmp_path: Path) -> None:

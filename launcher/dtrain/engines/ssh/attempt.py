@@ -232,7 +232,9 @@ class Attempt:
         again = "Ctrl-C again" if why == "Ctrl-C" else insist
         match self._state.phase:
             case AttemptPhase.PREPARING | AttemptPhase.GIVING_UP:
-                notice(f"{why}: stopping; nothing was started")
+                number = self._context.plan.attempt
+                what = "nothing was" if number == 1 else f"attempt {number} was not"
+                notice(f"{why}: stopping; {what} started")
             case AttemptPhase.RUNNING if kill:
                 self._context.recorder.record(events.StopRequested(why))
                 notice(f"{why}: killing the workers")

@@ -253,16 +253,15 @@ class Link:
             lost = self._would_be_lost()
             try:
                 relay = self._connection.attach(
-                    self._goes_on, offsets=self._inbox.output.offsets, outputs=True
+                    self._answered, offsets=self._inbox.output.offsets, outputs=True
                 )
                 self.overdue = False
-                self._context.contact.made(time.monotonic())
                 return relay
             except NodeError as error:
                 problem = error
-                self.overdue = not lost and self._outage.attempted >= self._timeout
                 if not isinstance(error, ConnectError):
-                    self._context.contact.made(time.monotonic())
+                    self._answered()
+                self.overdue = self._outage.attempted >= self._timeout and not self._would_be_lost()
                 self._show_refusal(error)
                 if at_once:
                     self.step(host_events.Unreachable(error))
@@ -273,6 +272,11 @@ class Link:
         problem = problem or problems.cut_off(self.host, self._timeout)
         self.step(host_events.TimedOut(problem))
         return None
+
+    def _answered(self) -> bool:
+        """The host has answered a new connection. Returns as `_goes_on`."""
+        self._context.contact.made(time.monotonic())
+        return self._goes_on()
 
     def _would_be_lost(self) -> bool:
         """Whether the host is lost if the last attempt to connect has failed."""
