@@ -116,6 +116,31 @@ def test_an_sshd_that_takes_no_connections_for_now_is_retried(
         assert server.connections == 4
 
 
+class BootingUp(Login):
+    """Says why it lets nobody in, as sshd does with pam_nologin, and hangs up."""
+
+    def get_banner(self) -> tuple[str, str]:
+        return "The system is\r\n\x1b[31mbooting up. " + "Come back later. " * 1000, "en-US"
+
+    def check_auth_none(self, username: str) -> int:
+        self.server.drop_connections()
+        return paramiko.AUTH_FAILED
+
+
+def test_what_the_server_says_before_it_hangs_up_is_shown(
+    transport: SshTransport,
+    blob: bytes,
+    host: Callable[..., Host],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry, "pause", lambda *_: None)
+    with SshServer(blob) as server, pytest.raises(ConnectError) as caught:
+        server.login = BootingUp
+        transport.connect(host(server))
+    assert "authentication (it said: The system is booting up. Come back" in caught.value.message
+    assert len(caught.value.message) < 500
+
+
 def test_retries_end_if_the_server_always_drops(
     transport: SshTransport,
     blob: bytes,

@@ -25,6 +25,8 @@ from dtrain.transport.ssh_transport import ClientTransport
 
 INTERACTIVE = "keyboard-interactive"
 ANSWER_TRIES = 3
+MOST_SAID = 300
+"""Bytes of a server's words that a message shows."""
 
 _PK_OK = 60
 """SSH_MSG_USERAUTH_PK_OK. paramiko defines this number only with its other meaning."""
@@ -230,9 +232,15 @@ class _Login:
         # sshd's LoginGraceTime may have expired while the user typed an answer.
         raise DroppedError(
             Transient.DROPPED,
-            f"the server closed the connection during authentication ({reason})",
+            f"the server closed the connection during authentication ({self._said() or reason})",
             excused=self._excused,
         )
+
+    def _said(self) -> str:
+        """The server's words to the user about the last request, such as those of pam_nologin."""
+        banner = getattr(self._transport.auth_handler, "banner", None) or b""
+        text = clean(" ".join(banner[:MOST_SAID].decode(errors="replace").split()))
+        return f"it said: {text}" if text else ""
 
 
 class _Query(LoginHandler):

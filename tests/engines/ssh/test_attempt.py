@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtrain.diagnostics import ConnectError, ExitCode, HostKeyError, NodeError
+from dtrain.diagnostics import AuthError, ConnectError, ExitCode, HostKeyError, NodeError
 from dtrain.engines.ssh import link as link_module
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.attempt import Attempt
@@ -220,19 +220,40 @@ def test_only_a_launcher_that_no_host_answers_leaves(
     assert ("no host could be reached" in report.reason) is left
 
 
-def test_an_interrupt_ends_the_wait_for_a_host_that_restarts(tmp_path: Path) -> None:
-    refusing = Refusing(ConnectError("first", "connecting", "connection refused"))
-    context = context_of(refusing, tmp_path, TWO_HOSTS.replace(", second", ""))
+def second_attempt(error: NodeError, folder: Path) -> AttemptContext:
+    """On one host, which the first attempt used and which now answers with ``error``."""
+    context = context_of(Refusing(error), folder, TWO_HOSTS.replace(", second", ""))
     plan = replace(context.plan, attempt=2)
-    context = replace(context, plan=plan, known_hosts=frozenset({"first"}))
+    return replace(context, plan=plan, known_hosts=frozenset({"first"}))
+
+
+@pytest.mark.parametrize(
+    ("error", "notice"),
+    [
+        (ConnectError("first", "connecting", "connection refused"), "first cannot be reached"),
+        (AuthError("first", "logging in", "the system is booting up"), "first refuses the login"),
+    ],
+)
+def test_an_interrupt_ends_the_wait_for_a_host_that_restarts(
+    tmp_path: Path, error: NodeError, notice: str
+) -> None:
+    context = second_attempt(error, tmp_path)
     attempt, reports = Attempt(context, lambda: None), []
     run = threading.Thread(target=lambda: reports.append(attempt.run()))
     run.start()
-    until(lambda: "waiting for it" in "".join(notices_of(context)))
+    until(lambda: f"{notice}; waiting for it" in "".join(notices_of(context)))
     attempt.interrupt("Ctrl-C", Force.TERM)
     run.join(HANG)
     assert [report.exit_code for report in reports] == [ExitCode.INTERRUPTED]
     assert notices_of(context)[-1] == "Ctrl-C: stopping; attempt 2 was not started"
+
+
+def test_a_login_that_has_asked_the_user_is_not_repeated(tmp_path: Path) -> None:
+    error = AuthError("first", "logging in", "it refused the answer")
+    error.asked = True
+    report = Attempt(second_attempt(error, tmp_path), lambda: None).run()
+    assert report.exit_code == ExitCode.NODE_FAILED
+    assert report.problems == (str(error),)
 
 
 def notices_of(context: AttemptContext) -> list[str]:
