@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from dtrain.diagnostics import UsageError
-from dtrain.parallelism.answer.alternatives import unconstrained
+from dtrain.parallelism.answer.alternatives import other_backend, unconstrained
 from dtrain.parallelism.answer.explain import brief, host_room
 from dtrain.parallelism.answer.units import gib, seconds
 from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
@@ -87,9 +86,13 @@ def _shorter_sequences(question: Question) -> str:
         if length < SHORTEST:
             break
         shorter = shape.with_lengths(length, shape.vocab)
-        one = _planned(replace(question, shape=shorter, global_batch=batch))
+        one = replace(question, shape=shorter, global_batch=batch).planned()
         if one is not None:
-            changes = [f"`seq_len={length}`", f"`global_batch={batch}`", _backend(question, one)]
+            changes = [
+                f"`seq_len={length}`",
+                f"`global_batch={batch}`",
+                other_backend(question, one),
+            ]
             return _fits(f"With {either(filter(None, changes), 'and')}", one)
         parts *= 2
     return ""
@@ -253,15 +256,6 @@ def _first(question: Question, **fixed: Any) -> Candidate | None:
     return None
 
 
-def _planned(question: Question) -> Candidate | None:
-    """Return the layout that a plan would have, of the backend that it would choose."""
-    try:
-        answer = question.answer()
-    except UsageError:
-        return None
-    return answer.best if answer.fits else None
-
-
 def _other_gpu(question: Question) -> str:
     """Find the GPU with the least memory on which the model fits, with the same number of GPUs; the
     fastest one of those with about as much."""
@@ -284,16 +278,9 @@ def _precision(gpu: Gpu, question: Question) -> Precision:
 
 
 def _suffices(gpus: str, question: Question, one: Candidate) -> str:
-    backend = _backend(question, one)
+    backend = other_backend(question, one)
     condition = f" with {backend}" if backend else ""
     return f"{gpus} would suffice{condition}: {brief(one)}, {gib(one.memory.total)}."
-
-
-def _backend(question: Question, one: Candidate) -> str:
-    """Name the backend of a layout; '' if it is the question's."""
-    name = one.layout.backend
-    unnamed = name == question.backend or without_backend(one.cluster.gpu)
-    return "" if unnamed else f"`backend={name!r}`"
 
 
 def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
