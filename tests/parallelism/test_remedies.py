@@ -141,6 +141,14 @@ def test_the_plan_for_a_near_batch_may_be_for_another_backend() -> None:
     assert text.endswith(f", {seconds(followed.time.total)} a step.")
 
 
+def test_offload_is_suggested_with_the_backend_that_a_plan_for_it_has() -> None:
+    asked = PlanRequest(model="gpt-oss-120b", gpus=8, gpu="rtx-4090", global_batch=64)
+    (text,) = (text for text in remedies(pose(asked).answer()) if text.startswith("Offload needs"))
+    followed = pose(replace(asked, fixed={"offload": True})).answer().best
+    assert "with `offload=True` and `backend='torchtitan'`, " in text
+    assert text.endswith(f", {seconds(followed.time.total)} a step.")
+
+
 @pytest.mark.parametrize(
     ("asked", "offloaded"),
     [
