@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import fields
 from typing import Any
 
@@ -404,6 +405,7 @@ def test_positions_of_an_encoder_may_be_rotary() -> None:
     assert not read(MODERNBERT).learned_positions
 
 
+WINDOWS = COHERE | {"sliding_window": 4096}
 FEW_NEAR = ["sliding_attention", "full_attention"] * 20
 
 
@@ -418,6 +420,16 @@ FEW_NEAR = ["sliding_attention", "full_attention"] * 20
         (COHERE | {"model_type": "cohere2", "sliding_window": 4096}, (4096, 0.25, False)),
         (COHERE | {"sliding_window": 4096, "layer_types": FEW_NEAR}, (4096, 0.5, False)),
         (COHERE | {"sliding_window": None, "layer_types": FEW_NEAR}, (0, 0.0, False)),
+        # Layers for the prediction of further tokens follow.
+        (WINDOWS | {"layer_types": [*FEW_NEAR, *["sliding_attention"] * 3]}, (4096, 0.5, False)),
+        (WINDOWS | {"layer_types": FEW_NEAR, "use_sliding_window": False}, (0, 0.0, False)),
+        # All layers of these have the window.
+        (WINDOWS | {"model_type": "mistral"}, (4096, 0.0, False)),
+        (WINDOWS | {"model_type": "starcoder2"}, (4096, 0.0, False)),
+        (WINDOWS | {"model_type": "phi3", "sliding_window": 2047}, (2047, 0.0, False)),
+        (WINDOWS | {"model_type": "mistral", "sliding_window": None}, (0, 0.0, False)),
+        # Not all models have windows or chunks in layers with rotary positions.
+        (WINDOWS | {"model_type": "smollm3", "no_rope_layers": [1, 0] * 20}, (0, 0.0, False)),
     ],
 )
 def test_windows_and_chunks_come_from_the_file(
@@ -425,6 +437,17 @@ def test_windows_and_chunks_come_from_the_file(
 ) -> None:
     shape = read(config)
     assert (shape.attended, shape.attends_to_all, shape.attends_in_chunks) == near
+
+
+@pytest.mark.parametrize("model_type", ["llama", "cohere2"])
+def test_a_file_with_too_many_layers_takes_no_memory(model_type: str) -> None:
+    file = LLAMA | {"model_type": model_type, "num_hidden_layers": 10**8, "sliding_window": 4096}
+    tracemalloc.start()
+    shape = read(file)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert shape.layers == 10**8
+    assert most < 10**7
 
 
 def test_layers_without_experts_are_counted_in_each_format() -> None:
@@ -479,6 +502,7 @@ def test_the_language_model_of_a_nested_file_may_inherit() -> None:
         ({"text_config": {**LLAMA, "model_type": "clip_text_model"}}, ["two encoders"]),
         ({"model_type": "t5"}, ["num_heads", "is missing"]),
         ({"model_type": "mamba"}, ["a state-space model"]),
+        ({**LLAMA, "attn_type_list": [0, 1] * 16}, ["attention and linear attention"]),
         ({"model_type": "x", "is_encoder_decoder": True}, ["an encoder with a decoder"]),
         (
             {**LLAMA, "model_type": "hybrid", "layer_types": ["conv"] * 32},

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dtrain.parallelism.answer.alternatives import other_batch, rivals
-from dtrain.parallelism.answer.explain import headline
+from dtrain.parallelism.answer.explain import brief, headline
 from dtrain.parallelism.answer.remedies import remedies
+from dtrain.parallelism.answer.units import seconds
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
 
@@ -125,6 +126,27 @@ def test_a_near_batch_that_all_gpus_divide_is_named_if_it_is_faster(
         assert float(step[1]) == pytest.approx(best.time.total, rel=5e-3)
         before = pose(asked).answer().best
         assert best.time.total / other < before.time.total / batch / 1.07
+
+
+def test_the_plan_for_a_near_batch_may_be_for_another_backend() -> None:
+    asked = PlanRequest(
+        model="bert-large", gpus=8, gpu="t4", global_batch=100,
+        fixed={"sharding": "optimizer", "micro_batch": 2, "recompute": "selective"},
+    )  # fmt: skip
+    answer = pose(asked).answer()
+    followed = pose(replace(asked, global_batch=96)).answer().best
+    assert (answer.question.backend, followed.layout.backend) == ("megatron", "runtime")
+    text = other_batch(answer)
+    assert f"with `backend='runtime'`: {brief(followed)}, " in text
+    assert text.endswith(f", {seconds(followed.time.total)} a step.")
+
+
+def test_offload_is_suggested_with_the_backend_that_a_plan_for_it_has() -> None:
+    asked = PlanRequest(model="gpt-oss-120b", gpus=8, gpu="rtx-4090", global_batch=64)
+    (text,) = (text for text in remedies(pose(asked).answer()) if text.startswith("Offload needs"))
+    followed = pose(replace(asked, fixed={"offload": True})).answer().best
+    assert "with `offload=True` and `backend='torchtitan'`, " in text
+    assert text.endswith(f", {seconds(followed.time.total)} a step.")
 
 
 @pytest.mark.parametrize(

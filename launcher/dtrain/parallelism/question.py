@@ -227,6 +227,17 @@ class Question:
         """Return the best layout of `search`."""
         return self.search(**fixed).best
 
+    def planned(self) -> Candidate | None:
+        """Return the layout that a plan would have, of the backend that it would choose; None if
+        none fits. This question's backend may be the planner's choice: another question may have
+        another."""
+        asked = self if self.backend_required else replace(self, backend="runtime")
+        try:
+            answer = asked.answer()
+        except UsageError:
+            return None
+        return answer.best if answer.fits else None
+
     def _candidates(self, fixed: Mapping[str, Any]) -> Iterator[Candidate]:
         """Yield all layouts that have ``fixed``, with offload only if that is fixed."""
         return candidates(

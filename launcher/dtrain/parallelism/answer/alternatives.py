@@ -14,7 +14,7 @@ from dtrain.parallelism.backends import BACKENDS, backend_of, without_backend
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import CLOSE, RAN_OUT, ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
-from dtrain.parallelism.question import Answer
+from dtrain.parallelism.question import Answer, Question
 from dtrain.parallelism.search import compared_time
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
@@ -286,17 +286,26 @@ def other_batch(answer: Answer) -> str:
     near = max(1, round(batch / gpus)) * gpus
     if answer.trials or near == batch or abs(near - batch) > NEAR * batch:
         return ""
-    other = replace(question, global_batch=near).fastest()
+    other = replace(question, global_batch=near).planned()
     if other is None:
         return ""
     gain = other.speed.tokens_per_s_per_gpu / best.speed.tokens_per_s_per_gpu
     if gain - 1 < CLOSE:
         return ""
+    backend = other_backend(question, other)
+    condition = f" with {backend}" if backend else ""
     return (
         f"With a batch of {counted(near, 'sequence')}, a multiple of the "
-        f"{question.cluster.devices}, a token takes {percent(1 - 1 / gain)} less time: "
+        f"{question.cluster.devices}, a token takes {percent(1 - 1 / gain)} less time{condition}: "
         f"{brief(other)}, {seconds(other.time.total)} a step."
     )
+
+
+def other_backend(question: Question, one: Candidate) -> str:
+    """Name the backend of a layout; '' if it is the question's."""
+    name = one.layout.backend
+    unnamed = name == question.backend or without_backend(one.cluster.gpu)
+    return "" if unnamed else f"`backend={name!r}`"
 
 
 def unconstrained(answer: Answer) -> Candidate | None:

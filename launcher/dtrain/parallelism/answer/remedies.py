@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from dtrain.diagnostics import UsageError
-from dtrain.parallelism.answer.alternatives import unconstrained
+from dtrain.parallelism.answer.alternatives import other_backend, unconstrained
 from dtrain.parallelism.answer.explain import brief, host_room
 from dtrain.parallelism.answer.units import gib, seconds
 from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
@@ -80,6 +79,22 @@ def _fits(change: str, one: Candidate | None) -> str:
 
 def _shorter_sequences(question: Question) -> str:
     """Find the longest sequences that fit, in a step of as many tokens."""
+    choices = [*_halved(question)]
+    # If the shortest do not fit, no others do.
+    if not choices or choices[-1].planned() is None:
+        return ""
+    for shorter in choices:
+        one = shorter.planned()
+        if one is not None:
+            sizes = f"`seq_len={shorter.shape.seq_len}`", f"`global_batch={shorter.global_batch}`"
+            changes = filter(None, (*sizes, other_backend(question, one)))
+            return _fits(f"With {either(changes, 'and')}", one)
+    return ""
+
+
+def _halved(question: Question) -> Iterator[Question]:
+    """Yield the question for sequences of a half, a quarter … of the length, with as many
+    tokens."""
     shape, parts = question.shape, 2
     # An image has as many patches as it has.
     while not shape.input_parameters and shape.seq_len % parts == 0:
@@ -87,12 +102,8 @@ def _shorter_sequences(question: Question) -> str:
         if length < SHORTEST:
             break
         shorter = shape.with_lengths(length, shape.vocab)
-        one = _planned(replace(question, shape=shorter, global_batch=batch))
-        if one is not None:
-            changes = [f"`seq_len={length}`", f"`global_batch={batch}`", _backend(question, one)]
-            return _fits(f"With {either(filter(None, changes), 'and')}", one)
+        yield replace(question, shape=shorter, global_batch=batch)
         parts *= 2
-    return ""
 
 
 def _in_fewer_bits(question: Question) -> str:
@@ -174,22 +185,21 @@ def _offload(question: Question) -> str:
     """Say what offload, which is not fixed, would change."""
     if not question.cluster.gpu.has_host:
         return ""
-    plan = question.search(offload=True)
-    one = plan.best
+    one = replace(question, fixed={**question.fixed, "offload": True}).planned()
     if one is None:
-        examples = [group.example for group in plan.rejected]
+        examples = [group.example for group in question.search(offload=True).rejected]
         least = min(examples, key=lambda one: one.memory.total, default=None)
         if least is None:
             return ""
         return (
             f"Offload is not enough: with it, {brief(least)} still needs {gib(least.memory.total)}."
         )
+    changes = either(filter(None, ("`offload=True`", other_backend(question, one))), "and")
     if one.fits_host:
-        return _fits("With `offload=True`", one)
+        return _fits(f"With {changes}", one)
     needed, has = gib(one.hosted.total), host_room(one)
     return _fits(
-        f"Offload needs {needed} on each host, and the usual one has {has}: with `offload=True`",
-        one,
+        f"Offload needs {needed} on each host, and the usual one has {has}: with {changes}", one
     )
 
 
@@ -253,15 +263,6 @@ def _first(question: Question, **fixed: Any) -> Candidate | None:
     return None
 
 
-def _planned(question: Question) -> Candidate | None:
-    """Return the layout that a plan would have, of the backend that it would choose."""
-    try:
-        answer = question.answer()
-    except UsageError:
-        return None
-    return answer.best if answer.fits else None
-
-
 def _other_gpu(question: Question) -> str:
     """Find the GPU with the least memory on which the model fits, with the same number of GPUs; the
     fastest one of those with about as much."""
@@ -284,16 +285,9 @@ def _precision(gpu: Gpu, question: Question) -> Precision:
 
 
 def _suffices(gpus: str, question: Question, one: Candidate) -> str:
-    backend = _backend(question, one)
+    backend = other_backend(question, one)
     condition = f" with {backend}" if backend else ""
     return f"{gpus} would suffice{condition}: {brief(one)}, {gib(one.memory.total)}."
-
-
-def _backend(question: Question, one: Candidate) -> str:
-    """Name the backend of a layout; '' if it is the question's."""
-    name = one.layout.backend
-    unnamed = name == question.backend or without_backend(one.cluster.gpu)
-    return "" if unnamed else f"`backend={name!r}`"
 
 
 def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,13 @@ from dtrain.diagnostics import UsageError
 from dtrain.parallelism import json_file
 from dtrain.parallelism.model.config_file import ConfigFile
 from dtrain.parallelism.model.diffusion import diffusion_shape, is_diffusion
-from dtrain.parallelism.model.hybrids import ATTENTIONS, MIXERS, arranged, other_shape
+from dtrain.parallelism.model.hybrids import (
+    ATTENTIONS,
+    MIXERS,
+    MOST_LAYERS,
+    arranged,
+    other_shape,
+)
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 
@@ -55,9 +62,9 @@ class _Kind:
     causal: bool = True
     parallel: bool = False
     qk_norm: bool = False
-    window_pattern: int = 0
+    window_pattern: float = 0
     """The last of so many layers attends to all tokens, and the others to those of a sliding window
-    or of their chunk; 0 if all do."""
+    or of their chunk; 0 if all do, infinity if none does."""
     defaults: Mapping[str, Any] | None = None
     """Defaults of keys that files of this type often omit."""
 
@@ -76,7 +83,9 @@ _KINDS: Mapping[str, _Kind] = {
     "gpt_neo": replace(_GPT2, dropout=False),
     "mpt": _Kind(gated=False, tied=True, defaults={"expansion_ratio": 4}),
     "falcon": _Kind(gated=False, tied=True, parallel=True),
-    **dict.fromkeys(("bloom", "starcoder2"), _Kind(gated=False, tied=True)),
+    "bloom": _Kind(gated=False, tied=True),
+    "starcoder2": _Kind(gated=False, tied=True, window_pattern=math.inf),
+    **dict.fromkeys(("mistral", "mixtral", "phi3"), _Kind(window_pattern=math.inf)),
     **dict.fromkeys(("gpt_neox", "gptj", "codegen", "phi"), _Kind(gated=False, parallel=True)),
     **dict.fromkeys(("persimmon", "nemotron", "nemotron_h"), _Kind(gated=False)),
     "gemma": _Kind(tied=True, defaults={"head_dim": 256}),
@@ -257,6 +266,9 @@ class _Config(ConfigFile):
             thing = "an encoder with a decoder"
         named = (name for key, name in _KEYS_OF_OTHER_THINGS.items() if key in self.values)
         thing = thing or next(named, None)
+        kinds = self.get("attn_type_list")
+        if thing is None and isinstance(kinds, list) and 0 in kinds:
+            thing = "a mixture of attention and linear attention"
         if thing is None and "patch_size" in self.values and self.get(*_POSITIONS) is None:
             thing = "an encoder of images"
         if thing is None and self.model_type and self.get(*_LAYERS, *_HIDDEN, *_HEADS) is None:
@@ -273,26 +285,29 @@ class _Config(ConfigFile):
             )
 
     def attentions(self, layers: int) -> list[str]:
-        """Return the kind of each layer's attention, as Transformers names it."""
+        """Return the kind of each layer's attention, as Transformers names it; none if all layers
+        attend to all tokens."""
         listed = self.get("layer_types")
         if isinstance(listed, list) and listed:
-            return [str(kind) for kind in listed if kind in ATTENTIONS]
+            return [str(kind) for kind in listed[:layers] if kind in ATTENTIONS]
+        if not self.kind.window_pattern:
+            return []
         near = "chunked_attention" if self.get("attention_chunk_size") else "sliding_attention"
         rotary = self.get("no_rope_layers")
         if isinstance(rotary, list) and rotary:
-            return [near if one else "full_attention" for one in rotary]
-        if not self.kind.window_pattern:
-            return ["full_attention"] * layers
-        every = self.count("sliding_window_pattern", "no_rope_layer_interval")
-        every = every or self.kind.window_pattern
-        return ["full_attention" if i % every == 0 else near for i in range(1, layers + 1)]
+            return [near if one else "full_attention" for one in rotary[:layers]]
+        given = self.count("sliding_window_pattern", "no_rope_layer_interval")
+        every = given or self.kind.window_pattern
+        places = range(1, min(layers, MOST_LAYERS) + 1)
+        return ["full_attention" if i % every == 0 else near for i in places]
 
     def near(self, layers: int) -> dict[str, Any]:
         """Return the fields of a shape some of whose layers attend to a window or a chunk."""
         every = self.attentions(layers)
         chunks, windows = map(every.count, ("chunked_attention", "sliding_attention"))
         tokens = self.count("attention_chunk_size" if chunks else "sliding_window")
-        if not (chunks or windows) or not tokens:
+        unused = not chunks and self.get("use_sliding_window") is False
+        if not (chunks or windows) or not tokens or unused:
             return {}
         whole = 1 - (chunks + windows) / len(every)
         return {
