@@ -100,7 +100,7 @@ def launch(
     ask: Ask | None = None,
 ) -> Report | LaunchedRun:
     """Launch a job on all its hosts, and wait until it ends and all its processes are gone.
-    As `attach`, returns early if no host can be reached.
+    Like `attach`, it returns early if no host can be reached.
 
     Works in any thread. Several launches may run at the same time.
 
@@ -329,8 +329,8 @@ class LaunchedRun:
             return replace(found, hosts=engine.status(record, found.hosts))
 
     def wait(self, timeout: float | None = None) -> Report:
-        """Wait until the run ends, and return its report. Takes over if its launcher is gone. As
-        `attach`, returns early if no host can be reached.
+        """Wait until the run ends, and return its report. Takes over if its launcher is gone. Like
+        `attach`, it returns early if no host can be reached.
 
         Raises TimeoutError after ``timeout`` seconds; the run continues.
         """

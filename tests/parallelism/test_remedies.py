@@ -79,6 +79,13 @@ def test_shorter_sequences_get_the_plan_that_a_user_then_sees() -> None:
     assert f"{best.memory.total:.1f} GiB, {best.time.total:.0f} s a step." in text
 
 
+def test_shorter_sequences_are_those_that_the_constraints_divide() -> None:
+    """The shortest half, 15,625, cannot be split over 8 ranks."""
+    asked = {"model": "llama-3.1-8b", "gpus": 8, "gpu": "h100", "global_batch": 8}
+    texts = advice(**asked, seq_len=10**6, fixed={"context": 8})
+    assert any(text.startswith("With `seq_len=250000`") for text in texts)
+
+
 def test_one_host_alone_has_the_same_constraints() -> None:
     """Two hosts with a fast network are slow only because of the constraint."""
     for fixed in ({"tensor": 16}, {"sharding": "none", "tensor": 1, "pipeline": 1}):

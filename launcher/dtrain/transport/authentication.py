@@ -224,15 +224,16 @@ class _Login:
             if time.monotonic() >= self._deadline:
                 self._set_timeout()
             return
-        reason = self._transport.explain()
+        ended = self._transport.explain()
+        reason = "; ".join(filter(None, (self._said(), ended)))
         # After an answer, another connection would only prompt the user again.
-        if self.asked or (self.tried and "authentication failures" in reason.lower()):
+        if self.asked or (self.tried and "authentication failures" in ended.lower()):
             self.hung_up = reason
             return
         # sshd's LoginGraceTime may have expired while the user typed an answer.
         raise DroppedError(
             Transient.DROPPED,
-            f"the server closed the connection during authentication ({self._said() or reason})",
+            f"the server closed the connection during authentication ({reason})",
             excused=self._excused,
         )
 

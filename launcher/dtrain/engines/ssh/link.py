@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from dtrain.diagnostics import AuthError, ConnectError, NodeError
+from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.engines.ssh import host_events, host_state, problems
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.guarded import fault, run_guarded
@@ -228,16 +228,14 @@ class Link:
             outage.attempt(time.monotonic())
             try:
                 return self._connection.connect(self._goes_on)
-            except (ConnectError, AuthError) as error:
-                asked = isinstance(error, AuthError) and error.asked
-                if outage.attempted >= limit or asked or not self._goes_on():
+            except ConnectError:
+                if outage.attempted >= limit or not self._goes_on():
                     raise
-                # A host refuses keys until its home folders are mounted.
-                refuses = isinstance(error, AuthError)
-            problem = "refuses the login" if refuses else "cannot be reached"
             wait = f"waiting for it for up to {limit:g} s (job.restart.node_timeout)"
-            self._context.recorder.notice_once(f"{self.host} {problem}; {wait}")
+            self._context.recorder.notice_once(f"{self.host} cannot be reached; {wait}")
             self._closed.wait(spread(outage.next_delay()))
+            if not self._goes_on():
+                return None
 
     def _goes_on(self) -> bool:
         """Whether the link still follows the host, or wants to."""

@@ -80,8 +80,10 @@ def _fits(change: str, one: Candidate | None) -> str:
 def _shorter_sequences(question: Question) -> str:
     """Find the longest sequences that fit, in a step of as many tokens."""
     choices = [*_halved(question)]
-    # If the shortest do not fit, no others do.
-    if not choices or choices[-1].planned() is None:
+    # If the shortest that a layout can split do not fit, no others do.
+    split = (one for one in reversed(choices) if one.search().considered or one.others)
+    shortest = next(split, None)
+    if shortest is None or shortest.planned() is None:
         return ""
     for shorter in choices:
         one = shorter.planned()
