@@ -127,3 +127,9 @@ class Group:
             return self.efficiency.latency + size / (self.cluster.gpu.link_among(2) * 1e9 * 0.7)
         wire = self._wire * 1e9 * self.efficiency.network / self.cluster.gpus_per_host
         return self.efficiency.latency + size / wire
+
+
+def exposed(traffic: float, busy: float, share: float) -> float:
+    """Return the seconds that ``traffic`` adds to ``busy`` seconds of computation beside it. While
+    both run, a second of traffic adds ``share`` seconds."""
+    return traffic - (1 - share) * min(traffic, busy)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from operator import attrgetter
 
-from dtrain.parallelism.assumptions import COMPILED_LOSS, Assumptions
-from dtrain.parallelism.cluster.efficiency import Efficiency
-from dtrain.parallelism.cluster.hardware import GpuCluster, Precision
+from dtrain.parallelism.assumptions import COMPILED_LOSS
+from dtrain.parallelism.cluster.hardware import Precision
+from dtrain.parallelism.cost.keyed import KeyedCosts
 from dtrain.parallelism.cost.products import (
     Product,
     grouped,
@@ -17,7 +17,7 @@ from dtrain.parallelism.cost.products import (
     up_projections,
 )
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import cached_property, dataclass
+from dtrain.records import cached_property
 from dtrain.runtime.layout import Layout
 
 BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "nvfp4": 2, "tf32": 4, "fp32": 4}
@@ -58,38 +58,14 @@ UNALIGNED = 1 / 16
 """Speed of 16-bit products without Tensor Cores, as a share: an A100's 19.5 of 312 TFLOP/s."""
 
 
-_OF_A_LAYER = attrgetter(
-    "backend", "tensor", "context", "expert", "micro_batch", "recompute", "sequence_parallel",
-    "shards_parameters",
-)  # fmt: skip
-"""The fields of a layout that the time of a layer depends on."""
+class Kernels(KeyedCosts):
+    """Computes seconds of one layer and micro-batch on one GPU, by pass and part. Layouts that
+    differ in stages and data ranks have the same layer."""
 
-
-@dataclass(frozen=True, eq=False)
-class _OneLayer:
-    """What costs of a layer depend on. Two are equal if a layer costs as much: a search computes
-    costs once for all layouts that differ in stages and data ranks only."""
-
-    efficiency: Efficiency
-    cluster: GpuCluster
-    shape: Shape
-    layout: Layout
-    assumed: Assumptions
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _OneLayer) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[object, ...]:
-        own = self.efficiency, self.cluster, self.shape, self.assumed
-        return (*own, *_OF_A_LAYER(self.layout))
-
-
-class Kernels(_OneLayer):
-    """Computes seconds of one layer and micro-batch on one GPU, by pass and part."""
+    layout_fields = attrgetter(
+        "backend", "tensor", "context", "expert", "micro_batch", "recompute", "sequence_parallel",
+        "shards_parameters",
+    )  # fmt: skip
 
     @property
     def tokens(self) -> float:

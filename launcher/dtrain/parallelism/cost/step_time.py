@@ -9,33 +9,21 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of, keeps_stage, reduces_each_micro_batch
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.efficiency import OVERLAPPED, Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
-from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.collectives import Group, exposed
+from dtrain.parallelism.cost.data_parallel import PCIE, DataRanks, between_steps
 from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
-from dtrain.parallelism.cost.stages import (
-    adapters_of_stage,
-    kinds_of_stages,
-    parameters_of_stage,
-    stage_layers,
-)
+from dtrain.parallelism.cost.stages import kinds_of_stages, stage_layers
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 LAUNCHES = 100
 """Approximate number of kernels of one micro-batch outside of the layers."""
-PCIE = 20e9
-"""Bytes/s of one GPU to its host's memory and back (PCIe 4.0 x16, sustained)."""
-PAGEABLE = PCIE / 2
-"""The same to memory that is not pinned: the copy goes through a pinned buffer. An estimate."""
-HOST_MEMORY = 100e9
-"""Bytes/s that all processors of a host sustain together while they update parameters. DeepSpeed's
-Adam reaches 50 (Qwen 72B on four hosts takes 10 s, its issue 6834) to 110 (Llama 2 7B on one host
-takes under 2 s, jzhang38/EasyContext)."""
 SLOWEST_HOST = 0.15
 """Growth of the fixed costs of a step with the logarithm of the number of hosts: all wait for the
 slowest, and the longest of n delays at random grows with ln n. Chosen for tables of one model on 8
@@ -120,7 +108,7 @@ def step_time(
     bubble = BUBBLE.get(layout.schedule, 1.0) * others / layout.virtual_pipeline
 
     sends, beside = _sends(kernels, busy[slowest])
-    data, optimizer = _between_steps(kernels, max(counts), m * busy[slowest] - beside)
+    ranks = between_steps(DataRanks(efficiency, cluster, shape, layout, assumed))
     return StepTime(
         compute=m * (layers * layer.compute + (head if slowest == p - 1 else 0.0)),
         recompute=m * layers * layer.recompute,
@@ -129,8 +117,8 @@ def step_time(
         expert=m * layers * layer.expert,
         pipeline=sends,
         bubble=bubble,
-        data=data,
-        optimizer=optimizer,
+        data=ranks.exposed(m * busy[slowest] - beside),
+        optimizer=ranks.optimizer,
         host=m * (waits[slowest] + _copies_to_host(kernels, counts, slowest)),
         other=efficiency.fixed * (1 + SLOWEST_HOST * math.log(cluster.hosts)),
     )
@@ -226,7 +214,7 @@ def _layer(kernels: Kernels) -> _Layer:
     compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle
     exchange = moe * _expert(kernels) if moe else 0.0
     if assumed.hides_exchange:
-        exchange = _exposed(exchange, compute, OVERLAPPED)
+        exchange = exposed(exchange, compute, OVERLAPPED)
     started = launches(kernels.shape, kernels.layout, assumed)
     return _Layer(
         compute=compute,
@@ -238,12 +226,6 @@ def _layer(kernels: Kernels) -> _Layer:
         launches=started,
         stalled=0.0 if assumed.capacity else moe * started,
     )
-
-
-def _exposed(traffic: float, busy: float, share: float) -> float:
-    """Seconds that ``traffic`` adds to ``busy`` seconds of computation beside it. While both run,
-    a second of traffic adds ``share`` seconds."""
-    return traffic - (1 - share) * min(traffic, busy)
 
 
 def _copies_to_host(kernels: Kernels, counts: tuple[int, ...], stage: int) -> float:
@@ -350,142 +332,10 @@ def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
     # Each tensor rank sends its part of the sequence.
     shared = layout.sequence_parallel or backend_of(layout).sends_shares
     once = group.send(_activation(kernels) / (layout.tensor if shared else 1))
-    exposed, hidden = 0.5 * once, 0.0
+    waited, hidden = 0.5 * once, 0.0
     if v > 1 and backend_of(layout).overlaps_sends:
         piece = stage / v / 3  # The forward pass takes a third.
-        exposed = min(exposed, _exposed(once, piece, OVERLAPPED))
-        hidden = min(once - exposed, piece)
+        waited = min(waited, exposed(once, piece, OVERLAPPED))
+        hidden = min(once - waited, piece)
     pieces = layout.grad_accumulation * v
-    return 2 * ((p - 1) * once + pieces * exposed), 2 * pieces * hidden
-
-
-def _between_steps(kernels: Kernels, layers: int, busy: float) -> tuple[float, float]:
-    """Return the exposed seconds of data parallelism, and the seconds of the optimizer.
-
-    ``layers`` is the number of layers of the fullest stage; ``busy`` is its computation time.
-    """
-    shape, layout, efficiency = kernels.shape, kernels.layout, kernels.efficiency
-    ranks = layout.copies
-    stages = range(layout.pipeline) if shape.pattern else (0, layout.pipeline - 1)
-    dense, experts = max(
-        (parameters_of_stage(shape, layout, layers, stage) for stage in stages),
-        key=sum,
-    )
-    shards = layout.shards
-    # Copies of an expert are on every ``expert``-th rank only.
-    expert_replicas = max(1, ranks // layout.expert)
-    frozen, fixed = (0.0, 0.0), 0.0
-    if shape.lora is not None:
-        frozen = dense, experts
-        fixed = dense / shards + experts / layout.expert_shards
-        fixed *= shape.frozen_matrix_bytes or 2
-        dense, experts = adapters_of_stage(shape, layout, layers)
-    # Adam reads gradient, two moments and the copy in 32 bits, and writes the last three. A GPU
-    # also writes the gradient and the parameter of 16 bits.
-    on_gpu, on_host = (14, 14) if kernels.assumed.narrow_states else (34, 28)
-    halved = layout.reduce == "bf16" or not kernels.assumed.fp32_gradients
-    gradient = 2 if halved else 4
-    mine = dense / shards + experts / layout.expert_shards
-    traffic = 0.0
-    if layout.offload:
-        # The host's processors update at the speed of its memory, which its GPUs share.
-        each = HOST_MEMORY / kernels.cluster.gpus_per_host
-        traffic, copies = _copies_of_states(kernels, mine, gradient, each, fixed)
-        optimizer = copies + mine * on_host / each
-    else:
-        optimizer = on_gpu * mine / (kernels.cluster.gpu.bandwidth * 1e9 * efficiency.stream)
-    if ranks == 1:
-        return 0.0, optimizer + traffic
-
-    # Experts are copied only on every ``expert``-th rank, further apart.
-    for count, size, own, apart in (
-        (dense, ranks, shards, layout.tensor),
-        (experts, expert_replicas, layout.expert_shards, layout.tensor * layout.expert),
-    ):
-        if count and size > 1:
-            traffic += _traffic(kernels, count, size, own, apart, gradient, layers)
-    if layout.shards_parameters:
-        traffic += _gathers(kernels, frozen[0], shards, layout.tensor, layers)
-        apart = layout.tensor * layout.expert
-        traffic += _gathers(kernels, frozen[1], layout.expert_shards, apart, layers)
-    if kernels.assumed.blocking or not kernels.assumed.overlaps_reduction:
-        return traffic, optimizer
-    late = 0.0
-    if kernels.assumed.gathers_late and layout.shards_parameters and not keeps_stage(layout):
-        late = _gathers(kernels, dense, shards, layout.tensor, layers) / 2
-    if kernels.assumed.gathers_after and not layout.shards_parameters:
-        near = Group(kernels.cluster, efficiency, shards, layout.tensor)
-        late = near.all_gather(BYTES[kernels.assumed.precision] * dense)
-        if not reduces_each_micro_batch(layout):
-            # Beside the backward pass of the last micro-batch.
-            busy *= 2 / 3 / layout.grad_accumulation
-    traffic -= late
-    return late + _exposed(traffic, busy, efficiency.exposed_data), optimizer
-
-
-def _copies_of_states(
-    kernels: Kernels, mine: float, gradient: int, host: float, fixed: float
-) -> tuple[float, float]:
-    """Return the seconds in which offloaded states are copied over PCIe in a step, beside the
-    computation and while a rank waits. ``mine``: the parameters of this rank's share; ``gradient``:
-    bytes of one's gradient; ``host``: bytes/s of the host's memory for one rank; ``fixed``: bytes
-    of the share of a frozen model.
-
-    In FSDP2 (``all_gather_inputs``, ``foreach_reduce``) every gather copies the share from the
-    host, as it is stored, and every reduction returns its gradients. Those after the first one wait
-    for the copy, and the host adds them up. Under HSDP, sums stay on the GPU until the last one.
-    """
-    layout = kernels.layout
-    if kernels.assumed.habits.offloads != "all":
-        return 0.0, mine * (gradient + 2) / PCIE
-    stored = (2 if kernels.assumed.narrow_states else 4) * mine
-    gathers = _times_gathered(layout)
-    adds = reduces_each_micro_batch(layout) and layout.sharding != "hybrid"
-    added = layout.grad_accumulation - 1 if adds else 0
-    beside = (stored * (gathers + 1) + fixed * gathers) / PCIE
-    return beside, added * stored * (1 / PAGEABLE + 3 / host)
-
-
-def _times_gathered(layout: Layout) -> int:
-    """How often a rank gathers each parameter in a step."""
-    if keeps_stage(layout) or not layout.shards_parameters:
-        return 1
-    return 2 * layout.grad_accumulation
-
-
-def _gathers(kernels: Kernels, count: float, shards: int, apart: int, layers: int) -> float:
-    """Seconds to gather ``count`` parameters from ``shards`` ranks for the forward and backward
-    passes of a step."""
-    if not count or shards == 1:
-        return 0.0
-    group = Group(kernels.cluster, kernels.efficiency, shards, apart)
-    size = (kernels.shape.frozen_matrix_bytes or 2) * count / (layers + 1)
-    return _times_gathered(kernels.layout) * (layers + 1) * group.all_gather(size)
-
-
-def _traffic(
-    kernels: Kernels, count: float, ranks: int, shards: int, apart: int, gradient: int, layers: int
-) -> float:
-    """Seconds for data ranks to exchange ``count`` parameters and their gradients in a step.
-    ``shards``: how many of the ``ranks`` share one copy of the sharded states."""
-    layout, efficiency = kernels.layout, kernels.efficiency
-    group = Group(kernels.cluster, efficiency, ranks, apart)
-    near = Group(kernels.cluster, efficiency, shards, apart)
-    narrow = kernels.assumed.precision in ("fp8", "nvfp4") and backend_of(layout).gathers_fp8
-    parameter = 1 if narrow else BYTES[kernels.assumed.precision]
-    if layout.shards_parameters:
-        one = count / (layers + 1)
-        gathers = (layers + 1) * 2 * near.all_gather(parameter * one)
-        scatters = (layers + 1) * near.all_gather(gradient * one)
-        if shards < ranks:
-            far = Group(kernels.cluster, efficiency, ranks // shards, apart * shards)
-            scatters += far.all_reduce(gradient * count / shards)
-        if keeps_stage(layout):
-            return gathers / 2 + scatters
-        # Every micro-batch gathers; a layer's gather overlaps with another's computation.
-        return layout.grad_accumulation * (gathers + scatters)
-    if shards < ranks or kernels.assumed.reduces_to_all:
-        # Reduce over all ranks, update in shards, and gather from the ranks with shards.
-        return group.all_reduce(gradient * count) + near.all_gather(parameter * count)
-    scatters = layout.grad_accumulation if reduces_each_micro_batch(layout) else 1
-    return scatters * group.all_gather(gradient * count) + group.all_gather(parameter * count)
+    return 2 * ((p - 1) * once + pieces * waited), 2 * pieces * hidden

@@ -1,0 +1,39 @@
+"""Costs that a search computes once for all layouts in which they are equal."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, ClassVar
+
+from dtrain.parallelism.assumptions import Assumptions
+from dtrain.parallelism.cluster.efficiency import Efficiency
+from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.model.shape import Shape
+from dtrain.records import dataclass
+from dtrain.runtime.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedCosts:
+    """Base of classes that compute a part of a step's costs, and that are keys of caches. Two are
+    equal if their layouts differ only in fields on which that part does not depend."""
+
+    efficiency: Efficiency
+    cluster: GpuCluster
+    shape: Shape
+    layout: Layout
+    assumed: Assumptions
+
+    layout_fields: ClassVar[attrgetter[Any]]
+    """The fields of a layout that the part depends on."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        own = self.efficiency, self.cluster, self.shape, self.assumed
+        return (*own, *self.layout_fields(self.layout))
