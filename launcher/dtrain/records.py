@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from operator import attrgetter
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+Record = TypeVar("Record")
 
 
 class KeepsHash:
@@ -27,6 +29,13 @@ def shallow(record: Any) -> dict[str, Any]:
     """The fields, for JSON. `asdict` would copy what they contain, which takes longer than to write
     it."""
     return {one.name: getattr(record, one.name) for one in fields(record)}
+
+
+def changed(record: Record, **values: Any) -> Record:
+    """Return `replace`, in a sixth of its time, of a record that keeps nothing but its fields."""
+    made: Record = object.__new__(type(record))
+    vars(made).update(vars(record), **values)
+    return made
 
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ def plan(question: Question) -> Plan:
 def test_lower_limits_are_below_the_costs(plan: Plan) -> None:
     for one in (*plan.fitting, *(group.example for group in plan.rejected)):
         assert one.least_time <= one.time.total * (1 + 1e-12)
-        assert one.least_activations <= one.least_memory <= one.memory.total
+        assert one.least_activations <= one.least_kept <= one.least_memory <= one.memory.total
 
 
 def test_the_stage_for_which_others_wait_is_not_always_the_one_with_the_most_work() -> None:

@@ -19,7 +19,7 @@ from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import cached_property, dataclass
+from dtrain.records import cached_property, changed, dataclass
 from dtrain.runtime.layout import BackendName, Layout
 
 LARGEST_MICRO_BATCH = (16, 16_384)
@@ -38,6 +38,8 @@ _SPLIT = attrgetter(
     "sequence_parallel", "offload",
 )  # fmt: skip
 """The fields of a layout that the search chooses, without its micro-batches."""
+_INDEPENDENT = {"micro_batch", "recompute", "offload"}
+"""Fields of which any value suits all other fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Plan:
         for ladder, one in zip(ladders, self.layouts, strict=True):
             if one.layout.micro_batch < leanest.setdefault(ladder, one).layout.micro_batch:
                 leanest[ladder] = one
-        small = {ladder for ladder, one in leanest.items() if one.least_activations <= one.limit}
+        small = {ladder for ladder, one in leanest.items() if one.least_kept <= one.limit}
         queue = [
             # Rounding must not lift a limit above the time.
             (_effort(one.layout) * one.least_time * (1 - 1e-9), place, "time")
@@ -161,7 +163,7 @@ def search(layouts: Iterable[Candidate], *, offload: bool = True) -> Plan:
     def offloaded(layouts: Iterable[Candidate]) -> Plan:
         # The lower limit of a step's time is that of its layers, which offload does not change.
         away = (
-            replace(one, layout=replace(one.layout, offload=True))
+            one.offloaded
             for one in layouts
             if one.may_offload and (most == math.inf or one.least_time * (1 + OFFLOAD) < most)
         )
@@ -200,13 +202,14 @@ class _Choices:
             for expert in self.of("expert", experts or (1,)):
                 for sharding in self.of("sharding", self._shardings(sizes)):
                     shard = self._shard(sizes) if sharding == "hybrid" else None
-                    split = _changed(sizes, expert=expert, sharding=sharding, shard=shard)
+                    split = changed(sizes, expert=expert, sharding=sharding, shard=shard)
                     yield from filter(self._allows, self._schedules(split, share))
 
     def _allows(self, layout: Layout) -> bool:
         """Whether the layout is consistent, and its backend can train it."""
         # Only separately fixed values can be inconsistent.
-        return (not self.fixed or sound(layout, self.shape)) and not any(
+        consistent = self.fixed.keys() <= _INDEPENDENT or sound(layout, self.shape)
+        return consistent and not any(
             refusals(
                 self.shape,
                 layout,
@@ -279,16 +282,17 @@ class _Choices:
         sequences, tokens = LARGEST_MICRO_BATCH
         most = max(sequences, tokens // self.shape.seq_len)
         divides = self.shape.seq_len // split.context % split.tensor == 0
+        recomputes = tuple(self.of("recompute", self._recomputes(split)))
         for micro_batch in self.of("micro_batch", _divisors(share, most)):
             if share % micro_batch:
                 continue
             steps = share // micro_batch
             for pieces, recompute, sequence in product(
                 self.of("virtual_pipeline", self._pieces(split, steps)),
-                self.of("recompute", self._recomputes(split)),
+                recomputes,
                 self.of("sequence_parallel", (split.tensor > 1 and divides,)),
             ):
-                yield _changed(
+                yield changed(
                     split,
                     micro_batch=micro_batch,
                     grad_accumulation=steps,
@@ -312,18 +316,11 @@ class _Choices:
     def _recomputes(self, split: Layout) -> Iterable[str]:
         if split.offload_activations:
             return ("none",)
-        drops = self.assumed.recomputes_modules(self.shape, replace(split, recompute="selective"))
+        drops = self.assumed.recomputes_modules(self.shape, changed(split, recompute="selective"))
         if drops or self.assumed.by_torch(split) or not self.assumed.flash_attention:
             return ("none", "selective", "full")
         # Of a dense model, selective recompute drops only scores, which flash attention has not.
         return ("none", "full")
-
-
-def _changed(layout: Layout, **fields: Any) -> Layout:
-    """Return `replace`, in a sixth of its time: a search makes tens of thousands of layouts."""
-    changed = object.__new__(Layout)
-    vars(changed).update(vars(layout), **fields)
-    return changed
 
 
 def _divisors(number: int, most: int) -> tuple[int, ...]:
@@ -400,7 +397,7 @@ def _grouped(rest: Iterable[list[Candidate]]) -> Iterator[Rejected]:
         least = nearest.setdefault(kind, candidate).memory.total
         # Each of these is a lower limit of the next, and much faster.
         if (
-            candidate.least_activations < least
+            candidate.least_kept < least
             and candidate.least_memory < least
             and candidate.memory.total < least
         ):

@@ -7,11 +7,17 @@ from dtrain.parallelism.backends import can_offload
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.host_memory import HostMemory, host_memory
-from dtrain.parallelism.cost.memory import Memory, least_activations, memory, stage_memory
+from dtrain.parallelism.cost.memory import (
+    Memory,
+    lasting_states,
+    least_activations,
+    memory,
+    stage_memory,
+)
 from dtrain.parallelism.cost.speed import Speed, speed
 from dtrain.parallelism.cost.step_time import StepTime, least_time, step_time
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import cached_property, dataclass
+from dtrain.records import cached_property, changed, dataclass
 from dtrain.runtime.layout import Layout
 
 HEADROOM = 0.04
@@ -71,13 +77,24 @@ class Candidate:
 
     @cached_property
     def least_activations(self) -> float:
-        """A lower limit of `least_memory`, and much cheaper to compute."""
+        """A lower limit of `least_kept`, the same with offload."""
         return least_activations(self.shape, self.layout, self.assumed)
+
+    @cached_property
+    def least_kept(self) -> float:
+        """A lower limit of `least_memory`, and much cheaper to compute."""
+        return self.least_activations + lasting_states(self.shape, self.layout, self.assumed)
 
     @property
     def may_offload(self) -> bool:
         """Whether the states can be in a memory other than the device's."""
         return self.cluster.gpu.has_host and can_offload(self.layout)
+
+    @property
+    def offloaded(self) -> Candidate:
+        """This layout with its optimizer in the hosts' memory."""
+        layout = changed(self.layout, offload=True)
+        return Candidate(self.shape, layout, self.cluster, self.efficiency, self.assumed)
 
     @property
     def hosted(self) -> HostMemory:
@@ -137,8 +154,7 @@ class Candidate:
     @property
     def may_fit(self) -> bool:
         """Whether `least_memory` is within the limit: faster than `fits`."""
-        # Of most layouts for long sequences, the activations alone do not fit.
-        return self.least_activations <= self.limit and self.least_memory <= self.limit
+        return self.least_kept <= self.limit and self.least_memory <= self.limit
 
     @property
     def fits(self) -> bool:

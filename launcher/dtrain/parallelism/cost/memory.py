@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
-from dtrain.parallelism.backends import backend_of, reduces_each_micro_batch
+from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.cluster.hardware import GIB
 from dtrain.parallelism.cost.activations import (
     largest_layer,
@@ -15,19 +14,12 @@ from dtrain.parallelism.cost.activations import (
     routed_gradients,
     score_activations,
 )
-from dtrain.parallelism.cost.layer import BYTES
 from dtrain.parallelism.cost.products import tokens
 from dtrain.parallelism.cost.runtime_memory import Stage
 from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import Phase, Rank, peak
-from dtrain.parallelism.cost.stages import (
-    StageRank,
-    adapters_of_stage,
-    extreme_stages,
-    in_flight,
-    parameters_of_stage,
-    stage_layers,
-)
+from dtrain.parallelism.cost.stages import StageRank, extreme_stages, in_flight, layers_of_stage
+from dtrain.parallelism.cost.states import StageStates, stage_states
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
@@ -94,11 +86,11 @@ def memory(shape: Shape, layout: Layout, assumed: Assumptions) -> Memory:
 @lru_cache(maxsize=1 << 16)
 def stage_memory(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> Memory:
     """Return the memory of a GPU of one stage of the pipeline."""
-    layers = _layers(shape, layout, assumed, stage)
+    layers = layers_of_stage(shape, layout, assumed, stage)
     if backend_of(layout).runtime_memory:
         return _by_runtime(Stage(shape, layout, assumed, stage, layers, in_flight(layout, stage)))
     rank = Rank(shape, layout, assumed, stage, layers)
-    states = _stage_states(rank)
+    states = stage_states(shape, layout, assumed, stage)
     held = in_flight(layout, stage, hides_exchange=assumed.hides_exchange)
     if assumed.by_torch(layout):
         phase, cached = peak(rank, held)
@@ -136,9 +128,21 @@ def least_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
     memory; 0 for the runtime, whose formulas have other terms."""
     if backend_of(layout).runtime_memory:
         return 0.0
-    kept = _layers(shape, layout, assumed, 0) * mean_activations(shape, layout, assumed, 0)
+    kept = layers_of_stage(shape, layout, assumed, 0) * mean_activations(shape, layout, assumed, 0)
     # Rounding must not lift the limit above the memory.
     return kept * tokens(shape, layout) * in_flight(layout, 0) * (1 - 1e-9) / GIB
+
+
+def lasting_states(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Return the GiB of the first stage's states that last from step to step: weights and moments.
+    With `least_activations`, they are a lower limit of its memory."""
+    if backend_of(layout).runtime_memory:
+        stage = Stage(shape, layout, assumed, 0, layers_of_stage(shape, layout, assumed, 0), 1)
+        lasting = stage.weights + stage.moments
+    else:
+        states = stage_states(shape, layout, assumed, 0)
+        lasting = states.parameters + states.optimizer
+    return lasting * (1 - 1e-9) / GIB
 
 
 def _communicators(layout: Layout, assumed: Assumptions) -> int:
@@ -162,41 +166,7 @@ def _communicators(layout: Layout, assumed: Assumptions) -> int:
     return count + 1 + model + experts
 
 
-class _StageStates(NamedTuple):
-    """Bytes of the states on one GPU of a stage."""
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    step: float
-    """Of gradients and moments that the step casts to 32 bits."""
-
-
-def _stage_states(rank: Rank) -> _StageStates:
-    shape, layout, assumed = rank.shape, rank.layout, rank.assumed
-    states = _States.of(layout, assumed)
-    dense, experts = parameters_of_stage(shape, layout, rank.layers, rank.stage)
-    shards, expert_shards = layout.shards, layout.expert_shards
-    fixed = 0.0
-    if shape.lora is not None:
-        fixed = _frozen(rank, dense) / states.spread(shards)
-        fixed += _matrix_bytes(shape, assumed) * experts / states.spread(expert_shards)
-        dense, experts = adapters_of_stage(shape, layout, rank.layers)
-    elif not assumed.by_torch(layout):
-        fixed = assumed.quantized * (dense - _ends(rank) + experts)
-    parameters = fixed + states.parameters(dense, shards)
-    parameters += states.parameters(experts, expert_shards)
-    if layout.offload and assumed.habits.offloads == "all" and layout.shards_parameters:
-        parameters = 0.0
-    return _StageStates(
-        parameters,
-        states.gradients(dense, shards) + states.gradients(experts, expert_shards),
-        states.optimizer(dense, shards) + states.optimizer(experts, expert_shards),
-        states.step(dense, shards) + states.step(experts, expert_shards),
-    )
-
-
-def _whole_peak(rank: Rank, states: _StageStates, held: float) -> Phase:
+def _whole_peak(rank: Rank, states: StageStates, held: float) -> Phase:
     """Return the highest phase with whole parameters, as in Megatron-LM: the first backward pass,
     or the step, which comes when the activations are gone."""
     shape, layout, assumed = rank.shape, rank.layout, rank.assumed
@@ -273,17 +243,6 @@ def _split_blocks(rank: Rank) -> float:
     return each * rank.tokens * rank.shape.vocab
 
 
-def _layers(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> int:
-    """Layers of a stage, if the software puts most of them on the first or the last one."""
-    p, fullest = layout.pipeline, assumed.habits.fullest
-    if p > 1 and fullest == "first" and stage == 0:
-        head = shape.head_parameters / shape.layer_parameters()
-        return min(int((shape.layers + head) / p) + 1, shape.layers - p + 1)
-    if fullest == "last" and stage == p - 1:
-        return -(-shape.layers // p)
-    return stage_layers(shape, layout, fullest)[stage]
-
-
 def _activation_gradients(rank: Rank) -> float:
     """Bytes per token of the largest gradients that a layer's backward pass holds at once: of a
     kernel's output and input in the MLP or over the score matrix, and of the residual stream."""
@@ -296,87 +255,7 @@ def _activation_gradients(rank: Rank) -> float:
     return max(own, routed + rank.compute * 2 * shape.hidden / split)
 
 
-def _matrix_bytes(shape: Shape, assumed: Assumptions) -> float:
-    """Bytes of a frozen parameter of a layer's matrices."""
-    return shape.frozen_matrix_bytes or _rest_bytes(assumed)
-
-
-def _rest_bytes(assumed: Assumptions) -> float:
-    """Bytes of a frozen parameter that is not in 4 bits."""
-    return 4 if assumed.habits.wide_rest else BYTES[assumed.precision]
-
-
-def _frozen(rank: Rank, count: float) -> float:
-    """Bytes of ``count`` frozen parameters, all but the experts'."""
-    whole = _ends(rank)
-    matrices = _matrix_bytes(rank.shape, rank.assumed) * (count - whole)
-    return _rest_bytes(rank.assumed) * whole + matrices
-
-
-def _ends(rank: Rank) -> float:
-    """Parameters of the embedding and the output layer."""
-    return rank.embedding + (0.0 if rank.shape.tied and rank.first else rank.head)
-
-
 def _by_runtime(stage: Stage) -> Memory:
     phase = highest_phase(stage)
     used = sum(phase) + stage.weights + stage.moments
     return _in_gib(stage, phase, stage.weights, stage.moments, FRAGMENTATION_BY_TORCH * used)
-
-
-@dataclass(frozen=True, slots=True)
-class _States:
-    """Bytes of each parameter's states, and the number of data ranks that shard each state.
-
-    Mixed-precision Adam keeps parameter and gradient in 16 bits (the gradient in 32 if it is
-    accumulated so) and a copy and two moments in 32: 18 bytes in total; 16 with gradients of 16
-    bits, and with fp16 20 while the step has them in 32 (Megatron-LM, ``dist_optimizer.md``); 16
-    under full sharding, whose parameters are the 32-bit copy (ZeRO, arXiv 1910.02054). 8 if all of
-    them have 16 bits.
-    """
-
-    layout: Layout
-    parameter: float
-    gradient: float
-    moments: float
-    copies: float
-    cast: float = 0.0
-    """Of gradients and moments that the step casts to 32 bits when the activations are gone.
-    `copies` has those of flat tensors, which do not fit where activations were."""
-
-    @staticmethod
-    def of(layout: Layout, assumed: Assumptions) -> _States:
-        # `sharded_memory` has the phase of the step.
-        copies = 0 if assumed.by_torch(layout) else assumed.step_copies
-        habits = assumed.habits
-        if assumed.narrow_states:
-            return _States(layout, 2, 2, min(4, 2 * habits.moment_bytes), copies)
-        if layout.shards_parameters or assumed.precision in ("tf32", "fp32"):
-            return _States(layout, 4, 4, 2 * habits.moment_bytes, copies)
-        moments = 2 * habits.moment_bytes + habits.master_bytes
-        cast = 8 if 0 < habits.moment_bytes < 4 else 0
-        if not assumed.fp32_gradients:
-            # NeMo's Adam reads bf16 gradients as they are.
-            cast += 4 if assumed.precision == "fp16" and not copies else 0
-            return _States(layout, 2, 2, moments, copies, cast)
-        return _States(layout, 2, 6 if habits.both_gradients else 4, moments, copies, cast)
-
-    def spread(self, shards: int) -> int:
-        """How many ranks divide the parameters of which ``shards`` ranks divide some states."""
-        return shards if self.layout.shards_parameters else 1
-
-    def parameters(self, count: float, shards: int) -> float:
-        return self.parameter * count / self.spread(shards)
-
-    def gradients(self, count: float, shards: int) -> float:
-        return self.gradient * count / (shards if reduces_each_micro_batch(self.layout) else 1)
-
-    def optimizer(self, count: float, shards: int) -> float:
-        """Bytes of the moments and the 32-bit copy, and of what the step copies."""
-        if self.layout.offload:
-            return 0.0
-        return (self.moments + self.copies) * count / shards
-
-    def step(self, count: float, shards: int) -> float:
-        """Bytes of gradients and moments that the step casts to 32 bits."""
-        return 0.0 if self.layout.offload else self.cast * count / shards

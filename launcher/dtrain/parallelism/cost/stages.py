@@ -70,6 +70,18 @@ def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, 
     return _spread(shape.layers, stages, shape.head_parameters / layer)
 
 
+def layers_of_stage(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> int:
+    """Return the number of layers of one stage, or the maximum of its software if that puts most of
+    them on this stage."""
+    p, fullest = layout.pipeline, assumed.habits.fullest
+    if p > 1 and fullest == "first" and stage == 0:
+        head = shape.head_parameters / shape.layer_parameters()
+        return min(int((shape.layers + head) / p) + 1, shape.layers - p + 1)
+    if fullest == "last" and stage == p - 1:
+        return -(-shape.layers // p)
+    return stage_layers(shape, layout, fullest)[stage]
+
+
 def extreme_stages(shape: Shape, layout: Layout) -> list[int]:
     """Return the stages of which one needs the most memory.
 
