@@ -9,7 +9,7 @@ from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import dataclass
+from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout
 
 
@@ -33,7 +33,7 @@ class KeyedCosts:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    @property
+    @cached_property
     def _key(self) -> tuple[object, ...]:
         own = self.efficiency, self.cluster, self.shape, self.assumed
         return (*own, *self.layout_fields(self.layout))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import reduces_each_micro_batch
@@ -15,7 +16,7 @@ from dtrain.parallelism.cost.stages import (
     parameters_of_stage,
 )
 from dtrain.parallelism.model.shape import Shape
-from dtrain.records import changed, dataclass
+from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
 
@@ -29,17 +30,24 @@ class StageStates(NamedTuple):
     """Of gradients and moments that the step casts to 32 bits."""
 
 
+_FIELDS = (
+    "backend", "tensor", "pipeline", "virtual_pipeline", "context", "expert", "data", "sharding",
+    "shard", "offload",
+)  # fmt: skip
+"""The fields of a layout that the states depend on."""
+_VALUES = attrgetter(*_FIELDS)
+
+
 def stage_states(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> StageStates:
-    """Return the states of a stage."""
-    # A search computes them once for all ways to compute a step.
-    same = changed(
-        layout, micro_batch=1, grad_accumulation=1, recompute="none", sequence_parallel=False
-    )
-    return _stage_states(shape, same, assumed, stage)
+    """Return the states of a stage, computed once for all ways to compute a step."""
+    return _stage_states(shape, _VALUES(layout), assumed, stage)
 
 
 @lru_cache(maxsize=1 << 14)
-def _stage_states(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> StageStates:
+def _stage_states(
+    shape: Shape, fields: tuple[Any, ...], assumed: Assumptions, stage: int
+) -> StageStates:
+    layout = Layout(**dict(zip(_FIELDS, fields, strict=True)))
     rank = StageRank(shape, layout, assumed, stage, layers_of_stage(shape, layout, assumed, stage))
     states = _States.of(layout, assumed)
     dense, experts = parameters_of_stage(shape, layout, rank.layers, rank.stage)
