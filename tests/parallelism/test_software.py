@@ -19,10 +19,11 @@ from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.cost.candidate import EXPERTS, Candidate
 from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.data_parallel import HOST_MEMORY, PCIE
 from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.speed import speed
-from dtrain.parallelism.cost.step_time import HOST_MEMORY, PCIE, StepTime
+from dtrain.parallelism.cost.step_time import StepTime
 from dtrain.parallelism.model.models import model
 from dtrain.runtime.layout import BackendName, Layout, Sharding
 
