@@ -85,7 +85,7 @@ class Listener:
                     return
             yield from send(peer, b".", until)
             # Let the peer close first: the side that does keeps its port busy for a minute.
-            yield from receive(peer, 1, until)
+            yield peer, READABLE, until
 
 
 def ports(request: GatherOrder, listener: Listener) -> Json:
