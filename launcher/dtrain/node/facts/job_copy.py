@@ -40,8 +40,8 @@ def starts_like_us(request: GatherOrder) -> bool:
 class JobCopy:
     """Looks at the job's interpreter. Raises OSError if this host starts no more processes.
 
-    To be created before other threads run: the copy has only this one, and a lock that another one
-    holds is never free there.
+    Created before the probes run in their threads: the copy has no other thread than this one, so
+    a lock that another one holds would never be free there.
     """
 
     def __init__(self, request: GatherOrder) -> None:
