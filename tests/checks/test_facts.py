@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from venv import EnvBuilder
 
 import pytest
 
@@ -35,12 +36,18 @@ FILE = "cluster: {hosts: [here], gpus: 0, transport: local}\njob: {framework: to
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Iterator[Ask]:
+    with asking(tmp_path, sys.executable) as gather:
+        yield gather
+
+
+@contextlib.contextmanager
+def asking(workdir: Path, python: str) -> Iterator[Ask]:
     """Gather some facts of this machine with the real program."""
     connection = LocalTransport().connect(build(parse(FILE, "cluster.yaml")).hosts[0].host)
     conversation = Conversation(
-        build(parse(FILE, "cluster.yaml"), local_python=sys.executable).hosts[0], connection
+        build(parse(FILE, "cluster.yaml"), local_python=python).hosts[0], connection
     )
-    conversation.begin([sys.executable])
+    conversation.begin([python])
 
     def gather(*probes: str, **request: Any) -> dict[str, Any]:
         order: Any = {
@@ -57,10 +64,10 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
             "code": False,
             "script": None,
             "trust_group": None,
-            "workdir": str(tmp_path),
+            "workdir": str(workdir),
             "environment": {},
             "setup": [],
-            "python": sys.executable,
+            "python": python,
             "interpreter": {
                 "code": INTERPRETER,
                 "limit": HANG,
@@ -73,9 +80,11 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
         )
         return dict(found["facts"])
 
-    yield gather
-    conversation.close()
-    connection.close()
+    try:
+        yield gather
+    finally:
+        conversation.close()
+        connection.close()
 
 
 def interpreter(limit: float, source: str = "") -> dict[str, Any]:
@@ -165,6 +174,98 @@ def test_the_version_of_torch_is_read_without_importing_it(ask: Ask, tmp_path: P
     asked = {**interpreter(HANG), "code": INTERPRETER, "options": {"framework": "frame"}}
     there = ask("interpreter", environment={"PYTHONPATH": str(tmp_path)}, interpreter=asked)
     assert there["interpreter"]["framework"] == {"version": "2.8.0+cu128", "cuda": "12.8"}
+
+
+@pytest.fixture
+def pth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ask, Path]]:
+    """Ask in a virtual environment, whose Python executes the lines of a file at its start."""
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "env"
+    EnvBuilder(system_site_packages=True, symlinks=True).create(folder)
+    site_packages = next(folder.glob("lib/python*/site-packages"))
+    with asking(tmp_path, str(folder / "bin" / "python")) as gather:
+        yield gather, site_packages / "some.pth"
+
+
+def in_a_copy(limit: float, framework: str = "torch", copy: bool = True) -> dict[str, Any]:
+    options = {"framework": framework, "module": "job", "program": "python"}
+    return {"code": INTERPRETER, "limit": limit, "options": options, "copy": copy}
+
+
+STARTS = "import os, sys; print(sys.flags.no_site, file=open(os.environ['STARTS'], 'a'))\n"
+"""Says whether this is a new Python (0) or a copy of the agent (1)."""
+
+
+@pytest.mark.parametrize("framework", ["linked", "of_user", "in_folder", "missing"])
+def test_a_copy_of_the_agent_finds_what_a_new_python_finds(
+    pth: tuple[Ask, Path], tmp_path: Path, framework: str
+) -> None:
+    ask, file = pth
+    file.write_text(f"print('hello')\n{tmp_path}/elsewhere\n{STARTS}")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    user = tmp_path / "home" / ".local" / "lib" / version / "site-packages"
+    for place, name in (
+        (tmp_path / "elsewhere", "linked"),
+        (user, "of_user"),
+        (tmp_path, "in_folder"),
+    ):
+        (place / name).mkdir(parents=True)
+        (place / name / "version.py").write_text(f"__version__ = '1.2+{name}'")
+    (tmp_path / "job.py").touch()
+    environment = {"HOME": f"{tmp_path}/home", "STARTS": f"{tmp_path}/starts"}
+    copied, new = (
+        ask(
+            "interpreter",
+            environment=environment,
+            interpreter=in_a_copy(HANG, framework, copy),
+        )["interpreter"]
+        for copy in (True, False)
+    )
+    assert copied == new
+    there = {"missing": True} if framework == "missing" else {"version": f"1.2+{framework}"}
+    assert copied["framework"] == there
+    assert copied["module_found"] == copied["program_found"] == {"found": True}
+    # Python executes the line twice.
+    assert (tmp_path / "starts").read_text().split() == ["1", "1", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"environment": {"PYTHONPATH": "/x"}},
+        {"environment": {"LD_LIBRARY_PATH": "/x"}},
+        {"environment": {"PATH": "/usr/bin:/bin"}, "python": "python3"},
+        {"setup": ["true"]},
+        {"python": os.path.realpath(sys.executable)},
+    ],
+)
+def test_only_a_python_that_starts_like_the_agent_needs_no_start(
+    pth: tuple[Ask, Path], tmp_path: Path, request_: dict[str, Any]
+) -> None:
+    ask, file = pth
+    file.write_text(STARTS)
+    environment = {"STARTS": f"{tmp_path}/starts", **request_.get("environment", {})}
+    found = ask(
+        "interpreter",
+        **{**request_, "environment": environment, "interpreter": in_a_copy(HANG)},
+    )
+    assert found["interpreter"]["python"]
+    starts = tmp_path / "starts"
+    assert not starts.exists() or set(starts.read_text().split()) == {"0"}
+
+
+def test_a_copy_that_ends_early_makes_a_new_python_show_why(pth: tuple[Ask, Path]) -> None:
+    ask, file = pth
+    file.write_text("import os; os.write(2, b'no licence\\n'); os._exit(3)\n")
+    found = ask("interpreter", interpreter=in_a_copy(HANG))["interpreter"]
+    assert (found["status"], found["output"]) == (3, "no licence")
+
+
+def test_a_copy_that_does_not_end(pth: tuple[Ask, Path]) -> None:
+    ask, file = pth
+    file.write_text("import time; time.sleep(1000)\n")
+    assert ask("interpreter", interpreter=in_a_copy(0.5))["interpreter"] == {"status": None}
 
 
 def test_setup_can_change_the_environment_but_the_file_overrides_it(

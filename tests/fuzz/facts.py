@@ -87,7 +87,7 @@ def _dialed() -> dict[str, Any]:
         {"error": "connection refused"},
         {"error": "stalled", "mss": 1448},
         {"error": "wrong", "answered": "fine"},
-        {"seconds": 0.1, "mss": 1448, "source": "10.0.0.7"},
+        {"mss": 1448, "source": "10.0.0.7"},
     ]
     names = ("host", "kind", "address", "port")
     return {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dtrain.node.facts.dialing import AT_ONCE, dial
-from dtrain.node.facts.ports import Listener
+from dtrain.node.facts.ports import MAX_LINE, Listener
 from dtrain.node.facts.socket_loop import READABLE, SocketLoop, receive
 from support.limits import HANG
 from support.ports import free_port, loopbacks
@@ -75,7 +75,6 @@ def test_many_hosts_are_dialed_and_answer(loop: SocketLoop) -> None:
     found = answers(loop, *((address, port) for address in addresses))
     assert found.keys() == {(address, port) for address in addresses}
     for one in found.values():
-        assert one["seconds"] > 0
         assert one["mss"] > 500
         assert "error" not in one
 
@@ -104,6 +103,29 @@ def test_large_packets_that_do_not_arrive(loop: SocketLoop) -> None:
     found = answer(loop, port, SOON)
     assert found["error"] == "stalled"
     assert found["mss"] > 500
+
+
+def test_a_packet_of_full_size_is_sent(loop: SocketLoop) -> None:
+    sent: list[bytes] = []
+    with socket.create_server((HERE, 0)) as listening, ThreadPoolExecutor() as pool:
+
+        def take() -> None:
+            with listening.accept()[0] as peer, peer.makefile("rb") as stream:
+                peer.sendall(b'["token", "gpu01"]\n')
+                sent.append(stream.readline())
+                peer.sendall(b".")
+
+        taking = pool.submit(take)
+        found = answer(loop, listening.getsockname()[1])
+        taking.result()
+    assert found == {"mss": len(sent[0]) - 1}
+
+
+def test_a_peer_that_never_ends_its_line(loop: SocketLoop) -> None:
+    port = Listener("gpu01", "token", loop).open(0)
+    with socket.create_connection((HERE, port), HANG) as peer:
+        peer.sendall(bytes(MAX_LINE))
+        assert peer.makefile("rb").read() == b'["token", "gpu01"]\n'
 
 
 def test_a_host_that_does_not_answer(loop: SocketLoop) -> None:
@@ -201,15 +223,15 @@ def test_a_conversation_that_has_not_begun_is_ended(loop: SocketLoop) -> None:
     def hold() -> Steps[None]:
         begun.set()
         go.wait(HANG)
-        loop.start(Listener("gpu01", "token", loop)._answer(theirs))
         yield from ()
 
     loop.start(hold())
     begun.wait(HANG)
     with ThreadPoolExecutor() as pool:
         closing = pool.submit(loop.close)
-        while loop._new.empty():
+        while not loop._new:
             time.sleep(0.01)
+        loop.start(Listener("gpu01", "token", loop)._answer(theirs))
         go.set()
         closing.result()
     with ours:

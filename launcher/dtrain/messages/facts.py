@@ -295,7 +295,6 @@ class Dial(TypedDict):
     answered: NotRequired[Name]
     """The host that answered if ``error`` is ``wrong``; empty for another program than dtrain."""
     mss: NotRequired[Count]
-    seconds: NotRequired[Seconds]
     source: NotRequired[Address | None]
 
 

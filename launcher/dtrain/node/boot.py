@@ -64,8 +64,9 @@ def bundle(main: str, payload: bytes) -> bytes:
     `dtrain.node.importer`."""
     # As in `boot_text`, a stream that ends early executes nothing.
     program = (
-        "import marshal,zlib\n"
-        "from importlib._bootstrap_external import MAGIC_NUMBER\n"
+        "import gc,marshal,zlib\n"
+        "from _frozen_importlib_external import MAGIC_NUMBER\n"
+        "gc.disable()\n"
         "try:magic,code,packed=marshal.loads(stream.read(%d))\n"
         "except EOFError:sys.exit(0)\n"
         "code=marshal.loads(zlib.decompress(code)) if magic==MAGIC_NUMBER else {}\n"

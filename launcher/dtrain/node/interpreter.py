@@ -152,8 +152,8 @@ def to_json(value: Any) -> str:
     return "null" if value is None else str(value).lower()  # a number or a bool
 
 
-def main(stream: BinaryIO, importer: Importer) -> None:
-    options = marshal.load(stream)
+def look(options: Json) -> Json:
+    """All facts. ``options``: see `dtrain.session.facts.gather_order`."""
     found: Json = {
         "python": "%d.%d.%d" % sys.version_info[:3],
         "executable": sys.executable,
@@ -177,6 +177,11 @@ def main(stream: BinaryIO, importer: Importer) -> None:
         found["module_found"] = attempt(lambda: {"found": find_spec(name) is not None})
     if options.get("program"):
         found["program_found"] = attempt(lambda: {"found": executable(options["program"])})
+    return found
+
+
+def main(stream: BinaryIO, importer: Importer) -> None:
+    found = look(marshal.load(stream))
     with os.fdopen(int(os.environ["DTRAIN_REPORT_FD"]), "w") as report:
         report.write(to_json(found) + "\n")
     os._exit(0)  # an orderly end takes 4 ms

@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import queue
 import resource
 import socket
 import struct
+import threading
 import time
 
 from dtrain.node.facts.network import look_up
-from dtrain.node.facts.ports import BULK
 from dtrain.node.facts.probing import reason_of
-from dtrain.node.facts.socket_loop import WRITABLE, receive, send, sleep
+from dtrain.node.facts.socket_loop import READABLE, receive, send, sleep
 from dtrain.node.interfaces import sources_towards
 from dtrain.node.listening import EXHAUSTED, EXHAUSTED_PAUSE
 
@@ -39,20 +38,24 @@ def dial(order: DialOrder, loop: SocketLoop) -> list[Json]:
     ``[host, kind, address, port, own address or null]``."""
     targets: list[tuple[Any, ...]] = [tuple(target) for target in order["targets"]]
     places = look_up(address for _, _, address, _, _ in targets)
-    answers: queue.SimpleQueue[Json] = queue.SimpleQueue()
     left = iter(targets)
+    found: list[Json] = []
+    complete = threading.Event()
 
     def work() -> Steps[None]:
         for target in left:
             host, kind, address, port, _ = target
             answer = yield from dial_one(target, places[address], order["token"], order["limit"])
-            answers.put({"host": host, "kind": kind, "address": address, "port": port, **answer})
+            found.append({"host": host, "kind": kind, "address": address, "port": port, **answer})
+            if len(found) == len(targets):
+                complete.set()
 
     # As many other hosts dial this one at the same time.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
-    for _ in targets[: AT_ONCE if most < 0 else min(AT_ONCE, most)]:
-        loop.start(work())
-    return [answers.get() for _ in targets]
+    loop.start(*(work() for _ in targets[: AT_ONCE if most < 0 else min(AT_ONCE, most)]))
+    if targets:
+        complete.wait()
+    return found
 
 
 def dial_one(
@@ -60,7 +63,6 @@ def dial_one(
 ) -> Steps[Json]:
     """The error or the measurements of one target."""
     host, kind, address, port, source = target
-    begun = time.monotonic()
     try:
         if isinstance(places, Exception):
             raise places
@@ -69,7 +71,7 @@ def dial_one(
         return {"error": "no answer within %g s" % limit}
     except (OSError, UnicodeError) as error:
         return {"error": reason_of(error)}
-    found: Json = {"seconds": round(time.monotonic() - begun, 6)}
+    found: Json = {}
     with sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         try:
@@ -78,7 +80,7 @@ def dial_one(
                 return {"error": "wrong", "answered": answered}
             found["mss"] = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
             try:
-                confirmed = yield from send_bulk(sock, time.monotonic() + limit)
+                confirmed = yield from send_line(sock, found["mss"], time.monotonic() + limit)
             except socket.timeout:
                 return {"error": "stalled", "mss": found["mss"]}
         except OSError as error:
@@ -92,17 +94,22 @@ def dial_one(
 
 def connect(places: Places, port: int, source: str | None, limit: float) -> Steps[socket.socket]:
     """A connection to the first address that answers, each within ``limit`` seconds. Raises the
-    OSError of the last."""
+    OSError of the last.
+
+    Waits until there is something to read: our hosts greet, so that takes one wait less."""
     failure = OSError("no address")
     for family, place in places:
         sock = yield from new_socket(family, time.monotonic() + limit)
         try:
-            sock.setblocking(False)
             if source:
                 sock.bind((source, 0))
             error = sock.connect_ex((place[0], port, *place[2:]))
             if error == errno.EINPROGRESS:
-                yield sock, WRITABLE, time.monotonic() + limit
+                try:
+                    yield sock, READABLE, time.monotonic() + limit
+                except socket.timeout:
+                    if not is_connected(sock):
+                        raise
                 error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 raise OSError(error, os.strerror(error))
@@ -117,16 +124,25 @@ def new_socket(family: int, until: float) -> Steps[socket.socket]:
     """A socket, once this process can open one. Raises OSError."""
     while True:
         try:
-            return socket.socket(family, socket.SOCK_STREAM)
+            return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError as error:
             if error.errno not in EXHAUSTED or time.monotonic() > until:
                 raise
         yield from sleep(EXHAUSTED_PAUSE)
 
 
-def send_bulk(sock: socket.socket, until: float) -> Steps[bool]:
-    """Whether the peer confirms that it received `BULK` bytes. Raises OSError."""
-    yield from send(sock, bytes(BULK), until)
+def is_connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def send_line(sock: socket.socket, mss: int, until: float) -> Steps[bool]:
+    """Whether the peer confirms that it received a line. Its first packet is as large as the route
+    allows, to detect one that drops such packets. Raises OSError."""
+    yield from send(sock, bytes(mss) + b"\n", until)
     return (yield from receive(sock, 1, until)) == b"."
 
 

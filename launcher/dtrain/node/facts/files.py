@@ -21,6 +21,21 @@ def expand(path: str) -> str:
     return os.path.normpath(os.path.join("/", home, os.path.expanduser(path)))
 
 
+def folder_to_run_in(request: JobOrder) -> str:
+    """The working folder, or another one if it is not there."""
+    workdir = expand(request["workdir"])
+    try:
+        if request.get("any_owner"):
+            os.listdir(workdir)
+        else:
+            # If this succeeds, no other user can create or replace the folder.
+            os.close(Trust(request["trust_group"]).open_folder(os.fsencode(workdir))[0])
+    except OSError:
+        home = os.path.expanduser("~")
+        return home if os.access(home, os.X_OK) else "/"
+    return workdir
+
+
 def why_unsafe(request: JobOrder, key: str, check: Callable[[Trust], None]) -> Json | None:
     """Why the folder or file in the setting ``key`` is unsafe, and the remedy. None if it is safe
     or cannot be read, which other facts report."""

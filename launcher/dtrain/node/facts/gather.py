@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
 import time
+from functools import partial
 
 from dtrain.node.facts.code import script
 from dtrain.node.facts.containers import containers
 from dtrain.node.facts.gpus import gpus
 from dtrain.node.facts.job import interpreter
+from dtrain.node.facts.job_copy import JobCopy, starts_like_us
 from dtrain.node.facts.machine import leftovers, machine, memory
 from dtrain.node.facts.network import infiniband, names, network
 from dtrain.node.facts.ports import Listener, ports
 from dtrain.node.facts.probing import LIMIT, guarded
 from dtrain.node.facts.storage import storage
-from dtrain.node.waiting import next_item
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,9 +44,14 @@ PROBES: dict[str, Callable[[GatherOrder], Json]] = {
 def gather(request: GatherOrder, loop: SocketLoop) -> Json:
     """All requested facts. Ports come first, because they stay open for other hosts to dial, until
     the loop is closed."""
+    probes = dict(PROBES)
+    if "interpreter" in request["probes"] and request["interpreter"].get("copy"):
+        with contextlib.suppress(OSError):
+            if starts_like_us(request):
+                probes["interpreter"] = partial(interpreter, copy=JobCopy(request))
     listener = Listener(request["host"], request["token"], loop)
     facts: Json = {"ports": guarded(lambda: ports(request, listener))}
-    answers: queue.SimpleQueue[tuple[str, Json]] = queue.SimpleQueue()
+    changed = threading.Condition()
     limits = dict.fromkeys(request["probes"], LIMIT)
     if "gpus" in limits:
         limits["gpus"] = 45.0
@@ -61,21 +67,19 @@ def gather(request: GatherOrder, loop: SocketLoop) -> Json:
         def work(name: str = name) -> None:
             if name == "script":
                 is_set_up.wait()  # the setup lines may create it
-            answers.put((name, guarded(lambda: PROBES[name](request))))
+            fact = guarded(lambda: probes[name](request))
+            with changed:
+                facts.setdefault(name, fact)
+                changed.notify()
             if name == "interpreter":
                 is_set_up.set()
 
         threading.Thread(target=work, daemon=True).start()
     begun = time.monotonic()
-    while len(facts) <= len(limits):
-        late = [begun + limits[name] for name in limits if name not in facts]
-        try:
-            name, fact = next_item(answers, min(late) - time.monotonic())
-        except queue.Empty:
-            for name in limits:
-                if name not in facts and time.monotonic() >= begun + limits[name]:
-                    facts[name] = {"error": "no answer within %g s" % limits[name]}
-            continue
-        facts.setdefault(name, fact)
+    with changed:
+        for name, limit in sorted(limits.items(), key=lambda one: one[1]):
+            left = begun + limit - time.monotonic()
+            if not changed.wait_for(lambda name=name: name in facts, left):  # type: ignore[misc]
+                facts[name] = {"error": "no answer within %g s" % limit}
     listening = guarded(lambda: {"port": listener.open(0)})
     return {"facts": facts, "listening": listening}

@@ -12,15 +12,15 @@ import threading
 
 from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.node.facts.code import why_unsafe_to_run
-from dtrain.node.facts.files import expand
+from dtrain.node.facts.files import expand, folder_to_run_in
 from dtrain.node.facts.programs import run
 from dtrain.node.files import find_program
 from dtrain.node.setup import reported_step, setup_script
-from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
+    from dtrain.node.facts.job_copy import JobCopy
     from dtrain.node.facts.orders import GatherOrder, JobOrder, Program
 
 LABEL = "dtrain-check"
@@ -35,19 +35,10 @@ def in_job(request: JobOrder, program: Program, limit: float) -> Json:
     """Run a program in the job's Python like a process of the job: in its folder, after the setup
     lines, with the job's environment on top of theirs. The answer's ``said`` has the lines that it
     wrote to the descriptor in DTRAIN_REPORT_FD."""
-    workdir = expand(request["workdir"])
     unsafe = why_unsafe_to_run(request)
     if unsafe is not None:
         return {"status": 126, "said": [], "output": unsafe["seen"], "unsafe": True}
-    try:
-        if request.get("any_owner"):
-            os.listdir(workdir)
-        else:
-            # If this succeeds, no other user can create or replace the folder.
-            os.close(Trust(request["trust_group"]).open_folder(os.fsencode(workdir))[0])
-    except OSError:
-        home = os.path.expanduser("~")
-        workdir = home if os.access(home, os.X_OK) else "/"
+    workdir = folder_to_run_in(request)
     reports, report_fd = os.pipe()
     setup = request["setup"]
     environment = {**request["environment"], "DTRAIN_REPORT_FD": str(report_fd)}
@@ -124,10 +115,16 @@ def read_lines(fd: int, lines: list[str]) -> None:
             lines.append(line.rstrip("\n"))
 
 
-def interpreter(request: GatherOrder) -> Json:
-    """The facts that `dtrain.node.interpreter`, sent by the launcher, reports in the job's
-    Python."""
+def interpreter(request: GatherOrder, copy: JobCopy | None = None) -> Json:
+    """The facts that `dtrain.node.interpreter` reports: in ``copy``, or else, sent by the launcher,
+    in the job's Python."""
     program = request["interpreter"]
+    if copy is not None:
+        said = copy.said(program["limit"])
+        if said is None:
+            return {"status": None}
+        with contextlib.suppress(ValueError, TypeError):  # a new Python shows why
+            return {"status": 0, **json.loads(said)}
     answer = in_job(request, program, program["limit"])
     for line in answer.pop("said"):
         # A setup line may write there.

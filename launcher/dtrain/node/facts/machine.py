@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 
 MOST_RUNS = 16
+DEVICES = (
+    *("nvidia", "nvhost", "nvmap", "dxg", "kfd", "accel", "neuron", "davinci", "dri/renderD"),
+    *("%s%d" % (name, number) for name in ("hl", "vfio/") for number in range(10)),
+)
+"""How the names of accelerators in /dev begin. To compile a pattern would take longer than the
+search."""
 
 
 def machine(_request: GatherOrder) -> Json:
@@ -89,9 +95,8 @@ def accelerators(root: str = "") -> bool:
         for folder in ("", "dri/", "vfio/")
         for name in listed("%s/dev/%s" % (root, folder))
     ]
-    device = r"nvidia|nvhost|nvmap|dxg|kfd|accel|neuron|davinci|hl[0-9]|dri/renderD|vfio/[0-9]"
     driver = os.path.exists(root + "/proc/driver/nvidia")
-    return driver or any(re.match(device, name) for name in names)
+    return driver or any(name.startswith(DEVICES) for name in names)
 
 
 def memory(_request: GatherOrder) -> Json:
@@ -112,6 +117,8 @@ def supervised_runs() -> list[str]:
     """The runs of all users that have a supervisor here, from the names of the supervisors' sockets
     (`dtrain.node.agent.control`)."""
     sockets = text_of("/proc/net/unix") or ""
+    if " @dtrain/" not in sockets:
+        return []
     names = re.findall(r" @dtrain/([^/\s]{1,80})/[^/\s]*/[0-9a-f]{8}$", sockets, re.MULTILINE)
     return sorted(set(names))[:MOST_RUNS]
 

@@ -33,6 +33,11 @@ class LimitedProgram(Program):
     """Seconds."""
 
 
+class InterpreterProgram(LimitedProgram):
+    copy: NotRequired[bool]
+    """Whether a copy of the facts program may look in place of a new Python."""
+
+
 class JobOrder(TypedDict):
     """How the job's Python is started."""
 
@@ -68,7 +73,7 @@ class GatherOrder(JobOrder):
     """The fields of `dtrain.spec.model.Container`."""
     code: bool
     """Whether to report the version of the code in the working folder."""
-    interpreter: LimitedProgram
+    interpreter: InterpreterProgram
 
 
 class SharedFile(TypedDict):

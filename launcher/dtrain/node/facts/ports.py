@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from dtrain.node.facts.orders import GatherOrder
     from dtrain.node.facts.socket_loop import SocketLoop, Steps
 
-BULK = 64 << 10
-"""Bytes that each dialed connection carries, to detect a path that drops large packets."""
+PIECE = 1 << 14
+MAX_LINE = 1 << 20
+"""The most bytes to accept from a peer, which may be hostile."""
 ANSWER_SECONDS = 30.0
 """The longest that one connection may take."""
 
 
 class Listener:
-    """Answers each connection with this host's name, reads `BULK` bytes and confirms them."""
+    """Answers each connection with this host's name, reads a line and confirms it."""
 
     def __init__(self, host: str, token: str, loop: SocketLoop) -> None:
         self._greeting = json.dumps([token, host]).encode() + b"\n"
@@ -75,17 +76,16 @@ class Listener:
     def _answer(self, peer: socket.socket) -> Steps[None]:
         until = time.monotonic() + ANSWER_SECONDS
         with contextlib.suppress(OSError), peer:
-            peer.setblocking(False)
             yield from send(peer, self._greeting, until)
-            left = BULK
-            while left > 0:
-                data = yield from receive(peer, left, until)
-                if not data:
-                    return
+            left, data = MAX_LINE, b"."
+            while data[-1:] != b"\n":
+                data = yield from receive(peer, PIECE, until)
                 left -= len(data)
+                if not data or left <= 0:
+                    return
             yield from send(peer, b".", until)
             # Let the peer close first: the side that does keeps its port busy for a minute.
-            yield from receive(peer, 1, until)
+            yield peer, READABLE, until
 
 
 def ports(request: GatherOrder, listener: Listener) -> Json:

@@ -6,11 +6,14 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import threading
 import time
 
 from dtrain.node.facts.probing import LIMIT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
 
 MAX_OUTPUT = 4 << 20
 CHILDREN: set[int] = set()
@@ -53,6 +56,8 @@ def run(
 
     Does not wait for background processes that keep the output open.
     """
+    import subprocess  # slow to import, and a launch rarely needs it
+
     thread = threading.get_ident()
     with MAY_START:
         STARTING.add(thread)
@@ -89,6 +94,8 @@ def run(
 
 def _output(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str]:
     """The first `MAX_OUTPUT` bytes of stdout and stderr, read until the process has ended."""
+    from subprocess import TimeoutExpired
+
     assert process.stdout and process.stderr
     parts: dict[int, list[bytes]] = {process.stdout.fileno(): [], process.stderr.fileno(): []}
     open_fds = set(parts)
@@ -106,7 +113,7 @@ def _output(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, str
         if ended and not ready:
             break
         if not open_fds:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             break
     out, err = (b"".join(part).decode("utf-8", "backslashreplace") for part in parts.values())

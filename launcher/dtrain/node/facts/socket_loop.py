@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import selectors
+import select
 import socket
 import threading
 import time
+from collections import deque
 
-READABLE, WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
+READABLE, WRITABLE = select.EPOLLIN, select.EPOLLOUT
 FOREVER = float("inf")
 
 TYPE_CHECKING = False
@@ -26,23 +26,35 @@ if TYPE_CHECKING:
     Without a socket: nothing but that time."""
     _Result = TypeVar("_Result")
     Steps = Generator[Wait, None, _Result]
-    """A conversation, or a part of one. Its sockets do not block: it yields what it waits for.
-    `socket.timeout` is raised there if that does not happen in time."""
+    """A conversation, or a part of one. It yields what it waits for. `socket.timeout` is raised
+    there if that does not happen in time."""
+
+NOTHING: Wait = (None, 0, FOREVER)
 
 
 class SocketLoop:
+    """`selectors` would take more time than the kernel."""
+
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.epoll()
         self._waits: dict[Steps[None], Wait] = {}
-        self._new: queue.SimpleQueue[Steps[None] | None] = queue.SimpleQueue()
+        self._waiting: dict[int, Steps[None]] = {}
+        """The conversation that waits for a descriptor."""
+        self._first = FOREVER
+        """No wait ends earlier. To compute it at each event would take longer than the event."""
+        self._new: deque[tuple[Steps[None], ...] | None] = deque()
         self._woken, self._wake = os.pipe()
-        self._selector.register(self._woken, READABLE)
+        self._poll.register(self._woken, READABLE)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def start(self, conversation: Steps[None]) -> None:
-        """Run a conversation, which must raise nothing. Any thread may call this."""
-        self._tell(conversation)
+    def start(self, *conversations: Steps[None]) -> None:
+        """Run conversations, which must raise nothing. Any thread may call this."""
+        if threading.get_ident() == self._thread.ident:
+            for one in conversations:
+                self._step(one)
+        else:
+            self._tell(conversations)
 
     def close(self) -> None:
         """End all conversations, and with them their sockets. May be called again."""
@@ -52,52 +64,61 @@ class SocketLoop:
             os.close(self._woken)
             os.close(self._wake)
 
-    def _tell(self, new: Steps[None] | None) -> None:
-        self._new.put(new)
+    def _tell(self, new: tuple[Steps[None], ...] | None) -> None:
+        self._new.append(new)
         os.write(self._wake, b".")
 
     def _run(self) -> None:
         while True:
             # After this process was suspended, data that arrived in between counts as in time.
             now = time.monotonic()
-            late = [item for item in self._waits.items() if item[1][2] <= now]
-            first = min((until for _, _, until in self._waits.values()), default=FOREVER)
-            for key, _ in self._selector.select(None if first == FOREVER else max(0, first - now)):
-                if key.data is not None:
-                    self._step(key.data)
-                    continue
-                for _ in os.read(self._woken, 1 << 10):
-                    new = self._new.get()
-                    if new is None:
-                        return self._end()
-                    self._step(new)
+            late = []
+            if self._first <= now:
+                late = [item for item in self._waits.items() if item[1][2] <= now]
+                self._first = min((until for _, _, until in self._waits.values()), default=FOREVER)
+            pause = None if self._first == FOREVER else max(0, self._first - now)
+            for fd, _ in self._poll.poll(pause):
+                if fd == self._woken:
+                    for _ in os.read(fd, 1 << 10):
+                        new = self._new.popleft()
+                        if new is None:
+                            return self._end()
+                        self.start(*new)
+                elif fd in self._waiting:
+                    self._step(self._waiting[fd])
             for conversation, wait in late:
                 if self._waits.get(conversation) is wait:
                     self._step(conversation, late=True)
 
     def _step(self, conversation: Steps[None], *, late: bool = False) -> None:
-        last = self._waits.pop(conversation, (None, 0, FOREVER))
-        wait: Wait = (None, 0, FOREVER)
+        sock, event, _ = self._waits.pop(conversation, NOTHING)
+        fd = -1 if sock is None else sock.fileno()
+        wait = NOTHING
         try:
             wait = conversation.throw(socket.timeout("timed out")) if late else next(conversation)
             self._waits[conversation] = wait
+            self._first = min(self._first, wait[2])
         except StopIteration:
             pass
-        if wait[:2] != last[:2]:
-            if last[0] is not None:
-                self._selector.unregister(last[0])
-            if wait[0] is not None:
-                self._selector.register(wait[0], wait[1], conversation)
+        if wait[0] is sock and wait[1] == event:
+            return
+        if sock is not None:
+            if self._waiting.get(fd) is conversation:  # another one may have opened it by now
+                del self._waiting[fd]
+            if sock.fileno() >= 0:
+                self._poll.unregister(fd)
+        if wait[0] is not None:
+            fd = wait[0].fileno()
+            self._poll.register(fd, wait[1])
+            self._waiting[fd] = conversation
 
     def _end(self) -> None:
         # A conversation owns its socket only once it has begun.
-        while not self._new.empty():
-            new = self._new.get()
-            if new is not None:
-                self._step(new)
+        while self._new:
+            self.start(*(self._new.popleft() or ()))
         for conversation in self._waits:
             conversation.close()
-        self._selector.close()
+        self._poll.close()
 
 
 def sleep(seconds: float) -> Steps[None]:
@@ -110,7 +131,7 @@ def receive(sock: socket.socket, size: int, until: float) -> Steps[bytes]:
     while True:
         yield sock, READABLE, until
         try:
-            return sock.recv(size)
+            return sock.recv(size, socket.MSG_DONTWAIT)
         except BlockingIOError:
             continue
 
@@ -120,6 +141,6 @@ def send(sock: socket.socket, data: bytes, until: float) -> Steps[None]:
     left = memoryview(data)
     while left:
         try:
-            left = left[sock.send(left) :]
+            left = left[sock.send(left, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
             yield sock, WRITABLE, until

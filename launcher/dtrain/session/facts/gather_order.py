@@ -96,6 +96,7 @@ def gather_order(
         "interpreter": {
             "code": programs.bundled_text("interpreter"),
             "limit": depth.interpreter,
+            "copy": not thorough,
             "options": {
                 "framework": job.framework,
                 "import": thorough,
