@@ -123,6 +123,19 @@ def test_the_next_attempt_waits_for_a_host_that_restarts(hosts: Hosts, launcher:
     training.end(launch)
 
 
+def test_a_host_that_never_ran_the_job_is_not_waited_for(hosts: Hosts, launcher: Launcher) -> None:
+    """It refuses all keys, and another host makes a second attempt necessary."""
+    cluster = hosts(3)
+    training = Training(cluster, launcher, 2, max=1)
+    (cluster["node1"].home / ".ssh" / "authorized_keys").unlink()
+    cluster["node2"].stop_sshd()
+    done = launcher.start(training.file).wait()
+    assert done.code == 3
+    assert "node3 replaces node2" in done.stderr
+    assert "waiting for it" not in done.stderr
+    assert "not restarted: a job that a host refuses is not retried" in done.stderr
+
+
 def test_a_spare_shows_that_the_only_host_is_lost(hosts: Hosts, launcher: Launcher) -> None:
     """Without another host, it could also be the launcher that has lost its network."""
     cluster = hosts(2)

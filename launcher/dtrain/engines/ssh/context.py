@@ -38,8 +38,8 @@ class AttemptContext:
     """The checks of all hosts before the launch; None if they are off or done."""
     steps: StepWatch
     """What the ranks of this attempt report about their steps."""
-    known_hosts: Set[str] = frozenset()
-    """Hosts that earlier attempts used."""
+    proven_hosts: Set[str] = frozenset()
+    """Hosts on which an earlier attempt ran the job."""
     all_hosts: tuple[Host, ...] = ()
     """The hosts and spares of the cluster file, also those that this attempt does not use."""
     contact: Contact = field(default_factory=Contact)

@@ -9,7 +9,14 @@ from dataclasses import field, replace
 from dtrain import hostlist
 from dtrain.checks import Finding
 from dtrain.checks.finding import refusal
-from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
+from dtrain.diagnostics import (
+    AuthError,
+    ConnectError,
+    DtrainError,
+    ExitCode,
+    InternalError,
+    NodeError,
+)
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.link import Link
@@ -164,7 +171,12 @@ class Ending:
     def for_restart(self, state: AttemptState, seconds: float) -> restart.AttemptResult:
         """``seconds``: how long the workers ran."""
         failures = self.causes()
-        unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
+        unreachable = {
+            problem.host
+            for problem in self.problems
+            if isinstance(problem, ConnectError)
+            or (isinstance(problem, AuthError) and problem.host in self.context.proven_hosts)
+        }
         faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
         faulty.update(host for host, _ in self._broken_hosts())
         inspection = self.context.inspection
