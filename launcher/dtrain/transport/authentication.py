@@ -246,7 +246,8 @@ class _Login:
                 self._set_timeout()
             return
         ended = self._transport.explain()
-        reason = "; ".join(filter(None, (self._said(), ended)))
+        said = self._said()
+        reason = "; ".join(filter(None, (said, ended)))
         # After an answer, another connection would only prompt the user again.
         if self.asked or (self.tried and "authentication failures" in ended.lower()):
             self.hung_up = reason
@@ -256,6 +257,7 @@ class _Login:
             Transient.DROPPED,
             f"the server closed the connection during authentication ({reason})",
             excused=self._excused,
+            said=bool(said),
         )
 
     def _said(self) -> str:

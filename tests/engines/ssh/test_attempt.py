@@ -202,22 +202,33 @@ class Refusing(ScriptedHosts):
         raise self._starting
 
 
+def refused(*, asked: bool = False, jump: str = "") -> AuthError:
+    error = AuthError("first", "logging in", "it refused every key")
+    error.asked, error.jump = asked, jump
+    return error
+
+
 @pytest.mark.parametrize(
-    ("hosts", "left"),
+    ("hosts", "why"),
     [
-        (Refusing(ConnectError("first", "connecting", "connection refused")), True),
-        (Refusing(HostKeyError("first", "connecting", "its host key has changed")), False),
-        (Refusing(None, ConnectError("first", "starting a command", "no memory")), False),
+        (Refusing(ConnectError("first", "connecting", "refused")), "may have lost its network"),
+        (Refusing(refused(jump="bastion")), "bastion let no connection through"),
+        (Refusing(refused(asked=True)), "a login needs the answer of its user"),
+        (Refusing(HostKeyError("first", "connecting", "its host key has changed")), ""),
+        (Refusing(refused()), ""),
+        (Refusing(None, ConnectError("first", "starting a command", "no memory")), ""),
     ],
 )
 def test_only_a_launcher_that_no_host_answers_leaves(
-    tmp_path: Path, hosts: Refusing, *, left: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: Refusing, why: str
 ) -> None:
+    monkeypatch.setattr(outage, "REFUSED_DELAY", 0.25)
     file = TWO_HOSTS.replace(", second", "").replace("py}", "py, restart: {node_timeout: 1s}}")
     attempt = Attempt(context_of(hosts, tmp_path, file), lambda: None)
     report = attempt.attach({"first": {}}, {}, age=1.0)
-    assert attempt.left is left
-    assert ("no host could be reached" in report.reason) is left
+    assert attempt.left is bool(why)
+    assert ("no host could be reached" in report.reason) is bool(why)
+    assert report.reason.endswith(why)
 
 
 def second_attempt(hosts: ScriptedHosts, folder: Path) -> AttemptContext:
@@ -227,7 +238,7 @@ def second_attempt(hosts: ScriptedHosts, folder: Path) -> AttemptContext:
     return replace(context, plan=plan, proven_hosts=frozenset({"first"}))
 
 
-REFUSED = AuthError("first", "logging in", "it refused every key")
+REFUSED = refused()
 
 
 @pytest.mark.parametrize(
@@ -297,8 +308,7 @@ def test_a_login_that_a_host_refuses_is_repeated_only_for_a_host_that_has_run_th
 
 
 def test_a_login_that_has_asked_the_user_is_not_repeated(tmp_path: Path) -> None:
-    error = AuthError("first", "logging in", "it refused the answer")
-    error.asked = True
+    error = refused(asked=True)
     attempt = Attempt(second_attempt(Refusing(error), tmp_path), lambda: None)
     assert attempt.run().problems == (str(error),)
     assert attempt.result().lost == {"first"}  # a spare can replace it

@@ -90,7 +90,15 @@ class Ending:
         """The report of a launcher that leaves the job, because it reaches no host."""
         job = self.context.plan.job
         limit = f"{job.restart.node_timeout:g} s (job.restart.node_timeout)"
-        reason = f"no host could be reached for {limit}; this machine may have lost its network"
+        problems = [link.overdue for link in self.links.values() if link.overdue is not None]
+        why = "this machine may have lost its network"
+        if problems and all(one.jump for one in problems):
+            why = (
+                f"{hostlist.fold(sorted({one.jump for one in problems}))} let no connection through"
+            )
+        elif any(isinstance(one, AuthError) and one.asked for one in problems):
+            why = "a login needs the answer of its user"
+        reason = f"no host could be reached for {limit}; {why}"
         if job.on_disconnect == "stop":
             reason += f"; without it, the hosts stop the job after {job.lease:g} s (job.lease)"
         return Report(ExitCode.NODE_FAILED, reason)

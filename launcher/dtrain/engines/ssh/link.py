@@ -54,8 +54,8 @@ class Link:
         self.state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
         self._outage = Outage()
-        self.overdue = False
-        """Whether the host is unreachable for too long, and the launcher reaches no other host."""
+        self.overdue: NodeError | None = None
+        """Why the host is unreachable for too long, if the launcher reaches no other host."""
         self._closed = threading.Event()
         self.evidence = HostEvidence(self.host, part.host.gpus)
         self.reports = WorkerReports(context, part, lambda: self._connection.current)
@@ -222,9 +222,8 @@ class Link:
     def _connect(self) -> Connection | None:
         """Connect for a launch. A host that has run the job may be restarting: it is waited for.
         None if the launch was aborted. Raises NodeError."""
-        context = self._context
+        context, outage = self._context, Outage()
         limit = self._timeout if self.host in context.proven_hosts else 0.0
-        outage = Outage()
         outage.begin(time.monotonic())
         while True:
             outage.attempt(time.monotonic())
@@ -262,13 +261,14 @@ class Link:
                 relay = self._connection.attach(
                     self._answered, offsets=self._inbox.output.offsets, outputs=True
                 )
-                self.overdue = False
+                self.overdue = None
                 return relay
             except NodeError as error:
                 problem = error
-                if not isinstance(error, ConnectError):
+                if error.shows_contact:
                     self._answered()
-                self.overdue = self._outage.attempted >= self._timeout and not self._would_be_lost()
+                if self._outage.attempted >= self._timeout and not self._would_be_lost():
+                    self.overdue = error
                 self._show_refusal(error)
                 if at_once:
                     self.step(host_events.Unreachable(error))
@@ -295,8 +295,7 @@ class Link:
     def _show_refusal(self, error: NodeError) -> None:
         """Name a problem that a new connection may not solve, such as another host key."""
         if not isinstance(error, ConnectError):
-            text = f"{error.message}; trying again"
-            self._context.recorder.notice_once(text, kind=error.reason)
+            self._context.recorder.notice_once(f"{error.message}; trying again", kind=error.reason)
 
     # Following ----------------------------------------------------------------------------------
 
