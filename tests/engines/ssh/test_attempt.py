@@ -16,6 +16,7 @@ from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.link import Link
+from dtrain.engines.ssh.readiness import Spares
 from dtrain.messages import agent as messages
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
@@ -298,6 +299,23 @@ def test_a_host_that_is_not_ready_after_a_restart_is_waited_for(
     ]
     assert (host.logins, host.programs) == (3, 3)
     assert report.problems == ("first: preparing the job: no run",)
+
+
+def test_of_two_hosts_that_restart_a_spare_replaces_one(tmp_path: Path) -> None:
+    """The next attempt waits for the other one, if necessary."""
+
+    class Off(ScriptedHosts):
+        def connect(self, host: Host) -> Off:
+            raise ConnectError(host.name, "connecting", "connection refused")
+
+    context = context_of(Off({}), tmp_path)
+    plan, both = replace(context.plan, attempt=2), frozenset({"first", "second"})
+    context = replace(context, plan=plan, proven_hosts=both, spares=Spares(1))
+    attempt = Attempt(context, lambda: None)
+    attempt.run()
+    assert len(attempt.result().lost) == 1
+    (notice,) = notices_of(context)
+    assert "waiting for it" in notice
 
 
 def test_a_login_that_a_host_refuses_is_repeated_only_for_a_host_that_has_run_the_job(

@@ -21,6 +21,7 @@ from dtrain.engines.ssh.guarded import fault
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.engines.ssh.ports import draw_ports
+from dtrain.engines.ssh.readiness import Spares
 from dtrain.failures import alike
 from dtrain.failures.cause import Report
 from dtrain.launchplan.plan import LaunchPlan
@@ -155,6 +156,14 @@ class SshEngine:
         except MisfitError as misfit:
             return restart.GiveUp(misfit.message)
 
+    def _usable_spares(self, run: Run) -> int:
+        """The number of spares that can replace any host if the current attempt fails."""
+        job, cluster = self._spec.job, run.record.spec().cluster
+        if run.record.attempt > job.restart.max:
+            return 0
+        sizes = {host.workers for host in cluster.hosts}
+        return sum(job.layout is None or {one.workers} == sizes for one in cluster.spares)
+
     def _missing_for_start(self, run: Run) -> str:
         """Why this process cannot start the job; empty if it can."""
         if not run.secrets.keys() >= {*self._spec.job.secrets}:
@@ -280,6 +289,7 @@ class SshEngine:
             inspection=inspection,
             steps=StepWatch(plan.world_size),
             proven_hosts=frozenset(self._proven),
+            spares=Spares(self._usable_spares(run)),
             all_hosts=self._spec.cluster.hosts + self._spec.cluster.spares,
         )
         attempt = Attempt(context, lambda: self._report_running(plan))

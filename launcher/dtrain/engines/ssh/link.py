@@ -220,8 +220,8 @@ class Link:
         return relay
 
     def _connect(self) -> Connection | None:
-        """Connect for a launch. A host that has run the job may be restarting: it is waited for.
-        None if the launch was aborted. Raises NodeError."""
+        """Connect for a launch. A host that has run the job may be restarting: it is waited for, if
+        no spare can replace it. None if the launch was aborted. Raises NodeError."""
         context, outage = self._context, Outage()
         limit = self._timeout if self.host in context.proven_hosts else 0.0
         outage.begin(time.monotonic())
@@ -234,7 +234,8 @@ class Link:
                 return connection
             except (ConnectError, AuthError) as error:
                 notice, delay = waits(error, limit), outage.next_delay(error)
-                if not notice or outage.attempted >= limit or not self._goes_on():
+                over = outage.attempted >= limit or context.spares.claim()
+                if over or not notice or not self._goes_on():
                     raise
             context.recorder.notice_once(notice)
             self._closed.wait(spread(delay))

@@ -5,6 +5,7 @@ Its sshd may run before its file servers are mounted: then folders and Python ar
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from dtrain.diagnostics import AuthError, ConnectError
@@ -24,6 +25,20 @@ _PROGRAM = (
     f'gone and sys.exit(gone[0]+"{_GONE}")'
 )
 """Any Python runs it, and every shell passes it on unchanged, see `dtrain.node.boot.boot_text`."""
+
+
+class Spares:
+    """The spares that can replace hosts in the next attempt."""
+
+    def __init__(self, count: int = 0) -> None:
+        self._left = count
+        self._lock = threading.Lock()
+
+    def claim(self) -> bool:
+        """Whether one replaces a host, which then need not be waited for."""
+        with self._lock:
+            self._left -= 1
+            return self._left >= 0
 
 
 class NotReadyError(ConnectError):
