@@ -44,7 +44,7 @@ MAX_SIZE = 1 << 20
 """Maximum size of a key file, in bytes."""
 AGENT_TIMEOUT = 60.0
 """Seconds for one reply of the agent: the user may have to touch a key or confirm."""
-NOT_SIGNED = "the agent did not sign: the user declined, or it is locked"
+NOT_SIGNED = "the agent did not sign: the user declined, or it is locked or gone"
 
 _MAGIC = b"openssh-key-v1\x00"
 _FORMATS: dict[type, tuple[type[paramiko.PKey], PrivateFormat]] = {
