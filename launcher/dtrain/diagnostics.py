@@ -140,6 +140,8 @@ class NodeError(DtrainError):
     address = ""
     """The address that the texts use, where ssh's configuration gives the host another one than the
     cluster file."""
+    jump = ""
+    """The jump host that could not be used, if that is the problem."""
 
     def __init__(self, host: str, attempted: str, reason: str, *, hint: str = "") -> None:
         super().__init__(f"{host}: {attempted}: {reason}", hint=hint)
@@ -147,9 +149,16 @@ class NodeError(DtrainError):
         self.attempted = attempted
         self.reason = reason
 
+    @property
+    def shows_contact(self) -> bool:
+        """Whether the host has answered, although not as it should."""
+        return not self.jump
+
 
 class ConnectError(NodeError):
     """The connection to the host failed or was lost."""
+
+    shows_contact = False
 
 
 class HostKeyError(NodeError):
@@ -161,6 +170,11 @@ class AuthError(NodeError):
 
     asked = False
     """Whether the user already answered a prompt. A retry would only prompt again."""
+
+    @property
+    def shows_contact(self) -> bool:
+        # It depends on the user, who may be away.
+        return super().shows_contact and not self.asked
 
 
 class AnswerError(NodeError):

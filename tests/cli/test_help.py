@@ -41,8 +41,8 @@ def test_a_part_of_a_key_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_terminal_shows_commands_instead_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    shown = drawn("# Title\n\nSee [keys](keys.md) and [train.py](../../../scripts/train.py).\n")
-    assert "See keys (dtrain help keys) and train.py." in shown
+    shown = drawn("# Title\n\nSee [keys](keys.md) and [PyTorch](https://pytorch.org).\n")
+    assert "See keys (dtrain help keys) and PyTorch." in shown
     assert "##" not in shown
 
 
@@ -51,3 +51,14 @@ def test_a_page_has_no_comments_for_its_editors(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert "<!--" not in text
     assert "of at least 1 second, such as" in text
+
+
+def test_a_page_names_files_of_the_source_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """An installed dtrain has no such files."""
+    help("cluster-file")
+    text = capsys.readouterr().out
+    assert "The folder `configs` of dtrain's source code" in text
+    assert "PyTorch on 64 GPUs (`configs/torch-8x8-a100.yaml`),\n" in text
+    for topic in topics():
+        help(topic)
+        assert "../" not in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -123,6 +124,37 @@ def test_the_next_attempt_waits_for_a_host_that_restarts(hosts: Hosts, launcher:
     training.end(launch)
 
 
+def test_a_spare_replaces_a_host_that_restarts_between_attempts(
+    hosts: Hosts, launcher: Launcher
+) -> None:
+    cluster = hosts(3)
+    training = Training(cluster, launcher, 2, max=2, node_timeout="20s")
+    launch = launcher.start(training.file)
+    training.until_step(1, 5)
+    # It takes no new connections: nothing shows that while the first attempt runs.
+    cluster["node2"].firewall("tcp flags & (syn | ack) == syn reject with tcp reset")
+    for pid, command in cluster["node1"].processes().items():
+        if "resume.py" in command:
+            os.kill(pid, signal.SIGKILL)
+    launch.until("node3 replaces node2")
+    launch.until("attempt 3 on node3")
+    training.end(launch)
+    assert "waiting for it" not in launch.stderr
+
+
+def test_a_host_that_never_ran_the_job_is_not_waited_for(hosts: Hosts, launcher: Launcher) -> None:
+    """It refuses all keys, and another host makes a second attempt necessary."""
+    cluster = hosts(3)
+    training = Training(cluster, launcher, 2, max=1)
+    (cluster["node1"].home / ".ssh" / "authorized_keys").unlink()
+    cluster["node2"].stop_sshd()
+    done = launcher.start(training.file).wait()
+    assert done.code == 3
+    assert "node3 replaces node2" in done.stderr
+    assert "waiting for it" not in done.stderr
+    assert "not restarted: a job that a host refuses is not retried" in done.stderr
+
+
 def test_a_spare_shows_that_the_only_host_is_lost(hosts: Hosts, launcher: Launcher) -> None:
     """Without another host, it could also be the launcher that has lost its network."""
     cluster = hosts(2)
@@ -227,7 +259,7 @@ def test_a_killed_supervisor_starts_the_next_attempt_on_its_host(
     hosts: Hosts, launcher: Launcher
 ) -> None:
     cluster = hosts(2)
-    training = Training(cluster, launcher, 2, max=2)
+    training = Training(cluster, launcher, 2, max=2, node_timeout="20s")
     launch = launcher.start(training.file)
     training.until_step(1, 5)
     cluster["node2"].run("pkill", "-KILL", "-f", "dtrain-supervisor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import socket
@@ -11,12 +12,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from dtrain.diagnostics import AuthError
+from dtrain.spec.model import Host, Ssh
+from dtrain.transport import authentication
 from dtrain.transport.keys import Keyring
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG, until
+from support.ssh_server import Login, SshServer
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
 pytestmark = pytest.mark.sshd
@@ -25,25 +30,43 @@ SECRET = "correct horse: battery ' staple"  # noqa: S105 (no secret)
 
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+def start_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Callable[..., None]]]:
+    """Starts a real ssh-agent, with the program that confirms signatures. Returns a function that
+    adds a key to it, with options of ssh-add."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(confirm: str) -> Callable[..., None]:
+        path = tmp_path / "agent.sock"
+        process = subprocess.Popen(
+            ["ssh-agent", "-D", "-a", str(path)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "SSH_ASKPASS": confirm, "SSH_ASKPASS_REQUIRE": "force"},
+        )
+        started.append(process)
+        assert process.stdout
+        process.stdout.readline()  # The agent prints its variables when it is ready.
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+
+        def add(key: Path, *options: str) -> None:
+            command = ["ssh-add", "-q", *options, str(key)]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+        return add
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGKILL)
+        assert process.stdout
+        process.stdout.close()
+        process.wait()
+
+
+@pytest.fixture
+def agent(start_agent: Callable[..., Callable[..., None]]) -> Callable[..., None]:
     """A real ssh-agent. Call it with a key file to add that key."""
-    path = tmp_path / "agent.sock"
-    process = subprocess.Popen(
-        ["ssh-agent", "-D", "-a", str(path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "SSH_ASKPASS": "/bin/false", "SSH_ASKPASS_REQUIRE": "force"},
-    )
-    assert process.stdout
-    process.stdout.readline()  # The agent prints its variables when it is ready.
-    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
-
-    def add(key: Path) -> None:
-        subprocess.run(["ssh-add", "-q", str(key)], check=True, stdin=subprocess.DEVNULL)
-
-    yield add
-    process.send_signal(signal.SIGKILL)
-    process.stdout.close()
-    process.wait()
+    return start_agent("/bin/false")
 
 
 def fingerprint(key: Path) -> str:
@@ -182,9 +205,89 @@ def test_an_agent_that_declines_does_not_end_the_connection(
     # The agent lists the key, but its confirmation program declines to sign.
     key = generate_key(home / "confirm")
     allow(key)
-    subprocess.run(["ssh-add", "-q", "-c", str(key)], check=True, stdin=subprocess.DEVNULL)
-    with pytest.raises(AuthError, match="it refused every key: agent key"):
+    agent(key, "-c")
+    with pytest.raises(AuthError, match=r"agent key .*: the agent did not sign") as caught:
         transport.connect(host_on(sshd, identity=None))
+    assert caught.value.asked
+    assert caught.value.hint.startswith("confirm the login when the agent asks")
+
+
+def confirming(folder: Path, then: str) -> tuple[str, Callable[[], int]]:
+    """A program that confirms signatures, and how often it was asked. ``then``: its last words."""
+    program, asked = folder / "askpass", folder / "asked"
+    program.write_text(f"#!/bin/sh\necho >> {asked}\n{then}\n")
+    program.chmod(0o755)
+    return str(program), lambda: asked.read_text().count("\n")
+
+
+def test_the_agent_asks_only_for_the_key_that_the_server_accepts(
+    transport: SshTransport,
+    sshd: Sshd,
+    tmp_path: Path,
+    start_agent: Callable[..., Callable[..., None]],
+    allow: Callable[[Path], None],
+) -> None:
+    program, asked = confirming(tmp_path, "exit 0")
+    add = start_agent(program)
+    keys = [generate_key(tmp_path / f"key{number}") for number in range(3)]
+    for key in keys:
+        add(key, "-c")
+    allow(keys[2])
+    transport.connect(host_on(sshd, identity=None)).close()
+    assert asked() == 1
+
+
+def test_the_time_to_confirm_a_login_does_not_count(
+    transport: SshTransport,
+    sshd: Sshd,
+    tmp_path: Path,
+    start_agent: Callable[..., Callable[..., None]],
+    allow: Callable[[Path], None],
+) -> None:
+    program, asked = confirming(tmp_path, "sleep 1.2; exit 1")
+    add = start_agent(program)
+    declined, sshd_key = generate_key(tmp_path / "key"), sshd.identity
+    allow(declined)
+    add(declined, "-c")
+    add(sshd_key)
+    transport.connect(host_on(sshd, identity=None, connect_timeout=1.0)).close()
+    assert asked() == 1
+
+
+class Denying(Login):
+    """Hangs up once the user has proved to own an accepted key, as sshd does if PAM denies the
+    account."""
+
+    def __init__(self, server: SshServer) -> None:
+        super().__init__(server)
+        self.queried = False
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        if self.queried:
+            self.server.drop_connections()
+        self.queried = True
+        return super().check_auth_publickey(username, key)
+
+
+def test_a_confirmed_login_that_ends_is_not_repeated(
+    transport: SshTransport,
+    tmp_path: Path,
+    agent: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the agent would ask again with each retry."""
+    monkeypatch.setattr(authentication, "CONFIRM_SECONDS", 0.0)
+    key = generate_key(tmp_path / "key")
+    agent(key)
+    blob = base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
+    with SshServer(blob) as server:
+        server.login = Denying
+        (tmp_path / "known").write_text(server.host_key_line)
+        ssh = Ssh("ml", server.port, known_hosts=str(tmp_path / "known"))
+        with pytest.raises(AuthError, match="it accepted agent key") as caught:
+            transport.connect(Host("gpu01", "127.0.0.1", ssh=ssh))
+        assert caught.value.asked
+        assert server.connections == 1
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "pem"])

@@ -140,6 +140,7 @@ def test_what_the_server_says_before_it_hangs_up_is_shown(
     assert "authentication (it said: The system is booting up. Come back" in caught.value.message
     # It may be only a legal notice: the end of the connection is shown, too.
     assert re.search("Come.*; the server closed the connection", caught.value.message)
+    assert caught.value.hint.startswith("if what it said is not the reason, check whether `ssh ")
     assert len(caught.value.message) < 500
 
 

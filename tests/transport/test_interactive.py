@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -229,6 +230,27 @@ def test_a_jump_host_that_nobody_answers_asks_once(
             with pytest.raises(AuthError, match=r"cannot reach its jump host: .*no answer"):
                 transport.connect(host)
     assert len(person.prompts) == server.connections == 1
+
+
+def test_the_first_of_two_jump_hosts_asks_once_and_again_later(
+    make_transport: Make, serve: Serve, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later, as when hosts reconnect during a run."""
+    person = Person(None, None)
+    server, first = serve(TwoFactor)
+    jumps = f"ml@127.0.0.1:{server.port},{sshd.user}@127.0.0.1:{sshd.port}"
+    ssh = {"known_hosts": first.ssh.known_hosts, "identity": first.ssh.identity}
+    host = host_on(sshd, jump=jumps, **ssh)
+    transport = make_transport(ask=person)
+    with server:
+        for later in (False, False, True):
+            if later:
+                monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 61.0)
+            with pytest.raises(AuthError, match="no answer") as caught:
+                transport.connect(host)
+            assert caught.value.asked
+            assert caught.value.jump == "127.0.0.1"
+            assert len(person.prompts) == server.connections == 1 + later
 
 
 class HangsUpOnKeys(TwoFactor):

@@ -18,6 +18,8 @@ from dtrain_cli.views import can_redraw, color
 _PAGES = files("dtrain_cli") / "help"
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 """What only editors of a page need to know."""
+_SOURCE = re.compile(r"\[([^]]+)\]\(\.\./\.\./\.\./([^)]+)\)")
+"""A link to a file of dtrain's source code, which may not be on this machine."""
 
 
 def help(
@@ -81,7 +83,8 @@ def _page(topic: str) -> str:
     Raises UsageError for an unknown topic.
     """
     if topic in topics():
-        return _COMMENT.sub("", (_PAGES / f"{topic}.md").read_text("utf-8"))
+        text = (_PAGES / f"{topic}.md").read_text("utf-8")
+        return _SOURCE.sub(_named, _COMMENT.sub("", text))
     by_key = keys()
     # `restart` and `job.restart` both name the key job.restart and all keys below it.
     found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]
@@ -93,6 +96,12 @@ def _page(topic: str) -> str:
     else:
         hint = f"topics: {', '.join(topics())}"
     raise UsageError(f"no help topic {topic!r}", hint=hint)
+
+
+def _named(link: re.Match[str]) -> str:
+    """The text of a link to a file, and the file's path in the source code."""
+    text, path = link.groups()
+    return f"`{path}`" if path.endswith(text) else f"{text} (`{path}`)"
 
 
 def _names(keys: dict[str, str]) -> list[str]:

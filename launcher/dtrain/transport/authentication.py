@@ -17,7 +17,13 @@ from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
-from dtrain.transport.keys import Keyring, OfferedKey, PublicKey, UnusableKeyError
+from dtrain.transport.keys import (
+    NOT_SIGNED,
+    Keyring,
+    OfferedKey,
+    PublicKey,
+    UnusableKeyError,
+)
 from dtrain.transport.login_handler import LoginHandler
 from dtrain.transport.questions import Ask, never
 from dtrain.transport.retry import DroppedError, Transient
@@ -25,6 +31,8 @@ from dtrain.transport.ssh_transport import ClientTransport
 
 INTERACTIVE = "keyboard-interactive"
 ANSWER_TRIES = 3
+CONFIRM_SECONDS = 1.0
+"""An agent that takes as many seconds to sign has probably asked the user. It does not say so."""
 MOST_SAID = 300
 """Bytes of a server's words that a message shows."""
 
@@ -57,6 +65,7 @@ def authenticate(
                     return
             except UnusableKeyError as problem:
                 left_out.append(f"{candidate.label}: {problem}")
+                attempt.asked |= candidate.from_agent
         elif attempt.may_use(INTERACTIVE) and not attempt.unanswered:
             if attempt.with_answers(ask):
                 return
@@ -71,20 +80,23 @@ class _Login:
         self._endpoint = endpoint
         self._deadline = time.monotonic() + timeout
         self._excused = 0.0
-        self._interactions = 0
+        self.interactions = 0
+        """How often the server was asked for its questions."""
         self._patience = RESPONSE_TIMEOUT
         self.asked = False
-        """Whether the user answered a question."""
+        """Whether the user answered a question, of the server or of the agent."""
         self.methods: list[str] | None = None
         """The methods that the server accepts next. None if it has not listed them yet."""
         self.passed: list[str] = []
         """The methods that the server accepted but that were not sufficient."""
         self.tried: list[str] = []
         """The keys that the server refused."""
+        self.acceptable = ""
+        """The latest key, if the server would accept it."""
         self.unanswered = ""
         """Why the server's questions did not lead to a login."""
         self.hung_up = ""
-        """Why the server closed the connection after a refused key or a wrong answer."""
+        """Why the server closed the connection after a refused key or an answer of the user."""
 
     def with_nothing(self) -> bool:
         """Log in without credentials. Some servers (Tailscale) already know the user. Other
@@ -96,17 +108,22 @@ class _Login:
         return method == "publickey" if self.methods is None else method in self.methods
 
     def with_key(self, candidate: OfferedKey) -> bool:
-        if candidate.needs_passphrase() and candidate.public and not self._wanted(candidate.public):
-            self.tried.append(candidate.label)
-            return False
+        self.acceptable = ""
+        if candidate.may_ask and candidate.public:
+            if not self._wanted(candidate.public, candidate.label):
+                return False
+            self.acceptable = candidate.label
         with self._excuse():
             key = candidate.load()
-        user = self._endpoint.user
-        return self._request(
-            "publickey",
-            lambda handler, done: handler.auth_publickey(user, key, done),
-            [candidate.label],
-        )
+
+        def sign(handler: LoginHandler, done: threading.Event) -> None:
+            before = self._excused
+            with self._excuse():
+                handler.auth_publickey(self._endpoint.user, key, done)
+            if self._excused - before >= CONFIRM_SECONDS:
+                self.asked = True
+
+        return self._request("publickey", sign, [candidate.label])
 
     def with_answers(self, ask: Ask | None) -> bool:
         """Ask the user the server's questions. Called again after a wrong answer."""
@@ -118,10 +135,10 @@ class _Login:
                 "(BatchMode, KbdInteractiveAuthentication)"
             )
             return False
-        if self._interactions == ANSWER_TRIES:
+        if self.interactions == ANSWER_TRIES:
             self.unanswered = "it accepted no answer"
             return False
-        self._interactions += 1
+        self.interactions += 1
         who = f"{self._endpoint.user}@{self._endpoint.host}"
 
         def ask_without_hurry(
@@ -193,7 +210,7 @@ class _Login:
             self._excused += taken
             self._deadline += taken
 
-    def _wanted(self, public: PublicKey) -> bool:
+    def _wanted(self, public: PublicKey, label: str) -> bool:
         """Ask the server whether it would accept the key, without a signature."""
         handler = _Query(self._transport, self._endpoint.user, public)
         answered = threading.Event()
@@ -202,7 +219,11 @@ class _Login:
             self._set_timeout()
             handler.auth_publickey(self._endpoint.user, handler.placeholder, answered)
             handler.wait_for_response(answered)
+        except BadAuthenticationType as refusal:
+            self._next_methods(refusal.allowed_types)
         except (paramiko.SSHException, EOFError, OSError):
+            if not handler.acceptable:
+                self.tried.append(label)
             self._raise_if_gone()
         return handler.acceptable
 
@@ -225,7 +246,8 @@ class _Login:
                 self._set_timeout()
             return
         ended = self._transport.explain()
-        reason = "; ".join(filter(None, (self._said(), ended)))
+        said = self._said()
+        reason = "; ".join(filter(None, (said, ended)))
         # After an answer, another connection would only prompt the user again.
         if self.asked or (self.tried and "authentication failures" in ended.lower()):
             self.hung_up = reason
@@ -235,6 +257,7 @@ class _Login:
             Transient.DROPPED,
             f"the server closed the connection during authentication ({reason})",
             excused=self._excused,
+            said=bool(said),
         )
 
     def _said(self) -> str:
@@ -289,9 +312,12 @@ def _refused(
     if attempt.methods == []:
         reason = "it allows no authentication method"
         hint = "check AuthenticationMethods and PubkeyAuthentication in its sshd_config"
-    elif attempt.asked and attempt.hung_up:
+    elif attempt.interactions and attempt.asked and attempt.hung_up:
         reason = f"it closed the connection during its questions ({attempt.hung_up})"
         hint = f"try again, or check whether `{endpoint.command}` works"
+    elif attempt.acceptable and attempt.hung_up:
+        reason = f"it accepted {attempt.acceptable}, but closed the connection ({attempt.hung_up})"
+        hint = "check the account there, such as with `chage -l`, and the log of its sshd"
     elif attempt.hung_up:
         reason = f"it closed the connection after {len(attempt.tried)} refused keys: "
         reason += "; ".join(attempt.tried)
@@ -310,6 +336,10 @@ def _refused(
         reason = f"no key to offer{why}"
         hint = f"create a key with `ssh-keygen` and install it with `{endpoint.copy_id(None)}`"
         hint += ", or load one with `ssh-add`"
+    if any(entry.endswith(NOT_SIGNED) for entry in left_out):
+        hint = (
+            f"confirm the login when the agent asks, and check whether `{endpoint.command}` works"
+        )
     if left_out:
         reason += f" (not tried: {'; '.join(left_out)})"
         encrypted = [entry for entry in left_out if ": encrypted" in entry]

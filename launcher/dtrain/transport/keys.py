@@ -44,6 +44,7 @@ MAX_SIZE = 1 << 20
 """Maximum size of a key file, in bytes."""
 AGENT_TIMEOUT = 60.0
 """Seconds for one reply of the agent: the user may have to touch a key or confirm."""
+NOT_SIGNED = "the agent did not sign: the user declined, or it is locked or gone"
 
 _MAGIC = b"openssh-key-v1\x00"
 _FORMATS: dict[type, tuple[type[paramiko.PKey], PrivateFormat]] = {
@@ -76,6 +77,13 @@ class OfferedKey:
     """The key itself, ready to sign. May ask for a passphrase; raises UnusableKeyError."""
     needs_passphrase: Callable[[], bool]
     path: Path | None = None
+    from_agent: bool = False
+    """Whether the agent signs. It may ask the user (``ssh-add -c``), or wait for a touch."""
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether a login with it may ask the user."""
+        return self.from_agent or self.needs_passphrase()
 
 
 class Keyring:
@@ -322,18 +330,13 @@ class _Agent(AgentSSH):
 
 
 class _SigningKey(AgentKey):
-    """An agent's key.
-
-    paramiko signs in the thread that runs the connection, so an error of the agent (it is locked,
-    or the user declines) would end the connection. Instead this returns an empty signature. The
-    server refuses that, and the next key is tried.
-    """
+    """An agent's key. Signing raises UnusableKeyError if the agent fails, or the user declines."""
 
     def sign_ssh_data(self, data: object, algorithm: str | None = None) -> object:  # type: ignore[override]
         try:
             return super().sign_ssh_data(data, algorithm)  # type: ignore[arg-type]
         except (paramiko.SSHException, OSError):
-            return b""
+            raise UnusableKeyError(NOT_SIGNED) from None
 
 
 def _in_order_of_ssh(
@@ -358,7 +361,8 @@ def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = N
         key = _SigningKey(key.agent, key.blob, key.comment)
         key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
     suffix = "" if name.startswith("agent key") else " (from the agent)"
-    return OfferedKey(_label(name, public) + suffix, public, lambda: key, lambda: False)
+    label = _label(name, public) + suffix
+    return OfferedKey(label, public, lambda: key, lambda: False, from_agent=True)
 
 
 def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[OfferedKey]:

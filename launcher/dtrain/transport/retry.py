@@ -29,14 +29,17 @@ class DroppedError(Exception):
     """An attempt that failed for a temporary reason.
 
     ``excused`` is the time that the user took to answer questions, in seconds. It does not count
-    as elapsed time.
+    as elapsed time. ``said``: whether the reason contains words of the server.
     """
 
-    def __init__(self, kind: Transient, reason: str, *, excused: float = 0.0) -> None:
+    def __init__(
+        self, kind: Transient, reason: str, *, excused: float = 0.0, said: bool = False
+    ) -> None:
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
         self.excused = excused
+        self.said = said
 
 
 def pause(

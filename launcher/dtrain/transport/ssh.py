@@ -58,6 +58,8 @@ drops connections at random (MaxStartups 10:30:100), and it may have other clien
 EARLY = 16
 """Limit on hosts that are connected early: more are not finished when their connections are needed,
 and each needs a thread more."""
+ASKED_SECONDS = 60.0
+"""Seconds for which all hosts share an answer of the user that their jump host refused."""
 
 _OR_ADDRESS = ", or its `address` in `cluster.overrides`"
 SSH_FAILED = 255
@@ -91,6 +93,8 @@ class SshTransport:
             lambda: threading.BoundedSemaphore(HANDSHAKES_PER_SERVER)
         )
         self._jumps: dict[Endpoint, Future[_Jump]] = {}
+        self._asked_until: dict[Endpoint, float] = {}
+        """Until when a jump host's login that failed after a prompt to the user is not repeated."""
         self._early: dict[str, Future[SshConnection]] = {}
         """By name of the host. `close` may run in another thread than `connect`."""
         self._unfinished: set[ClientTransport] = set()
@@ -148,13 +152,13 @@ class SshTransport:
                 pause = retry.pause(failure.kind, attempt, elapsed, random.uniform)
                 if pause is None or self._closing.wait(pause):
                     tries = f" ({attempt} attempts in {elapsed:.0f} s)" if attempt > 1 else ""
-                    raise endpoint.error(
-                        ConnectError,
-                        failure.reason + tries,
-                        hint=_DROPPED_HINTS[failure.kind].format(
-                            command=endpoint.command, address=endpoint.address
-                        ),
-                    ) from None
+                    hint = _DROPPED_HINTS[failure.kind].format(
+                        command=endpoint.command, address=endpoint.address
+                    )
+                    if failure.said:  # it may be only a legal notice
+                        hint = f"if what it said is not the reason, {hint}"
+                    reason = failure.reason + tries
+                    raise endpoint.error(ConnectError, reason, hint=hint) from None
                 attempt += 1
 
     def _attempt(self, endpoint: Endpoint) -> SshConnection:
@@ -260,19 +264,32 @@ class SshTransport:
         """The shared connection to a jump host. The first thread that needs it opens it."""
         with self._lock:
             pending = self._jumps.get(via)
-            if pending and pending.done() and not _is_settled(pending):
+            if pending and pending.done() and not self._is_settled(via, pending):
                 pending = None
             mine = pending is None
             if pending is None:
                 pending = self._jumps[via] = Future()
         if mine:
             _fulfil(pending, lambda: self._master(via) or self._reach(via))
+            self._asked_until[via] = time.monotonic() + ASKED_SECONDS
         try:
             return pending.result()
         except NodeError as error:
-            raise endpoint.error(
-                type(error), f"cannot reach its jump host: {error.message}", hint=error.hint
-            ) from error
+            reason = f"cannot reach its jump host: {error.message}"
+            wrapped = endpoint.error(type(error), reason, hint=error.hint)
+            wrapped.jump = error.jump or error.host
+            if isinstance(error, AuthError) and isinstance(wrapped, AuthError):
+                wrapped.asked = error.asked
+            raise wrapped from error
+
+    def _is_settled(self, via: Endpoint, jump: Future[_Jump]) -> bool:
+        """Whether a jump host's connection is up, or its login has just failed after a prompt to
+        the user."""
+        error = jump.exception()
+        if error:
+            asked = isinstance(error, AuthError) and error.asked
+            return asked and time.monotonic() < self._asked_until[via]
+        return jump.result().alive
 
     def _master(self, via: Endpoint) -> ControlMaster | None:
         master = control_master.find(via)
@@ -306,14 +323,6 @@ def _fulfil(promise: Future[_Result], work: Callable[[], _Result]) -> None:
 def _close(opened: Future[SshConnection]) -> None:
     if opened.exception() is None:
         opened.result().close()
-
-
-def _is_settled(jump: Future[_Jump]) -> bool:
-    """Whether a jump host's connection is up, or its login failed after a prompt to the user."""
-    error = jump.exception()
-    if error:
-        return isinstance(error, AuthError) and error.asked
-    return jump.result().alive
 
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

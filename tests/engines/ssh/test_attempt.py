@@ -11,11 +11,12 @@ import pytest
 
 from dtrain.diagnostics import AuthError, ConnectError, ExitCode, HostKeyError, NodeError
 from dtrain.engines.ssh import link as link_module
-from dtrain.engines.ssh import machine
+from dtrain.engines.ssh import machine, outage
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.link import Link
+from dtrain.engines.ssh.readiness import Spares
 from dtrain.messages import agent as messages
 from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
@@ -202,49 +203,133 @@ class Refusing(ScriptedHosts):
         raise self._starting
 
 
+def refused(*, asked: bool = False, jump: str = "") -> AuthError:
+    error = AuthError("first", "logging in", "it refused every key")
+    error.asked, error.jump = asked, jump
+    return error
+
+
 @pytest.mark.parametrize(
-    ("hosts", "left"),
+    ("hosts", "why"),
     [
-        (Refusing(ConnectError("first", "connecting", "connection refused")), True),
-        (Refusing(HostKeyError("first", "connecting", "its host key has changed")), False),
-        (Refusing(None, ConnectError("first", "starting a command", "no memory")), False),
+        (Refusing(ConnectError("first", "connecting", "refused")), "may have lost its network"),
+        (Refusing(refused(jump="bastion")), "bastion let no connection through"),
+        (Refusing(refused(asked=True)), "a login needs the answer of its user"),
+        (Refusing(HostKeyError("first", "connecting", "its host key has changed")), ""),
+        (Refusing(refused()), ""),
+        (Refusing(None, ConnectError("first", "starting a command", "no memory")), ""),
     ],
 )
 def test_only_a_launcher_that_no_host_answers_leaves(
-    tmp_path: Path, hosts: Refusing, *, left: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: Refusing, why: str
 ) -> None:
+    monkeypatch.setattr(outage, "REFUSED_DELAY", 0.25)
     file = TWO_HOSTS.replace(", second", "").replace("py}", "py, restart: {node_timeout: 1s}}")
     attempt = Attempt(context_of(hosts, tmp_path, file), lambda: None)
     report = attempt.attach({"first": {}}, {}, age=1.0)
-    assert attempt.left is left
-    assert ("no host could be reached" in report.reason) is left
+    assert attempt.left is bool(why)
+    assert ("no host could be reached" in report.reason) is bool(why)
+    assert report.reason.endswith(why)
 
 
-def second_attempt(error: NodeError, folder: Path) -> AttemptContext:
-    """On one host, which the first attempt used and which now answers with ``error``."""
-    context = context_of(Refusing(error), folder, TWO_HOSTS.replace(", second", ""))
+def second_attempt(hosts: ScriptedHosts, folder: Path) -> AttemptContext:
+    """On one host, on which the first attempt ran the job."""
+    context = context_of(hosts, folder, TWO_HOSTS.replace(", second", ""))
     plan = replace(context.plan, attempt=2)
-    return replace(context, plan=plan, known_hosts=frozenset({"first"}))
+    return replace(context, plan=plan, proven_hosts=frozenset({"first"}))
 
 
-def test_an_interrupt_ends_the_wait_for_a_host_that_restarts(tmp_path: Path) -> None:
-    error = ConnectError("first", "connecting", "connection refused")
-    context = second_attempt(error, tmp_path)
+REFUSED = refused()
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (ConnectError("first", "connecting", "connection refused"), "cannot be reached"),
+        (REFUSED, "is not ready (it refused every key)"),
+    ],
+)
+def test_an_interrupt_ends_the_wait_for_a_host_that_restarts(
+    tmp_path: Path, error: NodeError, what: str
+) -> None:
+    context = second_attempt(Refusing(error), tmp_path)
     attempt, reports = Attempt(context, lambda: None), []
     run = threading.Thread(target=lambda: reports.append(attempt.run()))
     run.start()
-    until(lambda: "waiting for it" in "".join(notices_of(context)))
+    until(lambda: f"first {what}; waiting for it" in "".join(notices_of(context)))
     attempt.interrupt("Ctrl-C", Force.TERM)
     run.join(HANG)
     assert [report.exit_code for report in reports] == [ExitCode.INTERRUPTED]
     assert notices_of(context)[-1] == "Ctrl-C: stopping; attempt 2 was not started"
 
 
-def test_a_refused_login_is_not_repeated(tmp_path: Path) -> None:
-    """It may ask the user again, and lock the account."""
-    error = AuthError("first", "logging in", "it refused every key")
-    report = Attempt(second_attempt(error, tmp_path), lambda: None).run()
-    assert report.problems == (str(error),)
+def test_a_host_that_is_not_ready_after_a_restart_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First it refuses the key, then it has no Python. A relay starts only after that."""
+    monkeypatch.setattr(outage, "REFUSED_DELAY", 0.01)
+
+    class Restarting(ScriptedHosts):
+        logins = programs = 0
+
+        def connect(self, host: Host) -> Restarting:
+            self.logins += 1
+            if self.logins == 1:
+                raise REFUSED
+            return self
+
+        def start(self, command: str) -> ScriptedProcess:
+            self.programs += 1
+            return Missing() if self.programs == 1 else ScriptedProcess(said)
+
+    class Missing(ScriptedProcess):
+        def __init__(self) -> None:
+            super().__init__(b"")
+
+        def wait(self, timeout: float | None = None) -> int:
+            return 127
+
+    said = relay_stdout(map(encode, (HELLO, {**GONE, "what": "workdir"})))
+    host = Restarting({})
+    context = second_attempt(host, tmp_path)
+    report = Attempt(context, lambda: None).run()
+    assert [text.partition(";")[0] for text in notices_of(context)] == [
+        "first is not ready (it refused every key)",
+        "first is not ready (there is no python3)",
+    ]
+    assert (host.logins, host.programs) == (3, 3)
+    assert report.problems == ("first: preparing the job: no run",)
+
+
+def test_of_two_hosts_that_restart_a_spare_replaces_one(tmp_path: Path) -> None:
+    """The next attempt waits for the other one, if necessary."""
+
+    class Off(ScriptedHosts):
+        def connect(self, host: Host) -> Off:
+            raise ConnectError(host.name, "connecting", "connection refused")
+
+    context = context_of(Off({}), tmp_path)
+    plan, both = replace(context.plan, attempt=2), frozenset({"first", "second"})
+    context = replace(context, plan=plan, proven_hosts=both, spares=Spares(1))
+    attempt = Attempt(context, lambda: None)
+    attempt.run()
+    assert len(attempt.result().lost) == 1
+    (notice,) = notices_of(context)
+    assert "waiting for it" in notice
+
+
+def test_a_login_that_a_host_refuses_is_repeated_only_for_a_host_that_has_run_the_job(
+    tmp_path: Path,
+) -> None:
+    context = replace(second_attempt(Refusing(REFUSED), tmp_path), proven_hosts=frozenset())
+    assert Attempt(context, lambda: None).run().problems == (str(REFUSED),)
+
+
+def test_a_login_that_has_asked_the_user_is_not_repeated(tmp_path: Path) -> None:
+    error = refused(asked=True)
+    attempt = Attempt(second_attempt(Refusing(error), tmp_path), lambda: None)
+    assert attempt.run().problems == (str(error),)
+    assert attempt.result().lost == {"first"}  # a spare can replace it
 
 
 def notices_of(context: AttemptContext) -> list[str]:

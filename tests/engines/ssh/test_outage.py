@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dtrain.diagnostics import AuthError, ConnectError
 from dtrain.engines.ssh.outage import STABLE, Outage
 
 
@@ -74,3 +75,13 @@ def test_delays_grow_until_there_is_progress() -> None:
     assert delays == [0.25, 0.5, 1, 2, 4, 5, 5]
     outage.progressed()
     assert outage.next_delay() == 0.25
+
+
+def test_a_refused_login_is_repeated_slowly() -> None:
+    outage = Outage()
+    outage.begin(0)
+    refused = AuthError("gpu01", "logging in", "it refused every key")
+    assert [outage.next_delay(refused) for _ in range(5)] == [10, 20, 40, 60, 60]
+    assert outage.next_delay(ConnectError("gpu01", "connecting", "refused")) == 0.25
+    outage.progressed()
+    assert outage.next_delay(refused) == 10

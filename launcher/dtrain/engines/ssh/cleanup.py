@@ -12,9 +12,8 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from dtrain.diagnostics import NodeError
-from dtrain.engines.backoff import Backoff
 from dtrain.engines.ssh.guarded import run_guarded
-from dtrain.engines.ssh.outage import DELAY, DELAY_MOST
+from dtrain.engines.ssh.outage import Delays
 from dtrain.engines.ssh.relay_connection import RelayConnection
 from dtrain.launchplan.plan import HostPlan, LaunchPlan
 from dtrain.messages import agent as messages
@@ -72,7 +71,7 @@ class _CleanupLink:
         self._connection.disconnect(timeout)
 
     def _read(self) -> None:
-        backoff = Backoff(DELAY, DELAY_MOST)
+        delays = Delays()
         while not self._closed.is_set() and self.state is _Progress.PENDING:
             try:
                 relay = self._connection.attach(
@@ -86,7 +85,7 @@ class _CleanupLink:
             except ProtocolError:
                 self._commands.send({"op": "kill"})
                 self.state = _Progress.FAILED
-            self._closed.wait(spread(backoff.next()))
+            self._closed.wait(spread(delays.next(self.problem)))
         # The run may go on for days, and so would the connection.
         self.close()
         self.disconnect(FLUSH_SECONDS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.engines.ssh.outage import Contact
+from dtrain.engines.ssh.readiness import Spares
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
@@ -38,8 +39,9 @@ class AttemptContext:
     """The checks of all hosts before the launch; None if they are off or done."""
     steps: StepWatch
     """What the ranks of this attempt report about their steps."""
-    known_hosts: Set[str] = frozenset()
-    """Hosts that earlier attempts used."""
+    proven_hosts: Set[str] = frozenset()
+    """Hosts on which an earlier attempt ran the job."""
+    spares: Spares = field(default_factory=Spares)
     all_hosts: tuple[Host, ...] = ()
     """The hosts and spares of the cluster file, also those that this attempt does not use."""
     contact: Contact = field(default_factory=Contact)

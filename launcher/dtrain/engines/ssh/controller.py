@@ -21,8 +21,10 @@ from dtrain.engines.ssh.guarded import fault
 from dtrain.engines.ssh.inquiry import ask
 from dtrain.engines.ssh.inspection import Inspection
 from dtrain.engines.ssh.ports import draw_ports
+from dtrain.engines.ssh.readiness import Spares
 from dtrain.failures import alike
 from dtrain.failures.cause import Report
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events, restart
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.observed import ObservedRun
@@ -58,6 +60,8 @@ class SshEngine:
         self._cleanups = Cleanups(transport)
         self._known: set[str] = set()
         """Hosts that were checked, or that an earlier attempt used."""
+        self._proven: set[str] = set()
+        """Hosts on which an attempt ran the job."""
         self._has_run = False
         self._tree: Tree | None = None
         """The files of ``job.sync``, once a start has needed them."""
@@ -83,6 +87,7 @@ class SshEngine:
         with earlier_run(record, folder, self._caller) as folder:
             run = Run(record, folder, self._caller, secrets)
             self._known = set(run.plan.host_names)
+            self._proven = set(self._known)
             self._clean_up(run, run.record.leftovers)
             return self._run_attempts(run, lambda: self._reattach(run))
 
@@ -151,6 +156,14 @@ class SshEngine:
         except MisfitError as misfit:
             return restart.GiveUp(misfit.message)
 
+    def _usable_spares(self, run: Run) -> int:
+        """The number of spares that can replace any host if the current attempt fails."""
+        job, cluster = self._spec.job, run.record.spec().cluster
+        if run.record.attempt > job.restart.max:
+            return 0
+        sizes = {host.workers for host in cluster.hosts}
+        return sum(job.layout is None or {one.workers} == sizes for one in cluster.spares)
+
     def _missing_for_start(self, run: Run) -> str:
         """Why this process cannot start the job; empty if it can."""
         if not run.secrets.keys() >= {*self._spec.job.secrets}:
@@ -214,10 +227,11 @@ class SshEngine:
         with contextlib.suppress(StorageError):
             run.record.save(run.folder.path)
 
-    def _report_running(self, run: str) -> None:
+    def _report_running(self, plan: LaunchPlan) -> None:
+        self._proven.update(plan.host_names)
         if not self._has_run:
             self._has_run = True
-            self._caller.on_running(run)
+            self._caller.on_running(plan.run)
 
     def _start(self, run: Run) -> tuple[Report, Attempt]:
         """Run one attempt. If its port is busy, try other ports."""
@@ -247,13 +261,13 @@ class SshEngine:
             run.recorder.notice(f"not started: {why}")
             return report, attempt
         run.recorder.notice("no host had started it yet; starting it now")
-        self._known = set()  # the previous launcher may not have reported its findings
+        # The previous launcher may not have reported its findings.
+        self._known, self._proven = set(), set()
         return self._start(run)
 
     def _prepare(self, run: Run, *, movable_port: bool) -> Attempt:
         plan = run.plan
-        known = frozenset(self._known)
-        newcomers = set(plan.host_names) - known
+        newcomers = set(plan.host_names) - self._known
         self._known |= newcomers
         inspection = None
         if self._request.check and newcomers:
@@ -274,10 +288,11 @@ class SshEngine:
             recorder=run.recorder,
             inspection=inspection,
             steps=StepWatch(plan.world_size),
-            known_hosts=known if plan.attempt > 1 else frozenset(),
+            proven_hosts=frozenset(self._proven),
+            spares=Spares(self._usable_spares(run)),
             all_hosts=self._spec.cluster.hosts + self._spec.cluster.spares,
         )
-        attempt = Attempt(context, lambda: self._report_running(run.record.run))
+        attempt = Attempt(context, lambda: self._report_running(plan))
         self._attempt = attempt
         self._caller.control.hand_to(attempt)
         return attempt

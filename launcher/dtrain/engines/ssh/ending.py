@@ -9,7 +9,14 @@ from dataclasses import field, replace
 from dtrain import hostlist
 from dtrain.checks import Finding
 from dtrain.checks.finding import refusal
-from dtrain.diagnostics import ConnectError, DtrainError, ExitCode, InternalError, NodeError
+from dtrain.diagnostics import (
+    AuthError,
+    ConnectError,
+    DtrainError,
+    ExitCode,
+    InternalError,
+    NodeError,
+)
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.link import Link
@@ -83,7 +90,15 @@ class Ending:
         """The report of a launcher that leaves the job, because it reaches no host."""
         job = self.context.plan.job
         limit = f"{job.restart.node_timeout:g} s (job.restart.node_timeout)"
-        reason = f"no host could be reached for {limit}; this machine may have lost its network"
+        problems = [link.overdue for link in self.links.values() if link.overdue is not None]
+        why = "this machine may have lost its network"
+        if problems and all(one.jump for one in problems):
+            why = (
+                f"{hostlist.fold(sorted({one.jump for one in problems}))} let no connection through"
+            )
+        elif any(isinstance(one, AuthError) and one.asked for one in problems):
+            why = "a login needs the answer of its user"
+        reason = f"no host could be reached for {limit}; {why}"
         if job.on_disconnect == "stop":
             reason += f"; without it, the hosts stop the job after {job.lease:g} s (job.lease)"
         return Report(ExitCode.NODE_FAILED, reason)
@@ -164,7 +179,12 @@ class Ending:
     def for_restart(self, state: AttemptState, seconds: float) -> restart.AttemptResult:
         """``seconds``: how long the workers ran."""
         failures = self.causes()
-        unreachable = {p.host for p in self.problems if isinstance(p, ConnectError)}
+        unreachable = {
+            problem.host
+            for problem in self.problems
+            if isinstance(problem, ConnectError)
+            or (isinstance(problem, AuthError) and problem.host in self.context.proven_hosts)
+        }
         faulty = {failure.host for failure in failures[:1] if failure.host_at_fault}
         faulty.update(host for host, _ in self._broken_hosts())
         inspection = self.context.inspection

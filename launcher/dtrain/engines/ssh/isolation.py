@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from dtrain.diagnostics import ConnectError
+from dtrain.diagnostics import NodeError
 from dtrain.engines.ssh import machine
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.guarded import fault, run_guarded
@@ -52,7 +52,7 @@ class Isolation:
         connections = HostConnections(self._context.transport)
         answers = everywhere(connections, others[:MOST_TRIED], CONNECT_SECONDS)
         connections.close()
-        if not all(isinstance(answer, ConnectError) for answer in answers):
+        if any(not isinstance(answer, NodeError) or answer.shows_contact for answer in answers):
             self._context.contact.made(time.monotonic())
         elif self._are_overdue(running):
             self._context.posts.put(Post(machine.CutOff()))

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from dtrain.diagnostics import ConnectError, NodeError
+from dtrain.diagnostics import AuthError, ConnectError, NodeError
 from dtrain.engines.ssh import host_events, host_state, problems
 from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.guarded import fault, run_guarded
@@ -23,6 +23,7 @@ from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.host_state import HostPhase, LinkState
 from dtrain.engines.ssh.inbox import Inbox, Reported
 from dtrain.engines.ssh.outage import Outage
+from dtrain.engines.ssh.readiness import check_ready, waits
 from dtrain.engines.ssh.relay_connection import RelayConnection
 from dtrain.engines.ssh.requests import launch_request
 from dtrain.engines.ssh.worker_reports import WorkerReports
@@ -53,8 +54,8 @@ class Link:
         self.state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
         self._outage = Outage()
-        self.overdue = False
-        """Whether the host is unreachable for too long, and the launcher reaches no other host."""
+        self.overdue: NodeError | None = None
+        """Why the host is unreachable for too long, if the launcher reaches no other host."""
         self._closed = threading.Event()
         self.evidence = HostEvidence(self.host, part.host.gpus)
         self.reports = WorkerReports(context, part, lambda: self._connection.current)
@@ -219,21 +220,25 @@ class Link:
         return relay
 
     def _connect(self) -> Connection | None:
-        """Connect for a launch. A host that an earlier attempt used may be restarting: it is waited
-        for. None if the launch was aborted. Raises NodeError."""
-        limit = self._timeout if self.host in self._context.known_hosts else 0.0
-        outage = Outage()
+        """Connect for a launch. A host that has run the job may be restarting: it is waited for, if
+        no spare can replace it. None if the launch was aborted. Raises NodeError."""
+        context, outage = self._context, Outage()
+        limit = self._timeout if self.host in context.proven_hosts else 0.0
         outage.begin(time.monotonic())
         while True:
             outage.attempt(time.monotonic())
             try:
-                return self._connection.connect(self._goes_on)
-            except ConnectError:
-                if outage.attempted >= limit or not self._goes_on():
+                connection = self._connection.connect(self._goes_on)
+                if limit and connection is not None:
+                    check_ready(connection, context.plan, self._part, context.base)
+                return connection
+            except (ConnectError, AuthError) as error:
+                notice, delay = waits(error, limit), outage.next_delay(error)
+                over = outage.attempted >= limit or context.spares.claim()
+                if over or not notice or not self._goes_on():
                     raise
-            wait = f"waiting for it for up to {limit:g} s (job.restart.node_timeout)"
-            self._context.recorder.notice_once(f"{self.host} cannot be reached; {wait}")
-            self._closed.wait(spread(outage.next_delay()))
+            context.recorder.notice_once(notice)
+            self._closed.wait(spread(delay))
             if not self._goes_on():
                 return None
 
@@ -250,20 +255,21 @@ class Link:
         lost = self._would_be_lost()
         while not self._closed.is_set() and not lost:
             if not at_once:
-                self._closed.wait(spread(self._outage.next_delay()))
+                self._closed.wait(spread(self._outage.next_delay(problem)))
             self._outage.attempt(time.monotonic())
             lost = self._would_be_lost()
             try:
                 relay = self._connection.attach(
                     self._answered, offsets=self._inbox.output.offsets, outputs=True
                 )
-                self.overdue = False
+                self.overdue = None
                 return relay
             except NodeError as error:
                 problem = error
-                if not isinstance(error, ConnectError):
+                if error.shows_contact:
                     self._answered()
-                self.overdue = self._outage.attempted >= self._timeout and not self._would_be_lost()
+                if self._outage.attempted >= self._timeout and not self._would_be_lost():
+                    self.overdue = error
                 self._show_refusal(error)
                 if at_once:
                     self.step(host_events.Unreachable(error))
@@ -290,8 +296,7 @@ class Link:
     def _show_refusal(self, error: NodeError) -> None:
         """Name a problem that a new connection may not solve, such as another host key."""
         if not isinstance(error, ConnectError):
-            text = f"{error.message}; trying again"
-            self._context.recorder.notice_once(text, kind=error.reason)
+            self._context.recorder.notice_once(f"{error.message}; trying again", kind=error.reason)
 
     # Following ----------------------------------------------------------------------------------
 

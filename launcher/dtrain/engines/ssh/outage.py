@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import math
 
+from dtrain.diagnostics import AuthError, NodeError
 from dtrain.engines.backoff import Backoff
 
 STABLE = 5.0
 """Seconds for which a relay must follow the job and answer until the outage is over. New data from
 the job ends the outage at once."""
 DELAY, DELAY_MOST = 0.25, 5.0
+REFUSED_DELAY, REFUSED_DELAY_MOST = 10.0, 60.0
+"""After a refused login: each may ask the user, and many of them get this address banned."""
+
+
+class Delays:
+    """Pauses between attempts to connect to a host; longer each time."""
+
+    def __init__(self) -> None:
+        self._usual = Backoff(DELAY, DELAY_MOST)
+        self._refused = Backoff(REFUSED_DELAY, REFUSED_DELAY_MOST)
+
+    def next(self, problem: NodeError | None) -> float:
+        """Seconds to wait before the next attempt. ``problem``: why the last one failed."""
+        return (self._refused if isinstance(problem, AuthError) else self._usual).next()
+
+    def reset(self) -> None:
+        self._usual.reset()
+        self._refused.reset()
 
 
 class Contact:
@@ -39,7 +58,7 @@ class Outage:
         self._since: float | None = None
         self._attempted_at = 0.0
         self._attached_at: float | None = None
-        self._backoff = Backoff(DELAY, DELAY_MOST)
+        self._delays = Delays()
 
     def begin(self, now: float) -> None:
         """The connection broke or does not exist yet."""
@@ -65,7 +84,7 @@ class Outage:
     def progressed(self) -> None:
         """The host sent new output or a new event."""
         self._since = None
-        self._backoff.reset()
+        self._delays.reset()
 
     @property
     def attempted(self) -> float:
@@ -77,6 +96,6 @@ class Outage:
         last reached any host."""
         return self._since is not None and min(self._attempted_at, contact) - self._since >= limit
 
-    def next_delay(self) -> float:
-        """Seconds to wait before the next attempt to connect; longer each time."""
-        return self._backoff.next()
+    def next_delay(self, problem: NodeError | None = None) -> float:
+        """As `Delays.next`."""
+        return self._delays.next(problem)

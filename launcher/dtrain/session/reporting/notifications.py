@@ -46,9 +46,11 @@ class Notifications:
         """Begin to send a notification, if the file asks for it and no other process has sent it.
         Returns at once."""
         notify, this = self._spec.notify, events.Notified(event, attempt)
-        # A run that nobody follows needs its user as much as one that has failed.
-        wanted = "failed" if event == "unattended" else event
-        if notify is None or wanted not in notify.on or this in self._sent:
+        # A run that nobody follows needs its user as much as one that has failed. Each launcher of
+        # an attempt can leave it.
+        unattended = event == "unattended"
+        wanted = "failed" if unattended else event
+        if notify is None or wanted not in notify.on or (this in self._sent and not unattended):
             return
         self._sent.add(this)
         self._recorder.record(this)
