@@ -13,6 +13,7 @@ from dtrain.parallelism.backends import backend_of, keeps_stage, reduces_each_mi
 from dtrain.parallelism.cluster.efficiency import OVERLAPPED, Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group
+from dtrain.parallelism.cost.launches import kernels as kernels_of
 from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
@@ -224,10 +225,11 @@ def _layer(kernels: Kernels) -> _Layer:
         return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
 
     compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle
+    compute += kernels.efficiency.gap * kernels_of(shape, kernels.layout, assumed)
     exchange = moe * _expert(kernels) if moe else 0.0
     if assumed.hides_exchange:
         exchange = _exposed(exchange, compute, OVERLAPPED)
-    started = launches(kernels.shape, kernels.layout, assumed)
+    started = launches(shape, kernels.layout, assumed)
     return _Layer(
         compute=compute,
         recompute=mean(kernels.recompute),
