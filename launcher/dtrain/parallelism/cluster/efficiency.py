@@ -79,7 +79,7 @@ class Efficiency(KeepsHash):
     interval_high: float = 1.9
     """Step times as multiples of the estimate, between which 80 % of runs are. The default, for
     GPUs that are not `MEASURED`, is a guess: on those with published runs, 80 % of 399 step times
-    of dense models are 0.80 to 1.71 times the estimate, with equal weight for each of 40
+    of dense models are 0.80 to 1.68 times the estimate, with equal weight for each of 40
     publishers."""
 
     def ring_start(self, members: int, hosts: float) -> float:
@@ -101,9 +101,9 @@ KNOWN = {"interval_low": 0.89, "interval_high": 1.40}
 """The interval of all `MEASURED` GPUs. They have one, because publishers' software differs more
 than GPUs do, and because most of an architecture's publishers are its vendor. It is from 2,750
 published step times of dense models on these GPUs, with equal weight for each of 102 publishers; of
-2,916 and 122, 80 % are 0.87 to 1.39, without tables that are off by more than a factor of 2.7 on
+2,916 and 122, 80 % are 0.87 to 1.38, without tables that are off by more than a factor of 2.7 on
 average. Of publishers held
-out of the fit, the ends are 0.92 and 1.10 (``scripts/planner/fit.py --held-out``), but most of
+out of the fit, the ends are 0.92 and 1.09 (``scripts/planner/fit.py --held-out``), but most of
 those are vendors' benchmarks."""
 
 AMPERE = Efficiency(
