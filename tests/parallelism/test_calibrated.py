@@ -47,7 +47,7 @@ def run(question: Question, layout: Layout) -> MeasuredRun:
     slow = replace(
         usual,
         gemm=usual.gemm / 7, attention=usual.attention / 7, stream=usual.stream / 7,
-        launch=usual.launch * 7, fixed=usual.fixed * 7,
+        launch=usual.launch * 7, gap=usual.gap * 7, fixed=usual.fixed * 7,
         link=usual.link / 3, network=usual.network / 3,
         latency=usual.latency * 3,
         link_step=usual.link_step * 3, network_step=usual.network_step * 3,

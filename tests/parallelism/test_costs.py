@@ -636,7 +636,7 @@ def test_each_micro_batch_adds_its_gradients_in_memory() -> None:
     """Megatron-LM reads and writes 4 bytes of each parameter. Two micro-batches of one sequence do
     it twice; otherwise only their smaller products cost more than those of one of two."""
     shape, chosen = model("llama-3-8b"), hardware().gpu("a100-80gb")
-    usual = replace(of_family(chosen.family), gemm_half=0.0)
+    usual = replace(of_family(chosen.family), gemm_half=0.0, gap=0.0)
     cluster = GpuCluster(chosen, 8, 8, 200.0)
 
     def compute(micro: int, assumed: Assumptions) -> float:

@@ -102,7 +102,7 @@ def test_a_frozen_model_is_kept_and_its_adapters_trained() -> None:
 def test_ranks_of_one_sequence_shard_the_states_of_the_model() -> None:
     asked = PlanRequest(model="llama-3-8b", gpus=16, gpu="h100", global_batch=1)
     text = headline(pose(asked).answer().best)
-    assert re.search(r"\(context parallelism\), and shard gradients and optimizer states", text)
+    assert re.search(r"\(context parallelism\), and shard optimizer states over 2 GPUs", text)
 
 
 @pytest.mark.parametrize(

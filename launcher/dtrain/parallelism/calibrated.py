@@ -145,6 +145,7 @@ def _slower(before: Efficiency, work: float, traffic: float) -> Efficiency:
         attention=before.attention / work,
         stream=before.stream / work,
         launch=before.launch * work,
+        gap=before.gap * work,
         fixed=before.fixed * work,
         link=before.link / traffic,
         network=before.network / traffic,

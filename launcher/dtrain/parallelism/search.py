@@ -341,7 +341,7 @@ def rank_key(candidate: Candidate) -> float:
     """Return what layouts are ranked by, the least first: seconds of a step, with additions.
 
     With them, the first choice in 226 published sweeps takes 2.3 % longer than the fastest layout
-    on average, and 2.6 % without (``scripts/validate_planner.py`` with all runs).
+    on average, and 2.5 % without (``scripts/validate_planner.py`` with all runs).
     """
     # Room for the estimate's error is worth a slightly slower step.
     risk = 0.0 if candidate.has_room else 0.03

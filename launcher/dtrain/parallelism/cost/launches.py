@@ -1,4 +1,4 @@
-"""Kernel launches of a layer: a GPU waits for a host that starts kernels too slowly."""
+"""Kernels of a layer, and their launches: a GPU waits for a host that starts them too slowly."""
 
 from __future__ import annotations
 
@@ -11,22 +11,31 @@ SEPARATE_KERNELS = 24.0
 1 each) beyond those of fused ones, in Hugging Face's models."""
 
 
-def launches(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Approximate number of kernel launches for one layer and micro-batch, over all passes."""
+def kernels(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Approximate number of kernels of one layer and micro-batch, over all passes, without those
+    that route and permute tokens."""
     blocks = bool(shape.heads) + bool(shape.ffn_hidden)
     forward = (12.0 if assumed.flash_attention else 16.0) * blocks
     forward += sum(part.kernels for part in shape.parts)
     forward += SEPARATE_KERNELS * (assumed.separate_kernels and shape.gated)
     if shape.experts:
-        # Routing, permutation, quantization and the work of modules: fitted to Qwen3-30B with
-        # micro-batches of 1.
-        forward += 100
         forward += assumed.expert_kernels * shape.experts / layout.expert
-    else:
-        forward += assumed.module_work
     forward += shape.lora.kernels if shape.lora else 0.0
-    forward += assumed.host_work
+    return forward * _passes(layout)
+
+
+def launches(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
+    """Approximate number of kernel launches that take the host as long as one layer and micro-batch
+    over all passes: those of `kernels`, and its work beside them."""
+    # Routing, permutation, quantization and the work of modules: fitted to Qwen3-30B with
+    # micro-batches of 1.
+    beside = 100.0 if shape.experts else assumed.module_work
+    beside += assumed.host_work
     if layout.shards_parameters:
-        forward += assumed.sharding_work
-    recompute = {"full": 1.0, "selective": 0.5, "none": 0.0}[layout.recompute]
-    return forward * (1 + 1.6 + recompute)
+        beside += assumed.sharding_work
+    return kernels(shape, layout, assumed) + beside * _passes(layout)
+
+
+def _passes(layout: Layout) -> float:
+    """Kernels of all passes, relative to those of the forward pass."""
+    return 1 + 1.6 + {"full": 1.0, "selective": 0.5, "none": 0.0}[layout.recompute]

@@ -41,9 +41,11 @@ as fast as causal FlashAttention-2 of the same width (arXiv 2405.21060, section 
 SCAN_BACKWARD = 3.0
 """Time of a part's backward pass, relative to its forward pass: twice the FLOPs, and the forward
 pass again, whose inner tensors the fused kernels do not keep."""
-LOSS = 36.0
-"""Bytes that cross-entropy reads and writes for each logit, in 32 bits: 12 for the loss, and 24 for
-its gradient."""
+LOSS = 48.0
+"""Bytes that cross-entropy reads and writes for each logit. PyTorch casts it to 32 bits (6), and
+reads it three times for the log-softmax (16: ``cunn_SoftMaxForward`` in ``SoftMax.cu``). It fills a
+gradient with zeros (4), which ``cunn_SoftMaxBackward`` reads twice, and the log-softmax once (16),
+and casts the result back (6). Megatron-LM's ``cross_entropy.py`` comes to 52."""
 FUSED_LOSS = 6.0
 """Bytes for each logit in one kernel for each pass, in 16 bits, beside the output layer's products:
 it reads logits for the loss, and again to replace them with their gradient."""

@@ -14,6 +14,7 @@ from dtrain.parallelism.cluster.efficiency import OVERLAPPED, Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group, exposed
 from dtrain.parallelism.cost.data_parallel import PCIE, DataRanks, between_steps
+from dtrain.parallelism.cost.launches import kernels as kernels_of
 from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
@@ -212,10 +213,11 @@ def _layer(kernels: Kernels) -> _Layer:
         return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
 
     compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle
+    compute += kernels.efficiency.gap * kernels_of(shape, kernels.layout, assumed)
     exchange = moe * _expert(kernels) if moe else 0.0
     if assumed.hides_exchange:
         exchange = exposed(exchange, compute, OVERLAPPED)
-    started = launches(kernels.shape, kernels.layout, assumed)
+    started = launches(shape, kernels.layout, assumed)
     return _Layer(
         compute=compute,
         recompute=mean(kernels.recompute),
