@@ -17,7 +17,7 @@ from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-Record = TypeVar("Record")
+T = TypeVar("T")
 
 
 class KeepsHash:
@@ -31,9 +31,9 @@ def shallow(record: Any) -> dict[str, Any]:
     return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
-def changed(record: Record, **values: Any) -> Record:
+def changed(record: T, **values: Any) -> T:
     """Return `replace`, in a sixth of its time, of a record that keeps nothing but its fields."""
-    made: Record = object.__new__(type(record))
+    made: T = object.__new__(type(record))
     vars(made).update(vars(record), **values)
     return made
 
