@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from dtrain.parallelism.answer.alternatives import (
 )
 from dtrain.parallelism.answer.explain import headline
 from dtrain.parallelism.answer.remedies import remedies
-from dtrain.parallelism.constraints import divisors
+from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import HEADROOM, RAN_OUT
 from dtrain.parallelism.question import Question
 from dtrain.parallelism.search import Plan, _ladders
@@ -64,6 +65,18 @@ def test_the_stage_for_which_others_wait_is_not_always_the_one_with_the_most_wor
     )
     plan = pose(request).search()
     assert plan.fitting and all(one.least_time <= one.time.total for one in plan.fitting)
+
+
+@pytest.mark.parametrize("fixed", [{}, {"micro_batch": 1, "recompute": "none", "offload": False}])
+@pytest.mark.parametrize("backend", ["runtime", "torchtitan"])
+def test_all_layouts_of_a_search_are_consistent(backend: str, fixed: dict[str, Any]) -> None:
+    """Hosts of 8 GPUs cannot hold copies of the states whose experts are on 3, 6 or 12."""
+    model = "qwen1.5-moe-a2.7b"
+    question = pose(PlanRequest(model=model, gpus=48, gpu="h100", backend=backend, fixed=fixed))
+    layouts = [one.layout for one in question.search().layouts]
+    assert all(sound(layout, question.shape) for layout in layouts)
+    assert {3, 4} <= {layout.expert for layout in layouts}
+    assert any(layout.sharding == "hybrid" and layout.expert > 1 for layout in layouts)
 
 
 def test_layouts_are_ranked_by_time_and_simplicity(plan: Plan) -> None:

@@ -21,6 +21,7 @@ from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, changed, dataclass
 from dtrain.runtime.layout import BackendName, Layout
+from dtrain.runtime.layout_rules import contradictions
 
 LARGEST_MICRO_BATCH = (16, 16_384)
 """Maximum sequences of a micro-batch, or tokens if that allows more: images and sentences are short
@@ -203,7 +204,8 @@ class _Choices:
                 for sharding in self.of("sharding", self._shardings(sizes)):
                     shard = self._shard(sizes) if sharding == "hybrid" else None
                     split = changed(sizes, expert=expert, sharding=sharding, shard=shard)
-                    yield from filter(self._allows, self._schedules(split, share))
+                    if not any(contradictions(split)):
+                        yield from filter(self._allows, self._schedules(split, share))
 
     def _allows(self, layout: Layout) -> bool:
         """Whether the layout is consistent, and its backend can train it."""
