@@ -6,10 +6,13 @@ import csv
 import functools
 import json
 import math
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +24,7 @@ from planner.interval import described_interval, interval
 from planner.published.rows import rows
 from planner.published.runs import PublishedRun, Skipped
 from planner.published.runs import read as runs_of
-from validate_planner import RUNS, UNSEEN, Score, outcome_of
+from validate_planner import RUNS, UNSEEN, Report, Score, outcome_of
 
 SCRIPT = Path(validate_planner.__file__)
 
@@ -171,8 +174,35 @@ def test_the_first_choice_is_nearly_the_fastest_in_published_sweeps() -> None:
 
 
 def test_a_plan_says_how_many_published_runs_near_the_limit_ran_out_of_memory() -> None:
-    report = validate_planner.validate([("", read(path)) for path in (*RUNS, *UNSEEN.values())])
-    assert validate_planner.ran_out(report, ROOMY, 1 - HEADROOM) == RAN_OUT
+    assert validate_planner.ran_out(all_runs(), ROOMY, 1 - HEADROOM) == RAN_OUT
+
+
+def test_the_page_on_accuracy_has_the_figures_of_today() -> None:
+    text = (SCRIPT.parents[1] / "cli/dtrain_cli/help/accuracy.md").read_text("utf-8")
+    for test, path in UNSEEN.items():
+        (row,) = re.findall(rf"^\| {test} .*", text, re.MULTILINE)
+        cells = [cell.strip().split(",")[0] for cell in row.split("|")]
+        score = all_runs().files[path.stem].as_json()
+        found = figures(score["step_time"]), figures(score["memory"])
+        assert (cells[4], cells[8]) == found, row
+    overall, given = all_runs().overall.as_json(), all_runs().given.as_json()
+    for errors in (overall["step_time"], given["step_time"], overall["memory"]):
+        assert figures(errors).replace(" (", " % off (").replace(")", " %)") in text
+
+
+def figures(errors: Mapping[str, Any]) -> str:
+    """The mean absolute error and the bias in percent, as on the page."""
+    if not errors["rows"]:
+        return ""
+    bias = f"{errors['bias']:+.1f}"
+    return f"{errors['mape']:.1f} ({bias if float(bias) else '0.0'})"
+
+
+@functools.cache
+def all_runs() -> Report:
+    return validate_planner.validate(
+        [(path.stem, read(path)) for path in (*RUNS, *UNSEEN.values())]
+    )
 
 
 def scored(path: Path) -> Score:
