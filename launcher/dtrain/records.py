@@ -32,7 +32,8 @@ def shallow(record: Any) -> dict[str, Any]:
 
 
 def changed(record: T, **values: Any) -> T:
-    """Return `replace`, in a sixth of its time, of a record that keeps nothing but its fields."""
+    """As `replace`, in a sixth of its time. ``record`` has no slots, no ``__post_init__``, and no
+    values that it keeps beside its fields: they would be copied."""
     made: T = object.__new__(type(record))
     vars(made).update(vars(record), **values)
     return made

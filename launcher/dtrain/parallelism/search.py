@@ -40,7 +40,7 @@ _SPLIT = attrgetter(
 )  # fmt: skip
 """The fields of a layout that the search chooses, without its micro-batches."""
 _INDEPENDENT = {"micro_batch", "recompute", "offload"}
-"""Fields of which any value suits all other fields."""
+"""Fields that never make a layout inconsistent, whatever their values."""
 
 
 @dataclass(frozen=True, slots=True)

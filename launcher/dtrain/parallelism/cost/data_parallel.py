@@ -27,14 +27,14 @@ class BetweenSteps(NamedTuple):
     """Seconds of a step of the rank with the most parameters."""
 
     traffic: float
-    """Of exchanges beside the computation."""
+    """Of exchanges that can overlap with the computation."""
     late: float
-    """Of exchanges while nothing computes."""
+    """Of exchanges that cannot."""
     optimizer: float
     hiding: float
-    """Share of the computation that has traffic beside it."""
+    """Share of the computation that ``traffic`` can overlap with."""
     share: float
-    """Seconds that a second of traffic adds to the computation beside it."""
+    """Seconds that a second of overlapped traffic adds to the step."""
 
     def exposed(self, busy: float) -> float:
         """Return the seconds that exchanges add to a step that computes for ``busy`` seconds."""
@@ -42,8 +42,8 @@ class BetweenSteps(NamedTuple):
 
 
 class DataRanks(KeyedCosts):
-    """Computes seconds of the rank with the most parameters. Layouts that differ in how a layer is
-    computed have the same parameters."""
+    """Computes `BetweenSteps`. It is the same for layouts that differ only in how they compute a
+    layer."""
 
     layout_fields = attrgetter(
         "backend", "tensor", "pipeline", "virtual_pipeline", "context", "data", "expert",
@@ -52,7 +52,7 @@ class DataRanks(KeyedCosts):
 
     @cached_property
     def _layers(self) -> int:
-        """Layers of the fullest stage."""
+        """Layers of the stage with the most."""
         return max(stage_layers(self.shape, self.layout))
 
     @cached_property

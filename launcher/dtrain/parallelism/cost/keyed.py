@@ -1,4 +1,4 @@
-"""Costs that a search computes once for all layouts in which they are equal."""
+"""Costs that depend on a few fields of a layout: computed once for all layouts with these."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dtrain.runtime.layout import Layout
 
 @dataclass(frozen=True, eq=False)
 class KeyedCosts:
-    """Base of classes that compute a part of a step's costs, and that are keys of caches. Two are
-    equal if their layouts differ only in fields on which that part does not depend."""
+    """Base of classes that compute a part of a step's costs. The objects are keys of caches: two
+    are equal if their layouts have the same `layout_fields`, and all else is equal."""
 
     efficiency: Efficiency
     cluster: GpuCluster
@@ -25,7 +25,7 @@ class KeyedCosts:
     assumed: Assumptions
 
     layout_fields: ClassVar[attrgetter[Any]]
-    """The fields of a layout that the part depends on."""
+    """Returns the fields of a layout that the part depends on."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self._key == other._key

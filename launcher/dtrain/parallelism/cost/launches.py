@@ -25,8 +25,8 @@ def kernels(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
 
 
 def launches(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Approximate number of kernel launches that take the host as long as one layer and micro-batch
-    over all passes: those of `kernels`, and its work beside them."""
+    """Host time of one layer and micro-batch over all passes, as an approximate number of kernel
+    launches: those of `kernels`, and the host's other work."""
     # Routing, permutation, quantization and the work of modules: fitted to Qwen3-30B with
     # micro-batches of 1.
     beside = 100.0 if shape.experts else assumed.module_work
@@ -37,5 +37,5 @@ def launches(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
 
 
 def _passes(layout: Layout) -> float:
-    """Kernels of all passes, relative to those of the forward pass."""
+    """Kernels of all passes for each one of the forward pass."""
     return 1 + 1.6 + {"full": 1.0, "selective": 0.5, "none": 0.0}[layout.recompute]

@@ -61,8 +61,8 @@ UNALIGNED = 1 / 16
 
 
 class Kernels(KeyedCosts):
-    """Computes seconds of one layer and micro-batch on one GPU, by pass and part. Layouts that
-    differ in stages and data ranks have the same layer."""
+    """Computes seconds of one layer and micro-batch on one GPU, by pass and part. They are the same
+    for layouts that differ only in their stages or data ranks."""
 
     layout_fields = attrgetter(
         "backend", "tensor", "context", "expert", "micro_batch", "recompute", "sequence_parallel",

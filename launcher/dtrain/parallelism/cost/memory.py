@@ -134,8 +134,8 @@ def least_activations(shape: Shape, layout: Layout, assumed: Assumptions) -> flo
 
 
 def lasting_states(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Return the GiB of the first stage's states that last from step to step: weights and moments.
-    With `least_activations`, they are a lower limit of its memory."""
+    """Return the GiB of the weights and moments on a GPU of the first stage. Added to
+    `least_activations`, they are a lower limit of its memory."""
     if backend_of(layout).runtime_memory:
         stage = Stage(shape, layout, assumed, 0, layers_of_stage(shape, layout, assumed, 0), 1)
         lasting = stage.weights + stage.moments

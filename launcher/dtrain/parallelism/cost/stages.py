@@ -71,8 +71,8 @@ def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, 
 
 
 def layers_of_stage(shape: Shape, layout: Layout, assumed: Assumptions, stage: int) -> int:
-    """Return the number of layers of one stage, or the maximum of its software if that puts most of
-    them on this stage."""
+    """Return the number of layers of one stage, as the software spreads them: see
+    `MemoryHabits.fullest`."""
     p, fullest = layout.pipeline, assumed.habits.fullest
     if p > 1 and fullest == "first" and stage == 0:
         head = shape.head_parameters / shape.layer_parameters()

@@ -266,13 +266,13 @@ def _tensor(kernels: Kernels) -> float:
     shape, passes = kernels.shape, 3 if layout.recompute == "full" else 2
     size = _activation(kernels)
     each = 2 * group.all_gather(size) if layout.sequence_parallel else group.all_reduce(size)
-    exposed = kernels.efficiency.exposed_tensor if kernels.assumed.hides_tensor else 1.0
+    waited = kernels.efficiency.exposed_tensor if kernels.assumed.hides_tensor else 1.0
     moe, sums, gathered = shape.moe_layers / shape.layers, float(shape.sums), 0.0
     if moe and not shape.shared_experts:
         sums -= moe
     if moe and not kernels.assumed.spreads_experts(shape, layout):
         gathered = moe * 2 * group.all_gather(size * shape.experts_per_token)
-    return passes * (exposed * sums * each + gathered)
+    return passes * (waited * sums * each + gathered)
 
 
 def _context(kernels: Kernels) -> float:
