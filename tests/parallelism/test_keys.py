@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -21,32 +22,35 @@ CACHES = (
 )  # fmt: skip
 
 
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "tensor": (1, 2),
+    "pipeline": (1, 2, 4),
+    "virtual_pipeline": (1, 2),
+    "context": (1, 2),
+    "expert": (1, 2),
+    "data": (4, 8),
+    "sharding": ("none", "optimizer", "gradients", "full", "hybrid"),
+    "shard": (2, 4),
+    "micro_batch": (1, 2),
+    "grad_accumulation": (4, 8),
+    "recompute": ("none", "selective", "full"),
+    "sequence_parallel": (False, True),
+    "offload": (False, True),
+    "reduce": ("fp32", "bf16"),
+    "compile": (False, True),
+    "backend": ("runtime", "megatron", "torchtitan"),
+}
+
+
 def layouts(count: int) -> list[Layout]:
-    """Layouts that have few values of each field, so that many have most fields in common."""
+    """``count`` layouts, and all that differ from one of them in one field."""
     draw = Random(1).choice
-    return [
-        Layout(
-            tensor=tensor,
-            pipeline=draw([1, 2, 4]),
-            virtual_pipeline=draw([1, 2]),
-            context=draw([1, 2]),
-            expert=draw([1, 2]),
-            data=draw([4, 8]),
-            sharding=sharding,
-            shard=draw([2, 4]) if sharding == "hybrid" else None,
-            micro_batch=draw([1, 2]),
-            grad_accumulation=draw([4, 8]),
-            recompute=draw(["none", "selective", "full"]),
-            sequence_parallel=tensor > 1 and draw([False, True]),
-            offload=draw([False, True]),
-            reduce=draw(["fp32", "bf16"]),
-            compile=draw([False, True]),
-            backend=draw(["runtime", "megatron", "torchtitan"]),
-        )
-        for _ in range(count)
-        for tensor in (draw([1, 2]),)
-        for sharding in (draw(["none", "optimizer", "gradients", "full", "hybrid"]),)
-    ]
+    found = []
+    for _ in range(count):
+        values = {name: draw(choices) for name, choices in FIELDS.items()}
+        near = [values | {name: one} for name, choices in FIELDS.items() for one in choices]
+        found += [each | ({} if each["sharding"] == "hybrid" else {"shard": None}) for each in near]
+    return [Layout(**each) for each in found]
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "nemotron-3-nano"])
@@ -64,6 +68,6 @@ def test_costs_do_not_depend_on_other_layouts(name: str) -> None:
             cache.cache_clear()
         return costs(layout)
 
-    every = layouts(400)
+    every = layouts(20)
     together = [costs(layout) for layout in every]
     assert together == [alone(layout) for layout in every]
