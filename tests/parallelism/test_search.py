@@ -90,6 +90,11 @@ def test_layouts_are_ranked_by_time_and_simplicity(plan: Plan) -> None:
     assert plan.best is (ranked[0] if ranked else None)
 
 
+def test_an_offloaded_layout_differs_in_nothing_else(plan: Plan) -> None:
+    one = replace(plan.layouts[0], slowdown=1.5)
+    assert one.offloaded == replace(one, layout=replace(one.layout, offload=True))
+
+
 def test_offload_is_used_where_layouts_without_it_are_much_slower() -> None:
     """Without offload, only FSDP over the slow network fits: 38 times as long."""
     asked = PlanRequest(

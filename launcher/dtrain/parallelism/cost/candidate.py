@@ -93,8 +93,8 @@ class Candidate:
     @property
     def offloaded(self) -> Candidate:
         """This layout with its optimizer in the hosts' memory."""
-        layout = changed(self.layout, offload=True)
-        return Candidate(self.shape, layout, self.cluster, self.efficiency, self.assumed)
+        away, on, slowdown = changed(self.layout, offload=True), self.cluster, self.slowdown
+        return Candidate(self.shape, away, on, self.efficiency, self.assumed, slowdown)
 
     @property
     def hosted(self) -> HostMemory:
