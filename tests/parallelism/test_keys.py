@@ -71,3 +71,17 @@ def test_costs_do_not_depend_on_other_layouts(name: str) -> None:
     every = layouts(20)
     together = [costs(layout) for layout in every]
     assert together == [alone(layout) for layout in every]
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "nemotron-3-nano"])
+def test_states_depend_only_on_the_fields_of_their_key(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, assumed = model(name), Assumptions()
+    for layout in layouts(20):
+        found = states.stage_states(shape, layout, assumed, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(states, "Layout", lambda **_: layout)  # noqa: B023  called at once
+            states._stage_states.cache_clear()
+            assert states.stage_states(shape, layout, assumed, 0) == found
+        states._stage_states.cache_clear()

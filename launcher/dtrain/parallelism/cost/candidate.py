@@ -93,8 +93,9 @@ class Candidate:
     @property
     def offloaded(self) -> Candidate:
         """This layout with its optimizer in the hosts' memory."""
-        away, on, slowdown = changed(self.layout, offload=True), self.cluster, self.slowdown
-        return Candidate(self.shape, away, on, self.efficiency, self.assumed, slowdown)
+        layout = changed(self.layout, offload=True)
+        others = self.cluster, self.efficiency, self.assumed, self.slowdown
+        return Candidate(self.shape, layout, *others)
 
     @property
     def hosted(self) -> HostMemory:
