@@ -65,16 +65,22 @@ class JobCopy:
             os.setpgid(self._pid, self._pid)
 
     def said(self, limit: float) -> bytes | None:
-        """All of the copy's report. None if it does not end within ``limit`` seconds."""
+        """The copy's report. None if it does not end within ``limit`` seconds.
+
+        Does not wait for background processes that keep the pipe open.
+        """
         deadline = time.monotonic() + limit
         said, part = b"", b"."
         with open(self._reading, "rb", 0) as pipe:
-            while part and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            while part and not said.endswith(b"\n"):
+                left = max(0.0, deadline - time.monotonic())
+                if not select.select([pipe], [], [], left)[0]:
+                    break
                 part = pipe.read(1 << 16)
                 said += part
         end_group(self._pid)
         os.waitpid(self._pid, 0)
-        return None if part else said
+        return None if part and not said.endswith(b"\n") else said
 
 
 def report(writing: int, request: GatherOrder) -> None:
@@ -95,4 +101,4 @@ def report(writing: int, request: GatherOrder) -> None:
     site.main()
     sys.path.insert(0, "")
     with os.fdopen(writing, "w") as pipe:
-        pipe.write(to_json(look(request["interpreter"]["options"])))
+        pipe.write(to_json(look(request["interpreter"]["options"])) + "\n")
