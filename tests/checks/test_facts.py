@@ -276,6 +276,19 @@ def test_a_copy_that_leaves_a_process_behind(pth: tuple[Ask, Path]) -> None:
     assert found["status"] == 0
 
 
+def test_a_copy_keeps_nothing_open_but_its_report(pth: tuple[Ask, Path], tmp_path: Path) -> None:
+    """A process that it leaves behind would keep the connection to the launcher open."""
+    ask, file = pth
+    path = "'/proc/self/fd/' + fd"
+    each = f"for fd in os.listdir('/proc/self/fd') if os.path.exists({path})"
+    say = f"print(*(os.readlink({path}) {each}), file=open('{tmp_path}/open', 'w'))"
+    file.write_text(f"import os; {say}\n")
+    assert ask("interpreter", interpreter=in_a_copy(HANG))["interpreter"]["status"] == 0
+    links = (tmp_path / "open").read_text().split()
+    assert links.count(os.devnull) >= 3
+    assert [link.partition(":")[0] for link in links if link[0] != "/"] == ["pipe"]
+
+
 def test_a_variable_of_the_host_that_only_a_new_python_obeys(
     pth: tuple[Ask, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

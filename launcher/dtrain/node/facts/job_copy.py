@@ -90,6 +90,11 @@ def report(writing: int, request: GatherOrder) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # site packages may print
         os.dup2(null, fd)
+    # Site packages may leave a process behind, and the launcher waits for the end of our output.
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != writing:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(fd)
     if why_unsafe_to_run(request) is not None:
         return
     os.chdir(folder_to_run_in(request))
