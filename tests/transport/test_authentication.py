@@ -275,6 +275,19 @@ def test_a_confirmation_that_comes_too_late_does_not_count_for_the_next_login(
     assert asked() == 2
 
 
+def test_a_server_that_hangs_up_while_the_user_confirms_asks_once(
+    transport: SshTransport, tmp_path: Path, start_agent: Callable[..., Callable[..., None]]
+) -> None:
+    """Its LoginGraceTime is over."""
+    program, asked = confirming(tmp_path, "sleep 3")
+    add = start_agent(program)
+    with running_sshd(tmp_path, settings={"LoginGraceTime": "1"}) as sshd:
+        add(sshd.identity, "-c")
+        with pytest.raises(AuthError, match=r"it accepted .* but closed the connection"):
+            transport.connect(host_on(sshd, identity=None))
+    assert asked() == 1
+
+
 class Denying(Login):
     """Hangs up once the user has proved to own an accepted key, as sshd does if PAM denies the
     account."""
