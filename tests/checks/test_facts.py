@@ -268,6 +268,45 @@ def test_a_copy_that_does_not_end(pth: tuple[Ask, Path]) -> None:
     assert ask("interpreter", interpreter=in_a_copy(0.5))["interpreter"] == {"status": None}
 
 
+def test_a_copy_that_leaves_a_process_behind(pth: tuple[Ask, Path]) -> None:
+    """It keeps the pipe to the agent open."""
+    ask, file = pth
+    file.write_text("import os, time; os.fork() or (os.setsid(), time.sleep(2), os._exit(0))\n")
+    found = ask("interpreter", interpreter=in_a_copy(1.0))["interpreter"]
+    assert found["status"] == 0
+
+
+def test_a_copy_keeps_nothing_open_but_its_report(pth: tuple[Ask, Path], tmp_path: Path) -> None:
+    """A process that it leaves behind would keep the connection to the launcher open."""
+    ask, file = pth
+    path = "'/proc/self/fd/' + fd"
+    each = f"for fd in os.listdir('/proc/self/fd') if os.path.exists({path})"
+    say = f"print(*(os.readlink({path}) {each}), file=open('{tmp_path}/open', 'w'))"
+    file.write_text(f"import os; {say}\n")
+    assert ask("interpreter", interpreter=in_a_copy(HANG))["interpreter"]["status"] == 0
+    links = (tmp_path / "open").read_text().split()
+    assert links.count(os.devnull) >= 3
+    assert [link.partition(":")[0] for link in links if link[0] != "/"] == ["pipe"]
+
+
+def test_a_variable_of_the_host_that_only_a_new_python_obeys(
+    pth: tuple[Ask, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sshd may set it, and the agent ignores it."""
+    _, file = pth
+    file.write_text(STARTS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/elsewhere")
+    (tmp_path / "elsewhere" / "job").mkdir(parents=True)
+    with asking(tmp_path, f"{tmp_path}/env/bin/python") as ask:
+        found = ask(
+            "interpreter",
+            environment={"STARTS": f"{tmp_path}/starts"},
+            interpreter=in_a_copy(HANG),
+        )["interpreter"]
+    assert found["module_found"] == {"found": True}
+    assert (tmp_path / "starts").read_text().split() == ["0", "0"]
+
+
 def test_setup_can_change_the_environment_but_the_file_overrides_it(
     ask: Ask, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dtrain.node.facts.dialing import AT_ONCE, dial
+from dtrain.node.facts.dialing import AT_ONCE, dial, dial_one
 from dtrain.node.facts.ports import MAX_LINE, Listener
 from dtrain.node.facts.socket_loop import READABLE, SocketLoop, receive
 from support.limits import HANG
@@ -119,6 +119,18 @@ def test_a_packet_of_full_size_is_sent(loop: SocketLoop) -> None:
         found = answer(loop, listening.getsockname()[1])
         taking.result()
     assert found == {"mss": len(sent[0]) - 1}
+
+
+def test_a_program_that_sends_nothing_is_waited_for_once() -> None:
+    with socket.create_server((HERE, 0)) as silent:
+        port = silent.getsockname()[1]
+        target = ("gpu01", "job", HERE, port, None)
+        steps = dial_one(target, [(socket.AF_INET, (HERE, port))], "token", HANG)
+        next(steps)
+        silent.accept()[0].close()  # both sides are connected now
+        with pytest.raises(StopIteration) as ended:
+            steps.throw(TimeoutError("timed out"))
+    assert ended.value.value == {"error": "timed out"}
 
 
 def test_a_peer_that_never_ends_its_line(loop: SocketLoop) -> None:

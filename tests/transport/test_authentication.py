@@ -17,7 +17,7 @@ import pytest
 
 from dtrain.diagnostics import AuthError
 from dtrain.spec.model import Host, Ssh
-from dtrain.transport import authentication
+from dtrain.transport import authentication, keys
 from dtrain.transport.keys import Keyring
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG, until
@@ -251,6 +251,40 @@ def test_the_time_to_confirm_a_login_does_not_count(
     add(declined, "-c")
     add(sshd_key)
     transport.connect(host_on(sshd, identity=None, connect_timeout=1.0)).close()
+    assert asked() == 1
+
+
+def test_a_confirmation_that_comes_too_late_does_not_count_for_the_next_login(
+    transport: SshTransport,
+    sshd: Sshd,
+    tmp_path: Path,
+    start_agent: Callable[..., Callable[..., None]],
+    allow: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keys, "AGENT_TIMEOUT", 1.0)
+    program, asked = confirming(tmp_path, f"until [ -e {tmp_path}/back ]; do sleep 0.05; done")
+    add = start_agent(program)
+    key = generate_key(tmp_path / "key")
+    allow(key)
+    add(key, "-c")
+    with pytest.raises(AuthError, match="the agent did not sign"):
+        transport.connect(host_on(sshd, identity=None))
+    (tmp_path / "back").touch()
+    transport.connect(host_on(sshd, identity=None)).close()
+    assert asked() == 2
+
+
+def test_a_server_that_hangs_up_while_the_user_confirms_asks_once(
+    transport: SshTransport, tmp_path: Path, start_agent: Callable[..., Callable[..., None]]
+) -> None:
+    """Its LoginGraceTime is over."""
+    program, asked = confirming(tmp_path, "sleep 3")
+    add = start_agent(program)
+    with running_sshd(tmp_path, settings={"LoginGraceTime": "1"}) as sshd:
+        add(sshd.identity, "-c")
+        with pytest.raises(AuthError, match=r"it accepted .* but closed the connection"):
+            transport.connect(host_on(sshd, identity=None))
     assert asked() == 1
 
 

@@ -6,9 +6,9 @@ import base64
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import paramiko
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from dtrain.diagnostics import AuthError
 from dtrain.spec.model import Host, Ssh
 from dtrain.transport import authentication
+from dtrain.transport import ssh as ssh_module
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG
 from support.ssh_server import CODE, Login, SshServer, TwoFactor
@@ -230,6 +231,31 @@ def test_a_jump_host_that_nobody_answers_asks_once(
             with pytest.raises(AuthError, match=r"cannot reach its jump host: .*no answer"):
                 transport.connect(host)
     assert len(person.prompts) == server.connections == 1
+
+
+def test_a_host_that_comes_just_after_nobody_answered_a_jump_host(
+    make_transport: Make, serve: Serve, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    person = Person(None)
+    server, bastion = serve(TwoFactor)
+    jump = f"ml@127.0.0.1:{server.port}"
+    ssh = {"known_hosts": bastion.ssh.known_hosts, "identity": bastion.ssh.identity}
+    later: list[BaseException] = []
+
+    class Observed(Future[Any]):
+        def set_exception(self, exception: BaseException | None) -> None:
+            super().set_exception(exception)
+            try:
+                transport.connect(host_on(sshd, "gpu02", jump=jump, **ssh))
+            except Exception as error:  # noqa: BLE001
+                later.append(error)
+
+    monkeypatch.setattr(ssh_module, "Future", Observed)
+    transport = make_transport(ask=person)
+    with server, pytest.raises(AuthError, match="no answer"):
+        transport.connect(host_on(sshd, "gpu01", jump=jump, **ssh))
+    assert [type(error) for error in later] == [AuthError]
+    assert len(person.prompts) == 1
 
 
 def test_the_first_of_two_jump_hosts_asks_once_and_again_later(

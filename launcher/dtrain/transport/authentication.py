@@ -118,10 +118,11 @@ class _Login:
 
         def sign(handler: LoginHandler, done: threading.Event) -> None:
             before = self._excused
-            with self._excuse():
-                handler.auth_publickey(self._endpoint.user, key, done)
-            if self._excused - before >= CONFIRM_SECONDS:
-                self.asked = True
+            try:
+                with self._excuse():
+                    handler.auth_publickey(self._endpoint.user, key, done)
+            finally:  # the server may have hung up meanwhile
+                self.asked |= self._excused - before >= CONFIRM_SECONDS
 
         return self._request("publickey", sign, [candidate.label])
 

@@ -310,11 +310,11 @@ class _Agent(AgentSSH):
 
     def __init__(self, path: str) -> None:
         super().__init__()
+        self._path = path
         self._turn = threading.Lock()
-        self._agent_socket = socket.socket(socket.AF_UNIX)
+        self._closed = False
+        self._agent_socket = self._open()
         try:
-            self._agent_socket.settimeout(AGENT_TIMEOUT)
-            self._agent_socket.connect(path)
             self._connect(self._agent_socket)  # type: ignore[attr-defined]
         except BaseException:
             self._agent_socket.close()
@@ -322,11 +322,29 @@ class _Agent(AgentSSH):
         self.keys = [_SigningKey(self, key.blob, key.comment) for key in self.get_keys()]
 
     def close(self) -> None:
+        self._closed = True
         self._agent_socket.close()
+
+    def _open(self) -> socket.socket:
+        opened = socket.socket(socket.AF_UNIX)
+        try:
+            opened.settimeout(AGENT_TIMEOUT)
+            opened.connect(self._path)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
     def _send_message(self, message: object) -> object:
         with self._turn:
-            return super()._send_message(message)  # type: ignore[misc]
+            if self._agent_socket.fileno() < 0 and not self._closed:
+                self._conn = self._agent_socket = self._open()
+            try:
+                return super()._send_message(message)  # type: ignore[misc]
+            except Exception:
+                # The next request would get the reply to this one, if it still comes.
+                self._agent_socket.close()
+                raise
 
 
 class _SigningKey(AgentKey):

@@ -270,8 +270,7 @@ class SshTransport:
             if pending is None:
                 pending = self._jumps[via] = Future()
         if mine:
-            _fulfil(pending, lambda: self._master(via) or self._reach(via))
-            self._asked_until[via] = time.monotonic() + ASKED_SECONDS
+            _fulfil(pending, lambda: self._open_jump(via))
         try:
             return pending.result()
         except NodeError as error:
@@ -281,6 +280,12 @@ class SshTransport:
             if isinstance(error, AuthError) and isinstance(wrapped, AuthError):
                 wrapped.asked = error.asked
             raise wrapped from error
+
+    def _open_jump(self, via: Endpoint) -> _Jump:
+        try:
+            return self._master(via) or self._reach(via)
+        finally:  # before another thread sees how it ended
+            self._asked_until[via] = time.monotonic() + ASKED_SECONDS
 
     def _is_settled(self, via: Endpoint, jump: Future[_Jump]) -> bool:
         """Whether a jump host's connection is up, or its login has just failed after a prompt to

@@ -108,8 +108,9 @@ def connect(places: Places, port: int, source: str | None, limit: float) -> Step
                 try:
                     yield sock, READABLE, time.monotonic() + limit
                 except socket.timeout:
-                    if not is_connected(sock):
-                        raise
+                    if is_connected(sock):  # to another program, which waits for us
+                        raise OSError("timed out") from None
+                    raise
                 error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 raise OSError(error, os.strerror(error))

@@ -65,16 +65,22 @@ class JobCopy:
             os.setpgid(self._pid, self._pid)
 
     def said(self, limit: float) -> bytes | None:
-        """All of the copy's report. None if it does not end within ``limit`` seconds."""
+        """The copy's report. None if it does not end within ``limit`` seconds.
+
+        Does not wait for background processes that keep the pipe open.
+        """
         deadline = time.monotonic() + limit
         said, part = b"", b"."
         with open(self._reading, "rb", 0) as pipe:
-            while part and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            while part and not said.endswith(b"\n"):
+                left = max(0.0, deadline - time.monotonic())
+                if not select.select([pipe], [], [], left)[0]:
+                    break
                 part = pipe.read(1 << 16)
                 said += part
         end_group(self._pid)
         os.waitpid(self._pid, 0)
-        return None if part else said
+        return None if part and not said.endswith(b"\n") else said
 
 
 def report(writing: int, request: GatherOrder) -> None:
@@ -84,6 +90,11 @@ def report(writing: int, request: GatherOrder) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # site packages may print
         os.dup2(null, fd)
+    # Site packages may leave a process behind, and the launcher waits for the end of our output.
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != writing:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(fd)
     if why_unsafe_to_run(request) is not None:
         return
     os.chdir(folder_to_run_in(request))
@@ -95,4 +106,4 @@ def report(writing: int, request: GatherOrder) -> None:
     site.main()
     sys.path.insert(0, "")
     with os.fdopen(writing, "w") as pipe:
-        pipe.write(to_json(look(request["interpreter"]["options"])))
+        pipe.write(to_json(look(request["interpreter"]["options"])) + "\n")
