@@ -268,11 +268,14 @@ def test_a_copy_that_does_not_end(pth: tuple[Ask, Path]) -> None:
     assert ask("interpreter", interpreter=in_a_copy(0.5))["interpreter"] == {"status": None}
 
 
-def test_a_copy_that_leaves_a_process_behind(pth: tuple[Ask, Path]) -> None:
+def test_a_copy_that_leaves_a_process_behind(pth: tuple[Ask, Path], tmp_path: Path) -> None:
     """It keeps the pipe to the agent open."""
     ask, file = pth
-    file.write_text("import os, time; os.fork() or (os.setsid(), time.sleep(2), os._exit(0))\n")
-    found = ask("interpreter", interpreter=in_a_copy(1.0))["interpreter"]
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    file.write_text(f"import os; os.fork() or (os.setsid(), open({str(gate)!r}), os._exit(0))\n")
+    found = ask("interpreter", interpreter=in_a_copy(HANG))["interpreter"]
+    os.close(os.open(gate, os.O_RDWR))  # lets the process end
     assert found["status"] == 0
 
 
