@@ -288,6 +288,21 @@ def test_a_server_that_hangs_up_while_the_user_confirms_asks_once(
     assert asked() == 1
 
 
+def test_hosts_whose_server_hangs_up_while_others_are_confirmed_are_tried_again(
+    transport: SshTransport, tmp_path: Path, start_agent: Callable[..., Callable[..., None]]
+) -> None:
+    """The agent serves one login at a time, and the last ones outlast their LoginGraceTime."""
+    program, asked = confirming(tmp_path, "sleep 1.5")
+    add = start_agent(program)
+    with running_sshd(tmp_path, settings={"LoginGraceTime": "5"}) as sshd:
+        add(sshd.identity, "-c")
+        hosts = [host_on(sshd, f"gpu{number}", identity=None) for number in range(5)]
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            for connection in pool.map(transport.connect, hosts):
+                connection.close()
+    assert asked() < 2 * len(hosts)
+
+
 class Denying(Login):
     """Hangs up once the user has proved to own an accepted key, as sshd does if PAM denies the
     account."""

@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import paramiko
@@ -79,6 +80,8 @@ class OfferedKey:
     path: Path | None = None
     from_agent: bool = False
     """Whether the agent signs. It may ask the user (``ssh-add -c``), or wait for a touch."""
+    turn: AbstractContextManager[object] = nullcontext()
+    """Held while the agent signs: it serves one login at a time."""
 
     @property
     def may_ask(self) -> bool:
@@ -311,7 +314,7 @@ class _Agent(AgentSSH):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path = path
-        self._turn = threading.Lock()
+        self.turn = threading.RLock()
         self._closed = False
         self._agent_socket = self._open()
         try:
@@ -336,7 +339,7 @@ class _Agent(AgentSSH):
         return opened
 
     def _send_message(self, message: object) -> object:
-        with self._turn:
+        with self.turn:
             if self._agent_socket.fileno() < 0 and not self._closed:
                 self._conn = self._agent_socket = self._open()
             try:
@@ -380,7 +383,8 @@ def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = N
         key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
     suffix = "" if name.startswith("agent key") else " (from the agent)"
     label = _label(name, public) + suffix
-    return OfferedKey(label, public, lambda: key, lambda: False, from_agent=True)
+    turn = key.agent.turn  # type: ignore[attr-defined]
+    return OfferedKey(label, public, lambda: key, lambda: False, None, True, turn)
 
 
 def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[OfferedKey]:
