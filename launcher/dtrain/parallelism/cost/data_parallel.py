@@ -56,6 +56,12 @@ class DataRanks(KeyedCosts):
         return max(stage_layers(self.shape, self.layout))
 
     @cached_property
+    def _parameter(self) -> int:
+        """Bytes of a trained parameter that ranks gather."""
+        narrow = self.assumed.precision in ("fp8", "nvfp4") and backend_of(self.layout).gathers_fp8
+        return 1 if narrow else BYTES[self.assumed.precision]
+
+    @cached_property
     def _gradient(self) -> int:
         """Bytes of a parameter's gradient that ranks exchange."""
         halved = self.layout.reduce == "bf16" or not self.assumed.fp32_gradients
@@ -102,17 +108,18 @@ class DataRanks(KeyedCosts):
             if count and size > 1:
                 traffic += self._traffic(count, size, own, apart)
         if layout.shards_parameters:
-            traffic += self._gathers(frozen[0], shards, layout.tensor)
+            width = shape.frozen_matrix_bytes or BYTES[assumed.precision]
+            traffic += self._gathers(width * frozen[0], shards, layout.tensor)
             apart = layout.tensor * layout.expert
-            traffic += self._gathers(frozen[1], layout.expert_shards, apart)
+            traffic += self._gathers(width * frozen[1], layout.expert_shards, apart)
         if assumed.blocking or not assumed.overlaps_reduction:
             return BetweenSteps(0.0, traffic, optimizer, 1.0, efficiency.exposed_data)
         late, hiding = 0.0, 1.0
         if assumed.gathers_late and layout.shards_parameters and not keeps_stage(layout):
-            late = self._gathers(dense, shards, layout.tensor) / 2
+            late = self._gathers(self._parameter * dense, shards, layout.tensor) / 2
         if assumed.gathers_after and not layout.shards_parameters:
             near = Group(self.cluster, efficiency, shards, layout.tensor)
-            late = near.all_gather(BYTES[assumed.precision] * dense)
+            late = near.all_gather(self._parameter * dense)
             if not reduces_each_micro_batch(layout):
                 # Beside the backward pass of the last micro-batch.
                 hiding = 2 / 3 / layout.grad_accumulation
@@ -146,14 +153,12 @@ class DataRanks(KeyedCosts):
             return 1
         return 2 * layout.grad_accumulation
 
-    def _gathers(self, count: float, shards: int, apart: int) -> float:
-        """Seconds to gather ``count`` parameters from ``shards`` ranks for the forward and backward
-        passes of a step."""
-        if not count or shards == 1:
-            return 0.0
+    def _gathers(self, size: float, shards: int, apart: int) -> float:
+        """Seconds to gather ``size`` bytes of parameters from ``shards`` ranks for the forward and
+        backward passes of a step."""
+        pieces = self._layers + 1
         group = Group(self.cluster, self.efficiency, shards, apart)
-        size = (self.shape.frozen_matrix_bytes or 2) * count / (self._layers + 1)
-        return self._times_gathered * (self._layers + 1) * group.all_gather(size)
+        return self._times_gathered * pieces * group.all_gather(size / pieces)
 
     def _traffic(self, count: float, ranks: int, shards: int, apart: int) -> float:
         """Seconds for data ranks to exchange ``count`` parameters and their gradients in a step.
@@ -161,8 +166,7 @@ class DataRanks(KeyedCosts):
         layout, efficiency, gradient = self.layout, self.efficiency, self._gradient
         group = Group(self.cluster, efficiency, ranks, apart)
         near = Group(self.cluster, efficiency, shards, apart)
-        narrow = self.assumed.precision in ("fp8", "nvfp4") and backend_of(layout).gathers_fp8
-        parameter = 1 if narrow else BYTES[self.assumed.precision]
+        parameter = self._parameter
         if layout.shards_parameters:
             one = count / (self._layers + 1)
             gathers = (self._layers + 1) * 2 * near.all_gather(parameter * one)
