@@ -10,9 +10,14 @@ SEPARATE_KERNELS = 24.0
 """Kernels of both norms (8 instead of 1 each) and of the rotation of queries and keys (6 instead of
 1 each) beyond those of fused ones, in Hugging Face's models."""
 
+COMPUTED = 1 + 1.6
+"""Kernels of the forward and the backward pass for each one of the forward pass."""
+RECOMPUTED = {"full": 1.0, "selective": 0.5, "none": 0.0}
+"""The same of recomputation."""
+
 
 def kernels(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
-    """Approximate number of kernels of one layer and micro-batch, over all passes, without those
+    """Approximate number of kernels of one layer and micro-batch in the forward pass, without those
     that route and permute tokens."""
     blocks = bool(shape.heads) + bool(shape.ffn_hidden)
     forward = (12.0 if assumed.flash_attention else 16.0) * blocks
@@ -21,7 +26,7 @@ def kernels(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
     if shape.experts:
         forward += assumed.expert_kernels * shape.experts / layout.expert
     forward += shape.lora.kernels if shape.lora else 0.0
-    return forward * _passes(layout)
+    return forward
 
 
 def launches(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
@@ -33,9 +38,4 @@ def launches(shape: Shape, layout: Layout, assumed: Assumptions) -> float:
     beside += assumed.host_work
     if layout.shards_parameters:
         beside += assumed.sharding_work
-    return kernels(shape, layout, assumed) + beside * _passes(layout)
-
-
-def _passes(layout: Layout) -> float:
-    """Kernels of all passes for each one of the forward pass."""
-    return 1 + 1.6 + {"full": 1.0, "selective": 0.5, "none": 0.0}[layout.recompute]
+    return (kernels(shape, layout, assumed) + beside) * (COMPUTED + RECOMPUTED[layout.recompute])

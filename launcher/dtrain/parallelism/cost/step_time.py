@@ -14,8 +14,8 @@ from dtrain.parallelism.cluster.efficiency import OVERLAPPED, Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cost.collectives import Group, exposed
 from dtrain.parallelism.cost.data_parallel import PCIE, DataRanks, between_steps
+from dtrain.parallelism.cost.launches import COMPUTED, RECOMPUTED, launches
 from dtrain.parallelism.cost.launches import kernels as kernels_of
-from dtrain.parallelism.cost.launches import launches
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
 from dtrain.parallelism.cost.stages import kinds_of_stages, stage_layers
@@ -212,15 +212,15 @@ def _layer(kernels: Kernels) -> _Layer:
         dense = cost(moe=False) if moe < 1 else 0.0
         return (1 - moe) * dense + (moe * cost(moe=True) if moe else 0.0)
 
-    compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle
-    compute += kernels.efficiency.gap * kernels_of(shape, kernels.layout, assumed)
+    gaps = kernels.efficiency.gap * kernels_of(shape, kernels.layout, assumed)
+    compute = mean(kernels.forward) + mean(kernels.backward) + assumed.idle + COMPUTED * gaps
     exchange = moe * _expert(kernels) if moe else 0.0
     if assumed.hides_exchange:
         exchange = exposed(exchange, compute, OVERLAPPED)
     started = launches(shape, kernels.layout, assumed)
     return _Layer(
         compute=compute,
-        recompute=mean(kernels.recompute),
+        recompute=mean(kernels.recompute) + RECOMPUTED[kernels.layout.recompute] * gaps,
         tensor=_tensor(kernels),
         context=_context(kernels),
         expert=exchange,
