@@ -453,7 +453,7 @@ def test_an_encrypted_key_without_a_terminal(
         transport.connect(host_on(sshd, identity=str(key)))
     assert f"{key} ({fingerprint(key)}): encrypted, and dtrain cannot ask" in caught.value.reason
     # `ssh-add` alone loads only the keys with default names.
-    load = f"load the encrypted key with `ssh-add {key}`"
+    load = f"load the key with `ssh-add {key}`"
     assert caught.value.hint == f"{load}, or run dtrain in a terminal"
 
 

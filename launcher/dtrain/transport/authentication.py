@@ -18,6 +18,7 @@ from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
 from dtrain.transport.keys import (
+    AGENT_ONLY,
     NOT_SIGNED,
     Keyring,
     OfferedKey,
@@ -350,17 +351,19 @@ def _refused(
         )
     if left_out:
         reason += f" (not tried: {'; '.join(left_out)})"
-        encrypted = [entry for entry in left_out if ": encrypted" in entry]
-        if encrypted and attempt.may_use("publickey"):
-            files = [str(path) for path in endpoint.identities]
-            locked = [
-                file
-                for file in files
-                if any(entry.startswith((f"{file}: ", f"{file} (")) for entry in encrypted)
+        locked = [entry for entry in left_out if ": encrypted" in entry]
+        unloaded = [*locked, *(entry for entry in left_out if entry.endswith(AGENT_ONLY))]
+        if unloaded and attempt.may_use("publickey"):
+            files = [
+                str(path)
+                for path in endpoint.identities
+                if any(entry.startswith((f"{path}: ", f"{path} (")) for entry in unloaded)
             ]
-            load = f"load the encrypted key with `{shlex.join(['ssh-add', *locked])}`"
-            hint = f"then {hint}" if attempt.tried else "or run dtrain in a terminal"
-            hint = f"{load}, {hint}"
+            load = f"load the key with `{shlex.join(['ssh-add', *files])}`"
+            if attempt.tried:
+                hint = f"{load}, then {hint}"
+            else:
+                hint = f"{load}, or run dtrain in a terminal" if locked else load
         elif endpoint.identities_first and any(
             entry.startswith(f"{path}: ") for path in endpoint.identities for entry in left_out
         ):

@@ -45,6 +45,7 @@ MAX_SIZE = 1 << 20
 """Maximum size of a key file, in bytes."""
 AGENT_TIMEOUT = 60.0
 """Seconds for one reply of the agent: the user may have to touch a key or confirm."""
+AGENT_ONLY = "dtrain can use this type of key only through the ssh agent (ssh-add)"
 NOT_SIGNED = "the agent did not sign: the user declined, or it is locked or gone"
 
 _MAGIC = b"openssh-key-v1\x00"
@@ -302,7 +303,7 @@ class _KeyFile:
             return key_class.from_private_key(io.StringIO(plain.decode()))
         except Exception as error:  # noqa: BLE001 (a wrong passphrase fails in a dozen ways)
             # Drop the cause: it could contain the passphrase.
-            what = "dtrain can use this type of key only through the ssh agent (ssh-add)"
+            what = AGENT_ONLY
             if not isinstance(error, (StopIteration, UnsupportedAlgorithm)):
                 what = f"cannot be loaded ({type(error).__name__})"
             raise UnusableKeyError(what) from None
