@@ -12,8 +12,9 @@ import pytest
 
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
-from dtrain.node.agent.processes import Proc
+from dtrain.node.agent.processes import Proc, environment_of
 from dtrain.node.agent.wire import encode
+from dtrain.node.facts.machine import leftovers
 from dtrain.node.telemetry import amd, files, host, ranks, sampler
 from dtrain.node.telemetry.amd import VIOLATIONS, rows_of
 from dtrain.node.telemetry.averages import average
@@ -263,6 +264,19 @@ def test_amd_tools_that_know_less(known, tmp_path, monkeypatch):
         tool.stop()
         for one in started:
             os.waitpid(one._process.pid, 0)
+
+
+def test_a_tool_is_not_a_process_of_the_run_that_it_watches(monkeypatch):
+    for name in ("DTRAIN_RUN_ID", "DTRAIN_HOST", "DTRAIN_RUN_DIR"):
+        monkeypatch.setenv(name, "watched")
+    tool = Tool(["sleep", "600"])
+    pid = tool._process.pid
+    try:
+        until(lambda: environment_of(pid).get(b"LC_ALL") == b"C", "the program")
+        assert pid not in {pid for pids in leftovers({}).values() for pid in pids}
+    finally:
+        tool.stop()
+        os.waitpid(pid, 0)
 
 
 def test_lost_packets_are_counted(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import os
 import re
 import time
 
-from dtrain.node.agent.sweep import HELPERS, Tag, start_helper
+from dtrain.node.agent.sweep import HELPERS, start_helper
 from dtrain.node.agent.wire import shown
 from dtrain.node.files import read_file
 
@@ -24,8 +24,6 @@ JOURNAL_LIMIT = 2.0
 """Seconds for journalctl to answer."""
 JOURNAL_LINES = 2000
 """The number of latest lines to read."""
-NO_RUN = Tag("none", "none", b"none")
-"""Keeps the sweep that ends a run's processes from ending journalctl."""
 
 
 def oom_kills(elsewhere: bool) -> int:
@@ -104,11 +102,8 @@ class KernelLog:
         command = ["journalctl", "-k", "-q", "-o", "short-unix", "--no-pager", "--since"]
         # In reverse, because older versions apply -n from the start of the period.
         command += ["@%d" % self._since, "-r", "-n", str(JOURNAL_LINES)]
-        environment = {**os.environb, **NO_RUN.environment}
         try:
-            process = start_helper(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+            process = start_helper(command)
         except OSError:  # not installed
             self._journal = False
             return []
