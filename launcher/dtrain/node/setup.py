@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from dtrain.node.files import find_program
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Sequence
@@ -26,6 +28,12 @@ def setup_script(
     lines.append("%s %s" % (_printed(len(setup) + 1), report))
     lines.append("exec " + " ".join(map(_quoted, command)))
     return "\n".join(lines)
+
+
+def setup_shell() -> list[str]:
+    """The command that runs the script in the variable DTRAIN_SETUP. Setup lines may contain
+    secrets, and all users of the host can read command lines."""
+    return [find_program("bash") or "/bin/sh", "-c", 'eval "$DTRAIN_SETUP"']
 
 
 def reported_step(line: str) -> int | None:

@@ -33,7 +33,7 @@ from dtrain.node.agent.spawn import cannot_start, close_others, spawn, why_not_e
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown, text, write_all
 from dtrain.node.boot import ISOLATED, boot_text, bundle
-from dtrain.node.setup import setup_script
+from dtrain.node.setup import setup_script, setup_shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ class Launch:
                 hidden="%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD),
             )
             environment[b"DTRAIN_SETUP"] = raw(script)
-            bash = (path for path in ("/bin/bash", "/usr/bin/bash") if os.access(path, os.X_OK))
-            argv = [next(bash, "/bin/sh"), "-c", 'eval "$DTRAIN_SETUP"']
+            argv = setup_shell()
         words = [raw(word) for word in argv]
         self._supervisor.pid, failure = spawn(
             words, environment, self._workdir, (log, log), descriptors, main=main

@@ -14,8 +14,7 @@ from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand, folder_to_run_in
 from dtrain.node.facts.programs import run
-from dtrain.node.files import find_program
-from dtrain.node.setup import reported_step, setup_script
+from dtrain.node.setup import reported_step, setup_script, setup_shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,14 +93,13 @@ def after_setup(
     stage = [sys.executable, ISOLATED, "-c", STAGE % stage_fd]
     # A descriptor with two digits needs this path in a plain sh.
     script = setup_script(setup, stage, report=">/proc/self/fd/%d" % report_fd)
-    # Setup lines may contain secrets, and all users of the host can read command lines.
     everything = {**os.environ, "DTRAIN_SETUP": script}
     if "/" in python:
         # As in a launch, setup lines find pip and others of the job's Python.
         folder = os.path.join(workdir, os.path.dirname(python))
         everything["PATH"] = folder + ":" + os.environ.get("PATH", os.defpath)
-    command = [find_program("bash") or "/bin/sh", "-c", 'eval "$DTRAIN_SETUP"']
-    return run(command, limit, cwd=workdir, environment=everything, pipes=(report_fd, stage_fd))
+    pipes = report_fd, stage_fd
+    return run(setup_shell(), limit, cwd=workdir, environment=everything, pipes=pipes)
 
 
 def write_all(fd: int, data: bytes) -> None:
