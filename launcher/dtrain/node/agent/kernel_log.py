@@ -29,15 +29,11 @@ JOURNAL_LINES = 2000
 def oom_kills(elsewhere: bool) -> int:
     """The number of OOM kills in our cgroup, or on this host if the cgroup has no counter or the
     workers are ``elsewhere``: a container has a cgroup of its own."""
-    own = b"" if elsewhere else read_file("/proc/self/cgroup")
-    for line in (own or b"").splitlines():
+    own = b"" if elsewhere else read_file("/proc/self/cgroup") or b""
+    counted = None
+    for line in own.splitlines():
         if line.startswith(b"0::"):
-            path = b"/sys/fs/cgroup" + line[3:] + b"/memory.events"
-            counted = read_file(path)
-            if counted is not None:
-                break
-    else:
-        counted = read_file("/proc/vmstat")
+            counted = read_file(b"/sys/fs/cgroup" + line[3:] + b"/memory.events")
     for line in (counted or read_file("/proc/vmstat") or b"").splitlines():
         if line.startswith(b"oom_kill "):
             return int(line.split()[1])
