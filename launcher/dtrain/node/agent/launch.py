@@ -29,10 +29,11 @@ from dtrain.node.agent.folder import (
 )
 from dtrain.node.agent.presentation import can_present
 from dtrain.node.agent.processes import reap
-from dtrain.node.agent.spawn import cannot_start, close_others, spawn, why_not_executed
+from dtrain.node.agent.spawn import cannot_start, spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
 from dtrain.node.agent.wire import RefusedError, encode, raw, shown, text, write_all
 from dtrain.node.boot import ISOLATED, boot_text, bundle
+from dtrain.node.files import close_others
 from dtrain.node.setup import setup_script, setup_shell
 
 TYPE_CHECKING = False
