@@ -25,6 +25,7 @@ set -e
 ip link set lo up
 ip link add left type veth peer name right
 ip addr add 192.0.2.1/24 dev left
+ip addr add 203.0.113.1/24 dev left
 ip addr add 2001:db8::1/64 dev left nodad
 ip addr add fe80::1/64 dev left nodad
 ip link set left up
@@ -77,6 +78,7 @@ def test_the_interface_is_found_or_the_variable_is_unset(
             {
                 "192.0.2.2": "b'left'",
                 "192.0.2.1": "b'left'",
+                "203.0.113.2": "b'left'",  # the second address of the interface
                 "2001:db8::2": "b'left'",
                 "::1": "b'lo'",
                 "fe80::2%left": "b'left'",

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     Places = List[Tuple[int, Any]]
     """The family and address of the sockets that a name stands for."""
 
+MAX_ADDRESSES = 256
+"""Of one interface: kube-proxy may give one those of all services of a cluster."""
+
 
 def look_up(names: Iterable[str]) -> dict[str, Places | Exception]:
     """The socket addresses of each name, or the error. A name may take seconds, so all are looked
@@ -75,7 +78,7 @@ def interfaces() -> dict[str, Json]:
         base = "/sys/class/net/" + name
         speed = number(text_of(base + "/speed"))
         found[name] = {
-            "addresses": its,
+            "addresses": its[:MAX_ADDRESSES],
             "up": bool(int(text_of(base + "/flags") or "0", 16) & 1),
             "state": text_of(base + "/operstate"),
             "mtu": number(text_of(base + "/mtu")),
