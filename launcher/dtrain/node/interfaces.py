@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 
@@ -12,7 +11,7 @@ from dtrain.node.sockets import attributes, dumped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator
+    from typing import Iterator, Mapping
 
 NETLINK_ROUTE, RTM_GETADDR, IFA_ADDRESS, IFA_LOCAL = 0, 22, 1, 2
 MESSAGE = struct.Struct("=BBBBI")
@@ -53,14 +52,19 @@ def sources_towards(target: str) -> Iterator[str]:
             yield own
 
 
-def interface_to(target: str) -> bytes | None:
+def owners() -> dict[str, str]:
+    """The interface of each of our addresses."""
+    found = addresses(link_local=True).items()
+    return {address: name for name, its in found for address in its}
+
+
+def interface_to(target: str, known: Mapping[str, str]) -> str | None:
     """The name of the interface through which this host reaches ``target``, or None if the kernel
-    has no route."""
+    has no route. ``known``: the result of `owners`."""
     for own in sources_towards(target):
-        _, _, name = own.partition("%")  # of a link-local address
         # A router may be the only neighbor: then even a global target has a link-local source.
-        known = addresses(link_local=True).items()
-        names = [name] if name else [one for one, its in known if own in its]
-        if names:
-            return os.fsencode(names[0])
+        address, _, name = own.partition("%")
+        found = name or known.get(address)
+        if found:
+            return found
     return None

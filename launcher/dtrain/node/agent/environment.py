@@ -7,7 +7,7 @@ import os
 
 from dtrain.node.agent.folder import expand
 from dtrain.node.agent.wire import raw
-from dtrain.node.interfaces import interface_to
+from dtrain.node.interfaces import interface_to, owners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class NodeVariables:
         kind, value = variable["kind"], variable["value"]
         if kind == "interface":
             if value not in self._interfaces:
-                self._interfaces[value] = interface_to(value)
+                name = interface_to(value, owners())
+                self._interfaces[value] = None if name is None else os.fsencode(name)
             return self._interfaces[value]
         if kind == "file" or (kind == "pipe" and self._makes_pipes()):
             return os.path.join(self._folder, raw(value)) if value else self._folder

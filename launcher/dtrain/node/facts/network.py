@@ -11,7 +11,7 @@ from dtrain.node.facts.probing import at_once, reason_of
 from dtrain.node.files import listed, number, text_of
 from dtrain.node.host_name import encoded
 from dtrain.node.interfaces import addresses as own_addresses
-from dtrain.node.interfaces import sources_towards
+from dtrain.node.interfaces import interface_to, owners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,15 +89,13 @@ def interfaces() -> dict[str, Json]:
 
 
 def network(request: GatherOrder) -> Json:
-    there = interfaces()
-    owner: dict[str, str] = {}
-    for name, one in there.items():
-        owner.update(dict.fromkeys(one["addresses"], name))
-    routes: dict[str, str | None] = {}
-    for host, address in request["addresses"].items():
-        if host != request["host"]:
-            routes[host] = owner.get(next(sources_towards(address), ""))
-    found: Json = {"interfaces": there, "routes": routes}
+    own = owners()
+    routes = {
+        host: interface_to(address, own)
+        for host, address in request["addresses"].items()
+        if host != request["host"]
+    }
+    found: Json = {"interfaces": interfaces(), "routes": routes}
     # "client's address, client's port, own address, own port"
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if len(connection) == 4:
