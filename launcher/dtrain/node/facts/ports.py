@@ -125,10 +125,8 @@ def has_room(low: int, high: int, needed: int, *, own: Collection[int]) -> bool:
 
 def can_bind(port: int) -> bool:
     with socket.socket() as sock:
-        # Ignore closed connections (TIME_WAIT) of an earlier job.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind(("", port))
+            bind_alone(sock, "", port)
         except OSError:
             return False
     return True
