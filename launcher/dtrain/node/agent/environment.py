@@ -43,8 +43,7 @@ class NodeVariables:
         kind, value = variable["kind"], variable["value"]
         if kind == "interface":
             if value not in self._interfaces:
-                name = interface_to(value, owners())
-                self._interfaces[value] = None if name is None else os.fsencode(name)
+                self._interfaces[value] = _interface_to(value)
             return self._interfaces[value]
         if kind == "file" or (kind == "pipe" and self._makes_pipes()):
             return os.path.join(self._folder, raw(value)) if value else self._folder
@@ -60,6 +59,14 @@ class NodeVariables:
             os.unlink(trial)
             return True
         return False
+
+
+def _interface_to(target: str) -> bytes | None:
+    """None without a route to ``target``, and if the kernel does not list our addresses."""
+    name = None
+    with contextlib.suppress(OSError):
+        name = interface_to(target, owners())
+    return None if name is None else os.fsencode(name)
 
 
 def _in_front(folder: bytes, path: bytes) -> bytes:
