@@ -57,8 +57,8 @@ def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:
         there = os.path.dirname(there)
     status, owner = os.statvfs(there), os.stat(there).st_uid
     inside = os.path.realpath(there) + "/"
-    mount = max(
-        (one for one in table if inside.startswith(one[0].rstrip("/") + "/")),
+    mount = max(  # the last one is on top, such as a file server over its automounter
+        (one for one in reversed(table) if inside.startswith(one[0].rstrip("/") + "/")),
         key=lambda one: len(one[0]),
         default=("", "", "", ""),
     )
