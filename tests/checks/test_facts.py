@@ -429,8 +429,8 @@ def test_nothing_runs_in_a_folder_that_another_user_can_change(ask: Ask, tmp_pat
 
 def test_a_file_server_is_found_above_its_automounter(tmp_path: Path) -> None:
     systems = [("/", "ext4"), (str(tmp_path), "autofs"), (str(tmp_path), "nfs4"), ("/tm", "tmpfs")]
-    table = [(point, kind, kind, "rw") for point, kind in systems]
-    assert storage.folder(str(tmp_path / "missing"), table)["type"] == "nfs4"
+    table = [(point, kind, kind) for point, kind in systems]
+    assert storage.file_system(str(tmp_path), table)["type"] == "nfs4"
 
 
 def test_a_fifo_next_to_the_script_does_not_block(ask: Ask, tmp_path: Path) -> None:
