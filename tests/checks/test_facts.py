@@ -21,6 +21,7 @@ from dtrain.launchplan.build import build
 from dtrain.messages.facts import read_gathered
 from dtrain.node.agent import control
 from dtrain.node.boot import framed
+from dtrain.node.facts import storage
 from dtrain.node.facts.containers import containers
 from dtrain.node.interpreter import to_json
 from dtrain.node.programs import bundled_text
@@ -424,6 +425,12 @@ def test_nothing_runs_in_a_folder_that_another_user_can_change(ask: Ask, tmp_pat
     assert "every user can write to it (mode 0777)" in found["script"]["unsafe"]["seen"]
     assert f"chmod g-w,o-w {workdir}" in found["script"]["unsafe"]["remedy"]
     assert str(workdir) in found["storage"]["cluster.run_dir"]["unsafe"]["seen"]
+
+
+def test_a_file_server_is_found_above_its_automounter(tmp_path: Path) -> None:
+    systems = [("/", "ext4"), (str(tmp_path), "autofs"), (str(tmp_path), "nfs4"), ("/tm", "tmpfs")]
+    table = [(point, kind, kind) for point, kind in systems]
+    assert storage.file_system(str(tmp_path), table)["type"] == "nfs4"
 
 
 def test_a_fifo_next_to_the_script_does_not_block(ask: Ask, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dtrain.node.agent.ports import reserve_port, share_ports
 from dtrain.node.facts.dialing import AT_ONCE, dial, dial_one
 from dtrain.node.facts.ports import MAX_LINE, Listener
 from dtrain.node.facts.socket_loop import READABLE, SocketLoop, receive
@@ -194,6 +195,19 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 order = json.loads(sys.argv[1])
 print(json.dumps(dial(order, SocketLoop())))
 """
+
+
+def test_a_check_leaves_a_port_alone_on_which_a_job_will_listen(loop: SocketLoop) -> None:
+    port = free_port()
+    held = reserve_port(port)
+    share_ports(held)
+    try:
+        with pytest.raises(OSError, match="in use"):
+            Listener("gpu01", "token", loop).open(port)
+        socket.create_server((HERE, port)).close()  # as rank 0 of the job
+    finally:
+        for sock in held:
+            sock.close()
 
 
 def test_a_host_with_few_free_files_dials_all_others(loop: SocketLoop) -> None:

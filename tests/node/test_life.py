@@ -163,6 +163,19 @@ def test_setup_and_workers_find_the_programs_beside_the_interpreter(host: Node) 
     assert path.split(":").count(first) == 1
 
 
+def test_setup_lines_run_in_the_bash_on_path(host: Node) -> None:
+    own = host.workdir / "bash"
+    own.write_text('#!/bin/sh\nexport RAN=own\nexec /bin/bash "$@"\n')
+    own.chmod(0o755)
+    agent = host.start(
+        host.shell("echo $RAN"),
+        setup=[":"],
+        agent=host.agent(environment={"PATH": f"{host.workdir}:{os.environ['PATH']}"}),
+    )
+    agent.wait()
+    assert agent.text("worker-0.out") == "own\n"
+
+
 def test_setup_is_inherited(host: Node) -> None:
     setup = [
         "ulimit -n 321 -c 0",

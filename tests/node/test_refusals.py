@@ -18,9 +18,13 @@ from typing import Any
 import pytest
 
 from dtrain.node.agent.events import MAX_EVENTS, EventReader, Events
+from dtrain.node.agent.folder import expand
+from dtrain.node.facts.files import expand as expand_in_check
 from support.disks import mount
 from support.node import Agent, Node, node
 from support.ports import free_port, loopbacks
+
+USER = pwd.getpwuid(os.getuid())
 
 
 def refusal(host: Node, agent: Agent) -> dict[str, Any]:
@@ -30,6 +34,25 @@ def refusal(host: Node, agent: Agent) -> dict[str, Any]:
     host.until_nothing_runs()
     assert not host.run_dir.exists()
     return body
+
+
+@pytest.mark.parametrize(
+    ("home", "path", "folder"),
+    [
+        ("/home/me", "~", "/home/me"),
+        ("/home/me", "~/runs", "/home/me/runs"),
+        ("/home/me", "runs", "/home/me/runs"),
+        ("/home/me", f"~{USER.pw_name}/runs", f"{USER.pw_dir}/runs"),
+        ("/home/me", "/data/../runs", "/runs"),
+        ("/", "~/runs", "/runs"),
+    ],
+)
+def test_a_launch_and_a_check_mean_the_same_folder(
+    home: str, path: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert expand(path) == os.fsencode(folder)
+    assert expand_in_check(path) == folder
 
 
 def test_an_interpreter_that_is_not_on_path(host: Node) -> None:

@@ -25,6 +25,7 @@ set -e
 ip link set lo up
 ip link add left type veth peer name right
 ip addr add 192.0.2.1/24 dev left
+ip addr add 203.0.113.1/24 dev left
 ip addr add 2001:db8::1/64 dev left nodad
 ip addr add fe80::1/64 dev left nodad
 ip link set left up
@@ -43,8 +44,8 @@ exec "$@"
 FIND = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from dtrain.node.interfaces import interface_to as find
-print(*map(find, sys.argv[2:]))
+from dtrain.node.interfaces import interface_to, owners
+print(*(interface_to(target, owners()) for target in sys.argv[2:]))
 """
 
 
@@ -75,15 +76,16 @@ def test_the_interface_is_found_or_the_variable_is_unset(
         (
             NETWORK,
             {
-                "192.0.2.2": "b'left'",
-                "192.0.2.1": "b'left'",
-                "2001:db8::2": "b'left'",
-                "::1": "b'lo'",
-                "fe80::2%left": "b'left'",
+                "192.0.2.2": "left",
+                "192.0.2.1": "left",
+                "203.0.113.2": "left",  # the second address of the interface
+                "2001:db8::2": "left",
+                "::1": "lo",
+                "fe80::2%left": "left",
                 "198.51.100.1": "None",
             },
         ),
-        (ONLY_A_ROUTER, {"2001:db8::2": "b'left'"}),
+        (ONLY_A_ROUTER, {"2001:db8::2": "left"}),
     ],
     ids=["global addresses", "only a router"],
 )

@@ -12,14 +12,16 @@ import pytest
 
 from dtrain.messages.decode import ProtocolError
 from dtrain.messages.telemetry import Sample
-from dtrain.node.agent.processes import Proc
+from dtrain.node.agent.processes import Proc, environment_of
 from dtrain.node.agent.wire import encode
-from dtrain.node.telemetry import amd, files, host, ranks, sampler
+from dtrain.node.facts.machine import leftovers
+from dtrain.node.telemetry import amd, files, host, nvidia, ranks, sampler
 from dtrain.node.telemetry.amd import VIOLATIONS, rows_of
 from dtrain.node.telemetry.averages import average
 from dtrain.node.telemetry.files import STORED, Files
 from dtrain.node.telemetry.follow import TelemetryFiles
 from dtrain.node.telemetry.host import Devices
+from dtrain.node.telemetry.nvidia import GpuProcesses
 from dtrain.node.telemetry.tool import Tool
 from dtrain.node.telemetry.tool import number as number_in
 from dtrain.runs import telemetry
@@ -263,6 +265,40 @@ def test_amd_tools_that_know_less(known, tmp_path, monkeypatch):
         tool.stop()
         for one in started:
             os.waitpid(one._process.pid, 0)
+
+
+def test_processes_that_have_left_a_gpu_make_room_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvidia, "MAX_PROCESSES", 3)
+    monkeypatch.setattr(nvidia, "is_foreign", lambda pid, own: True)
+    program, go = tmp_path / "nvidia-smi", tmp_path / "go"
+    lists = "for pid in {}; do echo 00000000:17:00.0, $pid, 512; done"
+    wait = f"until test -e {go}; do sleep 0.02; done"
+    lines = ["#!/bin/sh", lists.format("1 2 3 4"), wait, lists.format("5"), "exec sleep 600"]
+    program.write_text("\n".join(lines) + "\n")
+    program.chmod(0o755)
+    processes = GpuProcesses(str(program), lambda pid: None)
+    try:
+        until(
+            lambda: processes.others(100.0) == {"0000:17:00": [3, 3 * 512]}, "the first processes"
+        )
+        go.touch()
+        until(lambda: processes.others(200.0) == {"0000:17:00": [1, 512]}, "the later one")
+    finally:
+        processes.stop()
+        os.waitpid(processes._query._tool._process.pid, 0)
+
+
+def test_a_tool_is_not_a_process_of_the_run_that_it_watches(monkeypatch):
+    for name in ("DTRAIN_RUN_ID", "DTRAIN_HOST", "DTRAIN_RUN_DIR"):
+        monkeypatch.setenv(name, "watched")
+    tool = Tool(["sleep", "600"])
+    pid = tool._process.pid
+    try:
+        until(lambda: environment_of(pid).get(b"LC_ALL") == b"C", "the program")
+        assert pid not in {pid for pids in leftovers({}).values() for pid in pids}
+    finally:
+        tool.stop()
+        os.waitpid(pid, 0)
 
 
 def test_lost_packets_are_counted(tmp_path, monkeypatch):

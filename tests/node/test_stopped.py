@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from dtrain.node.agent import pulse as pulse_module
+from dtrain.node.agent import supervisor_connection
 from dtrain.node.agent.pulse import Pulse
 from dtrain.node.agent.relay import Relay
+from dtrain.node.agent.supervisor_connection import SupervisorConnection
 from dtrain.node.importer import Importer
 from support.limits import HANG
 from support.node import Node
@@ -98,3 +100,14 @@ def test_a_slow_launcher_does_not_make_a_supervisor_silent(
         relay._answer_launcher()
         supervisor.kill()
     assert reported == ["alive"]
+
+
+def test_a_supervisor_that_ends_just_when_a_relay_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    connection = SupervisorConnection()
+    connection.wait_for({"socket": "", "pid": os.getpid(), "start": 0})
+    connection.send(b'{"op":"kill"}\n')
+    monkeypatch.setattr(supervisor_connection, "call_supervisor", lambda _record: ours)
+    connection.retry(0.0)
+    assert connection.read(0.0) is None

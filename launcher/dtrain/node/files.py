@@ -1,7 +1,8 @@
-"""Reads small files, most of them in /proc and /sys, and finds programs."""
+"""Reads small files, most of them in /proc and /sys, closes files, and finds programs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -30,6 +31,14 @@ def read_file(path: str | bytes, limit: int = 1 << 22) -> bytes | None:
     finally:
         os.close(fd)
     return b"".join(parts)
+
+
+def close_others(*keep: int) -> None:
+    """Close all descriptors of this process but those in ``keep``."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in keep:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(fd)
 
 
 def text_of(path: str, limit: int = 1 << 22) -> str | None:

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import socket
 import struct
 
-from dtrain.node.files import text_of
 from dtrain.node.host_name import encoded
+from dtrain.node.sockets import attributes, dumped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator
+    from typing import Iterator, Mapping
 
-SIOCGIFADDR = 0x8915
-LINK_LOCAL = "20"
-"""The scope of IPv6 addresses that are ambiguous without the interface's name."""
+NETLINK_ROUTE, RTM_GETADDR, IFA_ADDRESS, IFA_LOCAL = 0, 22, 1, 2
+MESSAGE = struct.Struct("=BBBBI")
+"""struct ifaddrmsg"""
+LINK = 253
+"""The scope of addresses of one link. IPv6 ones are ambiguous without the interface's name."""
 
 
 def addresses(*, link_local: bool = False) -> dict[str, list[str]]:
-    """The addresses of each interface: the first IPv4 one, and all IPv6 ones. ``link_local``: with
-    those of this scope."""
-    found: dict[str, list[str]] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            found[name] = []
-            with contextlib.suppress(OSError):  # no IPv4 address
-                asked = struct.pack("256s", os.fsencode(name))
-                found[name].append(socket.inet_ntoa(fcntl.ioctl(sock, SIOCGIFADDR, asked)[20:24]))
-    for line in (text_of("/proc/net/if_inet6") or "").splitlines():
-        fields = line.split()
-        if fields[-1] in found and (link_local or fields[3] != LINK_LOCAL):
-            packed = bytes.fromhex(fields[0])
-            found[fields[-1]].append(socket.inet_ntop(socket.AF_INET6, packed))
+    """The addresses of each interface, those of IPv4 first. ``link_local``: with IPv6 ones of this
+    scope."""
+    names = dict(socket.if_nameindex())
+    found: dict[str, list[str]] = {name: [] for name in names.values()}
+    for message in dumped(NETLINK_ROUTE, RTM_GETADDR, bytes(MESSAGE.size)):
+        family, _, _, scope, index = MESSAGE.unpack_from(message)
+        if family == socket.AF_INET6 and scope == LINK and not link_local:
+            continue
+        its = dict(attributes(message, MESSAGE.size))
+        own = its.get(IFA_LOCAL, its.get(IFA_ADDRESS))  # the latter may be a peer's
+        if own and index in names and family in (socket.AF_INET, socket.AF_INET6):
+            found[names[index]].append(socket.inet_ntop(family, own))
     return found
 
 
@@ -54,14 +52,19 @@ def sources_towards(target: str) -> Iterator[str]:
             yield own
 
 
-def interface_to(target: str) -> bytes | None:
+def owners() -> dict[str, str]:
+    """The interface of each of our addresses."""
+    found = addresses(link_local=True).items()
+    return {address: name for name, its in found for address in its}
+
+
+def interface_to(target: str, known: Mapping[str, str]) -> str | None:
     """The name of the interface through which this host reaches ``target``, or None if the kernel
-    has no route."""
+    has no route. ``known``: the result of `owners`."""
     for own in sources_towards(target):
-        _, _, name = own.partition("%")  # of a link-local address
         # A router may be the only neighbor: then even a global target has a link-local source.
-        known = addresses(link_local=True).items()
-        names = [name] if name else [one for one, its in known if own in its]
-        if names:
-            return os.fsencode(names[0])
+        address, _, name = own.partition("%")
+        found = name or known.get(address)
+        if found:
+            return found
     return None

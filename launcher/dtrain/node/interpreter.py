@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 def limits() -> Json:
     import resource
 
-    names = {"memlock": "MEMLOCK", "nofile": "NOFILE", "nproc": "NPROC"}
     found: Json = {}
-    for name, constant in names.items():
-        soft = resource.getrlimit(getattr(resource, "RLIMIT_" + constant))[0]
+    for name in ("memlock", "nofile", "nproc"):
+        soft = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
         found[name] = None if soft == resource.RLIM_INFINITY else soft
     return found
 

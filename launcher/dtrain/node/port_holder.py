@@ -1,8 +1,10 @@
-"""The process that uses a TCP port of this host."""
+"""TCP ports of this host, and the processes that use them."""
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 
 from dtrain.node.files import text_of, user_name
 from dtrain.node.sockets import inodes_of
@@ -27,6 +29,19 @@ def tcp_entries(port: int) -> list[list[str]]:
             if len(fields) > 9 and int(fields[1].rpartition(":")[2], 16) == port:
                 found.append(fields)
     return found
+
+
+def bind_alone(sock: socket.socket, address: str, port: int) -> None:
+    """Bind a port that no other process has bound, even if that does not listen yet. Raises
+    OSError."""
+    try:
+        sock.bind((address, port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not tcp_entries(port):
+            raise
+        # Ignore closed connections (TIME_WAIT) of an earlier job, and only those.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
 
 
 def port_holder(port: int) -> str:

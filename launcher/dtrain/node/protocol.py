@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dtrain.messages.decode import ProtocolError, excerpt, parse_object
 from dtrain.messages.pieces import KEPT, Pieces
-from dtrain.node.agent.wire import DATA, HEADER, MAX_PAYLOAD, MESSAGE, PREAMBLE
+from dtrain.node.agent.wire import DATA, HEADER, MAX_PAYLOAD, MESSAGE, PREAMBLE, encode
 from dtrain.records import dataclass
 
 
@@ -86,4 +85,4 @@ def _message(payload: bytes) -> Message:
 
 def encode_command(body: Mapping[str, object]) -> bytes:
     """One command for the relay's stdin."""
-    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+    return encode(body) + b"\n"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import threading
+
+from dtrain.node.files import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +31,23 @@ def setup_script(
     lines.append("%s %s" % (_printed(len(setup) + 1), report))
     lines.append("exec " + " ".join(map(_quoted, command)))
     return "\n".join(lines)
+
+
+def setup_shell() -> list[str]:
+    """The command that runs the script in the variable DTRAIN_SETUP. Setup lines may contain
+    secrets, and all users of the host can read command lines."""
+    return [find_program("bash") or "/bin/sh", "-c", 'eval "$DTRAIN_SETUP"']
+
+
+def feed(pipe: int, data: bytes) -> None:
+    """Write ``data`` to a pipe and close it, in the background: its reader starts after the setup
+    lines."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError), os.fdopen(pipe, "wb") as file:  # setup may fail
+            file.write(data)
+
+    threading.Thread(target=write, daemon=True).start()
 
 
 def reported_step(line: str) -> int | None:

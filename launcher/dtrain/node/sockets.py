@@ -1,4 +1,4 @@
-"""The sockets of this host's processes, and the kernel's TCP connections."""
+"""The sockets of this host's processes, and what the kernel lists through netlink(7)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ HEADER = struct.Struct("=IHHII")
 """struct nlmsghdr"""
 REQUEST = struct.Struct("=BBBxI48x")
 """struct inet_diag_req_v2"""
+ATTRIBUTE = struct.Struct("=HH")
+"""struct nlattr"""
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 
 
@@ -37,11 +39,16 @@ def connections_of(family: int, states: int, extension: int = 0) -> Iterator[byt
 
     Raises OSError if the kernel has no CONFIG_INET_DIAG.
     """
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+    request = REQUEST.pack(family, socket.IPPROTO_TCP, extension, states)
+    return dumped(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, request)
+
+
+def dumped(protocol: int, kind: int, request: bytes) -> Iterator[bytes]:
+    """All that the kernel lists of a ``kind``: messages without their headers. Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(1.0)
-        body = REQUEST.pack(family, socket.IPPROTO_TCP, extension, states)
-        size = HEADER.size + len(body)
-        kernel.send(HEADER.pack(size, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 0, 0) + body)
+        size = HEADER.size + len(request)
+        kernel.send(HEADER.pack(size, kind, REQUEST_DUMP, 0, 0) + request)
         while True:
             data = kernel.recv(1 << 16)
             while data:
@@ -54,3 +61,13 @@ def connections_of(family: int, states: int, extension: int = 0) -> Iterator[byt
                     return
                 yield message
                 data = data[(size + 3) & ~3 :]
+
+
+def attributes(message: bytes, at: int) -> Iterator[tuple[int, bytes]]:
+    """The type and value of each attribute in a message, from the offset ``at`` on."""
+    while at + ATTRIBUTE.size <= len(message):
+        size, kind = ATTRIBUTE.unpack_from(message, at)
+        if size < ATTRIBUTE.size:
+            return
+        yield kind, message[at + ATTRIBUTE.size : at + size]
+        at += size + 3 & ~3

@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 
+from dtrain.node.agent.wire import raw
 from dtrain.node.sync.wire import CHUNK, DEFLATED, FRAME, RAW
 from dtrain.records import dataclass
 
@@ -87,7 +88,7 @@ class Contents:
 
 def local_path(root: bytes, path: str) -> bytes:
     """The local path of ``path`` in a tree."""
-    return os.path.join(root, path.encode("utf-8", "surrogateescape"))
+    return os.path.join(root, raw(path))
 
 
 def frame(kind: int, payload: bytes) -> bytes:

@@ -18,6 +18,7 @@ from dataclasses import field
 from pathlib import Path
 
 from dtrain.diagnostics import StoppedError, UsageError
+from dtrain.node.agent.wire import raw
 from dtrain.records import dataclass
 from dtrain.sync.contents import Contents, File, local_path
 from dtrain.sync.exclude import exclusion
@@ -135,4 +136,4 @@ def _digest(folders: Sequence[str], links: Sequence[tuple[str, str]], files: Seq
 
 
 def _parts(*parts: str) -> bytes:
-    return b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in parts)
+    return b"".join(raw(part) + b"\0" for part in parts)

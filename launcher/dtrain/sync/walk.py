@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtrain.diagnostics import UsageError
+from dtrain.node.agent.wire import text
 from dtrain.sync.contents import local_path
 from dtrain.wording import counted, in_bytes
 
@@ -54,7 +55,7 @@ class FolderWalk:
             for entry in entries:
                 if self._too_big():
                     return
-                name = entry.name.decode("utf-8", "surrogateescape")
+                name = text(entry.name)
                 path = f"{folder}/{name}" if folder else name
                 try:
                     is_folder = entry.is_dir(follow_symlinks=False)
@@ -82,13 +83,12 @@ class FolderWalk:
 
     def _add_link(self, path: str) -> None:
         where, root = local_path(self._root, path), self._root
-        raw = os.readlink(where)
-        target = raw.decode("utf-8", "surrogateescape")
+        target = text(os.readlink(where))
         lexical = os.path.normpath(os.path.join(os.path.dirname(path), target))
         # Both interpretations of `..` must stay inside. The node checks only the text.
         real = os.path.realpath(where)
         inside = real == root or real.startswith(root.rstrip(b"/") + b"/")
-        if os.path.isabs(raw) or lexical == ".." or lexical.startswith("../") or not inside:
+        if os.path.isabs(target) or lexical == ".." or lexical.startswith("../") or not inside:
             self._outside = True
             self._bad.append(f"{shown(path)} is a link to {shown(target)}, which leads outside")
         else:

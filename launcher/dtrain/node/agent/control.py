@@ -55,7 +55,7 @@ def record_in(data: bytes, folder: bytes) -> Json | None:
         return None
     record = decode(data)
     if record is None or any(
-        type(record.get(name)) is not SUPERVISOR_RECORD[name] for name in SUPERVISOR_RECORD
+        type(record.get(name)) is not kind for name, kind in SUPERVISOR_RECORD.items()
     ):
         raise DamagedError(
             "%s/supervisor is damaged, so the supervisor cannot be found" % shown(folder)

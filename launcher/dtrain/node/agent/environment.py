@@ -7,7 +7,7 @@ import os
 
 from dtrain.node.agent.folder import expand
 from dtrain.node.agent.wire import raw
-from dtrain.node.interfaces import interface_to
+from dtrain.node.interfaces import interface_to, owners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class NodeVariables:
         kind, value = variable["kind"], variable["value"]
         if kind == "interface":
             if value not in self._interfaces:
-                self._interfaces[value] = interface_to(value)
+                self._interfaces[value] = _interface_to(value)
             return self._interfaces[value]
         if kind == "file" or (kind == "pipe" and self._makes_pipes()):
             return os.path.join(self._folder, raw(value)) if value else self._folder
@@ -59,6 +59,14 @@ class NodeVariables:
             os.unlink(trial)
             return True
         return False
+
+
+def _interface_to(target: str) -> bytes | None:
+    """None without a route to ``target``, and if the kernel does not list our addresses."""
+    name = None
+    with contextlib.suppress(OSError):
+        name = interface_to(target, owners())
+    return None if name is None else os.fsencode(name)
 
 
 def _in_front(folder: bytes, path: bytes) -> bytes:

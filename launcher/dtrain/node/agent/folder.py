@@ -20,14 +20,11 @@ LEAST_FREE = 16 << 20
 
 
 def expand(path: str, base: bytes | None = None) -> bytes:
-    """An absolute path. `~` is the home folder. A relative path starts at ``base``, or at the home
-    folder if there is no ``base``."""
-    home = os.environb.get(b"HOME") or os.fsencode(os.path.expanduser("~"))
-    if path == "~" or path.startswith("~/"):
-        path_bytes = home + raw(path[1:])
-    else:
-        path_bytes = os.path.join(base or home, raw(path))
-    return os.path.normpath(os.path.join(b"/", path_bytes))  # HOME may be relative
+    """An absolute path. ``~`` is the home folder, and ``~name`` that of another user. A relative
+    path starts at ``base``, or at the home folder if there is no ``base``."""
+    start = b"" if path.startswith("~") else base or os.path.expanduser(b"~")
+    # HOME may be relative.
+    return os.path.normpath(os.path.join(b"/", start, os.path.expanduser(raw(path))))
 
 
 def folder_of(command: RunRequest) -> bytes:

@@ -10,10 +10,10 @@ import signal
 import time
 
 from dtrain.node.agent.processes import look, send
-from dtrain.node.agent.spawn import close_others
 from dtrain.node.agent.sweep import HELPERS, STARTING
 from dtrain.node.agent.wire import encode, write_all
 from dtrain.node.agent.worker_files import decode
+from dtrain.node.files import close_others
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

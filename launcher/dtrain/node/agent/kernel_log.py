@@ -6,7 +6,7 @@ import os
 import re
 import time
 
-from dtrain.node.agent.sweep import HELPERS, Tag, start_helper
+from dtrain.node.agent.sweep import HELPERS, start_helper
 from dtrain.node.agent.wire import shown
 from dtrain.node.files import read_file
 
@@ -24,22 +24,16 @@ JOURNAL_LIMIT = 2.0
 """Seconds for journalctl to answer."""
 JOURNAL_LINES = 2000
 """The number of latest lines to read."""
-NO_RUN = Tag("none", "none", b"none")
-"""Keeps the sweep that ends a run's processes from ending journalctl."""
 
 
 def oom_kills(elsewhere: bool) -> int:
     """The number of OOM kills in our cgroup, or on this host if the cgroup has no counter or the
     workers are ``elsewhere``: a container has a cgroup of its own."""
-    own = b"" if elsewhere else read_file("/proc/self/cgroup")
-    for line in (own or b"").splitlines():
+    own = b"" if elsewhere else read_file("/proc/self/cgroup") or b""
+    counted = None
+    for line in own.splitlines():
         if line.startswith(b"0::"):
-            path = b"/sys/fs/cgroup" + line[3:] + b"/memory.events"
-            counted = read_file(path)
-            if counted is not None:
-                break
-    else:
-        counted = read_file("/proc/vmstat")
+            counted = read_file(b"/sys/fs/cgroup" + line[3:] + b"/memory.events")
     for line in (counted or read_file("/proc/vmstat") or b"").splitlines():
         if line.startswith(b"oom_kill "):
             return int(line.split()[1])
@@ -104,11 +98,8 @@ class KernelLog:
         command = ["journalctl", "-k", "-q", "-o", "short-unix", "--no-pager", "--since"]
         # In reverse, because older versions apply -n from the start of the period.
         command += ["@%d" % self._since, "-r", "-n", str(JOURNAL_LINES)]
-        environment = {**os.environb, **NO_RUN.environment}
         try:
-            process = start_helper(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+            process = start_helper(command)
         except OSError:  # not installed
             self._journal = False
             return []

@@ -29,11 +29,12 @@ from dtrain.node.agent.folder import (
 )
 from dtrain.node.agent.presentation import can_present
 from dtrain.node.agent.processes import reap
-from dtrain.node.agent.spawn import cannot_start, close_others, spawn, why_not_executed
+from dtrain.node.agent.spawn import cannot_start, spawn, why_not_executed
 from dtrain.node.agent.sweep import Sweep, adopt_orphans, load_prctl
-from dtrain.node.agent.wire import RefusedError, encode, raw, shown, text, write_all
+from dtrain.node.agent.wire import RefusedError, encode, raw, shown, text
 from dtrain.node.boot import ISOLATED, boot_text, bundle
-from dtrain.node.setup import setup_script
+from dtrain.node.files import close_others
+from dtrain.node.setup import feed, setup_script, setup_shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -208,8 +209,7 @@ class Launch:
                 hidden="%d>&- %d>&-" % (CONTROL_FD, REQUEST_FD),
             )
             environment[b"DTRAIN_SETUP"] = raw(script)
-            bash = (path for path in ("/bin/bash", "/usr/bin/bash") if os.access(path, os.X_OK))
-            argv = [next(bash, "/bin/sh"), "-c", 'eval "$DTRAIN_SETUP"']
+            argv = setup_shell()
         words = [raw(word) for word in argv]
         self._supervisor.pid, failure = spawn(
             words, environment, self._workdir, (log, log), descriptors, main=main
@@ -231,14 +231,7 @@ class Launch:
     def _feed(self, request: SupervisorRequest) -> int:
         """A pipe from which a new Python reads the supervisor's program and ``request``."""
         reading, writing = os.pipe()
-        feed = bundle(SUPERVISOR, self._importer.bundle()) + encode(request)
-
-        def write() -> None:
-            with contextlib.suppress(OSError):  # setup failed
-                write_all(writing, feed)
-            os.close(writing)
-
-        threading.Thread(target=write, daemon=True).start()
+        feed(writing, bundle(SUPERVISOR, self._importer.bundle()) + encode(request))
         return reading
 
     def _await_prepared(self) -> Json:

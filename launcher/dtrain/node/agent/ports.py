@@ -7,7 +7,7 @@ import socket
 
 from dtrain.node.agent.wire import RefusedError
 from dtrain.node.listening import on_all_addresses
-from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder, tcp_entries
+from dtrain.node.port_holder import UNKNOWN_HOLDER, bind_alone, port_holder
 
 
 def reserve_port(port: int) -> list[socket.socket]:
@@ -21,15 +21,10 @@ def reserve_port(port: int) -> list[socket.socket]:
         for sock, address in on_all_addresses():
             held.append(sock)
             try:
-                sock.bind((address, port))
+                bind_alone(sock, address, port)
             except OSError as error:
-                if error.errno == errno.EADDRNOTAVAIL:
-                    continue  # IPv6 is switched off
-                if error.errno != errno.EADDRINUSE or not tcp_entries(port):
+                if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is switched off
                     raise
-                # Ignore closed connections (TIME_WAIT) of an earlier job, and only those.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                sock.bind((address, port))
     except OSError as error:
         for sock in held:
             sock.close()

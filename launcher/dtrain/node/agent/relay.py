@@ -250,7 +250,7 @@ class Relay:
         if ended:
             reason, hint = "processes of the run survived its end", ""
         self._channel.report("lost", reason=reason, survivors=name_list(sweep.survivors), hint=hint)
-        supervisor.close()
+        supervisor.open(None)
 
     def _listen(self) -> None:
         """Forward commands even while the main thread blocks. Runs in a thread of its own."""

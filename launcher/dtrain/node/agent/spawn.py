@@ -12,6 +12,7 @@ from dtrain.node.agent.open_files import set_limit
 from dtrain.node.agent.presentation import present
 from dtrain.node.agent.sweep import PR_SET_PDEATHSIG
 from dtrain.node.agent.wire import RefusedError, shown
+from dtrain.node.files import close_others
 from dtrain.node.numa import load_syscall
 
 TYPE_CHECKING = False
@@ -112,14 +113,6 @@ def _reset_signals() -> None:
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):  # the C library's own
             signal.signal(signum, signal.SIG_DFL)
-
-
-def close_others(*keep: int) -> None:
-    """Close all descriptors of this process but those in ``keep``."""
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd not in keep:
-            with contextlib.suppress(OSError):  # that of the listing itself
-                os.close(fd)
 
 
 def _become(argv: list[bytes], environment: dict[bytes, bytes]) -> None:

@@ -41,6 +41,7 @@ class SupervisorConnection:
         self._connecting = threading.Lock()
 
     def open(self, sock: socket.socket | None) -> None:
+        """Use ``sock`` from now on, or no connection."""
         self._sock = sock
 
     @property
@@ -52,9 +53,6 @@ class SupervisorConnection:
         """Connect later to a running supervisor that accepts no connection now."""
         self._waiting_for = record
 
-    def close(self) -> None:
-        self._sock = None
-
     def retry(self, pause: float) -> None:
         """Try again to connect after `wait_for`. A stopped supervisor accepts no connection once
         its queue is full, but it may be continued."""
@@ -64,9 +62,9 @@ class SupervisorConnection:
         sock = call_supervisor(record)
         with self._connecting:
             if sock is not None:
-                for line in self._unsent:
-                    sock.sendall(line)
                 self._sock = sock
+                with contextlib.suppress(OSError):  # it has ended: `read` says so
+                    sock.sendall(b"".join(self._unsent))
             if sock is not None or not lives(record):
                 self._waiting_for = None
                 return

@@ -38,7 +38,7 @@ from dtrain.node.agent.worker_files import decode, read_regular
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Callable, Iterator, Sequence
+    from typing import Callable, Iterator, Sequence
 
 PATIENCE = 10.0
 """Seconds of KILL before a remaining process counts as a survivor."""
@@ -52,14 +52,28 @@ STARTING = threading.Lock()
 
 START_LIMIT = 1.0
 """Seconds that a sweep waits for a helper's start."""
+TAG = b"DTRAIN_RUN_ID", b"DTRAIN_HOST", b"DTRAIN_RUN_DIR"
+"""The variables of `Tag`."""
 
 
-def start_helper(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a child that no sweep ends. Its caller takes it out of `HELPERS`."""
+def start_helper(argv: list[str]) -> subprocess.Popen[bytes]:
+    """Start a program whose output we read, as a child that no sweep ends. Its caller takes it out
+    of `HELPERS`. Raises OSError.
+
+    Without our tag: it is not one of the processes of a run that `dtrain check` counts.
+    """
     import subprocess
 
+    untagged = {name: value for name, value in os.environb.items() if name not in TAG}
     with STARTING:
-        process = subprocess.Popen(argv, start_new_session=True, **options)
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**untagged, b"LC_ALL": b"C"},
+            start_new_session=True,
+        )
         HELPERS.add(process.pid)
     return process
 
@@ -83,11 +97,7 @@ class Tag:
     """
 
     def __init__(self, run: str, host: str, folder: bytes) -> None:
-        self.environment = {
-            b"DTRAIN_RUN_ID": raw(run),
-            b"DTRAIN_HOST": raw(host),
-            b"DTRAIN_RUN_DIR": folder,
-        }
+        self.environment = dict(zip(TAG, (raw(run), raw(host), folder)))
 
     def of(self, pid: int) -> bool | None:
         """True for a process with this run's tag, False for the supervisor of another run, None

@@ -137,15 +137,8 @@ class Lines:
 
 def last_line(path: bytes, limit: int) -> int:
     """The offset of a file's last line, if it is not longer than ``limit``."""
-    try:
-        fd = open_regular(path)
-    except OSError:
-        return 0
-    try:
-        start = max(0, os.fstat(fd).st_size - limit)
-        return start + os.pread(fd, limit, start).rstrip().rfind(b"\n") + 1
-    finally:
-        os.close(fd)
+    start = max(0, size_of(path) - limit)
+    return start + (read_regular(path, limit, start) or b"").rstrip().rfind(b"\n") + 1
 
 
 def integer(text: str) -> int:

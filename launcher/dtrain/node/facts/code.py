@@ -71,12 +71,12 @@ def code_below(workdir: str) -> Iterator[tuple[str, str]]:
         folders[:] = sorted(one for one in folders if not one.startswith((".", "__pycache__")))
         if place[len(workdir) :].count("/") >= 3:
             folders.clear()
-        for name in sorted(files):
+        for name in sorted(name for name in files if name.endswith(CODE)):
             path = os.path.join(place, name)
             with contextlib.suppress(OSError):
                 status = os.stat(path)
-                regular = stat.S_ISREG(status.st_mode)  # opening a FIFO would block
-                if name.endswith(CODE) and regular and status.st_size <= MAX_CODE:
+                # Opening a FIFO would block.
+                if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CODE:
                     yield os.path.relpath(path, workdir), digest(path)
                     left -= 1
             if left == 0:

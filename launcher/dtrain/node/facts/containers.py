@@ -6,7 +6,7 @@ import os
 
 from dtrain.node.facts.files import expand
 from dtrain.node.facts.programs import plain, run
-from dtrain.node.files import find_program
+from dtrain.node.files import find_program, listed, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,10 +66,6 @@ def has_gpus(engine: str, program: str) -> bool | None:
 
 def has_cdi_file() -> bool:
     """Whether a file of the Container Device Interface describes NVIDIA's GPUs."""
-    for folder in CDI_FOLDERS:
-        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            if name.endswith((".yaml", ".json")):
-                with open(os.path.join(folder, name), "rb") as file:
-                    if b"nvidia.com/gpu" in file.read(MAX_SPEC):
-                        return True
-    return False
+    paths = (os.path.join(folder, name) for folder in CDI_FOLDERS for name in listed(folder))
+    specs = (path for path in paths if path.endswith((".yaml", ".json")))
+    return any(b"nvidia.com/gpu" in (read_file(path, MAX_SPEC) or b"") for path in specs)

@@ -36,7 +36,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 def dial(order: DialOrder, loop: SocketLoop) -> list[Json]:
     """Connect to every target. Returns the error or the measurements of each. A target is
     ``[host, kind, address, port, own address or null]``."""
-    targets: list[tuple[Any, ...]] = [tuple(target) for target in order["targets"]]
+    targets = order["targets"]
     places = look_up(address for _, _, address, _, _ in targets)
     left = iter(targets)
     found: list[Json] = []

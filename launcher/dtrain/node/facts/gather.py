@@ -51,7 +51,6 @@ def gather(request: GatherOrder, loop: SocketLoop) -> Json:
                 probes["interpreter"] = partial(interpreter, copy=JobCopy(request))
     listener = Listener(request["host"], request["token"], loop)
     facts: Json = {"ports": guarded(lambda: ports(request, listener))}
-    changed = threading.Condition()
     limits = dict.fromkeys(request["probes"], LIMIT)
     if "gpus" in limits:
         limits["gpus"] = 45.0
@@ -62,24 +61,20 @@ def gather(request: GatherOrder, loop: SocketLoop) -> Json:
         limits["script"] += limits["interpreter"]
     else:
         is_set_up.set()
-    for name in limits:
 
-        def work(name: str = name) -> None:
-            if name == "script":
-                is_set_up.wait()  # the setup lines may create it
-            fact = guarded(lambda: probes[name](request))
-            with changed:
-                facts.setdefault(name, fact)
-                changed.notify()
-            if name == "interpreter":
-                is_set_up.set()
+    def work(name: str) -> None:
+        if name == "script":
+            is_set_up.wait()  # the setup lines may create it
+        facts.setdefault(name, guarded(lambda: probes[name](request)))
+        if name == "interpreter":
+            is_set_up.set()
 
-        threading.Thread(target=work, daemon=True).start()
+    threads = {name: threading.Thread(target=work, args=(name,), daemon=True) for name in limits}
+    for thread in threads.values():
+        thread.start()
     begun = time.monotonic()
-    with changed:
-        for name, limit in sorted(limits.items(), key=lambda one: one[1]):
-            left = begun + limit - time.monotonic()
-            if not changed.wait_for(lambda name=name: name in facts, left):  # type: ignore[misc]
-                facts[name] = {"error": "no answer within %g s" % limit}
+    for name, limit in sorted(limits.items(), key=lambda one: one[1]):
+        threads[name].join(max(0.0, begun + limit - time.monotonic()))
+        facts.setdefault(name, {"error": "no answer within %g s" % limit})
     listening = guarded(lambda: {"port": listener.open(0)})
     return {"facts": facts, "listening": listening}

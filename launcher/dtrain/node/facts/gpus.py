@@ -18,14 +18,25 @@ if TYPE_CHECKING:
     from dtrain.node.facts.files import Json
     from dtrain.node.facts.orders import GatherOrder
 
+TOOL_LIMIT = 30.0
+"""Seconds for a vendor's tool."""
+
 
 def gpus(_request: GatherOrder) -> Json:
     found: Json = {"pci": pci_gpus()}
-    if find_program("nvidia-smi"):
-        found.update(nvidia())
-    elif find_program("rocm-smi"):
-        found.update(rocm())
+    for name, look in (("nvidia-smi", nvidia), ("rocm-smi", rocm)):
+        if tool := find_program(name):
+            return {**found, "tool": name, **look(tool)}
     return found
+
+
+def failed(status: int | None, *said: str) -> Json:
+    """The fact about a tool that ended with ``status``, or has not answered. ``said``: what it
+    printed, first where it explains errors."""
+    if status is None:
+        return {"error": "no answer in %g s" % TOOL_LIMIT}
+    words = next(filter(None, map(str.strip, said)), "status %d" % status)
+    return {"error": words.splitlines()[0][:MAX_ERROR]}
 
 
 def pci_gpus() -> Json:
@@ -42,18 +53,15 @@ def pci_gpus() -> Json:
     return found
 
 
-def nvidia() -> Json:
+def nvidia(tool: str) -> Json:
     """The output of `nvidia-smi -q -x`. XML is the same in every locale."""
-    tool = find_program("nvidia-smi") or ""
-    status, out, err = run([tool, "-q", "-x"], 30.0, environment=plain())
+    status, out, err = run([tool, "-q", "-x"], TOOL_LIMIT, environment=plain())
     if status != 0:
-        words = (out.strip() or err.strip() or "status %s" % status).splitlines()[0][:MAX_ERROR]
-        return {"tool": "nvidia-smi", "error": words if status is not None else "no answer in 30 s"}
+        return failed(status, out, err)
     from xml.etree import ElementTree
 
     root = ElementTree.fromstring(out)
     return {
-        "tool": "nvidia-smi",
         "driver": root.findtext("driver_version"),
         "cuda": root.findtext("cuda_version"),
         "gpus": [nvidia_gpu(index, node) for index, node in enumerate(root.iter("gpu"))],
@@ -136,14 +144,12 @@ def xids() -> Json:
     return {"error": "cannot read the kernel's log"}
 
 
-def rocm() -> Json:
-    tool = find_program("rocm-smi") or ""
+def rocm(tool: str) -> Json:
     asked = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showdriverversion"]
-    status, out, err = run([tool, *asked, "--json"], 30.0, environment=plain())
+    status, out, err = run([tool, *asked, "--json"], TOOL_LIMIT, environment=plain())
     start = out.find("{")
     if status != 0 or start < 0:
-        words = (err.strip() or out.strip() or "status %s" % status).splitlines()[0][:MAX_ERROR]
-        return {"tool": "rocm-smi", "error": words if status is not None else "no answer in 30 s"}
+        return failed(status, err, out)
     table = json.loads(out[start:])
 
     def value(card: Json, *keys: str) -> str | None:
@@ -153,7 +159,6 @@ def rocm() -> Json:
     cards = [key for key in table if re.fullmatch(r"card\d+", key)]
     cards.sort(key=lambda key: number(key) or 0)
     return {
-        "tool": "rocm-smi",
         "driver": (table.get("system") or {}).get("Driver version"),
         "gpus": [
             {

@@ -14,8 +14,7 @@ from dtrain.node.boot import ISOLATED, boot_text
 from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand, folder_to_run_in
 from dtrain.node.facts.programs import run
-from dtrain.node.files import find_program
-from dtrain.node.setup import reported_step, setup_script
+from dtrain.node.setup import feed, reported_step, setup_script, setup_shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,20 +43,20 @@ def in_job(request: JobOrder, program: Program, limit: float) -> Json:
     environment = {**request["environment"], "DTRAIN_REPORT_FD": str(report_fd)}
     python = request["python"]
     python = expand(python) if python.startswith("~/") else python
-    feed = binascii.a2b_base64(program["code"]) + marshal.dumps(program["options"], 4)
+    stream = binascii.a2b_base64(program["code"]) + marshal.dumps(program["options"], 4)
     lines: list[str] = []
     listener = threading.Thread(target=read_lines, args=(reports, lines), daemon=True)
     listener.start()
     try:
         if setup:
             status, out, err = after_setup(
-                setup, report_fd, python, feed, environment, workdir, limit
+                setup, report_fd, python, stream, environment, workdir, limit
             )
         else:
             everything = {**os.environ, **environment}
             argv = [python, "-c", boot_text(isolated=False), LABEL]
             status, out, err = run(
-                argv, limit, cwd=workdir, environment=everything, feed=feed, pipes=(report_fd,)
+                argv, limit, cwd=workdir, environment=everything, feed=stream, pipes=(report_fd,)
             )
     except OSError as error:
         os.close(report_fd)
@@ -80,33 +79,26 @@ def after_setup(
     setup: list[str],
     report_fd: int,
     python: str,
-    feed: bytes,
+    program: bytes,
     environment: dict[str, str],
     workdir: str,
     limit: float,
 ) -> tuple[int | None, str, str]:
     """`run` through a shell that runs the setup lines and reports each. Raises OSError."""
     stage_fd, feed_fd = os.pipe()  # the last stage reads from it, and we write to it
-    stream = boot_text('open(%d,"rb")' % stage_fd, isolated=False)
-    plan = {"environment": environment, "argv": [python, "-c", stream, LABEL]}
-    data = json.dumps(plan).encode() + b"\n" + feed
-    threading.Thread(target=write_all, args=(feed_fd, data), daemon=True).start()
+    boot = boot_text('open(%d,"rb")' % stage_fd, isolated=False)
+    plan = {"environment": environment, "argv": [python, "-c", boot, LABEL]}
+    feed(feed_fd, json.dumps(plan).encode() + b"\n" + program)
     stage = [sys.executable, ISOLATED, "-c", STAGE % stage_fd]
     # A descriptor with two digits needs this path in a plain sh.
     script = setup_script(setup, stage, report=">/proc/self/fd/%d" % report_fd)
-    # Setup lines may contain secrets, and all users of the host can read command lines.
     everything = {**os.environ, "DTRAIN_SETUP": script}
     if "/" in python:
         # As in a launch, setup lines find pip and others of the job's Python.
         folder = os.path.join(workdir, os.path.dirname(python))
         everything["PATH"] = folder + ":" + os.environ.get("PATH", os.defpath)
-    command = [find_program("bash") or "/bin/sh", "-c", 'eval "$DTRAIN_SETUP"']
-    return run(command, limit, cwd=workdir, environment=everything, pipes=(report_fd, stage_fd))
-
-
-def write_all(fd: int, data: bytes) -> None:
-    with contextlib.suppress(OSError), os.fdopen(fd, "wb") as file:
-        file.write(data)
+    pipes = report_fd, stage_fd
+    return run(setup_shell(), limit, cwd=workdir, environment=everything, pipes=pipes)
 
 
 def read_lines(fd: int, lines: list[str]) -> None:

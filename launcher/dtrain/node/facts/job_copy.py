@@ -15,7 +15,7 @@ import time
 from dtrain.node.facts.code import why_unsafe_to_run
 from dtrain.node.facts.files import expand, folder_to_run_in
 from dtrain.node.facts.programs import CHILDREN, MAY_START, end_group
-from dtrain.node.files import find_program
+from dtrain.node.files import close_others, find_program
 from dtrain.node.interpreter import look, to_json
 
 TYPE_CHECKING = False
@@ -91,10 +91,7 @@ def report(writing: int, request: GatherOrder) -> None:
     for fd in (0, 1, 2):  # site packages may print
         os.dup2(null, fd)
     # Site packages may leave a process behind, and the launcher waits for the end of our output.
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd != writing:
-            with contextlib.suppress(OSError):  # the one that listed them
-                os.close(fd)
+    close_others(0, 1, 2, writing)
     if why_unsafe_to_run(request) is not None:
         return
     os.chdir(folder_to_run_in(request))

@@ -11,7 +11,7 @@ from dtrain.node.facts.probing import at_once, reason_of
 from dtrain.node.files import listed, number, text_of
 from dtrain.node.host_name import encoded
 from dtrain.node.interfaces import addresses as own_addresses
-from dtrain.node.interfaces import sources_towards
+from dtrain.node.interfaces import interface_to, owners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     Places = List[Tuple[int, Any]]
     """The family and address of the sockets that a name stands for."""
+
+MAX_ADDRESSES = 256
+"""Of one interface: kube-proxy may give one those of all services of a cluster."""
 
 
 def look_up(names: Iterable[str]) -> dict[str, Places | Exception]:
@@ -75,7 +78,7 @@ def interfaces() -> dict[str, Json]:
         base = "/sys/class/net/" + name
         speed = number(text_of(base + "/speed"))
         found[name] = {
-            "addresses": its,
+            "addresses": its[:MAX_ADDRESSES],
             "up": bool(int(text_of(base + "/flags") or "0", 16) & 1),
             "state": text_of(base + "/operstate"),
             "mtu": number(text_of(base + "/mtu")),
@@ -86,15 +89,13 @@ def interfaces() -> dict[str, Json]:
 
 
 def network(request: GatherOrder) -> Json:
-    there = interfaces()
-    owner: dict[str, str] = {}
-    for name, one in there.items():
-        owner.update(dict.fromkeys(one["addresses"], name))
-    routes: dict[str, str | None] = {}
-    for host, address in request["addresses"].items():
-        if host != request["host"]:
-            routes[host] = owner.get(next(sources_towards(address), ""))
-    found: Json = {"interfaces": there, "routes": routes}
+    own = owners()
+    routes = {
+        host: interface_to(address, own)
+        for host, address in request["addresses"].items()
+        if host != request["host"]
+    }
+    found: Json = {"interfaces": interfaces(), "routes": routes}
     # "client's address, client's port, own address, own port"
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if len(connection) == 4:

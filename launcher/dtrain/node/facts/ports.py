@@ -10,7 +10,7 @@ import time
 
 from dtrain.node.facts.socket_loop import FOREVER, READABLE, receive, send, sleep
 from dtrain.node.listening import EXHAUSTED, EXHAUSTED_PAUSE, on_all_addresses
-from dtrain.node.port_holder import UNKNOWN_HOLDER, port_holder
+from dtrain.node.port_holder import UNKNOWN_HOLDER, bind_alone, port_holder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ class Listener:
         self._loop = loop
 
     def open(self, port: int) -> int:
-        """Listen on all addresses. Returns the port. Raises OSError if it is taken."""
+        """Listen on all addresses. Returns the port. Raises OSError if it is taken, also by a
+        job that will listen there: it could not while we do."""
         found = []
         try:
             for sock, address in on_all_addresses():
                 sock.setblocking(False)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
-                    sock.bind((address, port))
+                    bind_alone(sock, address, port)
                     sock.listen(512)
                 except OSError as error:
                     sock.close()
@@ -125,10 +125,8 @@ def has_room(low: int, high: int, needed: int, *, own: Collection[int]) -> bool:
 
 def can_bind(port: int) -> bool:
     with socket.socket() as sock:
-        # Ignore closed connections (TIME_WAIT) of an earlier job.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind(("", port))
+            bind_alone(sock, "", port)
         except OSError:
             return False
     return True

@@ -18,24 +18,26 @@ ESCAPED = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
 """What the kernel writes in place of some characters of a path, see proc(5)."""
 
 
-def mounts() -> list[tuple[str, str, str, str]]:
-    """Mount point, type, source and options of every file system."""
+def mounts() -> list[tuple[str, str, str]]:
+    """Mount point, type and source of every file system."""
     found = []
     for line in (text_of("/proc/self/mountinfo") or "").splitlines():
         head, _, tail = line.partition(" - ")
         left, right = head.split(), tail.split()
-        if len(left) > 5 and len(right) > 1:
+        if len(left) > 4 and len(right) > 1:
             point = left[4]
             for code, char in ESCAPED.items():
                 point = point.replace(code, char)
-            found.append((point, right[0], right[1], left[5] + "," + "".join(right[2:3])))
+            found.append((point, right[0], right[1]))
     return found
 
 
 def storage(request: GatherOrder) -> Json:
-    """The file system under each folder that the job will use."""
-    table = mounts()
-    found = {name: folder(path, table) for name, path in request["folders"].items()}
+    """Each folder that the job will use, and its file system."""
+    found = {name: folder(path) for name, path in request["folders"].items()}
+    table = mounts()  # only now: a look at a folder has an automounter mount it
+    for one in found.values():
+        one.update(file_system(one["nearest"], table))
     for name, path in request["own_folders"].items():
         found[name]["unsafe"] = unsafe(request, name, path)
     return found
@@ -51,17 +53,11 @@ def unsafe(request: GatherOrder, name: str, path: str) -> Json | None:
     return why_unsafe(request, name, check)
 
 
-def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:
+def folder(path: str) -> Json:
     wanted = there = expand(path)
     while not os.path.isdir(there) and there != "/":
         there = os.path.dirname(there)
     status, owner = os.statvfs(there), os.stat(there).st_uid
-    inside = os.path.realpath(there) + "/"
-    mount = max(
-        (one for one in table if inside.startswith(one[0].rstrip("/") + "/")),
-        key=lambda one: len(one[0]),
-        default=("", "", "", ""),
-    )
     return {
         "path": wanted,
         "exists": there == wanted,
@@ -70,12 +66,19 @@ def folder(path: str, table: list[tuple[str, str, str, str]]) -> Json:
         "free": status.f_bavail * status.f_frsize,
         "inodes": status.f_files,
         "inodes_free": status.f_favail,
-        "mount": mount[0],
-        "type": mount[1],
-        "source": mount[2],
         "not_writable": why_not_writable(there),
         "stranger": "" if owner in (0, os.geteuid()) else user_name(owner)[:1024],
     }
+
+
+def file_system(path: str, table: list[tuple[str, str, str]]) -> Json:
+    inside = os.path.realpath(path) + "/"
+    point, kind, source = max(  # the last one is on top: a file server over its automounter
+        (one for one in reversed(table) if inside.startswith(one[0].rstrip("/") + "/")),
+        key=lambda one: len(one[0]),
+        default=("", "", ""),
+    )
+    return {"mount": point, "type": kind, "source": source}
 
 
 def why_not_writable(path: str) -> str:

@@ -21,9 +21,6 @@ from dtrain.node.slurm.commands import (
     BatchJob,
     CommandResult,
     environment,
-    locked,
-    make_private,
-    not_begun,
 )
 
 TYPE_CHECKING = False
@@ -67,55 +64,44 @@ class AllocationScript(BatchJob):
     """
 
     def __init__(self, run: str, folder: bytes, allocation: str) -> None:
-        super().__init__(run, folder)
         self._allocation = allocation
-
-    def find(self) -> CommandResult:
-        if os.path.isdir(self.folder):
-            with locked(self.folder):
-                self._find()
-        return CommandResult("", 0, "")
+        super().__init__(run, folder)
 
     @property
     def may_come(self) -> bool:
         return False  # `find` sees every script
 
-    def _find(self) -> bool:
-        """Set `number`, if the script was started."""
+    def _is_saved(self) -> bool:
         self.number = self._allocation if self._begun() else ""
         return self.number != ""
 
     def _begun(self) -> bool:
         return os.path.exists(self.path(PROCESS))
 
-    def submit(self, order: SubmitOrder) -> CommandResult:
+    def _queued(self) -> CommandResult:
+        return CommandResult("", 0, "")  # Slurm does not know it
+
+    def _start(self, order: SubmitOrder, lock: int) -> CommandResult:
+        """Start the session. It holds ``lock`` until its identity is saved, even if this program is
+        killed. Raises OSError."""
         paths = [shown(self.path(name)) for name in (SCRIPT, OUTPUT, STATUS, PROCESS)]
         paths.insert(3, os.uname().nodename)
         variables = environment(order, os.environ)
         variables["SLURM_RESTART_COUNT"] = "0"  # the run's attempts are not those of the allocation
-        try:
-            make_private(self.folder, order["trust_group"])
-            with locked(self.folder) as lock:
-                if self._find():
-                    return CommandResult("", 0, "")
-                self.prepare(order)
-                # It holds the lock until its identity is saved, even if this program is killed.
-                process = subprocess.Popen(
-                    ["bash", "-c", _SESSION, "dtrain", *paths, str(lock)],
-                    cwd=expand(order["workdir"]),
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=(lock,),
-                )
-                assert process.stdout is not None
-                with process.stdout as stdout:
-                    said = stdout.read()
-        except OSError as error:
-            return not_begun(error, self.folder)
-        if not self._find():
+        process = subprocess.Popen(
+            ["bash", "-c", _SESSION, "dtrain", *paths, str(lock)],
+            cwd=expand(order["workdir"]),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(lock,),
+        )
+        assert process.stdout is not None
+        with process.stdout as stdout:
+            said = stdout.read()
+        if not self._is_saved():
             process.wait()
             return CommandResult("bash", FAILED, shown(said).strip()[:MAX_TEXT])
         return CommandResult("bash", 0, self.number)
@@ -129,11 +115,9 @@ class AllocationScript(BatchJob):
             text = "JobState=CANCELLED"
         if text and not _ENDED.search(answer.text):
             answer.text = text + " " + answer.text  # the first value of a field counts
-        restarts = len(
-            _RESTART.findall(read_regular(self.path(OUTPUT), MAX_OUTPUT, -MAX_OUTPUT) or b"")
-        )
         if answer.text:
-            answer.text = "Restarts=%d %s" % (restarts, answer.text)
+            output = read_regular(self.path(OUTPUT), MAX_OUTPUT, -MAX_OUTPUT) or b""
+            answer.text = "Restarts=%d %s" % (len(_RESTART.findall(output)), answer.text)
         return answer
 
     def cancel(self, kill: bool) -> CommandResult:

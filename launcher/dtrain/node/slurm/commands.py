@@ -79,12 +79,7 @@ class BatchJob:
         self._is_saved()
 
     def submit(self, order: SubmitOrder) -> CommandResult:
-        """Submit the job's script, unless another program has done so. Sets `number`."""
-        output = re.sub(r"([\\%])", r"\\\1", shown(self.path(OUTPUT)))
-        # Variables such as SBATCH_PARTITION come before the lines of a script.
-        own = ["--parsable", "--job-name=" + self.run, "--output=" + output, "--error=" + output,
-               "--open-mode=append"]  # fmt: skip
-        script = shown(self.path(SCRIPT))
+        """Start the job, unless another program has done so. Sets `number`."""
         try:
             make_private(self.folder, order["trust_group"])
             with locked(self.folder) as lock:
@@ -92,27 +87,37 @@ class BatchJob:
                     return CommandResult("", 0, "")
                 if unanswered := self.saved(UNANSWERED):
                     return CommandResult("sbatch", FAILED, unanswered)
-                self.prepare(order)
-                # It holds the lock too: it goes on if this program is killed.
-                variables = environment(order, own_variables())
-                command = ["sbatch", *order["options"], *own, script]
-                answer = _run(command, expand(order["workdir"]), variables, (lock,))
-                # Enough to repeat it: the other options say only where this program reads.
-                answer.command = " ".join(["sbatch", *order["options"], script])
-                if answer.uncertain:
-                    with contextlib.suppress(OSError):  # as on a full disk
-                        self.save(UNANSWERED, answer.text[-500:].encode())
-                if answer.status:
-                    return answer
-                # A site's plugins may print more.
-                jobs = [line for line in answer.text.split("\n") if self._is_job(line)]
-                if not jobs:
-                    reason = "it printed no job number: " + answer.text
-                    return CommandResult(answer.command, FAILED, reason)
-                with contextlib.suppress(OSError):  # as on a full disk: the job has its name, too
-                    self.save(JOB_FILE, jobs[-1].encode())
+                self.save(SCRIPT, raw(order["script"]))
+                self.save(b"runtime.zip", binascii.a2b_base64(order["runtime"]))
+                return self._start(order, lock)
         except OSError as error:
             return not_begun(error, self.folder)
+
+    def _start(self, order: SubmitOrder, lock: int) -> CommandResult:
+        """Submit the job's script. sbatch holds ``lock``, too: it goes on if this program is
+        killed. Raises OSError."""
+        output = re.sub(r"([\\%])", r"\\\1", shown(self.path(OUTPUT)))
+        # Variables such as SBATCH_PARTITION come before the lines of a script.
+        own = ["--parsable", "--job-name=" + self.run, "--output=" + output, "--error=" + output,
+               "--open-mode=append"]  # fmt: skip
+        script = shown(self.path(SCRIPT))
+        variables = environment(order, own_variables())
+        command = ["sbatch", *order["options"], *own, script]
+        answer = _run(command, expand(order["workdir"]), variables, (lock,))
+        # Enough to repeat it: the other options say only where this program reads.
+        answer.command = " ".join(["sbatch", *order["options"], script])
+        if answer.uncertain:
+            with contextlib.suppress(OSError):  # as on a full disk
+                self.save(UNANSWERED, answer.text[-500:].encode())
+        if answer.status:
+            return answer
+        # A site's plugins may print more.
+        jobs = [line for line in answer.text.split("\n") if self._is_job(line)]
+        if not jobs:
+            reason = "it printed no job number: " + answer.text
+            return CommandResult(answer.command, FAILED, reason)
+        with contextlib.suppress(OSError):  # as on a full disk: the job has its name, too
+            self.save(JOB_FILE, jobs[-1].encode())
         return answer
 
     def find(self) -> CommandResult:
@@ -199,11 +204,6 @@ class BatchJob:
         found = map(names.fullmatch, () if answer.status else answer.text.splitlines())
         steps = [step[1] for step in found if step]
         return _run(["scancel", "--signal=KILL", *steps]) if steps else answer
-
-    def prepare(self, order: SubmitOrder) -> None:
-        """Write what the job needs. Raises OSError."""
-        self.save(SCRIPT, raw(order["script"]))
-        self.save(b"runtime.zip", binascii.a2b_base64(order["runtime"]))
 
     def path(self, name: bytes) -> bytes:
         return os.path.join(self.folder, name)

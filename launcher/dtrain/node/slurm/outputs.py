@@ -11,7 +11,7 @@ import time
 from dtrain.launchplan.names import rank_name
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, shown
-from dtrain.node.agent.worker_files import GrowingFile, open_regular
+from dtrain.node.agent.worker_files import GrowingFile, open_regular, size_of
 from dtrain.node.files import listed
 
 STREAM = re.compile(rb"([a-z]+)-(0|[1-9][0-9]{0,8})\.(?:out|err)")
@@ -80,9 +80,9 @@ class Outputs:
         return any(map(os.path.isdir, paths))
 
     def _find(self) -> None:
-        for host in sorted(listed(self._folder)):
+        for host in listed(self._folder):
             place = os.path.join(self._folder, host)
-            for name in sorted(listed(place)):
+            for name in listed(place):
                 found = STREAM.fullmatch(name)
                 # A program may keep files of its own there.
                 if found and int(found[2]) < self._roles.get(found[1].decode(), 0):
@@ -122,7 +122,7 @@ class Outputs:
         base, latest = 0, self._latest.get((host, name))
         if latest is not None:
             before = self._files[latest]
-            if os.path.exists(latest) and os.stat(latest).st_size > before.offset:
+            if size_of(latest) > before.offset:
                 return
             base = before.end
         offset = max(0, self._offsets.get(host, {}).get(name, 0) - base)

@@ -11,7 +11,7 @@ import os
 
 from dtrain.node.facts.files import expand
 from dtrain.node.facts.gather import gather
-from dtrain.node.facts.probing import guarded
+from dtrain.node.facts.probing import guarded, reason_of
 from dtrain.node.facts.programs import leave
 from dtrain.node.facts.socket_loop import SocketLoop
 from dtrain.node.facts.storage import why_not_writable
@@ -37,7 +37,7 @@ def shared(order: StepOrder) -> Json:
         with open(path, "rb") as file:
             found = file.read(1024).decode("utf-8", "replace")
     except OSError as error:
-        return {"path": folder, "missing": (error.strerror or str(error)).lower()}
+        return {"path": folder, "missing": reason_of(error)}
     if found != order["shared"]["content"]:
         return {"path": folder, "missing": "another file is there"}
     return {"path": folder, "missing": "", "not_writable": why_not_writable(folder)}

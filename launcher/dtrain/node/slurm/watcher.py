@@ -85,7 +85,7 @@ class Watcher:
     def running(self) -> list[tuple[Json, Proc]]:
         """The identity and process of every worker, and of every rank of a torchrun."""
         found: list[tuple[Json, Proc]] = []
-        for name in sorted(listed(self._folder)):
+        for name in listed(self._folder):
             file = PROCESS_FILE.fullmatch(name)
             pid = read_regular(os.path.join(self._folder, name), 16) if file else None
             if not file or not pid or not pid.strip().isdigit():

@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 
+from dtrain.node.agent.wire import write_all
 from dtrain.node.sync.errors import LauncherGoneError, SyncRefusedError, check_free_space
 from dtrain.node.sync.snapshots import signature
 from dtrain.node.sync.wire import CHUNK
@@ -69,7 +70,7 @@ def receive_file(
                 raise LauncherGoneError
             digest.update(piece)
             left -= len(piece)
-            write(file, piece)
+            write_all(file.fileno(), piece)
             lock.beat()
         if digest.hexdigest() != sent.sha256:
             raise SyncRefusedError("a file arrived with another content", changed=index)
@@ -81,12 +82,6 @@ def create(root: bytes, sent: SentFile) -> Any:
     mode = 0o770 if sent.executable else 0o660
     fd = os.open(os.path.join(root, sent.path), flags, mode)
     return open(fd, "wb", buffering=0)
-
-
-def write(file: Any, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
 
 
 def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
@@ -104,7 +99,7 @@ def copy(source: bytes, expected: tuple[int, int], file: Any) -> None:
             content.seek(0)
             file.seek(0)
             for chunk in iter(lambda: content.read(CHUNK), b""):
-                write(file, chunk)
+                write_all(file.fileno(), chunk)
         if signature(os.fstat(content.fileno())) != expected or file.tell() != expected[0]:
             raise SyncRefusedError(
                 "%s was edited on the node while it was copied"

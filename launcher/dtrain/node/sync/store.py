@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 
-from dtrain.node.agent.wire import raw
+from dtrain.node.agent.wire import encode, raw
 from dtrain.node.sync.errors import SyncRefusedError
 from dtrain.node.sync.manifest import Manifest
 from dtrain.node.sync.snapshots import Snapshot
@@ -137,7 +137,7 @@ class SnapshotStore:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         fd = self._trust.open_file(draft, flags, self._fd, self.container, 0o660)
         with open(fd, "wb") as file:
-            file.write(json.dumps(body, separators=(",", ":")).encode())
+            file.write(encode(body))
         os.replace(draft, name)
 
     @contextlib.contextmanager

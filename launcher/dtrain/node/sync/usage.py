@@ -6,6 +6,8 @@ import contextlib
 import os
 import time
 
+from dtrain.node.files import read_file, text_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable
@@ -17,11 +19,7 @@ if TYPE_CHECKING:
 def machine() -> str:
     """An id of this machine and process namespace, within which `used_here` sees all processes.
     Survives a reboot."""
-    try:
-        with open("/etc/machine-id") as file:
-            identity = file.read().strip()
-    except OSError:
-        identity = ""
+    identity = text_of("/etc/machine-id") or ""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -39,12 +37,10 @@ def used_here(roots: Iterable[bytes]) -> set[bytes]:
     except OSError:
         return roots
     for process in processes:
-        about = []
+        place = b"/proc/%s/" % process
+        about = [read_file(place + file) or b"" for file in (b"environ", b"cmdline")]
         with contextlib.suppress(OSError):
-            about.append(os.readlink(b"/proc/%s/cwd" % process))
-        for file in (b"environ", b"cmdline"):
-            with contextlib.suppress(OSError), open(b"/proc/%s/%s" % (process, file), "rb") as f:
-                about.append(f.read())
+            about.append(os.readlink(place + b"cwd"))
         used.update(root for root in roots - used if any(root in what for what in about))
     return used
 

@@ -124,11 +124,12 @@ class GpuProcesses:
         """By PCI address: how many processes outside this run use the GPU, and their MiB."""
         for words in self._query.rows(now):
             self._take(now, words)
+        recent = now - 2.5 * PROCESS_PERIOD
+        self._seen = {key: seen for key, seen in self._seen.items() if seen[0] > recent}
         found: dict[str, list[float]] = {}
-        for (bus, _), (then, memory) in list(self._seen.items()):
-            if now - then < 2.5 * PROCESS_PERIOD:
-                count, sum_of = found.get(bus, NONE)
-                found[bus] = [count + 1, sum_of + memory]
+        for (bus, _), (_, memory) in self._seen.items():
+            count, sum_of = found.get(bus, NONE)
+            found[bus] = [count + 1, sum_of + memory]
         return found
 
     def _take(self, now: float, words: list[str]) -> None:

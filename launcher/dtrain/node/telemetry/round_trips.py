@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 
-from dtrain.node.sockets import connections_of
+from dtrain.node.sockets import attributes, connections_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ MAX_CONNECTIONS = 10_000
 
 _INFO, _ESTABLISHED = 2, 1 << 1
 _MESSAGE = struct.Struct("=4x4x16s16s12x16xI")
-_ATTRIBUTE = struct.Struct("=HH")
 _SEGMENT, _SENT, _RTT, _ACKED, _SEGMENTS, _LEAST = 16, 44, 68, 120, 156, 160
 """Offsets in `tcp_info`: the size of a segment, milliseconds since data was sent, the round trip in
 microseconds, confirmed bytes, and segments with data that were sent. The last value is the least
@@ -67,12 +66,7 @@ def connection(message: bytes) -> tuple[int, int] | None:
     source, target, inode = _MESSAGE.unpack_from(message)
     if source == target:
         return None
-    at = _MESSAGE.size
-    while at + _ATTRIBUTE.size <= len(message):
-        size, kind = _ATTRIBUTE.unpack_from(message, at)
-        if size < _ATTRIBUTE.size:
-            break
-        info = message[at + _ATTRIBUTE.size : at + size]
+    for kind, info in attributes(message, _MESSAGE.size):
         if kind == _INFO and len(info) >= _LEAST:
             size, sent, trip, segments = (
                 struct.unpack_from("=I", info, offset)[0]
@@ -81,5 +75,4 @@ def connection(message: bytes) -> tuple[int, int] | None:
             (acked,) = struct.unpack_from("=Q", info, _ACKED)
             bulk = acked > BULK * size * segments
             return (inode, trip) if sent <= RECENT and trip and bulk else None
-        at += size + 3 & ~3
     return None

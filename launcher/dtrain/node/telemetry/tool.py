@@ -7,7 +7,6 @@ import os
 import re
 import signal
 
-from dtrain.node.agent.kernel_log import NO_RUN
 from dtrain.node.agent.processes import look, send
 from dtrain.node.agent.sweep import HELPERS, await_ends, start_helper
 
@@ -43,17 +42,7 @@ class Tool:
 
     def __init__(self, argv: list[str]) -> None:
         """Raises OSError."""
-        import subprocess
-
-        # Without the run's tag, because a sweep ends all tagged processes.
-        environment = {**os.environb, **NO_RUN.environment, b"LC_ALL": b"C"}
-        self._process = start_helper(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
+        self._process = start_helper(argv)
         self._proc = look(self._process.pid)
         assert self._process.stdout is not None
         self._fd = self._process.stdout.fileno()
