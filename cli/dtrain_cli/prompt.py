@@ -40,7 +40,7 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
                     wanted = [*before[:3], shown, *before[4:]]
                     termios.tcsetattr(terminal, termios.TCSAFLUSH, wanted)
                     os.write(terminal, prompt.encode(errors="backslashreplace"))
-                if select.select([terminal], [], [], POLL)[0]:
+                if _has_input(terminal):
                     answer = os.read(terminal, LONGEST).decode(errors="surrogateescape")
                     answered = answer.endswith("\n")
                     return answer.rstrip("\n") if answer else None
@@ -53,6 +53,16 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
         return None
     finally:
         os.close(terminal)
+
+
+def _has_input(terminal: int) -> bool:
+    """Whether there is something to read; waits up to `POLL` seconds."""
+    # `select` takes no descriptor above 1023, and `poll` no terminal of macOS.
+    if terminal < 1024:
+        return bool(select.select([terminal], [], [], POLL)[0])
+    poll = select.poll()
+    poll.register(terminal, select.POLLIN)
+    return bool(poll.poll(POLL * 1000))
 
 
 def _shows_typing(terminal: int) -> bool:
