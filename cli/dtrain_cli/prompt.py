@@ -10,9 +10,10 @@ import select
 import sys
 import termios
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 from dtrain.transport.questions import Ask, never
+from dtrain_cli.output import without_progress
 
 POLL = 0.1
 """Seconds between two checks whether the prompt was cancelled."""
@@ -73,7 +74,7 @@ def _shows_typing(terminal: int) -> bool:
 
 
 def asker(
-    pause: Callable[[], AbstractContextManager[object]] = nullcontext,
+    pause: Callable[[], AbstractContextManager[object]] = without_progress,
     cancelled: Callable[[], bool] = never,
 ) -> Ask | None:
     """Return a function that prompts on the terminal while ``pause`` holds the view, or None if

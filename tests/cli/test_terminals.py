@@ -111,10 +111,11 @@ def asking(program: str, **pipes: int) -> Iterator[tuple[int, subprocess.Popen[b
     os.close(theirs)
 
 
-def read_until(terminal: int, text: bytes) -> None:
+def read_until(terminal: int, text: bytes) -> bytes:
     seen = b""
     while text not in seen:
         seen += os.read(terminal, 1 << 10)
+    return seen
 
 
 def test_a_passphrase_stays_hidden_after_ctrl_z() -> None:
@@ -143,3 +144,24 @@ def test_a_question_beside_a_thousand_connections() -> None:
         read_until(terminal, b"Secret: ")
         os.write(terminal, b"sesame\n")
         assert process.communicate() == (b"sesame\n", None)
+
+
+def test_a_question_stands_alone_on_its_line() -> None:
+    program = """if True:
+        import os, sys
+        from dtrain_cli.output import notice, progress
+        from dtrain_cli.prompt import asker
+        os.environ["TERM"] = "xterm"
+        sys.stderr = open("/dev/tty", "w")
+        with progress("checking"):
+            asker()("Secret: ")
+            notice("h1 waits")
+        """
+    with asking(program) as (terminal, _):
+        shown = read_until(terminal, b"Secret: ")
+        os.write(terminal, b"sesame\n")
+        shown += read_until(terminal, b"waits\r\n")
+    erase = b"\r\x1b[K"
+    assert shown.startswith(
+        b"checking" + erase + b"Secret: \r\nchecking" + erase + b"dtrain: h1 waits\r\n"
+    )
