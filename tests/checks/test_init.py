@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from cluster import Cluster
-from dtrain.spec.load import read
 from dtrain.spec.model import Sync
 from dtrain_cli import first_file
 from dtrain_cli.commands import init as command
 from support.cluster import Launcher
 from support.machines import recorded_evidence
+from support.specs import read
 
 Hosts = Callable[..., Cluster]
 FLAGS = ("--hosts", "gpu[01-02]", "--framework", "torch", "--script", "train.py")
