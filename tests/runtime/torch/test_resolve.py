@@ -65,9 +65,9 @@ def test_the_cluster_file_overrides_the_script() -> None:
         ("fsdp", None, Training(overlap_experts=True), "does not exchange tokens beside"),
         (
             "3d",
-            Layout(data=2),
+            Layout(context=4, data=2),
             Training(),
-            "is for 2 ranks (tensor 1 x pipeline 1 x data 2), but 4",
+            "is for 8 ranks (tensor 1 x pipeline 1 x context 4 x data 2), but 4",
         ),
         (
             "3d",

@@ -10,9 +10,9 @@ from typing import get_args
 
 from dtrain.runtime.layout import SCHEDULES, SIZES, Layout, Recompute, Reduce, Sharding, Training
 from dtrain.runtime.layout_rules import contradictions, torch_limits, uneven_rounds
+from dtrain.runtime.torch.precision import COMPUTE
 
 STRATEGIES = ("none", "data_parallel", "ddp", "fsdp", "hsdp", "tensor", "pipeline", "3d")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def resolve(
             "overlap_experts: this runtime does not exchange tokens beside the computation; leave"
             " it out"
         )
-    _one_of("precision", training.precision or "fp32", PRECISIONS)
+    _one_of("precision", training.precision or "fp32", tuple(COMPUTE))
     fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
     layout = layout or _batched(_by_name(strategy, world), training)
     if layout.sharding == "hybrid" and layout.shard is None:
@@ -165,7 +165,7 @@ def _check_sizes(strategy: str, layout: Layout, world: StartedRanks) -> None:
     elif layout.world_size != world.size:
         raise ValueError(
             f"the layout is for {layout.world_size} ranks"
-            f" ({layout.product(('tensor', 'pipeline', 'data'))}), but {world.size} were started"
+            f" ({layout.product(SIZES)}), but {world.size} were started"
         )
     batches, ranks = layout.grad_accumulation, layout.pipeline
     if layout.schedule != "gpipe" and batches < ranks:
