@@ -36,6 +36,13 @@ def typed(stream: TextIO | None) -> TextIO | None:
     )
 
 
+def discard(fd: int) -> None:
+    """Drop all that is written to ``fd`` from now on."""
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(null, fd)
+    os.close(null)
+
+
 class _Raw(io.FileIO):
     def write(self, data: object) -> int:
         try:
@@ -43,10 +50,7 @@ class _Raw(io.FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Drop the buffer, or Python's exit would fail on it too.
-            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            os.dup2(null, self.fileno())
-            os.close(null)
+            discard(self.fileno())  # with the buffer, or Python's exit would fail on it too
             if self.fileno() == 2:
                 return memoryview(data).nbytes  # type: ignore[arg-type]
             raise OutputError(error) from None
