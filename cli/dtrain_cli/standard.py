@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 from typing import TextIO
 
 from dtrain.diagnostics import DtrainError, ExitCode
@@ -46,7 +47,10 @@ def discard(fd: int) -> None:
 class _Raw(io.FileIO):
     def write(self, data: object) -> int:
         try:
-            return super().write(data)  # type: ignore[arg-type]
+            while (written := super().write(data)) is None:  # type: ignore[arg-type]
+                # The parent process made this terminal or pipe non-blocking.
+                select.select([], [self.fileno()], [])
+            return written
         except BrokenPipeError:
             raise
         except OSError as error:
