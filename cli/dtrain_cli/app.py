@@ -206,7 +206,7 @@ def _wrong_usage(error: Any) -> int:
     from dtrain.diagnostics import ExitCode
     from dtrain_cli.errors import say
 
-    text, ctx = error.format_message().replace("Value error, ", ""), getattr(error, "ctx", None)
+    text, ctx = error.format_message(), getattr(error, "ctx", None)
     say(f"error: {text[:1].lower()}{text[1:].rstrip('.')}")
     params = ctx.command.params if ctx is not None else ()
     named = str(getattr(error, "option_name", "")).replace("_", "-")

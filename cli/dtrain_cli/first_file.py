@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import mode
 
 from dtrain import hostlist
 from dtrain.checks import Evidence, HostFacts
@@ -67,7 +67,7 @@ def _devices(hosts: Sequence[HostFacts], answers: Answers, *, probed: bool) -> I
     if not hosts:
         yield f"  gpus: {answers.gpus}  # on each host"
         return
-    found = _usual([_gpus(host) for host in hosts])
+    found = mode(_gpus(host) for host in hosts)
     count = answers.gpus if answers.gpus is not None else found
     yield f"  gpus: {count}  # on each host{f'; the hosts show {found}' if count != found else ''}"
     names = {gpu["name"] for host in hosts for gpu in host.fact("gpus").get("gpus", ())}
@@ -90,7 +90,7 @@ def _network(hosts: Sequence[HostFacts]) -> Iterator[str]:
     interfaces = [host.interface for host in hosts if host.interface not in (None, "lo")]
     if len(hosts) < 2 or len(interfaces) < len(hosts):
         return
-    parts = [f"interface: {literal(_usual(interfaces) or '')}"]
+    parts = [f"interface: {literal(mode(interfaces))}"]
     speeds = {_gbps(host) for host in hosts}
     if len(speeds) == 1 and (speed := speeds.pop()):
         parts.append(f"gbps: {speed:g}")
@@ -123,10 +123,8 @@ def _overrides(hosts: Sequence[HostFacts], answers: Answers) -> Iterator[str]:
     """Values that differ between hosts, and addresses for names that other hosts cannot resolve."""
     if not hosts:
         return
-    gpus, interface = (
-        _usual([_gpus(host) for host in hosts]),
-        _usual([host.interface for host in hosts]),
-    )
+    gpus = mode(_gpus(host) for host in hosts)
+    interface = mode(host.interface for host in hosts)
     found: dict[str, Mapping[str, str]] = {}
     for host in hosts:
         own: dict[str, str] = {}
@@ -158,7 +156,3 @@ def _unknown(host: HostFacts, hosts: Sequence[HostFacts]) -> bool:
 
 def _gpus(host: HostFacts) -> int:
     return len(host.fact("gpus").get("gpus", ()))
-
-
-def _usual(values: Sequence[int | str | None]) -> int | str | None:
-    return Counter(values).most_common(1)[0][0]

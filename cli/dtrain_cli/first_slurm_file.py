@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import mode
 
 from dtrain.engines.slurm.judgement import duration
 from dtrain.engines.slurm.partitions import Partition, SlurmMachine
@@ -72,8 +72,7 @@ def machines_alike(partition: Partition) -> tuple[SlurmMachine, ...]:
         return (*sorted(machine.gpus.items()), machine.cpus)
 
     with_gpus = [machine for machine in partition.machines if machine.gpus]
-    counts = Counter(kind(machine) for machine in with_gpus or partition.machines)
-    ((most, _),) = counts.most_common(1)
+    most = mode(kind(machine) for machine in with_gpus or partition.machines)
     return tuple(machine for machine in partition.machines if kind(machine) == most)
 
 

@@ -18,10 +18,9 @@ _FIELD = re.compile(r"""`(\w+)(?:=(['"]?)(.*?)\2)?`""")
 
 def as_options(text: str) -> str:
     """Return the text with options instead of fields. Leaves other words in backquotes."""
-    from dtrain.planning.request import MODEL_SIZES, PlanRequest
-    from dtrain.runtime.layout import Layout
+    from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
 
-    known = {*MODEL_SIZES, *(field.name for field in (*fields(PlanRequest), *fields(Layout)))}
+    known = {*MODEL_SIZES, *FIXABLE, *(field.name for field in fields(PlanRequest))}
 
     def option(match: re.Match[str]) -> str:
         name, _, value = match.groups()

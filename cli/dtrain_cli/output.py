@@ -24,11 +24,12 @@ def write(text: str) -> None:
 def notice(text: str) -> None:
     """Print on stderr what users should know although they did not ask for it."""
     if sys.stderr is not None:
-        erase = "\r\x1b[K" if _progress else ""
-        sys.stderr.write("".join([erase, f"dtrain: {clean(text)}\n", *_progress]))
-        sys.stderr.flush()  # a command may still run for minutes
+        shown = "".join(_progress)
+        erase = _ERASE if shown else ""
+        _put(f"{erase}dtrain: {clean(text)}\n{shown}")  # at once: it may come from any thread
 
 
+_ERASE = "\r\x1b[K"
 _progress: list[str] = []
 """What `progress` shows now."""
 
@@ -42,15 +43,32 @@ def progress(text: str) -> Iterator[None]:
     shown = sys.stderr is not None and can_redraw(sys.stderr.isatty())
     if shown:
         _progress.append(text)
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        _put(text)
     try:
         yield
     finally:
         if shown:
             _progress.clear()
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            _put(_ERASE)
+
+
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """Erase what `progress` shows until the block ends, for a question in its place."""
+    if shown := "".join(_progress):
+        _progress[:] = [""]
+        _put(_ERASE)
+    try:
+        yield
+    finally:
+        if shown and _progress:  # the command still runs
+            _progress[:] = [shown]
+            _put(shown)
+
+
+def _put(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()  # a command may still run for minutes
 
 
 def stdout_paper() -> Paper:

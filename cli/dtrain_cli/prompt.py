@@ -10,9 +10,10 @@ import select
 import sys
 import termios
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 from dtrain.transport.questions import Ask, never
+from dtrain_cli.output import without_progress
 
 POLL = 0.1
 """Seconds between two checks whether the prompt was cancelled."""
@@ -40,7 +41,7 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
                     wanted = [*before[:3], shown, *before[4:]]
                     termios.tcsetattr(terminal, termios.TCSAFLUSH, wanted)
                     os.write(terminal, prompt.encode(errors="backslashreplace"))
-                if select.select([terminal], [], [], POLL)[0]:
+                if _has_input(terminal):
                     answer = os.read(terminal, LONGEST).decode(errors="surrogateescape")
                     answered = answer.endswith("\n")
                     return answer.rstrip("\n") if answer else None
@@ -55,6 +56,16 @@ def ask(prompt: str, cancelled: Callable[[], bool], *, echo: bool = False) -> st
         os.close(terminal)
 
 
+def _has_input(terminal: int) -> bool:
+    """Whether there is something to read; waits up to `POLL` seconds."""
+    # `select` takes no descriptor above 1023, and `poll` no terminal of macOS.
+    if terminal < 1024:
+        return bool(select.select([terminal], [], [], POLL)[0])
+    poll = select.poll()
+    poll.register(terminal, select.POLLIN)
+    return bool(poll.poll(POLL * 1000))
+
+
 def _shows_typing(terminal: int) -> bool:
     """Whether the terminal shows what is typed for this process. A process in the background would
     be stopped if it changed that."""
@@ -63,7 +74,7 @@ def _shows_typing(terminal: int) -> bool:
 
 
 def asker(
-    pause: Callable[[], AbstractContextManager[object]] = nullcontext,
+    pause: Callable[[], AbstractContextManager[object]] = without_progress,
     cancelled: Callable[[], bool] = never,
 ) -> Ask | None:
     """Return a function that prompts on the terminal while ``pause`` holds the view, or None if

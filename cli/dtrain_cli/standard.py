@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 from typing import TextIO
 
 from dtrain.diagnostics import DtrainError, ExitCode
@@ -36,17 +37,24 @@ def typed(stream: TextIO | None) -> TextIO | None:
     )
 
 
+def discard(fd: int) -> None:
+    """Drop all that is written to ``fd`` from now on."""
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(null, fd)
+    os.close(null)
+
+
 class _Raw(io.FileIO):
     def write(self, data: object) -> int:
         try:
-            return super().write(data)  # type: ignore[arg-type]
+            while (written := super().write(data)) is None:  # type: ignore[arg-type]
+                # The parent process made this terminal or pipe non-blocking.
+                select.select([], [self.fileno()], [])
+            return written
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Drop the buffer, or Python's exit would fail on it too.
-            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            os.dup2(null, self.fileno())
-            os.close(null)
+            discard(self.fileno())  # with the buffer, or Python's exit would fail on it too
             if self.fileno() == 2:
                 return memoryview(data).nbytes  # type: ignore[arg-type]
             raise OutputError(error) from None

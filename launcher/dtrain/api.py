@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from dtrain.diagnostics import DtrainError, ExitCode, UsageError
-from dtrain.loading import Spec, load
+from dtrain.loading import Spec, load, refuse_text
 
 if TYPE_CHECKING:
     from dtrain.checks import Finding
@@ -237,6 +237,7 @@ def execute(
     from dtrain.session.relays.commands import Receiver
     from dtrain.session.stopping.control import Control
 
+    refuse_text("argv", argv)
     record = None
     # A file that is missing is `load`'s to report. (`Path.exists` raises for a long name.)
     if (

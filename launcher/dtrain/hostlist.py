@@ -21,6 +21,8 @@ _BRIEF = 300
 """Most characters of a list in a message."""
 _FIRST = 4
 _DIGITS = 18
+_PART = re.compile(r"\[([^]]*)\]|[^\[]+")
+"""What is in brackets, or text without any."""
 _RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?")
 _NUMBER = re.compile(r"([0-9]+)")
 
@@ -125,19 +127,19 @@ def _sort_key(name: str) -> tuple[list[str], list[tuple[int, str]]]:
 
 def _items(text: str) -> Iterable[tuple[int, int]]:
     """Start and end of each comma-separated item, without the blanks around it."""
-    depth = 0
-    opened = start = 0
+    opened: int | None = None
+    start = 0
     for offset, character in enumerate(text + ","):
         if character == "[":
-            if depth:
+            if opened is not None:
                 raise HostListError("brackets cannot be nested", offset)
-            depth, opened = 1, offset
+            opened = offset
         elif character == "]":
-            if not depth:
+            if opened is None:
                 raise HostListError("']' without a '[' before it", offset)
-            depth = 0
-        elif character == "," and (not depth or offset == len(text)):
-            if depth:
+            opened = None
+        elif character == "," and (opened is None or offset == len(text)):
+            if opened is not None:
                 raise HostListError("'[' without a ']' after it", opened)
             item = text[start:offset]
             if not item.strip():
@@ -150,42 +152,32 @@ def _items(text: str) -> Iterable[tuple[int, int]]:
 
 def _parts(text: str, start: int, end: int) -> list[str | list[_Range]]:
     parts: list[str | list[_Range]] = []
-    while start < end:
-        if text[start] == "[":
-            close = text.index("]", start)
-            parts.append(_ranges(text, start + 1, close))
-            start = close + 1
-        else:
-            opened = text.find("[", start, end)
-            literal = text[start : end if opened < 0 else opened]
-            blank = re.search(r"\s", literal)
-            if blank:
-                raise HostListError(
-                    "a host name cannot contain spaces",
-                    start + blank.start(),
-                    hint="separate hosts with commas",
-                )
-            parts.append(literal)
-            start += len(literal)
+    for part in _PART.finditer(text, start, end):
+        if part[1] is not None:
+            parts.append(_ranges(part[1], part.start(1)))
+            continue
+        if blank := re.search(r"\s", part[0]):
+            raise HostListError(
+                "a host name cannot contain spaces",
+                part.start() + blank.start(),
+                hint="separate hosts with commas",
+            )
+        parts.append(part[0])
     return parts
 
 
-def _ranges(text: str, start: int, end: int) -> list[_Range]:
-    """Read ``01-08,11``; ``start`` and ``end`` are just inside the brackets."""
+def _ranges(inside: str, start: int) -> list[_Range]:
+    """Read ``01-08,11``, which starts at ``start``."""
     ranges = []
-    while True:
-        comma = text.find(",", start, end)
-        stop = end if comma < 0 else comma
-        ranges.append(_range(text, start, stop))
-        if comma < 0:
-            return ranges
-        start = comma + 1
+    for written in inside.split(","):
+        ranges.append(_range(written, start))
+        start += len(written) + 1
+    return ranges
 
 
-def _range(text: str, start: int, end: int) -> _Range:
-    written = text[start:end]
+def _range(written: str, start: int) -> _Range:
     match = _RANGE.fullmatch(written)
-    width = max(end - start, 1)
+    width = max(len(written), 1)
     if not written.strip():
         raise HostListError("a number is missing in the brackets", start, width)
     if not match:

@@ -40,10 +40,8 @@ def load(
     from dtrain.runs.request import Request
     from dtrain.spec.additions import check_additions
 
-    if isinstance(settings, str):
-        raise UsageError(
-            f"settings must be a list, not {settings!r}", hint=f"settings=[{settings!r}]"
-        )
+    refuse_text("settings", settings)
+    refuse_text("args", args)
     if isinstance(spec, Request):
         request = spec
     elif isinstance(spec, Mapping):
@@ -55,6 +53,12 @@ def load(
     request = replace(request, settings=(*request.settings, *settings), args=args, env=env)
     check_additions(request.spec().job, args, env)
     return request
+
+
+def refuse_text(name: str, given: Sequence[str]) -> None:
+    """Raise UsageError for one text in place of a list of them: each character would be one."""
+    if isinstance(given, str):
+        raise UsageError(f"{name} must be a list, not {given!r}", hint=f"{name}={given.split()!r}")
 
 
 def load_torch_hosts(file: Path | None, settings: Sequence[str], option: str, verb: str) -> Request:

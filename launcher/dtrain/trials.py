@@ -105,10 +105,7 @@ def _trial(answer: Answer, candidate: Candidate, file: Request, launch: LaunchTr
         "cases": [[case.layers, case.micro_batches] for case in wanted],
     }
     steps = wanted[-1].micro_batches
-    layout, training, strategy = keys_of(
-        answer.question, replace(candidate.layout, grad_accumulation=steps)
-    )
-    keys = {"strategy": strategy, "layout": layout, "training": training}
+    keys = keys_of(answer.question, replace(candidate.layout, grad_accumulation=steps))
     report = launch(_request(file, keys, [json.dumps(order)]), on_line)
     if report.exit_code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt

@@ -286,6 +286,11 @@ def test_wrong_input(scene: Scene) -> None:
         dtrain.launch(cluster)
     with pytest.raises(dtrain.UsageError, match="no file"):
         dtrain.launch(scene.folder / "absent.yaml")
+    with pytest.raises(dtrain.UsageError, match="args must be a list, not '--lr 1'") as wrong:
+        dtrain.load(cluster, args="--lr 1")
+    assert wrong.value.hint == "args=['--lr', '1']"
+    with pytest.raises(dtrain.UsageError, match="argv must be a list"):
+        dtrain.execute(cluster, "nvidia-smi -L")
     with pytest.raises(dtrain.UsageError, match="no callbacks"):
         dtrain.launch(cluster, detach=True, control=dtrain.Control())  # type: ignore[call-overload]
     assert not scene.home.exists()

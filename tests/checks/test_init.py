@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from cluster import Cluster
-from dtrain.spec.load import read
 from dtrain.spec.model import Sync
 from dtrain_cli import first_file
 from dtrain_cli.commands import init as command
 from support.cluster import Launcher
 from support.machines import recorded_evidence
+from support.specs import read
 
 Hosts = Callable[..., Cluster]
 FLAGS = ("--hosts", "gpu[01-02]", "--framework", "torch", "--script", "train.py")
@@ -140,6 +141,24 @@ def test_a_question_is_asked_again_after_a_wrong_answer(
     assert "answer yes or no\n" in said
     assert "'many' is not a number\n" in said
     assert len(spec.cluster.hosts[0].gpus) == 2
+
+
+@pytest.mark.parametrize("options", [{"user": "ml"}, {"gpus": 8}, {"probe": False}])
+def test_options_of_ssh_are_not_ignored_where_slurm_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(command, "_interactive", lambda: True)
+    monkeypatch.setattr(command, "_partitions", lambda *_, **__: pytest.fail("Slurm is asked"))
+    answers = iter(["gpu[01-02]", *([] if "gpus" in options else ["8"])])
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    given = {"framework": "torch", "script": "train.py", "probe": False, **options}
+    command.init(tmp_path / "first.yaml", **given)
+    spec = read(tmp_path / "first.yaml")
+    assert [(host.name, len(host.gpus)) for host in spec.cluster.hosts] == [
+        ("gpu01", 8),
+        ("gpu02", 8),
+    ]
 
 
 @pytest.mark.parametrize(("file", "message"), [("no/c.yaml", "no such folder"), (".", "a folder")])

@@ -12,10 +12,10 @@ from cluster import Cluster
 from dtrain.launchplan.build import build
 from dtrain.session.facts.host_connections import HostConnections
 from dtrain.session.facts.preflight import Preflight
-from dtrain.spec.load import read
 from dtrain.transport.select import Transports
 from support.cluster import Launcher, job
 from support.limits import HANG, until
+from support.specs import read
 
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import termios
+from array import array
 from pathlib import Path
 
 import pytest
 
+from dtrain_cli.commands.schema import schema_json
 from support import warm
-from support.limits import HANG
+from support.limits import HANG, until
 from support.stored import FILE, make_run
 
 VERBS = [
@@ -101,3 +105,23 @@ def test_an_error_that_cannot_be_written_keeps_its_exit_code(argv: list[str]) ->
             [sys.executable, "-m", "dtrain_cli", *argv], stderr=full, stdout=full, check=False
         )
     assert done.returncode == 2
+
+
+def test_a_pipe_that_the_parent_process_made_non_blocking() -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writer, False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrain_cli", "schema"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    waiting = array("i", [0])
+    until(lambda: not fcntl.ioctl(reader, termios.FIONREAD, waiting) and waiting[0] == 4096)
+    with os.fdopen(reader, "rb") as pipe:
+        shown = pipe.read()
+    _, stderr = process.communicate(HANG)
+    assert (process.returncode, stderr) == (0, "")
+    assert shown.decode() == schema_json()

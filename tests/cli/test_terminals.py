@@ -9,6 +9,8 @@ import pty
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -93,28 +95,73 @@ def test_a_notice_appears_at_once_and_not_behind_the_progress(
         assert screen.getvalue() == b"checking\r\x1b[Kdtrain: h1 waits\nchecking"
 
 
-def test_a_passphrase_stays_hidden_after_ctrl_z() -> None:
-    program = "from dtrain_cli.prompt import ask; ask('Secret: ', lambda: False)"
+@contextmanager
+def asking(program: str, **pipes: int) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A Python program with a terminal of its own: our end of it, and the process."""
     ours, theirs = pty.openpty()
-    seen = b""
-
-    def until_asked(times: int) -> None:
-        nonlocal seen
-        while seen.count(b"Secret: ") < times:
-            seen += os.read(ours, 1 << 10)
-
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=theirs,
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    ):
-        until_asked(1)
-        modes = termios.tcgetattr(ours)
-        modes[3] |= termios.ECHO  # as a shell leaves it
-        termios.tcsetattr(ours, termios.TCSANOW, modes)
-        until_asked(2)
-        assert not termios.tcgetattr(ours)[3] & termios.ECHO
-        os.write(ours, b"sesame\n")
+        **pipes,
+    ) as process:
+        yield ours, process
     os.close(ours)
     os.close(theirs)
+
+
+def read_until(terminal: int, text: bytes) -> bytes:
+    seen = b""
+    while text not in seen:
+        seen += os.read(terminal, 1 << 10)
+    return seen
+
+
+def test_a_passphrase_stays_hidden_after_ctrl_z() -> None:
+    program = "from dtrain_cli.prompt import ask; ask('Secret: ', lambda: False)"
+    with asking(program) as (terminal, _):
+        read_until(terminal, b"Secret: ")
+        modes = termios.tcgetattr(terminal)
+        modes[3] |= termios.ECHO  # as a shell leaves it
+        termios.tcsetattr(terminal, termios.TCSANOW, modes)
+        read_until(terminal, b"Secret: ")
+        assert not termios.tcgetattr(terminal)[3] & termios.ECHO
+        os.write(terminal, b"sesame\n")
+
+
+def test_a_question_beside_a_thousand_connections() -> None:
+    program = """if True:
+        import os, resource
+        from dtrain_cli.prompt import ask
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        while os.dup(0) < 1024:
+            pass
+        print(ask('Secret: ', lambda: False))
+        """
+    with asking(program, stdout=subprocess.PIPE) as (terminal, process):
+        read_until(terminal, b"Secret: ")
+        os.write(terminal, b"sesame\n")
+        assert process.communicate() == (b"sesame\n", None)
+
+
+def test_a_question_stands_alone_on_its_line() -> None:
+    program = """if True:
+        import os, sys
+        from dtrain_cli.output import notice, progress
+        from dtrain_cli.prompt import asker
+        os.environ["TERM"] = "xterm"
+        sys.stderr = open("/dev/tty", "w")
+        with progress("checking"):
+            asker()("Secret: ")
+            notice("h1 waits")
+        """
+    with asking(program) as (terminal, _):
+        shown = read_until(terminal, b"Secret: ")
+        os.write(terminal, b"sesame\n")
+        shown += read_until(terminal, b"waits\r\n")
+    erase = b"\r\x1b[K"
+    assert shown.startswith(
+        b"checking" + erase + b"Secret: \r\nchecking" + erase + b"dtrain: h1 waits\r\n"
+    )

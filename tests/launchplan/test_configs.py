@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from dtrain.launchplan.build import build
-from dtrain.spec.load import parse, read
+from dtrain.spec.load import parse
 from dtrain.spec.strategies import STRATEGIES
 from dtrain_cli.commands.plan import plan
 from dtrain_cli.dry_run import rendered
 from support.json_page import undocumented
+from support.specs import read
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROLES = "\n  roles: {chief: 1, worker: 2, ps: 1}"

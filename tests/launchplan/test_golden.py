@@ -19,10 +19,10 @@ from dtrain.diagnostics import UsageError
 from dtrain.launchplan import shell
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.spec.load import read
 from dtrain_cli.dry_run import rendered
 from support.json_page import undocumented
 from support.other_users import MALLORY, folder_of, scratch
+from support.specs import read
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CASES = sorted(path for path in (Path(__file__).parent / "cases").iterdir() if path.is_dir())

@@ -10,12 +10,13 @@ import pytest
 
 from dtrain.launchplan.build import build
 from dtrain.runtime.job import current_job
-from dtrain.spec.load import parse, read
+from dtrain.spec.load import parse
 from dtrain.spec.report import render_warnings
 from dtrain.spec.strategies import STRATEGIES
 from dtrain_cli.commands.launch import launch
 from dtrain_cli.dry_run import rendered
 from dtrain_cli.views.plan import as_text
+from support.specs import read
 
 FOLDER = Path(__file__).parent / "strategies"
 CASES = sorted(FOLDER.glob("*.yaml"))

@@ -11,7 +11,7 @@ import pytest
 
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
-from dtrain.spec.load import read
+from support.specs import read
 
 FILE = """\
 # Our cluster.

@@ -55,6 +55,15 @@ def test_the_reference_problem_beats_the_textbook_layout(shown: Shown) -> None:
     assert re.search(r"FSDP alone \(.*?\): \d+ % slower, [\d.]+ s a step \(\+[\d.]+ m?s ", rivals)
 
 
+def test_a_training_that_ends_only_with_fewer_failures(shown: Shown) -> None:
+    slow = ("--model-size", "100B", "--gpus", "16384", "--tokens", "10T", "--storage-gbs", "0.04")
+    assert re.search(
+        r"With failures, expect [\d,]+ days \([\d,]+ days with the lowest published rate, no end "
+        r"with the highest\) and ",
+        shown(*slow),
+    )
+
+
 def test_one_layout_is_evaluated_even_if_it_does_not_fit(
     shown: Shown, plan: Callable[..., dict[str, Any]]
 ) -> None:

@@ -1,9 +1,14 @@
 """Any text results in a ClusterFile or a SpecError, quickly."""
 
+import copy
+import json
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +58,29 @@ def outcome(source: str | bytes) -> ClusterFile | SpecError:
         report = render_problems(error)
         assert report.replace("\n", "").isprintable()
         return error
+
+
+def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys and numbers of items that lead to each value in a document."""
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict | list):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, one in inner:
+        yield (*above, key)
+        yield from paths(one, (*above, key))
+
+
+EVERY_KEY = yaml.safe_load((HERE / "every_key.yaml").read_text())
+
+
+@pytest.mark.parametrize("kind", [None, {"a": "b"}, ["x"]], ids=repr)
+def test_any_kind_of_value_for_each_key(kind: object) -> None:
+    for *above, last in paths(EVERY_KEY):
+        document = holder = copy.deepcopy(EVERY_KEY)
+        for key in above:
+            holder = holder[key]
+        holder[last] = kind
+        outcome(json.dumps(document))
 
 
 @given(st.text() | st.binary() | st.text(st.sampled_from("[]{}:,-&*!|>'\"%@?# \nab<1")))

@@ -31,8 +31,12 @@ CLUSTER = "cluster: {hosts: [a, b], gpus: 4}\n"
 FLOW = ", ".join(f"{key}: {value}" for key, value in LAYOUT.items())
 
 
+def keys(**others: object) -> dict[str, object]:
+    return {"strategy": "3d", "layout": LAYOUT, "training": TRAINING, "expected": {}, **others}
+
+
 def written(text: str, **training: object) -> str:
-    return write_layout(text, LAYOUT, {**TRAINING, **training}, strategy="3d", file="x.yaml")
+    return write_layout(text, keys(training={**TRAINING, **training}), file="x.yaml")
 
 
 def refusal(text: str) -> UsageError:
@@ -133,9 +137,8 @@ job:
 
 def test_a_long_section_has_a_line_for_each_key() -> None:
     layout = {**LAYOUT, "recompute": "selective", "sequence_parallel": True, "offload": False}
-    text = write_layout(
-        CLUSTER + "job:\n   framework: torch\n   script: t.py\n   grace: 5\n", layout, TRAINING
-    )
+    before = CLUSTER + "job:\n   framework: torch\n   script: t.py\n   grace: 5\n"
+    text = write_layout(before, keys(layout=layout))
     assert "   layout:\n      tensor: 2\n      pipeline: 2\n" in text
     assert "      sequence_parallel: true\n      offload: false\n   training: {" in text
 
@@ -318,15 +321,19 @@ def test_an_equal_layout_changes_nothing() -> None:
             continue
         layout = {key: getattr(spec.job.layout, key) for key in written_out["layout"]}
         training = {key: getattr(spec.job.training, key) for key in written_out["training"]}
-        assert write_layout(text, layout, training, strategy=spec.job.strategy) == text
+        expected = written_out.get("expected", {})
+        given = keys(
+            strategy=spec.job.strategy, layout=layout, training=training, expected=expected
+        )
+        assert write_layout(text, given) == text
 
 
 def test_what_a_plan_expects_replaces_the_old_values() -> None:
     before = CLUSTER + "job: {framework: torch, script: t.py}  # mine\n"
     one = {"step_time": 1.5, "memory_gib": 60.25}
-    text = write_layout(before, LAYOUT, TRAINING, expected=one)
+    text = write_layout(before, keys(expected=one))
     assert parse(text, "x.yaml").job.expected == Expected(step_time=1.5, memory_gib=60.25)
-    text = write_layout(text, LAYOUT, TRAINING, expected={"step_time": 2.0})
+    text = write_layout(text, keys(expected={"step_time": 2.0}))
     assert parse(text, "x.yaml").job.expected == Expected(step_time=2.0)
     assert text.endswith(", expected: {step_time: 2.0}}  # mine\n")
 
@@ -436,7 +443,7 @@ def test_contradictions_elsewhere_are_reported_as_usual() -> None:
 
 def test_unknown_keys_are_internal_errors() -> None:
     with pytest.raises(InternalError, match=r"job\.layout has no key 'tenso'"):
-        write_layout(JOB, {"tenso": 8}, {})
+        write_layout(JOB, keys(layout={"tenso": 8}))
 
 
 # ---------------------------------------------------------------- random files
@@ -544,18 +551,18 @@ def without_targets(spec: ClusterFile) -> ClusterFile:
     return replace(spec, job=job, warnings=())
 
 
-@given(files(), st.sampled_from(LAYOUTS), st.sampled_from([None, "3d", "none"]))
+@given(files(), st.sampled_from(LAYOUTS), st.sampled_from(["3d", "none"]))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_file(
     file: tuple[list[tuple[str, bool]], str, bool],
     layout: dict[str, object],
-    strategy: str | None,
+    strategy: str,
 ) -> None:
     lines, ending, final = file
     before = ending.join(line for line, _ in lines) + (ending if final else "")
-    training = {"global_batch": 8, "precision": "bf16"}
+    planned = keys(strategy=strategy, layout=layout)
     try:
-        text = write_layout(before, layout, training, strategy=strategy)
+        text = write_layout(before, planned)
     except UsageError as error:
         # A block scalar that ends with the file, without a newline, would get one.
         assert not final, error.message
@@ -573,20 +580,17 @@ def test_any_file(
     assert (after.job.training.global_batch, after.job.training.precision) == (8, "bf16")
     assert after.job.training.seq_len in (None, 2048)
     assert (after.job.training.seq_len == 2048) == ("seq_len: 2048" in before)
-    if strategy:
-        assert after.job.strategy == strategy
+    assert after.job.strategy == strategy
     if earlier:
         assert without_targets(after) == without_targets(earlier)
-        assert strategy or "strategy" not in before or after.job.strategy == earlier.job.strategy
     kept_in_order(lines, text, ending)
     for line, stays in lines:
         key, comment = line.split(":")[0], line[line.find("#") :] if "#" in line else ""
         if not stays and comment and (key.strip() in layout or key.strip() not in OLD_LAYOUT):
             new = next(new for new in text.split(ending) if new.startswith(f"{key}:"))
-            assert strategy or key.strip() != "strategy" or new == line
             assert key.strip() == "strategy" or new.endswith(comment)
     assert text.endswith(ending) == before.endswith(ending)
-    assert write_layout(text, layout, training, strategy=strategy) == text
+    assert write_layout(text, planned) == text
 
 
 def kept_in_order(lines: list[tuple[str, bool]], text: str, ending: str) -> None:
@@ -617,9 +621,7 @@ def kept_in_order(lines: list[tuple[str, bool]], text: str, ending: str) -> None
 @pytest.mark.parametrize("hosts", [["gpu01"], ["gpu01", "gpu02"], ["a", "10.0.0.7"]])
 def test_a_new_file_launches(hosts: list[str]) -> None:
     gpus = 8 // len(hosts)
-    text = new_file(
-        hosts, gpus, LAYOUT, TRAINING, gpu="a100-80gb", gbps=1600, strategy="3d", file="new.yaml"
-    )
+    text = new_file(hosts, gpus, keys(), gpu="a100-80gb", gbps=1600, file="new.yaml")
     spec = parse(text, "new.yaml")
     assert [host.name for host in spec.cluster.hosts] == hosts
     assert (spec.cluster.hosts[0].gpu, spec.cluster.gbps) == ("a100-80gb", 1600)
@@ -627,17 +629,17 @@ def test_a_new_file_launches(hosts: list[str]) -> None:
     assert build(spec).world_size == 8
     assert text.count("CHANGE") == 3
     assert max(map(len, text.splitlines())) <= 100
-    assert write_layout(text, LAYOUT, TRAINING, strategy="3d") == text
+    assert write_layout(text, keys()) == text
 
 
 def test_a_new_file_with_few_values() -> None:
-    text = new_file(["gpu01"], 8, {"data": 8}, {})
-    assert "gpu:" not in text
-    assert "network" not in text
+    few = keys(strategy="ddp", layout={"data": 8}, training={})
+    text = new_file(["gpu01"], 8, few, gpu="h100", gbps=400)
     assert "training:" not in text
+    assert "expected:" not in text
     assert parse(text, "x.yaml").job.layout == Layout(data=8)
 
 
 def test_a_new_file_that_cannot_be_launched() -> None:
     with pytest.raises(UsageError, match=r"new\.yaml: cannot launch this layout"):
-        new_file(["gpu01"], 4, LAYOUT, TRAINING, file="new.yaml")
+        new_file(["gpu01"], 4, keys(), gpu="h100", gbps=400, file="new.yaml")

@@ -7,7 +7,7 @@ import pytest
 
 from dtrain.diagnostics import SpecError, UsageError
 from dtrain.runtime.layout import Layout, Training
-from dtrain.spec.load import parse, read
+from dtrain.spec.load import parse
 from dtrain.spec.model import (
     ClusterFile,
     Container,
@@ -21,6 +21,7 @@ from dtrain.spec.model import (
     Sync,
     Watchdog,
 )
+from support.specs import read
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

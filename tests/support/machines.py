@@ -20,9 +20,9 @@ from dtrain.checks import Evidence, HostFacts
 from dtrain.launchplan.build import build
 from dtrain.messages.facts import read_gathered
 from dtrain.session.facts.conversation import Conversation
-from dtrain.spec.load import read
 from dtrain.spec.model import Host
 from dtrain.transport.local import LocalTransport
+from support.specs import read
 
 MACHINES = Path(__file__).parents[1] / "checks" / "machines"
 KINDS = sorted(path.name for path in MACHINES.iterdir())

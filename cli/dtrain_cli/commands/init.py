@@ -84,14 +84,14 @@ def init(
             f"{str(file)!r} exists already", hint="name another file, or replace it with --force"
         )
     wanted = slurm or login is not None or partition is not None or nodes is not None
-    over_ssh = {"--hosts": hosts, "--user": user, "--gpus": gpus, "--probe": probe}
-    for name, given in over_ssh.items():
-        if wanted and given is not None:
-            raise UsageError(
-                f"{name} is for hosts that dtrain reaches over SSH; Slurm chooses its machines",
-                hint=f"leave out {name}",
-            )
-    if wanted or (hosts is None and shutil.which("sinfo")):
+    options = {"--hosts": hosts, "--user": user, "--gpus": gpus, "--probe": probe}
+    over_ssh = [name for name, given in options.items() if given is not None]
+    if wanted and over_ssh:
+        raise UsageError(
+            f"{over_ssh[0]} is for hosts that dtrain reaches over SSH; Slurm chooses its machines",
+            hint=f"leave out {over_ssh[0]}",
+        )
+    if wanted or (not over_ssh and shutil.which("sinfo")):
         partitions = _partitions(login, file, required=wanted)
         if partitions:
             text = _for_slurm(partitions, file, framework, script, login, partition, nodes)

@@ -34,8 +34,7 @@ class CommandView(Receiver):
     limit: int
     """Characters of a line that are kept."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self._framers: dict[tuple[str, str], LineFramer] = {}
 
     def output(self, host: str, stream: str, data: bytes) -> None:
@@ -81,7 +80,8 @@ class CommandLines(CommandView):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``color``: whether to color stdout and stderr."""
-        super().__init__(clock)
+        super().__init__()
+        self.clock = clock
         self._width = 0
         self._outlets = {"stdout": out, "stderr": err}
         self._color = dict(zip(("stdout", "stderr"), color, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from rich.text import Text
@@ -132,9 +133,9 @@ def totals(board: Board, columns: int, most: int = 4) -> str:
     gpus = board.gpus()
     used = [gpu.use for gpu in gpus if gpu.use is not None]
     if used:
-        words = [f"{_mean(used):.0f}% busy ({min(used):.0f} to {max(used):.0f})"]
+        words = [f"{fmean(used):.0f}% busy ({min(used):.0f} to {max(used):.0f})"]
         if memory := [gpu.memory for gpu in gpus if gpu.memory is not None]:
-            words.append(f"memory {_mean(memory):.0%}")
+            words.append(f"memory {fmean(memory):.0%}")
         if power := [gpu.power for gpu in gpus if gpu.power is not None]:
             words.append(f"{sum(power) / 1000:.1f} kW")
         parts.append(f"{counted(len(gpus), 'GPU')}: {', '.join(words)}")
@@ -392,7 +393,7 @@ def _percent(
 
     def mean(hosts: Sequence[HostRow]) -> str:
         known = [found for host in hosts if (found := part(host)) is not None]
-        return f"{_mean(known):.0%}" if known else ""
+        return f"{fmean(known):.0%}" if known else ""
 
     return _Column(title, width, cell, mean)
 
@@ -436,7 +437,7 @@ def _pair(title: str, key: str) -> _Column:
 
     def mean(hosts: Sequence[HostRow]) -> str:
         pairs = [pair for host in hosts if (pair := getattr(host.sample, key, None)) is not None]
-        return " ".join(short(_mean(rates)) for rates in zip(*pairs, strict=True))
+        return " ".join(short(fmean(rates)) for rates in zip(*pairs, strict=True))
 
     return _Column(title, _PAIR, cell, mean)
 
@@ -444,12 +445,8 @@ def _pair(title: str, key: str) -> _Column:
 def _mean_gpu(gpus: Sequence[GpuSample]) -> GpuSample:
     def mean(key: str) -> float | None:
         values = [value for gpu in gpus if (value := getattr(gpu, key)) is not None]
-        return _mean(values) if values else None
+        return fmean(values) if values else None
 
     amounts = ("use", "memory_used", "memory_total", "power", "power_limit", "temperature", "clock")
     means: dict[str, Any] = {key: mean(key) for key in amounts}
     return replace(gpus[0], **means)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

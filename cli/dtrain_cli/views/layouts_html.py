@@ -173,14 +173,13 @@ def _bar(
             }
         )
         before += value
-    over = limit is not None and before > limit
     return {
         "label": bar.label,
         "total": measure.format_value(bar.total),
         "aside": bar.aside,
         "description": f"{bar.label}: {measure.format_value(bar.total)}: {breakdown}",
         "parts": parts,
-        "excess": percent(before - limit, scale) if over and limit is not None else "",
+        "excess": percent(before - limit, scale) if limit is not None and before > limit else "",
     }
 
 

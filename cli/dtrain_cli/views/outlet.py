@@ -9,6 +9,8 @@ import stat
 from collections.abc import Callable
 from typing import TextIO
 
+from dtrain_cli.standard import discard
+
 _READER_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
 """Errors of a closed pipe, and EIO of a closed terminal."""
 
@@ -45,7 +47,7 @@ class Outlet:
                 # The parent process made this terminal or pipe non-blocking.
                 select.select([], [self.fd], [])
             except OSError as error:
-                self._discard()
+                discard(self.fd)
                 self._on_broken(error)
                 return
 
@@ -68,11 +70,6 @@ class Outlet:
         except OSError:
             return False
         return self.terminal and other.terminal and mine.st_rdev == its.st_rdev
-
-    def _discard(self) -> None:
-        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        os.dup2(null, self.fd)
-        os.close(null)
 
 
 def reader_gone(error: OSError) -> bool:

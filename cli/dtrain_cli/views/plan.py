@@ -12,6 +12,7 @@ from dtrain import hostlist
 from dtrain.launchplan.document import completed_by_node, document, masked
 from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
+from dtrain.spec.problems import visible
 from dtrain.wording import counted
 
 _NUMBER = re.compile(r"\d{1,18}")  # `int` refuses thousands of digits
@@ -149,4 +150,4 @@ def _assignment(name: str, value: str) -> str:
 
 def _inline(text: str) -> str:
     """``text`` on one line, with control characters escaped."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return "".join(map(visible, text))

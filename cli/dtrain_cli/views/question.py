@@ -162,10 +162,13 @@ def _failures(cluster: GpuCluster, training: TrainingCost) -> str:
     if not math.isfinite(found.days):
         return f"With {often}, it never ends: it fails before it saves a checkpoint."
     least, most = map(_days, (found.days_at_least, found.days_at_most))
-    if most.endswith(" days"):
-        least = least.removesuffix(" days")
-        most = most.removesuffix(" days")
-    spread = f" ({least} to {most} with other published rates)" if least != most else ""
+    spread = ""
+    if not math.isfinite(found.days_at_most):
+        spread = f" ({least} with the lowest published rate, no end with the highest)"
+    elif least != most:
+        if most.endswith(" days"):
+            least, most = least.removesuffix(" days"), most.removesuffix(" days")
+        spread = f" ({least} to {most} with other published rates)"
     price = "" if training.price is None else f" at a price of {units.amount(training.price)}"
     return (
         f"With failures, expect {_days(found.days)}{spread} and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.question import Answer, Question
@@ -16,8 +17,8 @@ def written(answer: Answer, text: str | None, *, file: str) -> str:
     """
     from dtrain.spec.edit import new_file, write_layout
 
-    layout, training, strategy = keys_of(answer.question, answer.best.layout)
-    expected = _expected(answer)
+    keys = keys_of(answer.question, answer.best.layout) | {"expected": _expected(answer)}
+    training = keys["training"]
     narrow = answer.question.narrow_states
     if narrow or "state_bits" in (text or ""):
         # The value of an earlier plan must not stay.
@@ -26,18 +27,15 @@ def written(answer: Answer, text: str | None, *, file: str) -> str:
     if hides or "overlap_experts" in (text or ""):
         training["overlap_experts"] = hides
     if text is not None:
-        return write_layout(text, layout, training, strategy=strategy, expected=expected, file=file)
+        return write_layout(text, keys, file=file)
     cluster = answer.question.cluster
     width = max(2, len(str(cluster.hosts)))
     return new_file(
         [f"gpu{number:0{width}}" for number in range(1, cluster.hosts + 1)],
         cluster.gpus_per_host,
-        layout,
-        training,
+        keys,
         gpu=cluster.gpu.name,
         gbps=cluster.network * 8,
-        strategy=strategy,
-        expected=expected,
         file=file,
     )
 
@@ -56,8 +54,8 @@ def _expected(answer: Answer) -> dict[str, object]:
     return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
-def keys_of(question: Question, layout: Layout) -> tuple[dict[str, object], dict[str, object], str]:
-    """Return the layout and training keys for a cluster file, and the strategy."""
+def keys_of(question: Question, layout: Layout) -> dict[str, Any]:
+    """Return ``strategy``, ``layout`` and ``training`` for the ``job`` of a cluster file."""
     # Import here: only written plans need it.
     from dtrain.spec.layouts import strategy_of
 
@@ -66,14 +64,16 @@ def keys_of(question: Question, layout: Layout) -> tuple[dict[str, object], dict
     if layout.tensor > 1:
         # Write it even if off, because a strategy may turn it on.
         always.add("sequence_parallel")
-    values = {
-        name: value
-        for name, value in asdict(layout).items()
-        if name in always or value != plain[name]
+    return {
+        "strategy": strategy_of(layout) if layout.backend == "runtime" else "none",
+        "layout": {
+            name: value
+            for name, value in asdict(layout).items()
+            if name in always or value != plain[name]
+        },
+        "training": {
+            "global_batch": layout.global_batch,
+            "precision": question.precision,
+            "seq_len": question.shape.seq_len,
+        },
     }
-    training: dict[str, object] = {
-        "global_batch": layout.global_batch,
-        "precision": question.precision,
-        "seq_len": question.shape.seq_len,
-    }
-    return values, training, strategy_of(layout) if layout.backend == "runtime" else "none"

@@ -49,7 +49,7 @@ def _check_hosts(cluster: Section, problems: Problems) -> None:
                 named.place,
                 "a spare replaces a host that fails; remove it from one of the lists",
             )
-    if "hosts" not in cluster.values or ("spares" in cluster and "spares" not in cluster.values):
+    if "hosts" not in cluster.values or not cluster.sound("spares"):
         return
     known = {**hosts, **spares}
     # Settings may replace the hosts or spares. Overrides of the former ones stay in the file.

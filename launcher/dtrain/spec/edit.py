@@ -39,17 +39,8 @@ _BLANK = re.compile(r"[ \t]*")
 _REST = re.compile(r"[ \t]*(#.*)?", re.DOTALL)
 
 
-def write_layout(
-    text: str,
-    layout: Values,
-    training: Values,
-    *,
-    strategy: str | None = None,
-    expected: Values | None = None,
-    file: str = "the cluster file",
-) -> str:
-    """Set ``job.layout``, ``job.training`` and, unless None, ``job.strategy`` and ``job.expected``
-    in ``text``.
+def write_layout(text: str, keys: Mapping[str, Any], *, file: str = "the cluster file") -> str:
+    """Set ``keys`` of ``job`` in ``text``: ``strategy``, ``layout``, ``training`` and ``expected``.
 
     ``job.layout`` and ``job.expected`` get exactly the given keys; other keys of ``job.training``
     stay. The rest of the text keeps its bytes: comments, order, quotes, blank lines and line
@@ -58,9 +49,8 @@ def write_layout(
     Raises SpecError if ``text`` is not a valid cluster file, and UsageError if it cannot be
     edited safely or cannot be launched with this layout.
     """
-    wanted = _sections(layout, training, expected)
     mark = "\ufeff" if text.startswith("\ufeff") else ""
-    edited = _Edit(text.removeprefix(mark), wanted, strategy, file).run()
+    edited = _Edit(text.removeprefix(mark), keys, file).run()
     _check_result(text, mark + edited, file)
     return mark + edited
 
@@ -74,23 +64,19 @@ _OVERLAP = (
 def new_file(
     hosts: Sequence[str],
     gpus: int,
-    layout: Values,
-    training: Values,
+    keys: Mapping[str, Any],
     *,
-    gpu: str | None = None,
-    gbps: float | None = None,
-    strategy: str | None = None,
-    expected: Values | None = None,
+    gpu: str,
+    gbps: float,
     file: str = "the cluster file",
 ) -> str:
-    """A cluster file that launches ``layout`` on hosts with ``gpus`` GPUs each.
+    """A cluster file with ``keys`` as for `write_layout`, for hosts with ``gpus`` GPUs each.
 
     ``gbps`` is the network bandwidth of one host in Gbit/s. What the planner cannot know, such as
     the script, is a placeholder marked with a comment.
 
     Raises UsageError if the values do not form a valid cluster file.
     """
-    wanted = _sections(layout, training, expected)
     machines = json.dumps(fold(list(hosts)), ensure_ascii=False)
     lines = [
         "# Written by `dtrain plan`. Edit the lines marked CHANGE, then run `dtrain launch` with",
@@ -99,19 +85,19 @@ def new_file(
         "  # CHANGE: your machines, named as in ~/.ssh/config, in node-rank order",
         f"  hosts: {machines}",
         f"  gpus: {gpus}  # on each host",
-        *([f"  gpu: {yaml_text.literal(gpu)}"] if gpu else []),
-        *([f"  network: {{gbps: {gbps:.12g}}}  # per host, all NICs together"] if gbps else []),
+        f"  gpu: {yaml_text.literal(gpu)}",
+        f"  network: {{gbps: {gbps:.12g}}}  # per host, all NICs together",
         "",
         "job:",
         "  framework: torch",
-        *([f"  strategy: {yaml_text.literal(strategy)}"] if strategy else []),
+        f"  strategy: {yaml_text.literal(keys['strategy'])}",
         "  # CHANGE: your training script; it gets the layout in the environment variables",
         "  # DTRAIN_LAYOUT and DTRAIN_TRAINING",
-        *(_OVERLAP if training.get("overlap_experts") else []),
+        *(_OVERLAP if keys["training"].get("overlap_experts") else []),
         "  script: train.py",
         *(
             line
-            for name, values in wanted.items()
+            for name, values in _sections(keys).items()
             if values
             for line in yaml_text.block(name, values, "  ", "  ")
         ),
@@ -128,12 +114,10 @@ class UnfitFileError(UsageError):
 class _Edit:
     """One edit of one text. ``text`` is valid YAML after every step."""
 
-    def __init__(
-        self, text: str, wanted: Mapping[str, dict[str, Any]], strategy: str | None, file: str
-    ) -> None:
+    def __init__(self, text: str, keys: Mapping[str, Any], file: str) -> None:
         self.text = text
-        self.wanted = wanted
-        self.strategy = strategy
+        self.wanted = _sections(keys)
+        self.strategy: str = keys["strategy"]
         self.file = file
         try:
             self.before = _read(text, file)
@@ -142,7 +126,7 @@ class _Edit:
             parse(text, file)
             raise
         job = self.before[1].section("job")
-        self.now = {name: dict(job.section(name).values) for name in wanted}
+        self.now = {name: dict(job.section(name).values) for name in self.wanted}
         self.old_strategy = job.get("strategy")
 
     def run(self) -> str:
@@ -150,7 +134,7 @@ class _Edit:
         for name in (*self.wanted, "strategy"):
             self._refuse_shared(job, name)
         self._replace(job)
-        if self.strategy is not None and self.old_strategy is None:
+        if self.old_strategy is None:
             self._insert(("job",), "strategy", self.strategy)
         for name, values in self.wanted.items():
             self._section(name, values)
@@ -177,7 +161,7 @@ class _Edit:
         """Raise UsageError if an alias or a merge shares the text to change."""
         given = self.before[1].section("job")
         entry = job.entry(name)
-        if name == "strategy" and self.strategy in (None, self.old_strategy):
+        if name == "strategy" and self.strategy == self.old_strategy:
             return
         if entry is None:
             if name in given:
@@ -223,7 +207,7 @@ class _Edit:
         """Give existing keys their new values."""
         places: list[tuple[NodeSpan, Any]] = []
         strategy = job.entry("strategy")
-        if strategy and self.strategy not in (None, self.old_strategy):
+        if strategy and self.strategy != self.old_strategy:
             places.append((strategy.value, self.strategy))
         sections = [entry.value for name in self.wanted if (entry := job.entry(name))]
         anchors = {part.anchor for section in sections for part in section.walk()}
@@ -361,11 +345,10 @@ class _Edit:
         wanted: dict[str, Any] = dict(self.wanted)
         wanted["training"] = {**self.now["training"], **wanted["training"]}
         now = {name: dict(job.section(name).values) for name in wanted}
-        strategy = self.old_strategy if self.strategy is None else self.strategy
         targets = {*self.wanted, "strategy"}
         if (
             now != wanted
-            or job.get("strategy") != strategy
+            or job.get("strategy") != self.strategy
             or _rest(root, targets) != _rest(self.before[0], targets)
         ):
             self._refuse("dtrain cannot edit YAML that is written this way")
@@ -374,8 +357,7 @@ class _Edit:
         changes = [
             f"  {yaml_text.item(name, values)}" for name, values in self.wanted.items() if values
         ]
-        if self.strategy is not None:
-            changes.append(f"  {yaml_text.item('strategy', self.strategy)}")
+        changes.append(f"  {yaml_text.item('strategy', self.strategy)}")
         raise UsageError(
             f"{self.file}: cannot be edited safely: {reason}",
             hint="\n".join(["write these keys of job by hand:", *changes]),
@@ -465,15 +447,13 @@ def _rest(node: Node, without: set[str]) -> object:
     return {**whole, "job": {k: v for k, v in whole["job"].items() if k not in without}}
 
 
-def _sections(
-    layout: Values, training: Values, expected: Values | None
-) -> dict[str, dict[str, Any]]:
-    found = {"layout": _ordered("layout", layout), "training": _ordered("training", training)}
-    return found if expected is None else {**found, "expected": _ordered("expected", expected)}
-
-
-def _ordered(section: str, values: Values) -> dict[str, Any]:
-    """The given keys in the order of the schema. Raises InternalError for an unknown key."""
-    if unknown := [key for key in values if key not in _ORDER[section]]:
-        raise InternalError(f"job.{section} has no key {unknown[0]!r}")
-    return {key: values[key] for key in _ORDER[section] if values.get(key) is not None}
+def _sections(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each section's keys in the order of the schema. Raises InternalError for an unknown key."""
+    sections: dict[str, Values] = {name: keys[name] for name in ("layout", "training", "expected")}
+    for name, values in sections.items():
+        if unknown := [key for key in values if key not in _ORDER[name]]:
+            raise InternalError(f"job.{name} has no key {unknown[0]!r}")
+    return {
+        name: {key: values[key] for key in _ORDER[name] if values.get(key) is not None}
+        for name, values in sections.items()
+    }

@@ -47,19 +47,15 @@ from dtrain.spec.variables import advise_on_variables
 FIRST_FILE = "`dtrain init` writes a first one; `dtrain help cluster-file` describes it"
 
 
-def read(path: Path, settings: Sequence[str] = ()) -> ClusterFile:
-    """Load a cluster file. For ``settings`` see `dtrain.spec.settings.compose`.
-
-    Raises SpecError if it is invalid, and UsageError if it cannot be read.
-    """
-    return parse(contents(path), str(path), settings)
-
-
 def read_to_plan(
     path: Path, settings: Sequence[str], keys: Iterable[str]
 ) -> tuple[ClusterFile, str, dict[str, Any]]:
     """Load a cluster file without the keys of its ``job`` that a plan replaces. Returns also its
-    strategy, '' if it has none, and those of ``keys`` that its layout has. Raises as `read`."""
+    strategy, '' if it has none, and those of ``keys`` that its layout has. For ``settings`` see
+    `dtrain.spec.settings.compose`.
+
+    Raises SpecError if it is invalid, and UsageError if it cannot be read.
+    """
     _, document, problems = read_document(contents(path), str(path), settings)
     job = document.section("job")
     layout = job.section("layout")

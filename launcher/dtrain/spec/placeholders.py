@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
 from dtrain.environ.template import Template
-from dtrain.spec import source
 from dtrain.spec.machines import override_sections
 from dtrain.spec.problems import Problems, shown
 from dtrain.spec.schema import Section
+from dtrain.spec.source import Scalar
 
 PER_PROCESS = ("rank", "local_rank")
 """Placeholders that differ between the processes of one host."""
@@ -90,17 +90,8 @@ def advise_on_placeholders(cluster: Section, job: Section, warnings: Problems) -
                 )
 
 
-def _texts(cluster: Section, job: Section) -> Iterator[source.Scalar]:
+def _texts(cluster: Section, job: Section) -> Iterator[Scalar]:
     """Every text of the file that may contain placeholders."""
     for section in (job, *override_sections(cluster)):
         for key in ("command", "args", "env"):
-            node = section.entries[key].value if key in section else None
-            if node is None:
-                continue
-            if isinstance(node, source.Sequence):
-                children: Iterable[source.Node] = node.items
-            elif isinstance(node, source.Mapping):
-                children = (entry.value for entry in node.entries)
-            else:
-                children = (node,)
-            yield from (child for child in children if isinstance(child, source.Scalar))
+            yield from section.texts(key)

@@ -28,22 +28,16 @@ class TextSpan:
 class Problems:
     """The problems of one file and of the settings that change it, in file order.
 
-    The lines below those of the file are the ``settings``. ``homes`` maps each key of the
-    format to the sections it belongs in, for hints about misplaced keys.
+    The lines below those of the file are the ``settings``.
     """
 
-    def __init__(
-        self,
-        file: str,
-        lines: Sequence[str],
-        settings: Iterable[str] = (),
-        homes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
+    def __init__(self, file: str, lines: Sequence[str], settings: Iterable[str] = ()) -> None:
         self._file = file
         self._length = len(lines)
         self.lines = [*lines, *settings]
         self._found: dict[tuple[TextSpan, str], Problem] = {}
-        self.homes = homes or {}
+        self.homes: Mapping[str, Sequence[str]] = {}
+        """The sections that each key of the format belongs in, for hints about misplaced keys."""
         self.settings: set[str] = set()
         """The full keys that settings give or remove."""
 
@@ -85,9 +79,7 @@ class Problems:
 
     def fresh(self) -> Problems:
         """An empty collection for the same file."""
-        return Problems(
-            self._file, self.lines[: self._length], self.lines[self._length :], self.homes
-        )
+        return Problems(self._file, self.lines[: self._length], self.lines[self._length :])
 
     @property
     def found(self) -> tuple[Problem, ...]:

@@ -6,7 +6,7 @@ from dtrain.spec.machines import machines
 from dtrain.spec.model import Mount
 from dtrain.spec.problems import Problems, TextSpan
 from dtrain.spec.schema import Section
-from dtrain.spec.source import Scalar, Sequence
+from dtrain.spec.source import Sequence
 from dtrain.spec.strategies import STRATEGIES
 
 PROGRAMS = ("script", "module", "command")
@@ -45,9 +45,8 @@ def check_program(job: Section, problems: Problems) -> None:
 def check_container(job: Section, problems: Problems) -> None:
     """No secret is a variable that the client of a container engine uses itself, and no two mounts
     have one target."""
-    secrets = job.entries["secrets"].value if "secrets" in job and "container" in job else None
-    for item in getattr(secrets, "items", ()):
-        if isinstance(item, Scalar) and item.text in CLIENTS_OWN:
+    for item in job.texts("secrets") if "container" in job else ():
+        if item.text in CLIENTS_OWN:
             problems.add(
                 f"{item.text} cannot be a secret of a job in containers: it changes the engine "
                 "itself",
@@ -55,9 +54,8 @@ def check_container(job: Section, problems: Problems) -> None:
                 "set it in job.env, or in the image",
             )
     container = job.section("container")
-    mounts = container.entries["mounts"].value if container.get("mounts") else None
     taken = {(job.get("workdir") or "~").rstrip("/"): "which is always mounted: job.workdir"}
-    for item in getattr(mounts, "items", ()):
+    for item in container.texts("mounts"):
         target = Mount.parse(item.text).target.rstrip("/")
         if target in taken:
             problems.add(

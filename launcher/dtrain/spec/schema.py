@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dtrain.records import dataclass
@@ -163,6 +163,17 @@ class Section:
 
     def key_place(self, key: str) -> TextSpan:
         return self.entries[key].key.place if key in self.entries else self.head
+
+    def texts(self, key: str) -> Iterator[Scalar]:
+        """The texts at ``key`` as they are written, valid or not, without empty ones: one text, the
+        items of a list, or the values of a section."""
+        node = self.entries[key].value if key in self.entries else None
+        children: Iterable[Node | None] = (node,)
+        if isinstance(node, source.Sequence):
+            children = node.items
+        elif isinstance(node, source.Mapping):
+            children = (entry.value for entry in node.entries)
+        return (one for one in children if isinstance(one, Scalar) and not one.empty)
 
     def section(self, key: str) -> Section:
         """The section at ``key``; an empty one if there is none."""

@@ -3,7 +3,6 @@ launching environment has the values."""
 
 from __future__ import annotations
 
-import contextlib
 import urllib.parse
 from collections.abc import Mapping
 
@@ -45,10 +44,12 @@ def secret_names(spec: ClusterFile) -> tuple[str, ...]:
 
 def url_fault(url: str) -> str:
     """Why ``url`` is not the URL of a webhook, without the URL; empty if it is one."""
-    parts = None
-    with contextlib.suppress(ValueError):
+    try:
         parts = urllib.parse.urlsplit(url)
-    if parts is None or not parts.hostname or parts.scheme not in ("http", "https"):
+        found = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # such as a port that is no number
+        found = False
+    if not found:
         return "the URL must start with https:// or http:// and a host"
     if any(not 32 < ord(char) < 127 for char in url):
         return "the URL must have no spaces and only ASCII characters"

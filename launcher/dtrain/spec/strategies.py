@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal
 
 from dtrain.records import dataclass
@@ -12,56 +11,46 @@ from dtrain.spec.model import Framework
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One training strategy. ``summary`` completes "this strategy …"."""
+    """One training strategy. `dtrain help strategies` describes each."""
 
     processes: Literal["device", "host", "role"]
     """Whether each GPU (or slot), each host or each task of ``job.roles`` gets a process."""
-    summary: str
+    summary: str = ""
+    """What a strategy within one process on one host does: completes "this strategy …"."""
     instead: str = ""
-    """The strategy to use for several hosts, if this one works within one process on one host."""
+    """The strategy to use for several hosts in its place."""
 
     @property
     def single_host(self) -> bool:
         return bool(self.instead)
 
 
-_TORCH = {
-    "none": Strategy("device", "leaves everything to the script"),
-    "auto": Strategy("device", "lets dtrain choose"),
-    "data_parallel": Strategy("host", "copies the model to every GPU of one process", "ddp"),
-    "ddp": Strategy("device", "copies the model to every GPU and averages gradients"),
-    "fsdp": Strategy("device", "shards parameters, gradients and optimizer over all GPUs"),
-    "hsdp": Strategy("device", "shards within groups of GPUs and copies between groups"),
-    "tensor": Strategy("device", "splits every layer over GPUs"),
-    "pipeline": Strategy("device", "puts consecutive layers on different GPUs"),
-    "3d": Strategy("device", "combines tensor, pipeline and data parallelism as in job.layout"),
+_DEVICE, _HOST = Strategy("device"), Strategy("host")
+
+STRATEGIES: Mapping[Framework, Mapping[str, Strategy]] = {
+    "torch": {
+        "none": _DEVICE,
+        "auto": _DEVICE,
+        "data_parallel": Strategy("host", "copies the model to every GPU of one process", "ddp"),
+        **dict.fromkeys(("ddp", "fsdp", "hsdp", "tensor", "pipeline", "3d"), _DEVICE),
+    },
+    "tensorflow": {
+        "none": _HOST,
+        "auto": _HOST,
+        "one_device": Strategy("host", "trains on one device", "multi_worker_mirrored"),
+        "mirrored": Strategy(
+            "host", "copies the model to every GPU of one host", "multi_worker_mirrored"
+        ),
+        "central_storage": Strategy(
+            "host",
+            "keeps variables on one device and computes on all GPUs of one host",
+            "parameter_server",
+        ),
+        "multi_worker_mirrored": _HOST,
+        "parameter_server": Strategy("role"),
+        "tpu": _HOST,
+        "model_parallel": _HOST,
+    },
+    "jax": {"none": _DEVICE},
+    "none": {"none": _DEVICE},
 }
-
-_TENSORFLOW = {
-    "none": Strategy("host", "leaves everything to the script"),
-    "auto": Strategy("host", "lets dtrain choose"),
-    "one_device": Strategy("host", "trains on one device", "multi_worker_mirrored"),
-    "mirrored": Strategy(
-        "host", "copies the model to every GPU of one host", "multi_worker_mirrored"
-    ),
-    "central_storage": Strategy(
-        "host",
-        "keeps variables on one device and computes on all GPUs of one host",
-        "parameter_server",
-    ),
-    "multi_worker_mirrored": Strategy("host", "copies the model to every GPU of every host"),
-    "parameter_server": Strategy("role", "keeps variables on parameter servers (job.roles)"),
-    "tpu": Strategy("host", "trains on a TPU slice from its first host (not tried on TPUs)"),
-    "model_parallel": Strategy("host", "shards the model over devices"),
-}
-
-_OTHER = {"none": Strategy("device", "leaves everything to the script")}
-
-STRATEGIES: Mapping[Framework, Mapping[str, Strategy]] = MappingProxyType(
-    {
-        "torch": MappingProxyType(_TORCH),
-        "tensorflow": MappingProxyType(_TENSORFLOW),
-        "jax": MappingProxyType(_OTHER),
-        "none": MappingProxyType(_OTHER),
-    }
-)

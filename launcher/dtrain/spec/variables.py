@@ -50,9 +50,8 @@ def check_variables(cluster: Section, job: Section, problems: Problems) -> None:
                 place,
                 "the value of a secret comes from your own environment; keep one of the two",
             )
-    secrets_node = job.entries["secrets"].value if "secrets" in job else None
-    for item in getattr(secrets_node, "items", ()):
-        _refuse_reserved(getattr(item, "text", ""), item.place, problems)
+    for item in job.texts("secrets"):
+        _refuse_reserved(item.text, item.place, problems)
 
 
 def advise_on_variables(cluster: Section, job: Section, warnings: Problems) -> None:

@@ -22,10 +22,11 @@ from dtrain.diagnostics import SpecError
 from dtrain.engines.kubernetes import lines, manifest, script
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.spec.load import parse, read
+from dtrain.spec.load import parse
 from dtrain_cli.dry_run import rendered
 from support.kubernetes_rules import problems
 from support.limits import HANG
+from support.specs import read
 
 SURELY_ATOMIC = 512
 """Bytes of a write to a pipe that POSIX never mixes with others (_POSIX_PIPE_BUF)."""

@@ -22,9 +22,10 @@ from dtrain.engines.slurm import script
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.tasks import exported_lines, tasks_of, uniform
-from dtrain.spec.load import parse, read
+from dtrain.spec.load import parse
 from dtrain_cli.dry_run import rendered
 from generated_pages import features
+from support.specs import read
 
 FOLDER = Path(__file__).parent / "cases"
 CONFIGS = Path(__file__).parents[3] / "configs"

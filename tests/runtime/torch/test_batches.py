@@ -29,6 +29,11 @@ class Augmented(Squares):
         return index + torch.rand(()), random.random()
 
 
+class AtOnce(Augmented):
+    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, float]]:
+        return [self[index] for index in indices]
+
+
 def batches(rank: int = 0, size: int = 1, batch: int = 4, **options: int) -> Batches:
     return Batches(Squares(), batch, rank, size, torch.device("cpu"), **options)
 
@@ -78,6 +83,14 @@ def test_what_a_sample_draws_depends_only_on_the_seed_the_epoch_and_the_sample()
     assert drawn(0, 2) | drawn(1, 2) == drawn(0, 1, workers=1) == whole
     assert drawn(0, 1, left_out=3).items() <= whole.items()
     assert not drawn(0, 1, seed=1).keys() & whole.keys()
+
+
+def test_ranks_that_share_samples_which_are_read_at_once_draw_the_same() -> None:
+    one, other = (
+        [part.tolist() for batch in islice(some, 3) for part in batch]
+        for some in (Batches(AtOnce(), 4, 1, 2, torch.device("cpu")) for _ in range(2))
+    )
+    assert one == other
 
 
 def test_it_ends_after_its_epochs() -> None:

@@ -59,15 +59,18 @@ def test_the_cluster_file_overrides_the_script() -> None:
     [
         ("dpp", None, Training(), "strategy 'dpp' is not one of"),
         ("3d", None, Training(), "strategy 3d needs a layout"),
+        ("3d", Layout(data=0), Training(global_batch=8), "data 0 is not a valid size"),
+        ("3d", Layout(tensor=0, sharding="hybrid"), Training(), "tensor 0 is not a valid size"),
+        ("ddp", None, Training(global_batch=0), "a global batch of 0 cannot be shared"),
         ("fsdp", None, Training(precision="fp8"), "fp8 needs"),
         ("fsdp", None, Training(precision="nvfp4"), "nvfp4 needs"),
         ("fsdp", None, Training(state_bits=16), "keeps weights in 32 bits"),
         ("fsdp", None, Training(overlap_experts=True), "does not exchange tokens beside"),
         (
             "3d",
-            Layout(data=2),
+            Layout(context=4, data=2),
             Training(),
-            "is for 2 ranks (tensor 1 x pipeline 1 x data 2), but 4",
+            "is for 8 ranks (tensor 1 x pipeline 1 x context 4 x data 2), but 4",
         ),
         (
             "3d",

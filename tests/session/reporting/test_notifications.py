@@ -97,8 +97,12 @@ def test_a_webhook_that_cannot_be_reached() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "file:///etc/passwd", "hooks.example.org/x", "http://", "http://a/b c", "http://[a"]
-)
+    "url",
+    [
+        "", "file:///etc/passwd", "hooks.example.org/x", "http://", "http://a/b c", "http://[a",
+        "http://a:http/x", "https://a:99999/x",
+    ],
+)  # fmt: skip
 def test_a_url_that_is_none(url: str) -> None:
     assert url_fault(url)
     with pytest.raises(NotifyError, match="the URL must"):

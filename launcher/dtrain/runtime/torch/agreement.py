@@ -1,4 +1,4 @@
-"""Makes an error on one rank an error on all ranks, so that no rank waits for a failed one."""
+"""What all ranks find out together: the error of one rank, and how far their values differ."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
+from torch import Tensor
 
 
 @contextmanager
 def agreed() -> Iterator[None]:
     """Wraps a step that all ranks take without communication. If it fails on any rank, the ranks
-    where it succeeded raise ValueError with the first failing rank's reason."""
+    where it succeeded raise ValueError with the first failing rank's reason. Otherwise they would
+    wait for the failed one."""
     failed: Exception | None = None
     try:
         yield
@@ -25,3 +27,11 @@ def agreed() -> Iterator[None]:
     for reason in reasons:
         if reason is not None:
             raise ValueError(reason)
+
+
+def extremes(mine: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest value on any rank, of each element of ``mine``."""
+    least, most = mine.clone(), mine.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return least, most

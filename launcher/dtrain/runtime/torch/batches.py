@@ -86,6 +86,8 @@ class Batches:
     fill a last global batch are dropped. Tensor and pipeline ranks of one data rank get the same
     samples. It yields the dataset's tuples, collated and on the device. What a sample draws at
     random depends on ``seed``, the epoch and its index, so it is the same in every layout, too.
+    A dataset that reads the samples of a rank at once (``__getitems__``) draws for them together,
+    so there it depends on the number of data ranks.
 
     A saved position can be loaded with another number of data ranks or another global batch.
     """

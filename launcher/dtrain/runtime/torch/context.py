@@ -24,7 +24,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.overrides import TorchFunctionMode
 
 from dtrain.runtime.torch.anatomy import Anatomy
-from dtrain.runtime.torch.heads import same_result, with_random_weights
+from dtrain.runtime.torch.heads import first_output, same_result, with_random_weights
 from dtrain.runtime.torch.pipeline import returns_its_output_layer
 from dtrain.runtime.torch.weights import Materializer
 
@@ -174,9 +174,9 @@ class SequenceShare:
         stream = torch.randn(1, length, width, device=materialize.device, generator=same)
         try:
             with torch.no_grad():
-                whole = _first(trial(stream.clone()))
+                whole = first_output(trial(stream.clone()))
                 with self.active():
-                    mine = _first(trial(self.of(stream)))
+                    mine = first_output(trial(self.of(stream)))
         except Exception as error:
             raise ValueError(
                 f"cannot test {name} for context parallelism with the residual stream as its only"
@@ -209,8 +209,3 @@ def _causal(queries: int, keys: int) -> CausalBias:
     """The mask of the last ``queries`` of ``keys`` tokens. Cached, because PyTorch cannot create
     it while it recomputes selectively."""
     return causal_lower_right(queries, keys)
-
-
-def _first(output: Any) -> Tensor:
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found

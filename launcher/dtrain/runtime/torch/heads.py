@@ -100,15 +100,13 @@ class _Record:
         ]
         try:
             with torch.no_grad():
-                output: Any = block(stream.clone())
+                output = first_output(block(stream.clone()))
         finally:
             for handle in handles:
                 handle.remove()
-        output = output[0] if isinstance(output, tuple) else output
         if not output.isfinite().all():
             raise ValueError("with random weights, its output is not finite")
-        checked: Tensor = output
-        return checked
+        return output
 
     def _note(self, path: str, output: Tensor) -> Tensor:
         self.given.append((path, output))
@@ -151,6 +149,12 @@ def _shares(linear: nn.Linear, ranks: int, dimension: int) -> list[tuple[Any, An
 
 def _bias(linear: nn.Linear, output: Tensor) -> Tensor:
     return torch.zeros_like(output) if linear.bias is None else linear.bias.expand_as(output)
+
+
+def first_output(output: Any) -> Tensor:
+    """The residual stream that a block returns, alone or before other values."""
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
 
 
 def same_result(found: Tensor, wanted: Tensor) -> bool:

@@ -83,7 +83,7 @@ def parallelize(
     refuse_different_weights(model)
     split = _tensor_split(model, place, loss, blocks, frozenset(column), frozenset(row))
     with agreed():
-        parts, held = _placed(model, place, init, seed, blocks, split)
+        parts, held = _placed(model, place, Materializer(place.device, seed, init), blocks, split)
     scale = LossScale(place.precision == "fp16")
     loss = in_float32(of_split_logits(loss, split.mesh) if split.output else loss)
     counted = CountedLoss(loss, count, layout) if count is not None else None
@@ -139,8 +139,7 @@ def _tensor_split(
 def _placed(
     model: nn.Module,
     place: Place,
-    init: Initializer | None,
-    seed: int,
+    materialize: Materializer,
     blocks: str | None,
     split: TensorSplit,
 ) -> tuple[dict[int, nn.Module], list[nn.Module]]:
@@ -156,13 +155,13 @@ def _placed(
     if layout.tensor > 1:
         # Test all blocks on every rank. The test copies share no tensor with the model.
         whole = {name: model.get_submodule(name) for name in anatomy.blocks}
-        split.refuse(whole, Materializer(place.device, seed, init))
-        split = split.with_draws(whole, Materializer(place.device, seed, init))
+        split.refuse(whole, materialize)
+        split = split.with_draws(whole, materialize)
     if place.experts is not None:
         place.experts.refuse(model)
     if place.share is not None:
-        place.share.refuse(model, anatomy, Materializer(place.device, seed, init))
-    placer = _Placer(anatomy, tied(model), place, Materializer(place.device, seed, init), split)
+        place.share.refuse(model, anatomy, materialize)
+    placer = _Placer(anatomy, tied(model), place, materialize, split)
     if layout.pipeline == 1:
         placer(model)
         return {0: model}, placer.blocks(model)

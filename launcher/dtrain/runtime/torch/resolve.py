@@ -10,9 +10,9 @@ from typing import get_args
 
 from dtrain.runtime.layout import SCHEDULES, SIZES, Layout, Recompute, Reduce, Sharding, Training
 from dtrain.runtime.layout_rules import contradictions, torch_limits, uneven_rounds
+from dtrain.runtime.torch.precision import COMPUTE
 
 STRATEGIES = ("none", "data_parallel", "ddp", "fsdp", "hsdp", "tensor", "pipeline", "3d")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ def resolve(
             "overlap_experts: this runtime does not exchange tokens beside the computation; leave"
             " it out"
         )
-    _one_of("precision", training.precision or "fp32", PRECISIONS)
+    _one_of("precision", training.precision or "fp32", tuple(COMPUTE))
     fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
     layout = layout or _batched(_by_name(strategy, world), training)
+    _check_values(layout)
     if layout.sharding == "hybrid" and layout.shard is None:
         layout = replace(layout, shard=_shard_within_a_host(layout, world))
     if layout.schedule == "zb-v" and layout.virtual_pipeline == 1:
         layout = replace(layout, virtual_pipeline=2)
     layout = _accumulating(layout, training, fixed=fixed)
-    _check_names(layout)
-    _check_sizes(strategy, layout, world)
+    _check_ranks(strategy, layout, world)
     for misfit in chain(contradictions(layout), torch_limits(layout), uneven_rounds(layout)):
         raise ValueError(f"{misfit.message}; {misfit.hint}")
     return layout
@@ -127,7 +127,7 @@ def _accumulating(layout: Layout, training: Training, *, fixed: bool) -> Layout:
             f" ({layout.product(('data', 'micro_batch', 'grad_accumulation'))}),"
             f" but training.global_batch is {batch}; remove one of the two"
         )
-    if batch % at_once:
+    if batch < 1 or batch % at_once:
         raise ValueError(
             f"a global batch of {batch} cannot be shared by"
             f" {layout.product(('data', 'micro_batch'))}; use a multiple of {at_once}"
@@ -135,7 +135,7 @@ def _accumulating(layout: Layout, training: Training, *, fixed: bool) -> Layout:
     return replace(layout, grad_accumulation=batch // at_once)
 
 
-def _check_names(layout: Layout) -> None:
+def _check_values(layout: Layout) -> None:
     _one_of("sharding", layout.sharding, get_args(Sharding))
     _one_of("schedule", layout.schedule, SCHEDULES)
     _one_of("recompute", layout.recompute, get_args(Recompute))
@@ -145,13 +145,13 @@ def _check_names(layout: Layout) -> None:
             f"the layout is for the backend {layout.backend}; plan one for this runtime with"
             " `dtrain plan --backend runtime`"
         )
-
-
-def _check_sizes(strategy: str, layout: Layout, world: StartedRanks) -> None:
     for name in (*SIZES, "expert", "virtual_pipeline", "shard", "micro_batch", "grad_accumulation"):
         size = getattr(layout, name)
         if size is not None and size < 1:
             raise ValueError(f"{name} {size} is not a valid size; it must be at least 1")
+
+
+def _check_ranks(strategy: str, layout: Layout, world: StartedRanks) -> None:
     if strategy == "data_parallel":
         if world.size != 1 or layout.world_size != layout.data:
             raise ValueError(
@@ -165,7 +165,7 @@ def _check_sizes(strategy: str, layout: Layout, world: StartedRanks) -> None:
     elif layout.world_size != world.size:
         raise ValueError(
             f"the layout is for {layout.world_size} ranks"
-            f" ({layout.product(('tensor', 'pipeline', 'data'))}), but {world.size} were started"
+            f" ({layout.product(SIZES)}), but {world.size} were started"
         )
     batches, ranks = layout.grad_accumulation, layout.pipeline
     if layout.schedule != "gpipe" and batches < ranks:

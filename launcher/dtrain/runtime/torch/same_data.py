@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from dtrain.runtime.torch.agreement import extremes
 from dtrain.runtime.torch.batches import Dataset, Drawn
 
 
@@ -22,10 +23,7 @@ def refuse_different_data(dataset: Dataset, workers: int) -> None:
     ends = [0, length - 1] if length else []
     digests = [_digest(dataset, ends, workers) for _ in range(2)]
     mine = [length, digests[0], int(digests[0] == digests[1])]
-    least = torch.tensor(mine, dtype=torch.long, device="cpu")
-    most = least.clone()
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
+    least, most = extremes(torch.tensor(mine, dtype=torch.long, device="cpu"))
     hint = "give every host the same files, in the same order"
     if least[0] != most[0]:
         raise ValueError(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from dtrain.runtime.torch.agreement import extremes
 
 Initializer = Callable[[str, nn.Module], None]
 """Fills the tensors that a module itself owns. Gets the module's name in the whole model."""
@@ -112,10 +113,7 @@ def refuse_different_weights(model: nn.Module) -> None:
     sums = [p.detach().double().sum() for p in model.parameters() if not p.is_meta]
     if not sums:
         return
-    mine = torch.stack(sums)
-    least, most = mine.clone(), mine.clone()
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
+    least, most = extremes(torch.stack(sums))
     if not torch.allclose(least, most, rtol=1e-9, atol=1e-9):
         raise ValueError(
             "the ranks have built the model with different weights: call torch.manual_seed with"
