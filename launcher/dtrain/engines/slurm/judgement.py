@@ -144,12 +144,20 @@ class RequestJudge:
                 " to the queue at its time limit",
             )
         account, allowed = slurm.account, partition.allowed_accounts
-        denied = account in partition.denied_accounts
-        if account is not None and (denied or (allowed and account not in allowed)):
+        if account and allowed and account not in allowed:
+            # Newer versions of Slurm also accept the accounts below those of the list.
+            yield self._warning(
+                "slurm.account",
+                f"partition {name} does not list account {account}",
+                f"one of {', '.join(allowed)}, or an account below one of them: otherwise the job"
+                " waits forever",
+                hint_for("account", self.login),
+            )
+        elif account and not allowed and account in partition.denied_accounts:
             yield self._error(
                 "slurm.account",
                 f"partition {name} does not accept jobs of account {account}",
-                f"one of {', '.join(allowed)}" if allowed else "an account that is not denied",
+                "an account that is not denied",
                 hint_for("account", self.login),
             )
         nodes = len(self.spec.cluster.hosts)
