@@ -102,11 +102,10 @@ class SlurmFollower:
             except NodeError as error:
                 return job.failed(error)
         while True:
-            again = job.follow_order()
-            submits = order is not None and job.record.job_id is None and not self._control.force
+            new = order if job.record.job_id is None and not self._control.force else None
             files = job.files()
             try:
-                if self._serve({**order, **files} if submits and order else {**again, **files}):
+                if self._serve({**new, **files} if new else {**job.follow_order(), **files}):
                     if not job.has_restarted():
                         return job.ended(self._control.why if self._control.force else "")
                     job.begin_next_attempt()
@@ -122,7 +121,7 @@ class SlurmFollower:
                 self._full = True
                 job.recorder.notice_once(error.message)
             except NodeError as error:
-                if submits and not (job.may_exist and isinstance(error, ConnectError)):
+                if new and not (job.may_exist and isinstance(error, ConnectError)):
                     return job.failed(error)
                 job.recorder.notice_once(f"{error.message}; {self._goes_on}, connecting again")
             if self._control.left:
