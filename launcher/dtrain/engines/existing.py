@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from dtrain.diagnostics import ExitCode, UsageError
@@ -106,11 +105,6 @@ def stop(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
     another user, or a process on another machine, is in charge.
     """
     asked: set[int] = set()
-
-    def ask(holder: Holder) -> None:
-        if holder.pid not in asked and _ask(holder, folder, force=force):
-            asked.add(holder.pid)
-
     waited = False
     while not _is_clean(folder):
         claim = folder.claim(signals=are_handled())
@@ -119,7 +113,7 @@ def stop(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
                 return _end(folder, caller, force=force)
             finally:
                 claim.release()
-        report = _request_stop(folder, caller, ask)
+        report = _request_stop(folder, caller, asked, force=force)
         waited = True
         if caller.control.interrupted:
             return ExitCode.INTERRUPTED
@@ -160,10 +154,10 @@ def _end(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
 
 
 def _request_stop(
-    folder: RunFolder, caller: Caller, ask: Callable[[Holder], None]
+    folder: RunFolder, caller: Caller, asked: set[int], *, force: bool
 ) -> Report | None:
     """Have the process in charge end the run, and wait until it exits. Returns how the run ended.
-    ``ask`` sends the request to a process that has not got it."""
+    ``asked``: the processes that have got the request."""
     follower = RunFollower(folder, Record.load(folder.path), caller.observer)
     follower.skip()
     # If the run is over, the process in charge is already ending its leftovers.
@@ -173,8 +167,8 @@ def _request_stop(
         pid = holder.pid if holder is not None else None
 
         def wait(seconds: float) -> bool:
-            if holder is not None:
-                ask(holder)
+            if holder is not None and holder.pid not in asked and _ask(holder, folder, force=force):
+                asked.add(holder.pid)
             # Another process may take charge when this one exits. The next call asks it.
             return _wait(caller.control, seconds) or folder.in_charge() != pid
 
