@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.contract import Engine
@@ -44,7 +44,7 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
             if report is not None:
                 return report
             continue
-        try:
+        with closing(claim):
             if ending(folder) is not None:  # The launcher exited just now.
                 continue
             # Read it only now: the previous launcher may have restarted the job.
@@ -52,8 +52,6 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
             secrets = known_secrets(record.request.spec(), os.environ)
             with _engine(record, caller) as engine:
                 return engine.attach(record, folder, secrets)
-        finally:
-            claim.release()
     RunFollower(folder, Record.load(folder.path), caller.observer).skip()
     caller.observer.on_event(Finished(report))
     return report
@@ -109,10 +107,8 @@ def stop(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
     while not _is_clean(folder):
         claim = folder.claim(signals=are_handled())
         if claim is not None:
-            try:
+            with closing(claim):
                 return _end(folder, caller, force=force)
-            finally:
-                claim.release()
         report = _request_stop(folder, caller, asked, force=force)
         waited = True
         if caller.control.interrupted:

@@ -270,12 +270,12 @@ class Holder:
 
 
 class Claim:
-    """The right to control a run, held until `release` or until this process ends."""
+    """The right to control a run, held until `close` or until this process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def release(self) -> None:
+    def close(self) -> None:
         # Closing alone is not enough: a process that this one has forked meanwhile, such as the
         # workers of a pool in a program that launches, has the file open, too.
         with contextlib.suppress(OSError):
