@@ -17,7 +17,7 @@ from typing import Any
 from dtrain.diagnostics import AnswerError, AuthError, ConnectError, PrepareError, UsageError
 from dtrain.engines.kubernetes import credentials
 from dtrain.engines.kubernetes.credentials import Credentials
-from dtrain.messages.decode import ProtocolError, excerpt, parse_object
+from dtrain.messages.decode import ProtocolError, answer_of, excerpt, parse_object
 from dtrain.spec.model import Kubernetes
 
 MAX_ANSWER = 64 << 20
@@ -105,10 +105,8 @@ class Client:
         attempted = f"{method} {path}"
         once = partial(self._once, method, path, body, query, READ_SECONDS)
         data = self._read(self._send(once, attempted), attempted)
-        try:
+        with answer_of(self.host, attempted):
             return parse_object(data)
-        except ProtocolError as error:
-            raise AnswerError(self.host, attempted, error) from None
 
     def stream(self, path: str, **query: str | int) -> Generator[list[bytes]]:
         """The lines of an answer without an end, as they arrive, each with its newline. The last

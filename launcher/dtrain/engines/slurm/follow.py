@@ -19,7 +19,7 @@ from dtrain.engines.slurm.state import parse
 from dtrain.failures.cause import Report
 from dtrain.messages import slurm as messages
 from dtrain.messages.agent import Bye, Notice, ProgressReport, StreamFound
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import answer_of
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
 from dtrain.runs.storage import StorageError
@@ -144,7 +144,7 @@ class SlurmFollower:
             if self._control.left or self._gave_up:
                 return False
             self._send_request()
-            try:
+            with answer_of(self._login.name, "following the job"):
                 for frame in channel.frames():
                     if isinstance(frame, protocol.Data):
                         if not self._full:
@@ -157,8 +157,6 @@ class SlurmFollower:
                         later = "cancelling the job once Slurm says that it exists"
                         job.recorder.notice_once(f"{self._control.why}: {later}")
                     self._watch()
-            except ProtocolError as error:
-                raise AnswerError(self._login.name, "following the job", error) from None
             if self._control.left or self._gave_up:
                 return False
             job.may_exist = existed or channel.has_begun
