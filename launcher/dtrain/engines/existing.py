@@ -64,9 +64,7 @@ def watch(folder: RunFolder, caller: Caller) -> Report:
     """
     if ending(folder) is not None:
         raise UsageError(f"run {folder.name} is over", hint=f"`dtrain ps {folder.name}` shows it")
-    report = None
-    if folder.in_charge() is not None:
-        report = _watch(folder, caller)
+    report = _watch(folder, caller) if folder.in_charge() is not None else None
     if report is None:
         raise UsageError(
             f"run {folder.name} has no launcher",
