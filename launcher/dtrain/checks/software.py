@@ -42,16 +42,17 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
         )
     elif "python" not in answer:
         late = answer.get("status") is None
-        remedy = "set cluster.python"
-        remedy += "" if evidence.plan.slurm else f" (or cluster.overrides.{HOSTS}.python)"
-        remedy += " to a working interpreter"
+        own = "" if evidence.plan.slurm else f" (or cluster.overrides.{HOSTS}.python)"
+        remedy = f"set cluster.python{own} to a working interpreter"
         if "No module named 'encodings'" in printed:  # it has no standard library
             remedy = (
-                "unset PYTHONHOME, if job.env, job.setup or a login script sets it; or " + remedy
+                f"unset PYTHONHOME, if job.env, job.setup or a login script sets it; or {remedy}"
             )
         elif "Too many open files" in printed:
-            remedy = "raise the limit of open files: `ulimit -n` in job.setup or a login script,"
-            remedy += " nofile in /etc/security/limits.conf"
+            remedy = (
+                "raise the limit of open files: `ulimit -n` in job.setup or a login script, nofile in"
+                " /etc/security/limits.conf"
+            )
         yield host.error(
             "python",
             f"{python} " + ("timed out" if late else f"does not run: {last}"),
