@@ -79,7 +79,7 @@ def test_durations_are_written_as_the_file_has_them() -> None:
         ("slurm: {partition: 'cpu,gpu'}, nodes: 2, gpus: 8", "", ""),
         ("slurm: {partition: own}, nodes: 1, gpus: 9", "", ""),
         ("slurm: {partition: gpus}, nodes: 1", "slurm.partition", "gpus; do you mean gpu?"),
-        ("slurm: {}, nodes: 1, gpus: 1", "gpus", "0 of 1 machine of partition cpu have 1 GPUs"),
+        ("slurm: {}, nodes: 1, gpus: 1", "gpus", "0 of 1 machine of partition cpu have 1 GPU"),
         ("slurm: {partition: gpu}, nodes: 4", "nodes", "4 machines are more than a job in"),
         ("slurm: {partition: gpu}, nodes: 5", "nodes", "5 machines are more than a job in"),
         ("slurm: {partition: cpu}, nodes: 2", "nodes", "partition cpu has 1 machine, and the job"),

@@ -225,7 +225,8 @@ class RequestJudge:
             yield (
                 "gpus",
                 lambda machine: machine.count(kind) >= gpus,
-                f"have {gpus} GPUs" + (f"; the most that one has is {most}" if most else ""),
+                f"have {counted(gpus, 'GPU')}"
+                + (f"; the most that one has is {most}" if most else ""),
                 f"set cluster.gpus to {most} or less"
                 if most
                 else "choose a partition with GPUs (`sinfo -o '%P %G'`), or remove cluster.gpus",
@@ -235,7 +236,8 @@ class RequestJudge:
         yield (
             "slurm.cpus" if slurm.cpus else "gpus" if gpus else "slots",
             lambda machine: machine.cpus >= cpus,
-            f"have {cpus} CPUs for {first.workers} processes; the most that one has is {size}",
+            f"have {counted(cpus, 'CPU')} for {counted(first.workers, 'process')}; the most that one"
+            f" has is {size}",
             f"set cluster.slurm.cpus to {max(1, size // max(1, first.workers))} or less",
         )
         if slurm.constraint and _FEATURE.fullmatch(slurm.constraint):
