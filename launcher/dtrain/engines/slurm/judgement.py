@@ -233,11 +233,11 @@ class RequestJudge:
             )
         cpus = (slurm.cpus or 1) * max(1, first.workers)
         size = max((machine.cpus for machine in partition.machines), default=0)
+        wants = f"{counted(cpus, 'CPU')} for {counted(first.workers, 'process')}"
         yield (
             "slurm.cpus" if slurm.cpus else "gpus" if gpus else "slots",
             lambda machine: machine.cpus >= cpus,
-            f"have {counted(cpus, 'CPU')} for {counted(first.workers, 'process')}; the most that one"
-            f" has is {size}",
+            f"have {wants}; the most that one has is {size}",
             f"set cluster.slurm.cpus to {max(1, size // max(1, first.workers))} or less",
         )
         if slurm.constraint and _FEATURE.fullmatch(slurm.constraint):
