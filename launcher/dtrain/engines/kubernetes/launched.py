@@ -58,8 +58,8 @@ class LaunchedJob:
     @property
     def still_there(self) -> str:
         client, kinds = self._client, [self._kind.name, *self._files]
-        objects = [f"{kind.lower()}/{self.name}" for kind in kinds]
-        command = kubectl("delete", *objects, namespace=client.namespace, context=client.context)
+        left = [f"{kind.lower()}/{self.name}" for kind in kinds]
+        command = kubectl("delete", *left, namespace=client.namespace, context=client.context)
         return f"{self.name} may still be there: `{command}` ends it"
 
     def create(self, submit: Mapping[str, Any]) -> None:
