@@ -108,11 +108,10 @@ class Preflight:
         hosts = [host for host, _ in found]
         ports = {host.name: port for host, port in found}
         answered = {host.name: host for host in hosts}
-        places = {name: place for place, name in enumerate(self._plan.host_names)}
 
         def others(host: HostFacts) -> list[HostFacts]:
             # Of all hosts, whether they answer or not: these are the names that it has looked up.
-            chosen = peers(self._plan.host_names, places[host.name], depth)
+            chosen = peers(self._plan.host_names, host.part.node_rank, depth)
             return [answered[name] for name in chosen if name in answered]
 
         dialed = everywhere(
