@@ -145,13 +145,10 @@ class Commands:
         self._hidden = [*hidden]
         self._limit = limit
         self._transport = transport
-        self._groups: list[_Group] = []
+        groups: dict[int, _Group] = {}
         for target in targets:
-            group = next((one for one in self._groups if one.targets[0].via is target.via), None)
-            if group is None:
-                self._groups.append(_Group([target]))
-            else:
-                group.targets.append(target)
+            groups.setdefault(id(target.via), _Group([])).targets.append(target)
+        self._groups = [*groups.values()]
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._room = threading.Semaphore(QUEUED)
         """For output alone: who gives up on a host must not wait for the terminal."""
