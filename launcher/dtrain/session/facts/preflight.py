@@ -281,9 +281,9 @@ class Preflight:
 
     def _script_in_source(self) -> bool | None:
         job = self._plan.job
-        if job.sync is None or job.script is None or job.script.startswith("/"):
-            return None if job.sync is None or job.script else True
-        return (local_folder(job.sync.source, self._base) / job.script).is_file()
+        if job.sync is None or (job.script or "").startswith("/"):
+            return None
+        return not job.script or (local_folder(job.sync.source, self._base) / job.script).is_file()
 
 
 def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.DialTarget]:
