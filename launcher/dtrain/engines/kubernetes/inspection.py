@@ -174,8 +174,7 @@ class KubernetesInspection:
 
     def _refused(self) -> Iterator[Finding]:
         """What the server says to the job itself and to its pods, without creating them."""
-        name, job = "job", manifest.job(self._plan)
-        requests = [(name, JOB_KINDS[self._keys.api].path, job)]
+        requests = [("job", JOB_KINDS[self._keys.api].path, manifest.job(self._plan))]
         create_pods = permissions.OF_IMAGE_CHECK[0]
         if self._keys.api == "jobset" and permissions.allowed(self._client, create_pods):
             requests.append(("pods of the job", PODS, manifest.pod(self._plan)))
