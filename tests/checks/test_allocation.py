@@ -21,7 +21,7 @@ job: {framework: none, script: t.py}
     ("facts", "severity", "seen"),
     [
         ({"granted": {"count": 2, "devices": ("4", "5")}}, None, ""),
-        ({"granted": {"count": 1, "devices": ("4",)}}, Severity.ERROR, "the job gets 1 GPUs there"),
+        ({"granted": {"count": 1, "devices": ("4",)}}, Severity.ERROR, "the job gets 1 GPU there"),
         (
             {"granted": {"count": 2, "devices": ()}},
             Severity.WARNING,
@@ -30,7 +30,7 @@ job: {framework: none, script: t.py}
         (
             {"granted": {"count": 2, "devices": ("4",)}},
             Severity.ERROR,
-            "CUDA_VISIBLE_DEVICES names 1 GPUs",
+            "CUDA_VISIBLE_DEVICES names 1 GPU",
         ),
         ({"shared": {"path": "/data/run", "missing": ""}}, None, ""),
         (

@@ -47,4 +47,4 @@ def test_a_run_without_output_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     try:
         assert "has written anything yet\n" in stderr("--rank", "1")
     finally:
-        claim.release()
+        claim.close()

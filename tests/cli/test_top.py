@@ -90,7 +90,7 @@ def test_in_a_pipe_it_prints_the_present_state_of_each_run() -> None:
     assert "busy" not in over  # its last samples say nothing about now
     for claim in claims:
         assert claim is not None
-        claim.release()
+        claim.close()
 
 
 def test_a_run_without_a_launcher_is_not_taken_over() -> None:
@@ -132,7 +132,7 @@ def test_a_run_that_just_ended_is_not_one_to_attach_to() -> None:
         shown += os.read(read, 1 << 16)
     Journal(folders[0].journal).write(2e9, END)
     assert claims[0] is not None
-    claims[0].release()
+    claims[0].close()
     while b" 1 run " not in shown:
         shown += os.read(read, 1 << 16)
     process.send_signal(signal.SIGINT)

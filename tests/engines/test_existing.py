@@ -34,7 +34,7 @@ def test_a_process_of_another_machine_gets_no_signal(
             existing.stop(folder, Caller(), force=False)
         assert other.poll() is None
         other.kill()
-    claim.release()
+    claim.close()
 
 
 NOTEBOOK = """

@@ -49,6 +49,12 @@ def test_both_say_the_same_of_the_same_place() -> None:
     assert stack(WAITS) == stack(WAITS_TOO) != []
 
 
+def test_a_number_that_is_no_line() -> None:
+    """A worker may write anything, and Python converts at most 4300 digits."""
+    for text in (WAITS, WAITS_TOO):
+        assert [frame.line for frame in stack(text.replace("629", "9" * 5000))] == [60]
+
+
 def test_what_python_writes_on_a_signal(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

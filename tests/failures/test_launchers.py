@@ -71,3 +71,9 @@ def test_a_launcher_whose_ranks_say_nothing() -> None:
 
 def test_no_launcher() -> None:
     assert words(OWN)[-1] == "ValueError: bad batch"
+
+
+def test_a_number_that_is_no_rank() -> None:
+    """Python converts at most 4300 digits."""
+    text = OWN.replace("rank3", f"rank{'9' * 5000}")
+    assert words(text + LAUNCHER)[-1] == "ValueError: bad batch"

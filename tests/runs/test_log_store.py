@@ -106,15 +106,15 @@ def test_one_process_at_a_time_is_in_charge(folder):
     assert folder.in_charge() == os.getpid()
     assert folder.holder() == Holder(os.getpid())
     assert folder.claim() is None
-    claim.release()
+    claim.close()
     assert folder.in_charge() is None
-    folder.claim().release()
+    folder.claim().close()
 
 
 def test_a_forked_process_is_not_in_charge_of_the_run_of_another_one(folder):
     claim = folder.claim()
     inherited = os.dup(claim._fd)  # as fork does
-    claim.release()
+    claim.close()
     try:
         assert folder.in_charge() is None
     finally:

@@ -126,7 +126,7 @@ def test_what_may_still_run_is_kept() -> None:
     assert len(left()) == 5
     for claim in claims:
         assert claim is not None
-        claim.release()
+        claim.close()
     assert unattended.path.is_dir()
 
 

@@ -128,4 +128,4 @@ def test_a_run_whose_record_was_removed_names_its_launcher(
     with pytest.raises(UsageError, match="not found") as found:
         Record.load(folder.path)
     assert found.value.hint == ""
-    claim.release()
+    claim.close()

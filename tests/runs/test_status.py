@@ -96,7 +96,7 @@ def test_the_status_is_that_of_the_latest_attempt_now(
     claim = folder.claim()
     assert claim is not None
     stall = status(folder).stall
-    claim.release()
+    claim.close()
     assert stall is not None
     assert stall.seconds >= 120
     written.write(found + 50, NextAttempt(2, ("n1",)))

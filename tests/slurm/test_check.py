@@ -82,13 +82,13 @@ def test_a_request_that_cannot_start_is_found_at_its_line(
 
 
 def test_an_account_that_the_partition_does_not_accept(slurm: Slurm, check: Check) -> None:
-    slurm.run("scontrol", "update", "partitionname=gpu", "allowaccounts=ml")
+    slurm.run("scontrol", "update", "partitionname=gpu", "denyaccounts=nope")
     try:
         (finding,) = check(3, {"account": "nope"})["findings"]
     finally:
-        slurm.run("scontrol", "update", "partitionname=gpu", "allowaccounts=ALL")
+        slurm.run("scontrol", "update", "partitionname=gpu", "denyaccounts=")
     assert finding["subject"] == "cluster.slurm.account"
-    assert finding["expected"] == "one of ml"
+    assert finding["expected"] == "an account that is not denied"
 
 
 def test_a_partition_that_is_down(slurm: Slurm, check: Check) -> None:

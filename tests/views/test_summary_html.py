@@ -152,7 +152,7 @@ def test_nothing_is_said_about_the_time_without_a_launcher(
     claim = folder.claim()
     assert claim is not None
     with contextlib.ExitStack() as stack:
-        stack.callback(claim.release)
+        stack.callback(claim.close)
         led = summary(folder, BEGIN + 1000)
     assert led.goodput.wall == 1000
     text = as_text(led, paper)

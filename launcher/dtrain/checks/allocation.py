@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from dtrain.checks.evidence import Evidence, HostFacts
 from dtrain.checks.finding import Finding
+from dtrain.wording import counted
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -41,11 +42,11 @@ def _shared(host: HostFacts) -> Iterator[Finding]:
 def _granted(host: HostFacts) -> Iterator[Finding]:
     found, wanted = host.fact("granted"), len(host.part.host.gpus)
     given = len(found["devices"])
-    expected = f"the {wanted} GPUs of cluster.gpus"
+    expected = f"the {counted(wanted, 'GPU')} of cluster.gpus"
     if wanted and found["count"] < wanted:
         yield host.error(
             "gpu",
-            f"the job gets {found['count']} GPUs there",
+            f"the job gets {counted(found['count'], 'GPU')} there",
             expected,
             "set cluster.gpus to the number of GPUs of one machine",
         )
@@ -60,7 +61,7 @@ def _granted(host: HostFacts) -> Iterator[Finding]:
     elif given < wanted:
         yield host.error(
             "gpu",
-            f"CUDA_VISIBLE_DEVICES names {given} GPUs",
+            f"CUDA_VISIBLE_DEVICES names {counted(given, 'GPU')}",
             expected,
             "look for a login script or a plugin that changes it",
         )

@@ -172,7 +172,7 @@ def _health(host: HostFacts, gpu: Facts) -> Iterator[Finding]:
     elif gpu.get("uncorrected"):
         yield host.error(
             "gpu",
-            f"GPU {index} has had {gpu['uncorrected']} uncorrectable memory errors"
+            f"GPU {index} has had {counted(gpu['uncorrected'], 'uncorrectable memory error')}"
             " since the driver was loaded",
             "none",
             f"{reset}; replace the GPU if the errors come back",
@@ -237,8 +237,8 @@ def _xids(host: HostFacts) -> Iterator[Finding]:
         judged = host.error if number == 79 and owners else host.warning
         yield judged(
             "gpu",
-            f"the driver has reported Xid {number} ({meaning}) {count} times for the GPU at"
-            f" {place} since the host started",
+            f"the driver has reported Xid {number} ({meaning}) {counted(count, 'time')} for the"
+            f" GPU at {place} since the host started",
             "no such reports",
             "restart the host; if the reports come back, have the GPU inspected",
         )

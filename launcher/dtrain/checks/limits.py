@@ -29,13 +29,14 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
                 " `LimitMEMLOCK=infinity` to sshd's unit, and log in again",
             )
         # The store of rank 0 has a connection to every rank.
-        needed = evidence.plan.world_size + OWN_FILES if host.part.node_rank == 0 else FEW_FILES
-        if nofile is not None and nofile < max(needed, FEW_FILES):
-            judged = host.error if nofile < needed and host.part.node_rank == 0 else host.warning
+        needed = evidence.plan.world_size + OWN_FILES if host.part.node_rank == 0 else 0
+        least = max(needed, FEW_FILES)
+        if nofile is not None and nofile < least:
+            judged = host.error if nofile < needed else host.warning
             yield judged(
                 "nofile",
                 f"a process may open {nofile} files",
-                f"at least {max(needed, FEW_FILES)}",
+                f"at least {least}",
                 "add `ulimit -n 65536` to job.setup, or `* - nofile 65536` to"
                 " /etc/security/limits.conf there",
             )

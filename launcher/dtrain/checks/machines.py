@@ -32,11 +32,8 @@ def _one_machine_twice(evidence: Evidence) -> Iterator[Finding]:
         shared = set(_uuids(first)) & set(_uuids(second))
         same = first.machine is not None and first.machine == second.machine
         if shared or (same and not local):
-            what = "are the same machine"
-            if not same:
-                what = f"share {len(shared)} GPUs"
-            contested = shared or _claims(first) & _claims(second)
-            judged = error if contested else warning
+            what = "are the same machine" if same else f"share {counted(len(shared), 'GPU')}"
+            judged = error if shared or _claims(first) & _claims(second) else warning
             yield judged(
                 "hosts",
                 [first.name, second.name],

@@ -7,6 +7,7 @@ from dtrain.checks.evidence import Evidence, Facts
 from dtrain.diagnostics import PrepareError
 from dtrain.parallelism.cluster.hardware import Precision
 from dtrain.parallelism.cluster.probe import Probe
+from dtrain.wording import counted
 
 ATTEMPTED = "measuring its speed"
 PRECISIONS: dict[str, Precision] = {
@@ -91,7 +92,7 @@ def _equal_ranks(evidence: Evidence) -> tuple[str, int]:
             raise PrepareError(
                 host,
                 ATTEMPTED,
-                f"it has {len(answers)} ranks, and {first} has {ranks}",
+                f"it has {counted(len(answers), 'rank')}, and {first} has {ranks}",
                 hint="a layout needs equal hosts: list only equal hosts",
             )
     return first, ranks

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dtrain.checks.evidence import Evidence, Facts, HostFacts
 from dtrain.checks.finding import HOSTS, Finding, warning
 from dtrain.checks.skew import differing, first_of, outliers
+from dtrain.wording import counted
 
 _OLD_GLIBC = (2, 28)
 """The minimum for wheels of PyTorch since 2.6 and of TensorFlow."""
@@ -42,16 +43,17 @@ def _works(evidence: Evidence, host: HostFacts, answer: Facts) -> Iterator[Findi
         )
     elif "python" not in answer:
         late = answer.get("status") is None
-        remedy = "set cluster.python"
-        remedy += "" if evidence.plan.slurm else f" (or cluster.overrides.{HOSTS}.python)"
-        remedy += " to a working interpreter"
+        own = "" if evidence.plan.slurm else f" (or cluster.overrides.{HOSTS}.python)"
+        remedy = f"set cluster.python{own} to a working interpreter"
         if "No module named 'encodings'" in printed:  # it has no standard library
             remedy = (
-                "unset PYTHONHOME, if job.env, job.setup or a login script sets it; or " + remedy
+                f"unset PYTHONHOME, if job.env, job.setup or a login script sets it; or {remedy}"
             )
         elif "Too many open files" in printed:
-            remedy = "raise the limit of open files: `ulimit -n` in job.setup or a login script,"
-            remedy += " nofile in /etc/security/limits.conf"
+            remedy = (
+                "raise the limit of open files: `ulimit -n` in job.setup or a login script, nofile"
+                " in /etc/security/limits.conf"
+            )
         yield host.error(
             "python",
             f"{python} " + ("timed out" if late else f"does not run: {last}"),
@@ -175,7 +177,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
         yield host.error(
             name,
             f"torch {found.get('version')} is a CPU-only build",
-            f"a build for the {wanted} GPUs that the job uses there",
+            f"a build for the {counted(wanted, 'GPU')} that the job uses there",
             f"run there: {host.part.python} -m pip install --force-reinstall torch {_BUILDS}",
         )
     elif built and driver and _major(built) > _major(driver) > 0:
@@ -188,7 +190,7 @@ def _devices(host: HostFacts, name: str, found: Facts) -> Iterator[Finding]:
     elif found["gpus"] < wanted:
         yield host.error(
             name,
-            f"{name} sees {found['gpus']} of the {wanted} GPUs that the job uses there",
+            f"{name} sees {found['gpus']} of the {counted(wanted, 'GPU')} that the job uses there",
             "the framework can use every GPU",
             "check `nvidia-smi -L`, permissions of /dev/nvidia*, and CUDA_VISIBLE_DEVICES there",
         )

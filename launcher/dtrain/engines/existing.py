@@ -11,8 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 
 from dtrain.diagnostics import ExitCode, UsageError
 from dtrain.engines.contract import Engine
@@ -45,7 +44,7 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
             if report is not None:
                 return report
             continue
-        try:
+        with closing(claim):
             if ending(folder) is not None:  # The launcher exited just now.
                 continue
             # Read it only now: the previous launcher may have restarted the job.
@@ -53,8 +52,6 @@ def attach(folder: RunFolder, caller: Caller) -> Report:
             secrets = known_secrets(record.request.spec(), os.environ)
             with _engine(record, caller) as engine:
                 return engine.attach(record, folder, secrets)
-        finally:
-            claim.release()
     RunFollower(folder, Record.load(folder.path), caller.observer).skip()
     caller.observer.on_event(Finished(report))
     return report
@@ -67,9 +64,7 @@ def watch(folder: RunFolder, caller: Caller) -> Report:
     """
     if ending(folder) is not None:
         raise UsageError(f"run {folder.name} is over", hint=f"`dtrain ps {folder.name}` shows it")
-    report = None
-    if folder.in_charge() is not None:
-        report = _watch(folder, caller)
+    report = _watch(folder, caller) if folder.in_charge() is not None else None
     if report is None:
         raise UsageError(
             f"run {folder.name} has no launcher",
@@ -106,20 +101,13 @@ def stop(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
     another user, or a process on another machine, is in charge.
     """
     asked: set[int] = set()
-
-    def ask(holder: Holder) -> None:
-        if holder.pid not in asked and _ask(holder, folder, force=force):
-            asked.add(holder.pid)
-
     waited = False
     while not _is_clean(folder):
         claim = folder.claim(signals=are_handled())
         if claim is not None:
-            try:
+            with closing(claim):
                 return _end(folder, caller, force=force)
-            finally:
-                claim.release()
-        report = _request_stop(folder, caller, ask)
+        report = _request_stop(folder, caller, asked, force=force)
         waited = True
         if caller.control.interrupted:
             return ExitCode.INTERRUPTED
@@ -160,10 +148,10 @@ def _end(folder: RunFolder, caller: Caller, *, force: bool) -> ExitCode:
 
 
 def _request_stop(
-    folder: RunFolder, caller: Caller, ask: Callable[[Holder], None]
+    folder: RunFolder, caller: Caller, asked: set[int], *, force: bool
 ) -> Report | None:
     """Have the process in charge end the run, and wait until it exits. Returns how the run ended.
-    ``ask`` sends the request to a process that has not got it."""
+    ``asked``: the processes that have got the request."""
     follower = RunFollower(folder, Record.load(folder.path), caller.observer)
     follower.skip()
     # If the run is over, the process in charge is already ending its leftovers.
@@ -173,8 +161,8 @@ def _request_stop(
         pid = holder.pid if holder is not None else None
 
         def wait(seconds: float) -> bool:
-            if holder is not None:
-                ask(holder)
+            if holder is not None and holder.pid not in asked and _ask(holder, folder, force=force):
+                asked.add(holder.pid)
             # Another process may take charge when this one exits. The next call asks it.
             return _wait(caller.control, seconds) or folder.in_charge() != pid
 

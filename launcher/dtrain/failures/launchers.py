@@ -13,7 +13,7 @@ from dtrain.failures.traceback import STALE_AFTER, headline, last_words
 _FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 """How torchrun ends when one of its ranks failed; `accelerate launch` and others contain it."""
 _HEADER = b"Traceback (most recent call last):"
-_RANK = re.compile(rb"\[rank(\d+)\]: ")
+_RANK = re.compile(rb"\[rank(\d{1,9})\]: ")
 """torch writes this before each line of a traceback, once a process group exists."""
 _ROOT_CAUSE = (
     r"(?s)Root Cause \(first observed failure\):.{0,500}?\brank +: (\d{1,6}) .{0,200}?"

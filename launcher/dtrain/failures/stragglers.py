@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from statistics import median
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from dtrain.hostlist import fold, in_order
@@ -242,16 +243,13 @@ class StragglerDetector:
 
     def add(self, process: str, host: str, group: int, block: Block) -> None:
         """Add a block of one rank. The blocks of a rank arrive in order."""
-        rank = self._ranks.get(process)
-        if rank is None:
-            if len(self._ranks) >= self._world_size:
-                return  # a forged report
-            rank = self._ranks[process] = _Rank(host, group)
-        if block.number <= rank.last:
-            if self._judged >= 0 and block.number < self._judged - BLOCKS:
-                self._restart()  # the script has started to count again
-            else:
+        known = self._ranks.get(process)
+        if known is None and len(self._ranks) >= self._world_size:
+            return  # a forged report
+        if known is not None and block.number <= known.last:
+            if self._judged < 0 or block.number >= self._judged - BLOCKS:
                 return
+            self._restart()  # the script has started to count again
         rank = self._ranks.setdefault(process, _Rank(host, group))
         rank.last, rank.group = block.number, group
         if block.number <= self._judged:
@@ -265,7 +263,9 @@ class StragglerDetector:
             self._judged = oldest
             self._judge(self._waiting.pop(oldest))
 
-    def find(self, seen: Mapping[str, Collection[Cause]] | None = None) -> Straggler | None:
+    def find(
+        self, seen: Mapping[str, Collection[Cause]] = MappingProxyType({})
+    ) -> Straggler | None:
         """The ranks that are slow now. ``seen`` has, for each process, the causes that the
         telemetry of its host shows."""
         slow: list[str] = []
@@ -275,7 +275,7 @@ class StragglerDetector:
             # If most ranks of a group are slow, they are its normal ranks, not stragglers.
             slow += found if len(found) * 2 <= len(members) else []
         if not slow:
-            return self._with_bad_network(seen or {})
+            return self._with_bad_network(seen)
         slow.sort(key=lambda name: -self._ranks[name].slower)
         hosts = in_order(self._ranks[name].host for name in slow)
         on_hosts = [name for name, rank in self._ranks.items() if rank.host in hosts]
@@ -285,7 +285,7 @@ class StragglerDetector:
             hosts=hosts,
             whole_host=len(on_hosts) * 3 <= len(slow) * 4 and len(slow) >= 2 * len(hosts),
             slower=round(worst.slower, 3),
-            cause=worst.cause((seen or {}).get(slow[0], ())),
+            cause=worst.cause(seen.get(slow[0], ())),
             step=(self._judged + 1) * STEPS,
         )
 

@@ -13,7 +13,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -33,6 +34,7 @@ from typing import (
     is_typeddict,
 )
 
+from dtrain.diagnostics import AnswerError
 from dtrain.records import dataclass
 
 if sys.version_info >= (3, 11):
@@ -63,6 +65,15 @@ _Reader = Callable[[Any, str], Any]
 
 class ProtocolError(Exception):
     """A program on a host sent something that dtrain's programs never send."""
+
+
+@contextmanager
+def answer_of(host: str, attempted: str) -> Iterator[None]:
+    """The block reads what ``host`` has sent. Raises AnswerError for its ProtocolError."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise AnswerError(host, attempted, error) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dtrain.runs.stored_file import open_output
+from dtrain.runs.stored_file import closing_fd, open_output
 
 _ENTRY = struct.Struct("<IQ")
 _BLOCK = 256
@@ -23,13 +23,10 @@ _BLOCK = 256
 def add(stream: Path, second: int, offset: int) -> None:
     """What comes from ``offset`` on arrives in ``second`` or later. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(_beside(stream), flags, 0o600)
-    try:
+    with closing_fd(os.open(_beside(stream), flags, 0o600)) as fd:
         # Over half an entry, which a full disk has left.
         end = os.fstat(fd).st_size // _ENTRY.size * _ENTRY.size
         os.pwrite(fd, _ENTRY.pack(second, offset), end)
-    finally:
-        os.close(fd)
 
 
 class ArrivalTimes:
@@ -73,18 +70,15 @@ def offset_at(stream: Path, then: float) -> int | None:
 def _first(path: Path, field: int, least: int) -> tuple[int, int | None]:
     """The number of the first entry whose ``field`` is at least ``least``, and its offset; the
     number of all entries and None if there is no such entry. Reads a few entries only."""
-    with suppress(OSError, struct.error):  # struct.error: the file has become shorter
-        fd = open_output(path)
-        try:
-            entries = range(os.fstat(fd).st_size // _ENTRY.size)
+    # struct.error: the file has become shorter
+    with suppress(OSError, struct.error), closing_fd(open_output(path)) as fd:
+        entries = range(os.fstat(fd).st_size // _ENTRY.size)
 
-            def entry(number: int) -> tuple[int, int]:
-                return _ENTRY.unpack(os.pread(fd, _ENTRY.size, number * _ENTRY.size))
+        def entry(number: int) -> tuple[int, int]:
+            return _ENTRY.unpack(os.pread(fd, _ENTRY.size, number * _ENTRY.size))
 
-            found = bisect_left(entries, least, key=lambda number: entry(number)[field])
-            return found, entry(found)[1] if found < len(entries) else None
-        finally:
-            os.close(fd)
+        found = bisect_left(entries, least, key=lambda number: entry(number)[field])
+        return found, entry(found)[1] if found < len(entries) else None
     return 0, None  # a run of an earlier version has no such file
 
 

@@ -31,7 +31,7 @@ from dtrain.node.trust import Trust, UnsafeError
 from dtrain.records import dataclass
 from dtrain.runs.log_store import Stream
 from dtrain.runs.storage import StorageError, home, storage_error, storing
-from dtrain.runs.stored_file import RUN_NAME, check_host_name, open_stored
+from dtrain.runs.stored_file import RUN_NAME, check_host_name, closing_fd, open_stored
 
 _LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")
 _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")
@@ -60,12 +60,9 @@ class RunFolder:
             raise ValueError(f"not a run's name: {run!r}")
         folder = cls(_runs() / run)
         try:
-            runs, _ = Trust().open_folder(os.fsencode(_runs()), created=[])
-            try:
+            with closing_fd(Trust().open_folder(os.fsencode(_runs()), created=[])[0]) as runs:
                 os.mkdir(run, 0o700, dir_fd=runs)
                 os.mkdir(f"{run}/{folder.logs.name}", 0o700, dir_fd=runs)
-            finally:
-                os.close(runs)
         except FileExistsError:
             raise
         except NotADirectoryError as error:
@@ -273,12 +270,12 @@ class Holder:
 
 
 class Claim:
-    """The right to control a run, held until `release` or until this process ends."""
+    """The right to control a run, held until `close` or until this process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def release(self) -> None:
+    def close(self) -> None:
         # Closing alone is not enough: a process that this one has forked meanwhile, such as the
         # workers of a pool in a program that launches, has the file open, too.
         with contextlib.suppress(OSError):

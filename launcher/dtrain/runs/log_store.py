@@ -14,7 +14,7 @@ from dtrain.messages.decode import ProtocolError
 from dtrain.records import dataclass
 from dtrain.runs import arrival_times
 from dtrain.runs.storage import storing
-from dtrain.runs.stored_file import open_output, open_stored
+from dtrain.runs.stored_file import closing_fd, open_output, open_stored
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """In a run's folder, which no other user can change. If a pipe is in a file's place, to open it
@@ -108,13 +108,13 @@ class LogWriter:
         """Whether the first ``size`` bytes end within a line. Raises StorageError."""
         if not size:
             return False
-        with storing(self.path), contextlib.suppress(FileNotFoundError):
-            fd = open_output(self.path)
-            try:
-                # Nothing is there if the user has emptied the file.
-                return os.pread(fd, 1, size - 1) not in (b"", b"\n")
-            finally:
-                os.close(fd)
+        with (
+            storing(self.path),
+            contextlib.suppress(FileNotFoundError),
+            closing_fd(open_output(self.path)) as fd,
+        ):
+            # Nothing is there if the user has emptied the file.
+            return os.pread(fd, 1, size - 1) not in (b"", b"\n")
         return False
 
 

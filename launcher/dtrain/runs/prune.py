@@ -16,7 +16,8 @@ from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.status import RunStatus
-from dtrain.runs.storage import home, storage_error, storing
+from dtrain.runs.storage import home, storing
+from dtrain.runs.stored_file import closing_fd
 
 USUAL_AGE = 30 * 86400.0
 """Seconds since the end of a run."""
@@ -72,21 +73,18 @@ def remove(run: RunStatus) -> None:
     claim = folder.claim()
     if claim is None:
         raise UsageError(f"{run.run}: another process is in charge of it")
-    try:
-        runs, _ = Trust().open_folder(os.fsencode(folder.path.parent))
-        try:
-            # A run that is removed only in part must not look like one. Links in it are removed,
-            # not followed.
-            hidden = f"{REMOVED}{folder.name}"
-            _remove_tree(hidden, runs, ignore_errors=True)
-            os.rename(folder.name, hidden, src_dir_fd=runs, dst_dir_fd=runs)
-            _remove_tree(hidden, runs)
-        finally:
-            os.close(runs)
-    except OSError as error:
-        raise storage_error(folder.path, error) from None
-    finally:
-        claim.release()
+    parent = os.fsencode(folder.path.parent)
+    with (
+        contextlib.closing(claim),
+        storing(folder.path),
+        closing_fd(Trust().open_folder(parent)[0]) as runs,
+    ):
+        # A run that is removed only in part must not look like one. Links in it are removed, not
+        # followed.
+        hidden = f"{REMOVED}{folder.name}"
+        _remove_tree(hidden, runs, ignore_errors=True)
+        os.rename(folder.name, hidden, src_dir_fd=runs, dst_dir_fd=runs)
+        _remove_tree(hidden, runs)
 
 
 def _remove_tree(name: str, runs: int, *, ignore_errors: bool = False) -> None:

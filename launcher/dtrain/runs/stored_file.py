@@ -44,6 +44,15 @@ def open_output(path: Path) -> int:
     return fd
 
 
+@contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """Closes a file descriptor at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def unreadable(path: Path, error: OSError) -> UsageError:
     """The error for a stored file that cannot be opened or read."""
     if isinstance(error, UnsafeError):
@@ -65,12 +74,9 @@ def write_object(
             os.fsync(file.fileno())
     if durable:
         # Or the folder may still have the old file after the crash. Some file systems cannot do it.
-        with suppress(OSError):
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with suppress(OSError), closing_fd(os.open(path.parent, flags)) as folder:
+            os.fsync(folder)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtrain.runs.stored_file import open_output
+from dtrain.runs.stored_file import closing_fd, open_output
 
 _BLOCK = 64 << 10
 """Bytes that are read at once from the end."""
@@ -59,8 +59,7 @@ def last_lines(path: Path, end: int, count: int) -> tuple[int, int]:
     if not count or not end:
         return end, count
     missing = count
-    fd = open_output(path)
-    try:
+    with closing_fd(open_output(path)) as fd:
         # The newline at the end of the last line begins no other line.
         for begin, until in reversed(list(_data(fd, end - 1))):
             for at in range(until, begin, -_BLOCK):
@@ -75,8 +74,6 @@ def last_lines(path: Path, end: int, count: int) -> tuple[int, int]:
                     place = block.rindex(b"\n", 0, place)
                 return first + place + 1, 0
         return 0, missing - 1
-    finally:
-        os.close(fd)
 
 
 def _data(fd: int, end: int) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolde
     name = run_name(spec.name, begun)
     folder = RunFolder.create(name)
     claim = folder.claim(signals=are_handled())
-    try:
+    with closing(claim) if claim is not None else nullcontext():
         port = spec.job.rendezvous.first_port
         record = Record(name, request, port, sys.executable, begun)
         # Before anything starts, so that other processes find the run.
@@ -47,9 +47,6 @@ def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolde
         Journal(folder.journal).write(begun, events.RunStarted(plan.host_names))
         with listening(folder, caller.control):
             yield record, folder
-    finally:
-        if claim is not None:
-            claim.release()
 
 
 @contextmanager

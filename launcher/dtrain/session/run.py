@@ -56,8 +56,8 @@ class Run:
         self.recorder.next_attempt(record.attempt, self.plan)
         self.recorder.latest = ""
 
-    def left(self, report: Report, *, still_running: bool = True) -> Report:
-        """The run goes on without this process."""
+    def left(self, report: Report, *, still_running: bool | None = True) -> Report:
+        """The run goes on without this process. For ``still_running`` see `RunLeft`."""
         self._notifications.close()
         self._caller.observer.on_event(events.RunLeft(self.record.run, still_running))
         return self._completed(report)
@@ -65,11 +65,8 @@ class Run:
     def unattended(self, report: Report) -> Report:
         """As `left`: this process cannot follow the run any more, and nobody asked it to leave."""
         self.recorder.notice(report.reason)
-        report = self._completed(report)
-        self._notifications.send("unattended", self.record.attempt, report)
-        self._notifications.close()
-        self._caller.observer.on_event(events.RunLeft(self.record.run, still_running=None))
-        return report
+        self._notifications.send("unattended", self.record.attempt, self._completed(report))
+        return self.left(report, still_running=None)
 
     def finish(self, report: Report) -> Report:
         """Notify about the end of the run, and record it."""

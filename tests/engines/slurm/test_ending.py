@@ -221,3 +221,7 @@ def test_a_prolog_that_fails() -> None:
 def test_a_forgotten_job_that_left_failures() -> None:
     report = ending(None, ONE_FAILS).report()
     assert (report.exit_code, report.reason) == (1, "rank 2 on b exited with status 7")
+    # What its script wrote counts as for a job that Slurm knows.
+    assert ending(None, FULL).report() == ending(SlurmState("FAILED"), FULL).report()
+    near = ending(None, f"dtrain: {TIME_LIMIT}\n{ONE_FAILS}").report()
+    assert near.reason == "job 12 reached its time limit"

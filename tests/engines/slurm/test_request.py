@@ -79,7 +79,7 @@ def test_durations_are_written_as_the_file_has_them() -> None:
         ("slurm: {partition: 'cpu,gpu'}, nodes: 2, gpus: 8", "", ""),
         ("slurm: {partition: own}, nodes: 1, gpus: 9", "", ""),
         ("slurm: {partition: gpus}, nodes: 1", "slurm.partition", "gpus; do you mean gpu?"),
-        ("slurm: {}, nodes: 1, gpus: 1", "gpus", "0 of 1 machine of partition cpu have 1 GPUs"),
+        ("slurm: {}, nodes: 1, gpus: 1", "gpus", "0 of 1 machine of partition cpu have 1 GPU"),
         ("slurm: {partition: gpu}, nodes: 4", "nodes", "4 machines are more than a job in"),
         ("slurm: {partition: gpu}, nodes: 5", "nodes", "5 machines are more than a job in"),
         ("slurm: {partition: cpu}, nodes: 2", "nodes", "partition cpu has 1 machine, and the job"),
@@ -101,7 +101,7 @@ def test_durations_are_written_as_the_file_has_them() -> None:
         (
             "slurm: {partition: gpu, account: bio}, nodes: 1",
             "slurm.account",
-            "partition gpu does not accept jobs of account bio",
+            "partition gpu does not list account bio",
         ),
         (
             "slurm: {partition: gpu, constraint: a100}, nodes: 3, gpus: 8",
@@ -137,11 +137,21 @@ def test_a_launch_warns_of_what_slurm_may_let_wait_for_ever(keys: str, subjects:
     assert all(finding.severity is Severity.WARNING for finding in found)
 
 
-def test_a_launch_refuses_an_account_that_the_partition_does_not_accept() -> None:
+def test_a_launch_refuses_an_account_that_the_partition_denies() -> None:
     """sbatch accepts it, and nothing lets the job start."""
+    denied = SCONTROL.replace("AllowAccounts=ml,vision", "AllowAccounts=ALL DenyAccounts=bio")
     judge = judge_of("slurm: {partition: gpu, account: bio}, nodes: 1")
-    (finding,) = judge.impossible(partitions.read(SCONTROL, SINFO), ACCEPTED)
+    (finding,) = judge.impossible(partitions.read(denied, SINFO), ACCEPTED)
     assert finding.severity is Severity.ERROR
+
+
+def test_an_account_may_be_below_one_that_the_partition_lists() -> None:
+    """Newer versions of Slurm accept it, and ignore DenyAccounts beside AllowAccounts."""
+    listed = SCONTROL.replace("=ml,vision", "=ml,vision DenyAccounts=bio")
+    judge = judge_of("slurm: {partition: gpu, account: bio}, nodes: 1")
+    (finding,) = judge.impossible(partitions.read(listed, SINFO), ACCEPTED)
+    assert finding.subject == "cluster.slurm.account"
+    assert finding.severity is Severity.WARNING
 
 
 def test_a_limit_for_which_slurm_refuses_the_job() -> None:

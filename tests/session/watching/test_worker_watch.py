@@ -93,6 +93,8 @@ def test_a_launcher_that_stood_still_shows_no_stall(monkeypatch: pytest.MonkeyPa
 
 def test_only_workers_that_still_run_hang_somewhere() -> None:
     streams = [Stream("a", "worker", rank, rank, "stderr", Path("/none")) for rank in (0, 1)]
+    # A copy of the host's folder, which a user has made during the run.
+    streams.append(Stream("a.bak", "worker", 0, 0, "stderr", Path("/none")))
     evidence = HostEvidence("a", ())
     evidence.add(Exited(1.0, "worker", 0, 0, 7, 0, None, stopping=False))
     evidence.add(Stack(1.0, "worker", 1, 1, "    load (/home/ml/train.py:4)"))

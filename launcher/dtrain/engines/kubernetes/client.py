@@ -17,7 +17,7 @@ from typing import Any
 from dtrain.diagnostics import AnswerError, AuthError, ConnectError, PrepareError, UsageError
 from dtrain.engines.kubernetes import credentials
 from dtrain.engines.kubernetes.credentials import Credentials
-from dtrain.messages.decode import ProtocolError, excerpt, parse_object
+from dtrain.messages.decode import ProtocolError, answer_of, excerpt, parse_object
 from dtrain.spec.model import Kubernetes
 
 MAX_ANSWER = 64 << 20
@@ -101,19 +101,19 @@ class Client:
         Raises ConnectError if the server cannot be reached or is not ready, AuthError,
         NotFoundError, ConflictError, AnswerError, and PrepareError for other refusals.
         """
-        attempted = self._attempted(method, path)
+        path = path.format(namespace=self.namespace)
+        attempted = f"{method} {path}"
         once = partial(self._once, method, path, body, query, READ_SECONDS)
         data = self._read(self._send(once, attempted), attempted)
-        try:
+        with answer_of(self.host, attempted):
             return parse_object(data)
-        except ProtocolError as error:
-            raise AnswerError(self.host, attempted, error) from None
 
     def stream(self, path: str, **query: str | int) -> Generator[list[bytes]]:
         """The lines of an answer without an end, as they arrive, each with its newline. The last
         one has none if it is incomplete. Raises as `request`; the lines raise ConnectError if the
         connection breaks."""
-        attempted = self._attempted("GET", path)
+        path = path.format(namespace=self.namespace)
+        attempted = f"GET {path}"
         once = partial(self._once, "GET", path, None, query, STREAM_SECONDS)
         return self._lines(self._send(once, attempted), attempted)
 
@@ -173,7 +173,6 @@ class Client:
         import urllib3
 
         used = self._credentials
-        path = path.format(namespace=self.namespace)
         url = f"{used.server}{path}"
         if query:
             url += "?" + urllib.parse.urlencode(query)
@@ -197,7 +196,7 @@ class Client:
                 redirect=False,
             )
         except urllib3.exceptions.ReadTimeoutError as error:
-            raise QuietError(self.host, self._attempted(method, path), _words(error)) from None
+            raise QuietError(self.host, f"{method} {path}", _words(error)) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ConnectError(
                 self.host,
@@ -205,9 +204,6 @@ class Client:
                 _words(error),
                 hint="check that `kubectl version` works",
             ) from None
-
-    def _attempted(self, method: str, path: str) -> str:
-        return f"{method} {path.format(namespace=self.namespace)}"
 
     def _read(self, answer: Any, attempted: str) -> bytes:
         """All of an answer, which is then closed."""

@@ -75,14 +75,14 @@ class KubernetesEnding:
             )
         if self.deleted is not None and self._ended_by_deletion:
             return self._was_deleted(f"{self._host(self.deleted)}: pod {self.deleted.name}")
-        words = [line for ending in self.pods for line in ending.words]
+        words = "\n".join(dict.fromkeys(line for ending in self.pods for line in ending.words))
         if self.failures:
             first = self.failures[0]
             return Report(
                 ExitCode.JOB_FAILED,
                 first.summary,
                 failures=self.failures,
-                problems=() if first.words or not words else ("\n".join(dict.fromkeys(words)),),
+                problems=(words,) if words and not first.words else (),
                 hint=_hint(first),
             )
         reason = self.state.failed if self.state is not None else ""
@@ -92,12 +92,10 @@ class KubernetesEnding:
             for ending in self.pods
             if (ended := ending.pod.ended) is not None and (ended.exitCode or ended.message)
         ]
-        if words:
-            problems.append("\n".join(dict.fromkeys(words)))
         return Report(
             ExitCode.JOB_FAILED,
             f"{self.name} failed" + (f": {reason}" if reason else ""),
-            problems=tuple(dict.fromkeys(problems)),
+            problems=tuple(dict.fromkeys(filter(None, (*problems, words)))),
         )
 
     @property

@@ -161,8 +161,7 @@ class KubernetesFollower:
             return True  # without that permission, no output can be read
         except NodeError:
             return False
-        for new in self._job.listed(pods):
-            self._read(new)
+        self._handle(PodsListed(pods))
         return True
 
     def _stop(self) -> Report | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrain.checks import Evidence, Finding, Severity
 from dtrain.checks.finding import error, warning
-from dtrain.diagnostics import AnswerError, NodeError, PrepareError
+from dtrain.diagnostics import NodeError, PrepareError
 from dtrain.engines.kubernetes import kueue, manifest, permissions, training_runtime
 from dtrain.engines.kubernetes.client import AbsentError, Client, ConflictError, NotFoundError
 from dtrain.engines.kubernetes.image_check import ImageCheck
@@ -18,7 +18,7 @@ from dtrain.engines.kubernetes.objects import Word, at, object_list
 from dtrain.engines.kubernetes.quantities import amount, written
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import answer_of
 from dtrain.runs.request import Request
 from dtrain.session.facts.everywhere import everywhere
 
@@ -51,17 +51,12 @@ def examine(request: Request, stopped: Callable[[], bool]) -> Evidence:
 def _examine(request: Request, plan: LaunchPlan, stopped: Callable[[], bool]) -> Evidence:
     keys = keys_of(plan)
     client = Client(keys)
-    try:
+    with answer_of(client.host, "checking the cluster"):
         client.request("GET", "/version")
         found = [*KubernetesInspection(plan, client, request.place).findings()]
         if not stopped() and not any(one.severity is Severity.ERROR for one in found):
             runtime = training_runtime.read(client, keys)
             found += ImageCheck(plan, client, request.place, runtime, stopped).findings()
-    except NodeError as failure:
-        return Evidence.without_hosts(plan, failures=[failure])
-    except ProtocolError as wrong:
-        failed = AnswerError(client.host, "checking the cluster", wrong)
-        return Evidence.without_hosts(plan, failures=[failed])
     return Evidence.without_hosts(plan, request=found)
 
 
@@ -179,8 +174,7 @@ class KubernetesInspection:
 
     def _refused(self) -> Iterator[Finding]:
         """What the server says to the job itself and to its pods, without creating them."""
-        name, job = "job", manifest.job(self._plan)
-        requests = [(name, JOB_KINDS[self._keys.api].path, job)]
+        requests = [("job", JOB_KINDS[self._keys.api].path, manifest.job(self._plan))]
         create_pods = permissions.OF_IMAGE_CHECK[0]
         if self._keys.api == "jobset" and permissions.allowed(self._client, create_pods):
             requests.append(("pods of the job", PODS, manifest.pod(self._plan)))

@@ -124,24 +124,22 @@ class KubernetesJob(FollowedRun):
         self.hosts.pod(pod, removed=removed)
         if (pod.deleted or removed) and not (pod.over or self._failed):
             self._deleted.append(pod)
-        if known is None:
-            if not pod.started or removed:
-                return None
-            position = self._positions.pods.setdefault(pod.uid, LogPosition())
-            output = PodOutput(
-                self.folder, self.plan.hosts[pod.index], position, ranked=self.plan.job.ranked
-            )
-            cursor = Cursor(position.last, position.count, position.latest)
-            known = FollowedPod(pod, output, cursor, threading.Event())
-            self.pods[pod.uid] = known
-            # Before the first line, so that no line is stored twice.
-            self._positions.save()
-            new = known
-        else:
+        if known is not None:
             known.pod = pod
-            new = None
-        if pod.over or removed:
-            known.over.set()
+            if pod.over or removed:
+                known.over.set()
+            return None
+        if not pod.started or removed:
+            return None
+        position = self._positions.pods.setdefault(pod.uid, LogPosition())
+        part, ranked = self.plan.hosts[pod.index], self.plan.job.ranked
+        output = PodOutput(self.folder, part, position, ranked=ranked)
+        cursor = Cursor(position.last, position.count, position.latest)
+        new = self.pods[pod.uid] = FollowedPod(pod, output, cursor, threading.Event())
+        # Before the first line, so that no line is stored twice.
+        self._positions.save()
+        if pod.over:
+            new.over.set()
         return new
 
     def listed(self, pods: tuple[Pod, ...]) -> list[FollowedPod]:

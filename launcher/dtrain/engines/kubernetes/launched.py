@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
-from dtrain.diagnostics import AnswerError, ConnectError, NodeError, PrepareError
+from dtrain.diagnostics import ConnectError, NodeError, PrepareError
 from dtrain.engines.kubernetes import objects
 from dtrain.engines.kubernetes.client import AbsentError, Client, ForbiddenError
 from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, TRAINJOB, job_kind, kubectl
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import answer_of
 from dtrain.session.facts.everywhere import in_thread
 from dtrain.session.stopping.control import Force
 
@@ -58,8 +58,8 @@ class LaunchedJob:
     @property
     def still_there(self) -> str:
         client, kinds = self._client, [self._kind.name, *self._files]
-        objects = [f"{kind.lower()}/{self.name}" for kind in kinds]
-        command = kubectl("delete", *objects, namespace=client.namespace, context=client.context)
+        left = [f"{kind.lower()}/{self.name}" for kind in kinds]
+        command = kubectl("delete", *left, namespace=client.namespace, context=client.context)
         return f"{self.name} may still be there: `{command}` ends it"
 
     def create(self, submit: Mapping[str, Any]) -> None:
@@ -73,14 +73,14 @@ class LaunchedJob:
                     self._request("POST", path, submit[kind], **STRICT)
                     created = True
             job = self._request("POST", self._kind.path, submit["job"], **STRICT)
-            self._own(submit["job"], objects.job(job).uid)
-        except (NodeError, ProtocolError) as error:
+            with answer_of(self._client.host, "creating the job"):
+                uid = objects.job(job).uid
+            self._own(submit["job"], uid)
+        except NodeError as error:
             # After a refusal, an object of this name belongs to another run.
             if created or not isinstance(error, PrepareError):
                 self.problem = self.delete_or_report()
-            if isinstance(error, NodeError):
-                raise
-            raise AnswerError(self._client.host, "creating the job", error) from None
+            raise
 
     def _own(self, job: Mapping[str, Any], uid: str) -> None:
         """Make the job the owner of its files: Kubernetes then deletes them with it, even if this
@@ -98,11 +98,11 @@ class LaunchedJob:
     def state(self) -> objects.KubernetesJobState | None:
         """None if there is no such job. Raises NodeError."""
         try:
-            return objects.job(self._request("GET", self._path))
+            found = self._request("GET", self._path)
         except AbsentError:
             return None
-        except ProtocolError as error:
-            raise AnswerError(self._client.host, "reading the job", error) from None
+        with answer_of(self._client.host, "reading the job"):
+            return objects.job(found)
 
     def delete_job(self) -> None:
         """Ask the server to delete the job and its pods. Raises NodeError."""
@@ -116,10 +116,8 @@ class LaunchedJob:
     def pods(self) -> tuple[objects.Pod, ...]:
         """The job's pods. Raises NodeError."""
         found = self._request("GET", PODS, labelSelector=self.selector)
-        try:
+        with answer_of(self._client.host, "listing the pods"):
             return objects.pods(objects.object_list(found))
-        except ProtocolError as error:
-            raise AnswerError(self._client.host, "listing the pods", error) from None
 
     def delete_or_report(self) -> str:
         """Delete all objects, and wait until the job and its pods are gone. The problem; empty

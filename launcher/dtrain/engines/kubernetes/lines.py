@@ -19,7 +19,8 @@ _STAMPED = re.compile(
 )
 _LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?(\+)?\] ?")
 _ENDED = re.compile(
-    re.escape(MARK).encode() + rb" ([a-z]{1,20}-[0-9]{1,7}) ended: ([0-9]{1,3}) at ([0-9.]{1,20})"
+    re.escape(MARK).encode() + rb" ([a-z]{1,20}-[0-9]{1,7}) ended: ([0-9]{1,3}) at"
+    rb" ([0-9]{1,12}(?:\.[0-9]{1,9})?)"
 )
 
 
@@ -69,11 +70,8 @@ def labelled(text: bytes) -> ProcessLine | ProcessEnd | ScriptLine | None:
     if found := _LABELLED.match(text):
         end = b"" if found[3] else b"\n"
         return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :] + end)
-    try:
-        if found := _ENDED.match(text):
-            return ProcessEnd(found[1].decode(), int(found[2]), float(found[3]))
-    except ValueError:
-        pass
+    if found := _ENDED.fullmatch(text):
+        return ProcessEnd(found[1].decode(), int(found[2]), float(found[3]))
     return None
 
 

@@ -77,12 +77,13 @@ class SlurmEnding:
         state = self.state
         if state is not None and state.state == "COMPLETED":
             return Report(ExitCode.OK, all_finished(self.plan.world_size))
-        if self.stopped_by and state is not None and state.state != "NODE_FAIL":
+        if self.stopped_by and (state is None or state.state != "NODE_FAIL"):
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         if self.hang:
             return self._hung()
-        if state is None:
+        if state is None and not self.failures:
             return self._forgotten()
+        state = state or SlurmState("FAILED")
         if state.state == "FAILED" and (interrupted := self._interrupted()):
             return self._ended_by_slurm(replace(state, state=interrupted))
         if state.state in ("FAILED", "OUT_OF_MEMORY"):
@@ -202,17 +203,6 @@ class SlurmEnding:
         return "with job.restart.max: 3, the job goes back to the queue after such an end"
 
     def _forgotten(self) -> Report:
-        """Its end is only known from what it wrote."""
-        if self.stopped_by:
-            return Report(ExitCode.INTERRUPTED, self.stopped_by)
-        if self.failures:
-            first = self.failures[0]
-            return Report(
-                ExitCode.JOB_FAILED,
-                first.summary,
-                failures=self.failures,
-                hint=first.hint,
-            )
         return Report(
             ExitCode.NODE_FAILED,
             f"Slurm no longer knows job {self.job}, so its exit status is unknown",

@@ -19,7 +19,7 @@ from dtrain.engines.slurm.state import parse
 from dtrain.failures.cause import Report
 from dtrain.messages import slurm as messages
 from dtrain.messages.agent import Bye, Notice, ProgressReport, StreamFound
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import answer_of
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder, LaterOrder, Submission
 from dtrain.runs.storage import StorageError
@@ -102,11 +102,10 @@ class SlurmFollower:
             except NodeError as error:
                 return job.failed(error)
         while True:
-            again = job.follow_order()
-            submits = order is not None and job.record.job_id is None and not self._control.force
+            new = order if job.record.job_id is None and not self._control.force else None
             files = job.files()
             try:
-                if self._serve({**order, **files} if submits and order else {**again, **files}):
+                if self._serve({**new, **files} if new else {**job.follow_order(), **files}):
                     if not job.has_restarted():
                         return job.ended(self._control.why if self._control.force else "")
                     job.begin_next_attempt()
@@ -122,7 +121,7 @@ class SlurmFollower:
                 self._full = True
                 job.recorder.notice_once(error.message)
             except NodeError as error:
-                if submits and not (job.may_exist and isinstance(error, ConnectError)):
+                if new and not (job.may_exist and isinstance(error, ConnectError)):
                     return job.failed(error)
                 job.recorder.notice_once(f"{error.message}; {self._goes_on}, connecting again")
             if self._control.left:
@@ -145,7 +144,7 @@ class SlurmFollower:
             if self._control.left or self._gave_up:
                 return False
             self._send_request()
-            try:
+            with answer_of(self._login.name, "following the job"):
                 for frame in channel.frames():
                     if isinstance(frame, protocol.Data):
                         if not self._full:
@@ -158,8 +157,6 @@ class SlurmFollower:
                         later = "cancelling the job once Slurm says that it exists"
                         job.recorder.notice_once(f"{self._control.why}: {later}")
                     self._watch()
-            except ProtocolError as error:
-                raise AnswerError(self._login.name, "following the job", error) from None
             if self._control.left or self._gave_up:
                 return False
             job.may_exist = existed or channel.has_begun

@@ -35,7 +35,7 @@ from dtrain.node.boot import framed
 from dtrain.node.facts.orders import StepOrder
 from dtrain.node.programs import program
 from dtrain.node.slurm.wire import StepInput
-from dtrain.quoting import path, sh, word
+from dtrain.quoting import path, sh
 from dtrain.runs.request import Request
 from dtrain.session.facts.everywhere import everywhere
 from dtrain.session.facts.gather_order import THOROUGH, gather_order
@@ -173,7 +173,7 @@ def _in_step(
     order = _order(plan, token, shared)
     make = sh("umask 077; LC_ALL=C mkdir -p -- ", path(plan.run_dir))
     write = sh(make, f" && printf %s {token} >", path(shared))
-    written = shell.run(sh("sh -c ", word(str(write))))
+    written = shell.run(["sh", "-c", str(write)])
     if written.status != 0:
         problem = error(
             "cluster.run_dir",
@@ -190,7 +190,7 @@ def _in_step(
     finally:
         # A new folder is private. A launch makes one that `cluster.trust_group` can use.
         remove = sh("rm -f -- ", path(shared), "; rmdir -- ", path(plan.run_dir), " 2>/dev/null")
-        shell.run(sh("sh -c ", word(str(remove))))
+        shell.run(["sh", "-c", str(remove)])
     if not _STARTED.search(done.out):
         return Evidence.without_hosts(plan, request=[_not_started(plan, shell.host, done)])
     return _evidence(plan, done)

@@ -144,12 +144,20 @@ class RequestJudge:
                 " to the queue at its time limit",
             )
         account, allowed = slurm.account, partition.allowed_accounts
-        denied = account in partition.denied_accounts
-        if account is not None and (denied or (allowed and account not in allowed)):
+        if account and allowed and account not in allowed:
+            # Newer versions of Slurm also accept the accounts below those of the list.
+            yield self._warning(
+                "slurm.account",
+                f"partition {name} does not list account {account}",
+                f"one of {', '.join(allowed)}, or an account below one of them: otherwise the job"
+                " waits forever",
+                hint_for("account", self.login),
+            )
+        elif account and not allowed and account in partition.denied_accounts:
             yield self._error(
                 "slurm.account",
                 f"partition {name} does not accept jobs of account {account}",
-                f"one of {', '.join(allowed)}" if allowed else "an account that is not denied",
+                "an account that is not denied",
                 hint_for("account", self.login),
             )
         nodes = len(self.spec.cluster.hosts)
@@ -217,17 +225,19 @@ class RequestJudge:
             yield (
                 "gpus",
                 lambda machine: machine.count(kind) >= gpus,
-                f"have {gpus} GPUs" + (f"; the most that one has is {most}" if most else ""),
+                f"have {counted(gpus, 'GPU')}"
+                + (f"; the most that one has is {most}" if most else ""),
                 f"set cluster.gpus to {most} or less"
                 if most
                 else "choose a partition with GPUs (`sinfo -o '%P %G'`), or remove cluster.gpus",
             )
         cpus = (slurm.cpus or 1) * max(1, first.workers)
         size = max((machine.cpus for machine in partition.machines), default=0)
+        wants = f"{counted(cpus, 'CPU')} for {counted(first.workers, 'process')}"
         yield (
             "slurm.cpus" if slurm.cpus else "gpus" if gpus else "slots",
             lambda machine: machine.cpus >= cpus,
-            f"have {cpus} CPUs for {first.workers} processes; the most that one has is {size}",
+            f"have {wants}; the most that one has is {size}",
             f"set cluster.slurm.cpus to {max(1, size // max(1, first.workers))} or less",
         )
         if slurm.constraint and _FEATURE.fullmatch(slurm.constraint):

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from dtrain.diagnostics import AnswerError, NodeError
+from dtrain.diagnostics import NodeError
 from dtrain.engines.slurm.state import SlurmState, parse
 from dtrain.engines.slurm.submission import job_order, login_host
 from dtrain.messages import slurm as messages
 from dtrain.messages.agent import Bye
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import answer_of
 from dtrain.node import protocol
 from dtrain.node.slurm.orders import FirstOrder
 from dtrain.runs.record import Record
@@ -95,7 +95,7 @@ class Login:
     def _ask(self, order: FirstOrder) -> SlurmState | None:
         state: SlurmState | None = None
         with self.opened(order) as channel:
-            try:
+            with answer_of(self.name, "asking for the job's state"):
                 for body in channel.messages():
                     match messages.read_message(body):
                         case messages.JobDescribed(text) if text:
@@ -107,6 +107,4 @@ class Login:
                             raise NodeError(self.name, "looking for the job", why)
                         case Bye():
                             return state
-            except ProtocolError as error:
-                raise AnswerError(self.name, "asking for the job's state", error) from None
             raise channel.failure()

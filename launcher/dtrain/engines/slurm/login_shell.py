@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dtrain.diagnostics import PrepareError
 from dtrain.engines.slurm.partitions import MACHINES, PARTITIONS, Partition, read
 from dtrain.engines.slurm.submission import hint_for, login_host
-from dtrain.quoting import ShellCommand, words
+from dtrain.quoting import words
 from dtrain.records import dataclass
 from dtrain.spec.model import Slurm
 from dtrain.transport.contract import Connection, Transport
@@ -61,20 +61,12 @@ class LoginShell:
         self._connection = connection
 
     def run(
-        self,
-        command: Sequence[str] | ShellCommand,
-        stdin: bytes = b"",
-        limit: float = LIMIT,
+        self, command: Sequence[str], stdin: bytes = b"", limit: float = LIMIT
     ) -> CommandAnswer:
-        """Run a command to its end. One of Slurm, which may wait long for a controller, ends with
-        the connection, and so with this process. Raises ConnectError if the connection is lost."""
-        held = not isinstance(command, ShellCommand)
-        if isinstance(command, ShellCommand):
-            text, name = command, str(command).partition(" ")[0]
-        else:
-            text = words(["bash", "-c", _HELD, "dtrain", str(len(stdin)), *command])
-            name = command[0]
-        process = self._connection.start(str(text))
+        """Run a command to its end. One that waits long for a controller ends with the connection,
+        and so with this process. Raises ConnectError if the connection is lost."""
+        held = words(["bash", "-c", _HELD, "dtrain", str(len(stdin)), *command])
+        process = self._connection.start(str(held))
         late = threading.Event()
 
         def end() -> None:
@@ -87,8 +79,6 @@ class LoginShell:
         out = bytearray()
         try:
             process.write(stdin)
-            if not held:
-                process.close_stdin()
             while (data := process.read()) and len(out) <= MAX_OUTPUT:
                 out += data
             status = None if late.is_set() else process.wait(limit)
@@ -97,7 +87,7 @@ class LoginShell:
         finally:
             timer.cancel()
             process.close()
-        return CommandAnswer(name, status, _text(bytes(out)), _text(process.stderr()))
+        return CommandAnswer(command[0], status, _text(bytes(out)), _text(process.stderr()))
 
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions that the user may see. Raises NodeError."""

@@ -56,8 +56,8 @@ class JobOutput:
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the job in the plan's order, or nothing while one has no output file."""
         found = [
-            next((self._hosts[name] for name in names if name in self._hosts), "")
-            for names in self._processes
+            next((self._hosts[name] for name in own if name in self._hosts), "")
+            for own in self._processes
         ]
         return tuple(found) if all(found) else ()
 

@@ -84,9 +84,8 @@ class SlurmEngine:
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
         with earlier_run(record, folder, self._caller) as folder:
             job = SlurmJob(record, folder, self._caller, secrets)
-            return SlurmFollower(job, Login(self._transport, record), self._caller.control).follow(
-                None
-            )
+            login = Login(self._transport, record)
+            return SlurmFollower(job, login, self._caller.control).follow(None)
 
     def clean(self, record: Record, folder: RunFolder) -> bool:
         """Kill the job, and wait until Slurm has ended it: then no process of it is left."""

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 
-from dtrain.diagnostics import AnswerError, NodeError, PrepareError
+from dtrain.diagnostics import NodeError, PrepareError
 from dtrain.engines.ssh.relay_connection import start_relay
 from dtrain.engines.ssh.requests import status_request
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import HostPlan
 from dtrain.messages import agent as messages
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import ProtocolError, answer_of
 from dtrain.messages.sequence import MessageSequence
 from dtrain.runs.record import Record
 from dtrain.runs.shown_state import ShownState
@@ -56,7 +56,7 @@ def _silent(before: HostStatus | None, error: NodeError) -> HostStatus:
 def _answer(part: HostPlan, relay: RelayChannel) -> HostStatus:
     host = part.host.name
     behind = 0.0
-    try:
+    with answer_of(host, ATTEMPTED):
         for body in relay.messages():
             match messages.read_message(body):
                 case messages.Hello(time=theirs):
@@ -67,8 +67,6 @@ def _answer(part: HostPlan, relay: RelayChannel) -> HostStatus:
                     raise PrepareError(host, ATTEMPTED, reason)
                 case other:
                     raise ProtocolError(f"{messages.name_of(other)}: unexpected answer")
-    except ProtocolError as error:
-        raise AnswerError(host, ATTEMPTED, error) from None
     raise relay.failure()
 
 

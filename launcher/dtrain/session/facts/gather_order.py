@@ -137,8 +137,7 @@ def _named(plan: LaunchPlan, part: HostPlan, depth: Depth) -> list[HostPlan]:
     """The hosts whose names a host looks up, in order: the first has a part in another check."""
     if depth.thorough or len(plan.hosts) <= ALL_PAIRS:
         return list(plan.hosts)
-    place = plan.host_names.index(part.host.name)
-    found = [part, *peers(plan.hosts, place, depth)]
+    found = [part, *peers(plan.hosts, part.node_rank, depth)]
     return sorted(found, key=lambda one: one.node_rank)
 
 

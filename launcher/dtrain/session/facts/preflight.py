@@ -108,11 +108,10 @@ class Preflight:
         hosts = [host for host, _ in found]
         ports = {host.name: port for host, port in found}
         answered = {host.name: host for host in hosts}
-        places = {name: place for place, name in enumerate(self._plan.host_names)}
 
         def others(host: HostFacts) -> list[HostFacts]:
             # Of all hosts, whether they answer or not: these are the names that it has looked up.
-            chosen = peers(self._plan.host_names, places[host.name], depth)
+            chosen = peers(self._plan.host_names, host.part.node_rank, depth)
             return [answered[name] for name in chosen if name in answered]
 
         dialed = everywhere(
@@ -282,9 +281,9 @@ class Preflight:
 
     def _script_in_source(self) -> bool | None:
         job = self._plan.job
-        if job.sync is None or job.script is None or job.script.startswith("/"):
-            return None if job.sync is None or job.script else True
-        return (local_folder(job.sync.source, self._base) / job.script).is_file()
+        if job.sync is None or (job.script or "").startswith("/"):
+            return None
+        return not job.script or (local_folder(job.sync.source, self._base) / job.script).is_file()
 
 
 def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.DialTarget]:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
 from typing import TypeAlias
 
-from dtrain.diagnostics import AnswerError, ConnectError, ExitCode, NodeError
+from dtrain.diagnostics import ConnectError, ExitCode, NodeError
 from dtrain.messages import command as messages
 from dtrain.messages.agent import Bye
-from dtrain.messages.decode import ProtocolError
+from dtrain.messages.decode import ProtocolError, answer_of
 from dtrain.node import protocol
 from dtrain.node.command_orders import CommandRequest, StopCommands
 from dtrain.node.waiting import next_item
@@ -145,13 +145,10 @@ class Commands:
         self._hidden = [*hidden]
         self._limit = limit
         self._transport = transport
-        self._groups: list[_Group] = []
+        groups: dict[int, _Group] = {}
         for target in targets:
-            group = next((one for one in self._groups if one.targets[0].via is target.via), None)
-            if group is None:
-                self._groups.append(_Group([target]))
-            else:
-                group.targets.append(target)
+            groups.setdefault(id(target.via), _Group([])).targets.append(target)
+        self._groups = [*groups.values()]
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._room = threading.Semaphore(QUEUED)
         """For output alone: who gives up on a host must not wait for the terminal."""
@@ -245,13 +242,12 @@ class Commands:
             process = node_program.start(connection, "command", python, label="exec")
             process.write(protocol.encode_command(self._request(group)))
             group.relay = relay = RelayChannel(via.name, connection, process, python, ATTEMPTED)
-            for frame in relay.frames():
-                self._take(group, frame)
+            with answer_of(via.name, ATTEMPTED):
+                for frame in relay.frames():
+                    self._take(group, frame)
             if len(group.reported) == len(group.targets):
                 return
             failure = relay.failure()
-        except ProtocolError as error:
-            failure = AnswerError(via.name, ATTEMPTED, error)
         except NodeError as error:
             failure = error
         except Exception as fault:  # noqa: BLE001  the caller's thread raises it

@@ -26,11 +26,11 @@ class ProgressReports:
         self._speaker = speaker(plan)
         self._recorder = recorder
         self._steps = steps
-        self._journal_at = 0.0
         self._phases: Mapping[str, float] = {}
         self._done = 0
         """Steps, as of the last report with its phases."""
-        self._phases_at = 0.0
+        self._due: dict[str, float] = {}
+        """When the next event of a kind may go into the journal."""
         self._unwritten: dict[str, events.JournalEvent] = {}
         """The newest events that are not yet in the journal, by kind."""
 
@@ -62,27 +62,27 @@ class ProgressReports:
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step
         self._recorder.observer.on_event(events.ProgressReported(host, report))
-        now = time.monotonic()
-        if report.process != self._speaker:
-            return
-        self._unwritten["progress"] = events.Progressed(report)
-        if now >= self._journal_at or report.step == report.total:
-            self._journal_at = now + JOURNAL_SECONDS
-            self._write("progress")
+        if report.process == self._speaker:
+            self._journal(events.Progressed(report), at_once=report.step == report.total)
 
     def _journal_phases(self, report: StepReport) -> None:
         """Journal how long the job was in its phases, and its last step: at once after a
         checkpoint, because work is lost from there on."""
-        news = report.phases != self._phases or report.done != self._done
+        before = self._phases
+        news = report.phases != before or report.done != self._done
         if report.process != self._speaker or not news:
             return
-        now, before = time.monotonic(), self._phases
         rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
         self._phases, self._done = report.phases, report.done
-        self._unwritten["phases"] = events.PhasesSpent(report.time, report.done, report.phases)
-        if rare or now >= self._phases_at:
-            self._phases_at = now + JOURNAL_SECONDS
-            self._write("phases")
+        spent = events.PhasesSpent(report.time, report.done, report.phases)
+        self._journal(spent, at_once=rare)
+
+    def _journal(self, event: events.JournalEvent, *, at_once: bool) -> None:
+        self._unwritten[event.kind] = event
+        now = time.monotonic()
+        if at_once or now >= self._due.get(event.kind, 0.0):
+            self._due[event.kind] = now + JOURNAL_SECONDS
+            self._write(event.kind)
 
     def close(self) -> None:
         """Journal the last step and the last phases: no more reports follow."""

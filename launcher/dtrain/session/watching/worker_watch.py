@@ -208,7 +208,8 @@ class WorkerWatch:
     def stuck_workers(self) -> list[str]:
         """Where workers wait: one line for each place."""
         sizes = self._job.folder.sizes(self._job.plan)
-        streams = [stream for stream in sizes if stream.fd == "stderr"]
+        # A user may have copied a host's folder.
+        streams = [one for one in sizes if one.fd == "stderr" and one.host in self._hosts]
         with_ranks = {stream.host for stream in streams if stream.rank is not None}
         places = {}
         for stream in streams:
