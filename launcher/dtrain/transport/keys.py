@@ -12,6 +12,7 @@ import copy
 import io
 import os
 import re
+import select
 import shlex
 import socket
 import struct
@@ -340,7 +341,8 @@ class _Agent(AgentSSH):
 
     def _send_message(self, message: object) -> object:
         with self.turn:
-            if self._agent_socket.fileno() < 0 and not self._closed:
+            if self._has_ended() and not self._closed:
+                self._agent_socket.close()
                 self._conn = self._agent_socket = self._open()
             try:
                 return super()._send_message(message)  # type: ignore[misc]
@@ -348,6 +350,15 @@ class _Agent(AgentSSH):
                 # The next request would get the reply to this one, if it still comes.
                 self._agent_socket.close()
                 raise
+
+    def _has_ended(self) -> bool:
+        """Whether this end was closed after a failure, or the agent has ended: it may have a
+        successor. An agent says nothing unasked."""
+        if self._agent_socket.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._agent_socket, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 class _SigningKey(AgentKey):
