@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dtrain.diagnostics import AuthError, ConnectError
-from dtrain.engines.ssh.outage import STABLE, Outage
+from dtrain.engines.ssh.outage import STABLE, Contact, Outage
 
 
 def test_attaching_alone_does_not_end_an_outage() -> None:
@@ -58,14 +58,32 @@ def test_progress_and_a_stable_relay_end_it() -> None:
 
 
 def test_a_host_is_lost_only_if_the_launcher_reached_another_after_the_limit() -> None:
-    outage = Outage()
-    assert not outage.is_over(300, math.inf)
+    outage, always = Outage(), Contact(math.inf)
+    assert not outage.is_over(300, always)
     outage.begin(100)
     outage.attempt(399)
-    assert not outage.is_over(300, math.inf)
+    assert not outage.is_over(300, always)
     outage.attempt(400)
-    assert not outage.is_over(300, 399)
-    assert outage.is_over(300, 400)
+    assert not outage.is_over(300, Contact(399))
+    assert outage.is_over(300, Contact(400))
+
+
+def test_a_network_that_comes_back_after_the_limit_may_soon_be_gone_again() -> None:
+    outage, contact = Outage(), Contact(100)
+    outage.begin(100)
+    outage.attempt(399)
+    contact.made(405, 300)  # another host
+    outage.attempt(406)
+    assert not outage.is_over(300, contact)
+    outage.attached(407)
+    contact.made(407, 300)
+    outage.begin(409)
+    assert not outage.is_over(300, contact)
+    contact.made(704, 300)
+    outage.attempt(705)
+    assert not outage.is_over(300, contact)
+    contact.made(705, 300)
+    assert outage.is_over(300, contact)
 
 
 def test_delays_grow_until_there_is_progress() -> None:

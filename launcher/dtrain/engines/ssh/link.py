@@ -22,7 +22,7 @@ from dtrain.engines.ssh.guarded import fault, run_guarded
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.host_state import HostPhase, LinkState
 from dtrain.engines.ssh.inbox import Inbox, Reported
-from dtrain.engines.ssh.outage import Outage
+from dtrain.engines.ssh.outage import Contact, Outage
 from dtrain.engines.ssh.readiness import check_ready, waits
 from dtrain.engines.ssh.relay_connection import RelayConnection
 from dtrain.engines.ssh.requests import launch_request
@@ -283,14 +283,14 @@ class Link:
 
     def _answered(self) -> bool:
         """The host has answered a new connection. Returns as `_goes_on`."""
-        self._context.contact.made(time.monotonic())
+        self._context.contact.made(time.monotonic(), self._timeout)
         return self._goes_on()
 
     def _would_be_lost(self) -> bool:
         """Whether the host is lost if the last attempt to connect has failed."""
         # Once the outcome of the job is known, it does not matter whose network is gone.
         decided = self.state.phase is not HostPhase.RUNNING
-        contact = math.inf if decided else self._context.contact.last
+        contact = Contact(math.inf) if decided else self._context.contact
         return self._outage.is_over(self._timeout, contact)
 
     def _show_refusal(self, error: NodeError) -> None:
@@ -310,7 +310,7 @@ class Link:
         def take(frame: protocol.Message | protocol.Data) -> bool:
             now = time.monotonic()
             self._outage.answered(now)
-            self._context.contact.made(now)
+            self._context.contact.made(now, self._timeout)
             self._inbox.take(frame, relay, self.state)
             return self._goes_on()
 

@@ -32,12 +32,16 @@ class Delays:
 
 
 class Contact:
-    """When the launcher last reached any host of an attempt. All links share it."""
+    """When the launcher reached any host of an attempt. All links share it."""
 
-    def __init__(self) -> None:
-        self.last = -math.inf
+    def __init__(self, last: float = -math.inf) -> None:
+        self.last = last
+        self.regained = -math.inf
+        """When a host was reached after none had been for the limit of an outage."""
 
-    def made(self, now: float) -> None:
+    def made(self, now: float, limit: float) -> None:
+        if now - self.last >= limit:
+            self.regained = now
         self.last = now
 
 
@@ -46,7 +50,8 @@ class Outage:
 
     The host is lost once an attempt has failed that began after the time limit. Time alone does not
     count: while the launcher stood still (Ctrl-Z), the host may have come back. If the launcher has
-    reached no host since the limit, its own network may be gone, and the host is not lost.
+    reached no host since the limit, its own network may be gone, and the host is not lost. If it has
+    then reached one, the time until then does not count: its network may soon be gone again.
 
     A relay that connects and soon breaks or falls silent does not end an outage. Otherwise such a
     relay could keep the job waiting forever.
@@ -91,10 +96,12 @@ class Outage:
         """Seconds without progress until the last attempt began."""
         return 0.0 if self._since is None else self._attempted_at - self._since
 
-    def is_over(self, limit: float, contact: float) -> bool:
-        """Whether the host is lost if the last attempt has failed. ``contact``: when the launcher
-        last reached any host."""
-        return self._since is not None and min(self._attempted_at, contact) - self._since >= limit
+    def is_over(self, limit: float, contact: Contact) -> bool:
+        """Whether the host is lost if the last attempt has failed."""
+        if self._since is None:
+            return False
+        since = max(self._since, contact.regained)
+        return min(self._attempted_at, contact.last) - since >= limit
 
     def next_delay(self, problem: NodeError | None = None) -> float:
         """As `Delays.next`."""
