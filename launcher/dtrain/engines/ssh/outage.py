@@ -50,8 +50,8 @@ class Outage:
 
     The host is lost once an attempt has failed that began after the time limit. Time alone does not
     count: while the launcher stood still (Ctrl-Z), the host may have come back. If the launcher has
-    reached no host since the limit, its own network may be gone, and the host is not lost. If it has
-    then reached one, the time until then does not count: its network may soon be gone again.
+    reached no host since the limit, its own network may be gone, and the host is not lost. Once it
+    reaches one, the time until then does not count: its network may soon be gone again.
 
     A relay that connects and soon breaks or falls silent does not end an outage. Otherwise such a
     relay could keep the job waiting forever.
