@@ -118,9 +118,6 @@ class LiveSocket:
         with suppress(Exception):
             self._stream.close()
 
-    def getpeername(self) -> object:
-        return getattr(self._stream, "getpeername", lambda: None)()
-
     def _check(self) -> None:
         now = time.monotonic()
         if now - self._looked > STOOD_STILL * self._poll:
