@@ -109,7 +109,7 @@ class _Login:
 
     def with_key(self, candidate: OfferedKey) -> bool:
         self.acceptable = ""
-        if candidate.may_ask and candidate.public:
+        if candidate.public and candidate.may_ask():
             if not self._wanted(candidate.public, candidate.label):
                 return False
             self.acceptable = candidate.label

@@ -77,17 +77,13 @@ class OfferedKey:
     """None if it is known only after decryption."""
     load: Callable[[], paramiko.PKey]
     """The key itself, ready to sign. May ask for a passphrase; raises UnusableKeyError."""
-    needs_passphrase: Callable[[], bool]
+    may_ask: Callable[[], bool]
+    """Whether a login with it may ask the user."""
     path: Path | None = None
     from_agent: bool = False
     """Whether the agent signs. It may ask the user (``ssh-add -c``), or wait for a touch."""
     turn: AbstractContextManager[object] = nullcontext()
     """Held while the agent signs: it serves one login at a time."""
-
-    @property
-    def may_ask(self) -> bool:
-        """Whether a login with it may ask the user."""
-        return self.from_agent or self.needs_passphrase()
 
 
 class Keyring:
@@ -395,7 +391,7 @@ def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = N
     suffix = "" if name.startswith("agent key") else " (from the agent)"
     label = _label(name, public) + suffix
     turn = key.agent.turn  # type: ignore[attr-defined]
-    return OfferedKey(label, public, lambda: key, lambda: False, None, True, turn)
+    return OfferedKey(label, public, lambda: key, lambda: True, None, True, turn)
 
 
 def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[OfferedKey]:
