@@ -123,8 +123,7 @@ class Keyring:
         if agent and not endpoint.identities_only:
             for key in agent.keys:
                 name = f"agent key {key.comment!r}"
-                others += _certified(key, name, endpoint.certificates)
-                others.append(_agent_candidate(key, name))
+                others += _agent_candidates(key, name, endpoint.certificates)
         found = [*files, *others]
         if not endpoint.identities_first:
             found = _in_order_of_ssh(files, others, [*offered], endpoint.certificates)
@@ -156,20 +155,17 @@ class Keyring:
         file = self._file(path)
         # If only the public key file exists, IdentityFile selects a key of the agent.
         known = _public_file(path) if isinstance(file, UnusableKeyError) else file.public
+        certificates = (Path(f"{path}-cert.pub"), *endpoint.certificates)
         if known and known.blob in offered:
-            held = offered[known.blob]
-            yield from _certified(held, str(path), _certificates(path, endpoint))
-            yield _agent_candidate(held, str(path))
+            yield from _agent_candidates(offered[known.blob], str(path), certificates)
             return
         if isinstance(file, UnusableKeyError):
             if named or path.exists():
                 left_out.append(f"{path}: {file}")
             return
         if file.public:
-            for certificate in _certificates(path, endpoint):
-                public = _read_public(certificate)
-                if public and _certifies(public, file.public):
-                    yield self._candidate(file, public)
+            for certificate in _certificates(file.public, certificates):
+                yield self._candidate(file, certificate)
         if file.encrypted and file.key is None and (self._ask is None or endpoint.batch_mode):
             why = "without a terminal" if self._ask is None else "with BatchMode"
             left_out.append(
@@ -383,8 +379,14 @@ def _in_order_of_ssh(
     return [*certified, *by_agent, *others, *files]
 
 
-def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = None) -> OfferedKey:
-    public = certificate or PublicKey(key.name, key.blob)
+def _agent_candidates(key: AgentKey, name: str, files: Iterable[Path]) -> Iterator[OfferedKey]:
+    """The agent's key with each certificate for it among the files, and without."""
+    plain = PublicKey(key.name, key.blob)
+    for public in (*_certificates(plain, files), plain):
+        yield _agent_candidate(key, name, public)
+
+
+def _agent_candidate(key: AgentKey, name: str, public: PublicKey) -> OfferedKey:
     if public.kind.endswith(CERTIFICATE_SUFFIX):
         key = _SigningKey(key.agent, key.blob, key.comment)
         key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
@@ -394,18 +396,11 @@ def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = N
     return OfferedKey(label, public, lambda: key, lambda: True, None, True, turn)
 
 
-def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[OfferedKey]:
-    """The agent's key with each certificate for it among the files."""
-    plain = PublicKey(key.name, key.blob)
-    for path in certificates:
-        public = _read_public(path)
-        if public and _certifies(public, plain):
-            yield _agent_candidate(key, name, public)
-
-
-def _certificates(path: Path, endpoint: Endpoint) -> tuple[Path, ...]:
-    """Files that may contain certificates for the key in ``path``."""
-    return (Path(f"{path}-cert.pub"), *endpoint.certificates)
+def _certificates(key: PublicKey, files: Iterable[Path]) -> Iterator[PublicKey]:
+    """The certificates for the key among the files."""
+    for public in map(_read_public, files):
+        if public and _certifies(public, key):
+            yield public
 
 
 def _label(name: str, public: PublicKey | None) -> str:
