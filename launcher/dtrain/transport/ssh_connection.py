@@ -134,7 +134,6 @@ class SshProcess:
         self._connection = connection
         self._closed = False
         self._write_lock = threading.Lock()
-        self._stdin_closed = False
         self._tail = Tail()
         self._stderr_ended = threading.Event()
         channel.in_stderr_buffer = errors = OutputPipe(channel)
@@ -144,14 +143,12 @@ class SshProcess:
         view = memoryview(data)
         # One writer at a time: pieces of two writes must not alternate.
         with self._write_lock:
-            while view and not self._closed and not self._stdin_closed:
-                if self._broken():
-                    raise self._connection.lost("writing to a command")
+            while view and not self._closed and not self._broken():
                 try:
                     sent = self._channel.send(bytes(view[:WRITE_PIECE]))
                 except (paramiko.SSHException, EOFError, OSError):
                     sent = 0
-                if sent == 0:
+                if sent == 0:  # stdin is closed, here or there
                     break
                 view = view[sent:]
         # The caller may close the connection, which would drop what waits for a key exchange.
@@ -160,10 +157,8 @@ class SshProcess:
             raise self._connection.lost("writing to a command")
 
     def close_stdin(self) -> None:
-        with self._write_lock:
-            self._stdin_closed = True
-            with suppress(paramiko.SSHException, EOFError, OSError):
-                self._channel.shutdown_write()
+        with self._write_lock, suppress(paramiko.SSHException, EOFError, OSError):
+            self._channel.shutdown_write()
 
     def read(self, size: int = 1 << 18) -> bytes:
         try:
