@@ -234,7 +234,7 @@ class Link:
                 return connection
             except (ConnectError, AuthError) as error:
                 notice, delay = waits(error, limit), outage.next_delay(error)
-                over = outage.attempted >= limit or context.spares.claim()
+                over = outage.attempted(Contact()) >= limit or context.spares.claim()
                 if over or not notice or not self._goes_on():
                     raise
             context.recorder.notice_once(notice)
@@ -268,7 +268,8 @@ class Link:
                 problem = error
                 if error.shows_contact:
                     self._answered()
-                if self._outage.attempted >= self._timeout and not self._would_be_lost():
+                attempted = self._outage.attempted(self._context.contact)
+                if attempted >= self._timeout and not self._would_be_lost():
                     self.overdue = error
                 self._show_refusal(error)
                 if at_once:

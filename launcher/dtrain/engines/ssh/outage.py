@@ -13,6 +13,9 @@ the job ends the outage at once."""
 DELAY, DELAY_MOST = 0.25, 5.0
 REFUSED_DELAY, REFUSED_DELAY_MOST = 10.0, 60.0
 """After a refused login: each may ask the user, and many of them get this address banned."""
+NO_CONTACT = 30.0
+"""The least seconds without contact after which the launcher's own network may have been gone. A
+host that answers is heard every few seconds, at each ping."""
 
 
 class Delays:
@@ -37,10 +40,10 @@ class Contact:
     def __init__(self, last: float = -math.inf) -> None:
         self.last = last
         self.regained = -math.inf
-        """When a host was reached after none had been for the limit of an outage."""
+        """When a host was reached after none had been for so long that all would be lost."""
 
     def made(self, now: float, limit: float) -> None:
-        if now - self.last >= limit:
+        if now - self.last >= max(limit, NO_CONTACT):
             self.regained = now
         self.last = now
 
@@ -60,14 +63,14 @@ class Outage:
     def __init__(self) -> None:
         self.reachable = True
         """Whether a relay follows the job."""
-        self._since: float | None = None
+        self._since = math.inf
         self._attempted_at = 0.0
         self._attached_at: float | None = None
         self._delays = Delays()
 
     def begin(self, now: float) -> None:
         """The connection broke or does not exist yet."""
-        if self._since is None:
+        if self._since == math.inf:
             self._since = self._attempted_at = now
         self._attached_at = None
         self.reachable = False
@@ -88,20 +91,18 @@ class Outage:
 
     def progressed(self) -> None:
         """The host sent new output or a new event."""
-        self._since = None
+        self._since = math.inf
         self._delays.reset()
 
-    @property
-    def attempted(self) -> float:
-        """Seconds without progress until the last attempt began."""
-        return 0.0 if self._since is None else self._attempted_at - self._since
+    def attempted(self, contact: Contact) -> float:
+        """How many seconds of the outage count, until the last attempt began. Less than 0 without
+        an outage."""
+        return self._attempted_at - max(self._since, contact.regained)
 
     def is_over(self, limit: float, contact: Contact) -> bool:
         """Whether the host is lost if the last attempt has failed."""
-        if self._since is None:
-            return False
-        since = max(self._since, contact.regained)
-        return min(self._attempted_at, contact.last) - since >= limit
+        until = min(self._attempted_at, contact.last)
+        return until - max(self._since, contact.regained) >= limit
 
     def next_delay(self, problem: NodeError | None = None) -> float:
         """As `Delays.next`."""
