@@ -102,17 +102,17 @@ def test_a_host_may_be_lost_sooner_than_others_answer_pings() -> None:
 def test_delays_grow_until_there_is_progress() -> None:
     outage = Outage()
     outage.begin(0)
-    delays = [outage.next_delay() for _ in range(7)]
+    delays = [outage.delays.next(None) for _ in range(7)]
     assert delays == [0.25, 0.5, 1, 2, 4, 5, 5]
     outage.progressed()
-    assert outage.next_delay() == 0.25
+    assert outage.delays.next(None) == 0.25
 
 
 def test_a_refused_login_is_repeated_slowly() -> None:
     outage = Outage()
     outage.begin(0)
     refused = AuthError("gpu01", "logging in", "it refused every key")
-    assert [outage.next_delay(refused) for _ in range(5)] == [10, 20, 40, 60, 60]
-    assert outage.next_delay(ConnectError("gpu01", "connecting", "refused")) == 0.25
+    assert [outage.delays.next(refused) for _ in range(5)] == [10, 20, 40, 60, 60]
+    assert outage.delays.next(ConnectError("gpu01", "connecting", "refused")) == 0.25
     outage.progressed()
-    assert outage.next_delay(refused) == 10
+    assert outage.delays.next(refused) == 10

@@ -233,7 +233,7 @@ class Link:
                     check_ready(connection, context.plan, self._part, context.base)
                 return connection
             except (ConnectError, AuthError) as error:
-                notice, delay = waits(error, limit), outage.next_delay(error)
+                notice, delay = waits(error, limit), outage.delays.next(error)
                 over = outage.attempted(Contact()) >= limit or context.spares.claim()
                 if over or not notice or not self._goes_on():
                     raise
@@ -255,7 +255,7 @@ class Link:
         lost = self._would_be_lost()
         while not self._closed.is_set() and not lost:
             if not at_once:
-                self._closed.wait(spread(self._outage.next_delay(problem)))
+                self._closed.wait(spread(self._outage.delays.next(problem)))
             self._outage.attempt(time.monotonic())
             lost = self._would_be_lost()
             try:

@@ -66,7 +66,7 @@ class Outage:
         self._since = math.inf
         self._attempted_at = 0.0
         self._attached_at: float | None = None
-        self._delays = Delays()
+        self.delays = Delays()
 
     def begin(self, now: float) -> None:
         """The connection broke or does not exist yet."""
@@ -92,7 +92,7 @@ class Outage:
     def progressed(self) -> None:
         """The host sent new output or a new event."""
         self._since = math.inf
-        self._delays.reset()
+        self.delays.reset()
 
     def attempted(self, contact: Contact) -> float:
         """How many seconds of the outage count, until the last attempt began. Less than 0 without
@@ -103,7 +103,3 @@ class Outage:
         """Whether the host is lost if the last attempt has failed."""
         until = min(self._attempted_at, contact.last)
         return until - max(self._since, contact.regained) >= limit
-
-    def next_delay(self, problem: NodeError | None = None) -> float:
-        """As `Delays.next`."""
-        return self._delays.next(problem)
