@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from dtrain.diagnostics import AuthError, ConnectError
 from dtrain.engines.ssh.outage import STABLE, Contact, Outage
-
-NEVER = Contact()
 
 
 def test_attaching_alone_does_not_end_an_outage() -> None:
@@ -19,7 +15,7 @@ def test_attaching_alone_does_not_end_an_outage() -> None:
         outage.answered(now + 2)
         assert outage.reachable
     outage.attempt(140)
-    assert outage.attempted(NEVER) == 40
+    assert outage.attempted == 40
 
 
 def test_a_relay_that_attaches_and_falls_silent_does_not_end_an_outage() -> None:
@@ -28,7 +24,7 @@ def test_a_relay_that_attaches_and_falls_silent_does_not_end_an_outage() -> None
         outage.begin(now)
         outage.attached(now + 1)
     outage.attempt(400)
-    assert outage.attempted(NEVER) == 300
+    assert outage.attempted == 300
 
 
 def test_time_without_an_attempt_does_not_count() -> None:
@@ -38,65 +34,70 @@ def test_time_without_an_attempt_does_not_count() -> None:
     outage.attempt(101)
     outage.attached(102)
     outage.begin(3700)
-    assert outage.attempted(NEVER) == 1
+    assert outage.attempted == 1
 
 
 def test_progress_and_a_stable_relay_end_it() -> None:
     outage = Outage()
     outage.attempt(5)
-    assert outage.attempted(NEVER) < 0
+    assert outage.attempted < 0
     outage.begin(10)
     outage.attached(12)
     outage.progressed()
     outage.attempt(13)
-    assert outage.attempted(NEVER) < 0
+    assert outage.attempted < 0
     outage.begin(14)
     outage.attempt(15)
-    assert outage.attempted(NEVER) == 1
+    assert outage.attempted == 1
     outage.attached(16)
     outage.answered(16 + STABLE)
     outage.begin(30)
-    assert outage.attempted(NEVER) == 0
+    assert outage.attempted == 0
 
 
 def test_a_host_is_lost_only_if_the_launcher_reached_another_after_the_limit() -> None:
-    outage, always = Outage(), Contact(math.inf)
-    assert not outage.is_over(300, always)
+    contact = Contact(399)
+    outage = Outage(contact)
+    assert not outage.is_over(300, decided=True)
     outage.begin(100)
     outage.attempt(399)
-    assert not outage.is_over(300, always)
+    assert not outage.is_over(300, decided=True)
     outage.attempt(400)
-    assert not outage.is_over(300, Contact(399))
-    assert outage.is_over(300, Contact(400))
+    assert not outage.is_over(300)
+    assert outage.is_over(300, decided=True)
+    contact.last = 400
+    assert outage.is_over(300)
 
 
 def test_a_network_that_comes_back_after_the_limit_may_soon_be_gone_again() -> None:
-    outage, contact = Outage(), Contact(100)
+    contact = Contact(100)
+    outage = Outage(contact)
     outage.begin(100)
     outage.attempt(399)
     contact.made(405, 300)  # another host
     outage.attempt(406)
-    assert not outage.is_over(300, contact)
-    assert outage.attempted(contact) == 1  # no reason to think that this machine is cut off
+    assert not outage.is_over(300)
+    assert outage.attempted == 1  # no reason to think that this machine is cut off
     outage.attached(407)
     contact.made(407, 300)
     outage.begin(409)
-    assert not outage.is_over(300, contact)
+    assert not outage.is_over(300)
     contact.made(704, 300)
     outage.attempt(705)
-    assert not outage.is_over(300, contact)
+    assert not outage.is_over(300)
     contact.made(705, 300)
-    assert outage.is_over(300, contact)
+    assert outage.is_over(300)
 
 
 def test_a_host_may_be_lost_sooner_than_others_answer_pings() -> None:
-    outage, contact = Outage(), Contact()
+    contact = Contact()
+    outage = Outage(contact)
     for now in range(100, 110, 5):
         contact.made(now, 2)
     outage.begin(106)
     contact.made(110, 2)
     outage.attempt(111)
-    assert outage.is_over(2, contact)
+    assert outage.is_over(2)
 
 
 def test_delays_grow_until_there_is_progress() -> None:

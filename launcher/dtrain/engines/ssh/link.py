@@ -10,7 +10,6 @@ the controller requests, the relay sends and the link observes.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from dtrain.engines.ssh.guarded import fault, run_guarded
 from dtrain.engines.ssh.host_events import Post
 from dtrain.engines.ssh.host_state import HostPhase, LinkState
 from dtrain.engines.ssh.inbox import Inbox, Reported
-from dtrain.engines.ssh.outage import Contact, Outage
+from dtrain.engines.ssh.outage import Outage
 from dtrain.engines.ssh.readiness import check_ready, waits
 from dtrain.engines.ssh.relay_connection import RelayConnection
 from dtrain.engines.ssh.requests import launch_request
@@ -53,7 +52,7 @@ class Link:
         self._lock = threading.Lock()
         self.state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
-        self._outage = Outage()
+        self._outage = Outage(context.contact)
         self.overdue: NodeError | None = None
         """Why the host is unreachable for too long, if the launcher reaches no other host."""
         self._closed = threading.Event()
@@ -234,7 +233,7 @@ class Link:
                 return connection
             except (ConnectError, AuthError) as error:
                 notice, delay = waits(error, limit), outage.delays.next(error)
-                over = outage.attempted(Contact()) >= limit or context.spares.claim()
+                over = outage.attempted >= limit or context.spares.claim()
                 if over or not notice or not self._goes_on():
                     raise
             context.recorder.notice_once(notice)
@@ -268,8 +267,7 @@ class Link:
                 problem = error
                 if error.shows_contact:
                     self._answered()
-                attempted = self._outage.attempted(self._context.contact)
-                if attempted >= self._timeout and not self._would_be_lost():
+                if self._outage.attempted >= self._timeout and not self._would_be_lost():
                     self.overdue = error
                 self._show_refusal(error)
                 if at_once:
@@ -289,10 +287,8 @@ class Link:
 
     def _would_be_lost(self) -> bool:
         """Whether the host is lost if the last attempt to connect has failed."""
-        # Once the outcome of the job is known, it does not matter whose network is gone.
         decided = self.state.phase is not HostPhase.RUNNING
-        contact = Contact(math.inf) if decided else self._context.contact
-        return self._outage.is_over(self._timeout, contact)
+        return self._outage.is_over(self._timeout, decided=decided)
 
     def _show_refusal(self, error: NodeError) -> None:
         """Name a problem that a new connection may not solve, such as another host key."""

@@ -60,7 +60,9 @@ class Outage:
     relay could keep the job waiting forever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, contact: Contact | None = None) -> None:
+        """``contact``: None if it does not matter whose network is gone."""
+        self._contact = contact or Contact(math.inf)
         self.reachable = True
         """Whether a relay follows the job."""
         self._since = math.inf
@@ -94,12 +96,15 @@ class Outage:
         self._since = math.inf
         self.delays.reset()
 
-    def attempted(self, contact: Contact) -> float:
+    @property
+    def attempted(self) -> float:
         """How many seconds of the outage count, until the last attempt began. Less than 0 without
         an outage."""
-        return self._attempted_at - max(self._since, contact.regained)
+        return self._attempted_at - max(self._since, self._contact.regained)
 
-    def is_over(self, limit: float, contact: Contact) -> bool:
-        """Whether the host is lost if the last attempt has failed."""
+    def is_over(self, limit: float, *, decided: bool = False) -> bool:
+        """Whether the host is lost if the last attempt has failed. Once the outcome of the job is
+        ``decided``, it does not matter whose network is gone."""
+        contact = Contact(math.inf) if decided else self._contact
         until = min(self._attempted_at, contact.last)
         return until - max(self._since, contact.regained) >= limit
