@@ -269,6 +269,12 @@ def test_a_copy_that_does_not_end(pth: tuple[Ask, Path]) -> None:
     assert ask("interpreter", interpreter=in_a_copy(0.5))["interpreter"] == {"status": None}
 
 
+def test_a_copy_that_reads_its_input(pth: tuple[Ask, Path]) -> None:
+    ask, site = pth
+    site.write_text("import sys; sys.stdin.read()\n")
+    assert ask("interpreter", interpreter=in_a_copy(HANG))["interpreter"]["status"] == 0
+
+
 def test_a_copy_that_leaves_a_process_behind(pth: tuple[Ask, Path], tmp_path: Path) -> None:
     """It keeps the pipe to the agent open."""
     ask, file = pth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import select
 import socket
 import subprocess
 import sys
@@ -218,6 +219,30 @@ def test_a_host_with_few_free_files_dials_all_others(loop: SocketLoop) -> None:
     found = json.loads(done.stdout)
     assert len(found) == 200
     assert not [one for one in found if "error" in one]
+
+
+def test_a_host_that_can_watch_no_more_sockets_says_so(loop: SocketLoop) -> None:
+    class Full:
+        def __init__(self, poll: select.epoll) -> None:
+            self._poll = poll
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._poll, name)
+
+        def register(self, *_: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with socket.create_server(("", 0)) as listening:
+        loop._poll = Full(loop._poll)  # type: ignore[assignment]
+        found = answers(
+            loop, *((f"127.0.1.{host}", listening.getsockname()[1]) for host in range(200))
+        )
+        served = Listener("gpu01", "token", loop).open(0)
+        loop.close()
+    assert len(found) == 200
+    assert {one["error"] for one in found.values()} == {"no space left on device"}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HERE, served), HANG)
 
 
 def test_what_arrived_while_the_process_stood_still_is_in_time(loop: SocketLoop) -> None:

@@ -33,12 +33,22 @@ SECRET = "correct horse: battery ' staple"  # noqa: S105 (no secret)
 def start_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Callable[..., None]]]:
-    """Starts a real ssh-agent, with the program that confirms signatures. Returns a function that
-    adds a key to it, with options of ssh-add."""
+    """Starts a real ssh-agent, with the program that confirms signatures, in place of an earlier
+    one. Returns a function that adds a key to it, with options of ssh-add."""
     started: list[subprocess.Popen[bytes]] = []
 
+    def end() -> None:
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+            assert process.stdout
+            process.stdout.close()
+            process.wait()
+        started.clear()
+
     def start(confirm: str) -> Callable[..., None]:
+        end()
         path = tmp_path / "agent.sock"
+        path.unlink(missing_ok=True)
         process = subprocess.Popen(
             ["ssh-agent", "-D", "-a", str(path)],
             stdout=subprocess.PIPE,
@@ -56,11 +66,7 @@ def start_agent(
         return add
 
     yield start
-    for process in started:
-        process.send_signal(signal.SIGKILL)
-        assert process.stdout
-        process.stdout.close()
-        process.wait()
+    end()
 
 
 @pytest.fixture
@@ -193,6 +199,20 @@ def test_the_end_of_a_launch_does_not_wait_for_an_agent(tmp_path: Path) -> None:
             assert asking.is_alive()
     asking.join(HANG)
     assert left_out == [f"the ssh agent at {path} does not answer"]
+
+
+def test_an_agent_that_has_restarted_signs_the_next_login(
+    transport: SshTransport,
+    sshd: Sshd,
+    home: Path,
+    start_agent: Callable[..., Callable[..., None]],
+    allow: Callable[[Path], None],
+) -> None:
+    key = generate_key(home / "key")
+    allow(key)
+    for _ in range(2):
+        start_agent("/bin/false")(key)
+        transport.connect(host_on(sshd, identity=None)).close()
 
 
 def test_an_agent_that_declines_does_not_end_the_connection(

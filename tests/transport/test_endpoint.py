@@ -132,8 +132,15 @@ def test_jump_spellings(resolve: Resolve, spec: str, expected: tuple[str, str, i
 
 
 def test_an_ipv6_address_of_a_jump_host_needs_brackets(resolve: Resolve) -> None:
-    with pytest.raises(ConnectError, match="with brackets around an IPv6 address"):
+    reason = "'fd00::1' is not a jump host: .* with brackets around an IPv6 address"
+    with pytest.raises(ConnectError, match=f"^gpu01: reading ssh's configuration: {reason}"):
         resolve("", jump="fd00::1")
+
+
+def test_the_port_of_a_jump_host_that_none_has(resolve: Resolve) -> None:
+    reason = "the port of jump host 'bastion:70000' is not between 1 and 65535"
+    with pytest.raises(ConnectError, match=f"^gpu01: reading ssh's configuration: {reason}"):
+        resolve("", jump="bastion:70000")
 
 
 def test_a_jump_host_has_its_own_jump_host_in_the_configuration(resolve: Resolve) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dtrain.diagnostics import AuthError, ConnectError, HostKeyError
+from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.ssh import SshTransport
+from dtrain.transport.ssh_connection import SshConnection
 from support.limits import HANG
 from support.ports import free_port
 from support.sshd import Sshd, generate_key, host_on, running_sshd
@@ -83,6 +87,38 @@ def test_the_jump_host_comes_from_the_configuration(
     )
     transport.connect(host_on(sshd, known_hosts=None)).close()
     assert logs_in(bastion)
+
+
+def test_a_jump_connection_that_opens_after_the_end_is_closed(
+    make_transport: Callable[..., SshTransport],
+    sshd: Sshd,
+    bastion: Sshd,
+    known: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[SshConnection] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def reach_slowly(self: SshTransport, endpoint: Endpoint) -> SshConnection:
+        connection = reach(self, endpoint)
+        if endpoint.is_jump:
+            opened.append(connection)
+            begun.set()
+            assert go.wait(HANG)
+        return connection
+
+    reach = SshTransport._reach
+    monkeypatch.setattr(SshTransport, "_reach", reach_slowly)
+    transport = make_transport()
+    with ThreadPoolExecutor() as pool:
+        host = host_on(sshd, known_hosts=known, jump=spec(bastion))
+        connecting = pool.submit(transport.connect, host)
+        assert begun.wait(HANG)
+        transport.close()
+        go.set()
+        with pytest.raises(ConnectError):
+            connecting.result()
+    assert opened[0].closed
 
 
 def test_a_lost_jump_connection_is_opened_again(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
+import paramiko
 import pytest
 
 from dtrain.transport import live_socket
 from dtrain.transport.live_socket import LiveSocket
+from support.limits import HANG
 
 
 class Silent:
@@ -67,3 +70,18 @@ def test_time_in_which_this_process_stood_still_is_no_silence(stream: Silent) ->
             live.recv(1)
     stream.pause = 0.0
     assert reads_until_lost(live) == 11  # each of the two pauses counted as one read
+
+
+def test_the_end_of_a_connection_over_a_dead_jump_host_does_not_wait() -> None:
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Stuck(paramiko.Channel):
+        def close(self) -> None:
+            begun.set()
+            assert go.wait(HANG)
+            ended.set()
+
+    LiveSocket(Stuck(0)).close()
+    assert begun.wait(HANG)
+    go.set()
+    assert ended.wait(HANG)

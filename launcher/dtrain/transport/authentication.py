@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import paramiko
 from paramiko.common import cMSG_USERAUTH_REQUEST
@@ -102,22 +103,23 @@ class _Login:
     def with_nothing(self) -> bool:
         """Log in without credentials. Some servers (Tailscale) already know the user. Other
         servers reply with their methods."""
-        user = self._endpoint.user
-        return self._request("none", lambda handler, done: handler.auth_none(user, done))
+        handler = LoginHandler(self._transport)
+        return self._request("none", handler, partial(handler.auth_none, self._endpoint.user))
 
     def may_use(self, method: str) -> bool:
         return method == "publickey" if self.methods is None else method in self.methods
 
     def with_key(self, candidate: OfferedKey) -> bool:
         self.acceptable = ""
-        if candidate.may_ask and candidate.public:
+        if candidate.public and candidate.may_ask():
             if not self._wanted(candidate.public, candidate.label):
                 return False
             self.acceptable = candidate.label
         with self._excuse():
             key = candidate.load()
+        handler = LoginHandler(self._transport)
 
-        def sign(handler: LoginHandler, done: threading.Event) -> None:
+        def sign(done: threading.Event) -> None:
             queued = time.monotonic()
             with self._excuse(), candidate.turn:
                 if not self._transport.is_active():  # other logins took too long
@@ -132,7 +134,7 @@ class _Login:
                     if sent or begun - queued < CONFIRM_SECONDS:
                         self.asked |= time.monotonic() - begun >= CONFIRM_SECONDS
 
-        return self._request("publickey", sign, [candidate.label])
+        return self._request("publickey", handler, sign, [candidate.label])
 
     def with_answers(self, ask: Ask | None) -> bool:
         """Ask the user the server's questions. Called again after a wrong answer."""
@@ -180,15 +182,17 @@ class _Login:
     def _request(
         self,
         method: str,
-        send: Callable[[LoginHandler, threading.Event], None],
+        handler: LoginHandler,
+        send: Callable[[threading.Event], None],
         keys: Sequence[str] = (),
     ) -> bool:
-        """Whether what ``send`` requests logs the user in. ``keys``: names of what it offers."""
+        """Whether the server accepts what ``send`` requests through ``handler``. ``keys``: names of
+        what it offers."""
         try:
             self._set_timeout()
-            handler, answered = LoginHandler(self._transport), threading.Event()
+            answered = threading.Event()
             self._transport.auth_handler = handler
-            send(handler, answered)
+            send(answered)
             return self._passed(method, handler.wait_for_response(answered))
         except BadAuthenticationType as refusal:
             self._next_methods(refusal.allowed_types)
@@ -221,20 +225,9 @@ class _Login:
 
     def _wanted(self, public: PublicKey, label: str) -> bool:
         """Ask the server whether it would accept the key, without a signature."""
-        handler = _Query(self._transport, self._endpoint.user, public)
-        answered = threading.Event()
-        self._transport.auth_handler = handler
-        try:
-            self._set_timeout()
-            handler.auth_publickey(self._endpoint.user, handler.placeholder, answered)
-            handler.wait_for_response(answered)
-        except BadAuthenticationType as refusal:
-            self._next_methods(refusal.allowed_types)
-        except (paramiko.SSHException, EOFError, OSError):
-            if not handler.acceptable:
-                self.tried.append(label)
-            self._raise_if_gone()
-        return handler.acceptable
+        query = _Query(self._transport, self._endpoint.user, public)
+        send = partial(query.auth_publickey, self._endpoint.user, query.placeholder)
+        return self._request("publickey", query, send, [label])
 
     @property
     def _left(self) -> float:
@@ -284,7 +277,6 @@ class _Query(LoginHandler):
         super().__init__(transport)
         self._user = user
         self._public = public
-        self.acceptable = False
         self.placeholder = paramiko.PKey()
 
     def _request_login(self, accepted: paramiko.Message) -> None:
@@ -300,8 +292,9 @@ class _Query(LoginHandler):
         self.transport._send_message(request)  # type: ignore[attr-defined]
 
     def _parse_pk_ok(self, _message: paramiko.Message) -> None:
-        self.acceptable = True
-        self.abort()  # Wakes the thread that waits for the reply.
+        # The thread that waits for the reply takes it as the end of a login.
+        self.authenticated = True
+        self.abort()
 
     @property
     def _client_handler_table(self) -> dict[int, Callable[[paramiko.Message], None]]:

@@ -326,7 +326,7 @@ class Resolver:
             raise SshConfigError(f"{config}: no such file (`ssh.config` in the cluster file)")
         if ssh.jump and ssh.jump.lower() != "none":
             for spec in ssh.jump.split(","):
-                jump_spec(spec.strip(), name)
+                jump_spec(spec.strip())
         try:
             return self._lookup(name, ssh, config)
         except SshConfigError as error:
@@ -372,7 +372,7 @@ class Resolver:
             return None, None if command.lower() == "none" else expand(command, tokens)
         via: Endpoint | None = None
         for spec in jumps.split(","):
-            user, host, port = jump_spec(spec.strip(), name)
+            user, host, port = jump_spec(spec.strip())
             if host in seen:
                 if ssh.jump is not None:
                     raise SshConfigError(f"jump host {host} is its own jump host")

@@ -12,6 +12,7 @@ import copy
 import io
 import os
 import re
+import select
 import shlex
 import socket
 import struct
@@ -77,17 +78,13 @@ class OfferedKey:
     """None if it is known only after decryption."""
     load: Callable[[], paramiko.PKey]
     """The key itself, ready to sign. May ask for a passphrase; raises UnusableKeyError."""
-    needs_passphrase: Callable[[], bool]
+    may_ask: Callable[[], bool]
+    """Whether a login with it may ask the user."""
     path: Path | None = None
     from_agent: bool = False
     """Whether the agent signs. It may ask the user (``ssh-add -c``), or wait for a touch."""
     turn: AbstractContextManager[object] = nullcontext()
     """Held while the agent signs: it serves one login at a time."""
-
-    @property
-    def may_ask(self) -> bool:
-        """Whether a login with it may ask the user."""
-        return self.from_agent or self.needs_passphrase()
 
 
 class Keyring:
@@ -127,8 +124,7 @@ class Keyring:
         if agent and not endpoint.identities_only:
             for key in agent.keys:
                 name = f"agent key {key.comment!r}"
-                others += _certified(key, name, endpoint.certificates)
-                others.append(_agent_candidate(key, name))
+                others += _agent_candidates(key, name, endpoint.certificates)
         found = [*files, *others]
         if not endpoint.identities_first:
             found = _in_order_of_ssh(files, others, [*offered], endpoint.certificates)
@@ -160,20 +156,17 @@ class Keyring:
         file = self._file(path)
         # If only the public key file exists, IdentityFile selects a key of the agent.
         known = _public_file(path) if isinstance(file, UnusableKeyError) else file.public
+        certificates = (Path(f"{path}-cert.pub"), *endpoint.certificates)
         if known and known.blob in offered:
-            held = offered[known.blob]
-            yield from _certified(held, str(path), _certificates(path, endpoint))
-            yield _agent_candidate(held, str(path))
+            yield from _agent_candidates(offered[known.blob], str(path), certificates)
             return
         if isinstance(file, UnusableKeyError):
             if named or path.exists():
                 left_out.append(f"{path}: {file}")
             return
         if file.public:
-            for certificate in _certificates(path, endpoint):
-                public = _read_public(certificate)
-                if public and _certifies(public, file.public):
-                    yield self._candidate(file, public)
+            for certificate in _certificates(file.public, certificates):
+                yield self._candidate(file, certificate)
         if file.encrypted and file.key is None and (self._ask is None or endpoint.batch_mode):
             why = "without a terminal" if self._ask is None else "with BatchMode"
             left_out.append(
@@ -341,7 +334,8 @@ class _Agent(AgentSSH):
 
     def _send_message(self, message: object) -> object:
         with self.turn:
-            if self._agent_socket.fileno() < 0 and not self._closed:
+            if self._has_ended() and not self._closed:
+                self._agent_socket.close()
                 self._conn = self._agent_socket = self._open()
             try:
                 return super()._send_message(message)  # type: ignore[misc]
@@ -349,6 +343,15 @@ class _Agent(AgentSSH):
                 # The next request would get the reply to this one, if it still comes.
                 self._agent_socket.close()
                 raise
+
+    def _has_ended(self) -> bool:
+        """Whether this end was closed after a failure, or the agent has ended: it may have a
+        successor. An agent says nothing unasked."""
+        if self._agent_socket.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._agent_socket, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 class _SigningKey(AgentKey):
@@ -377,29 +380,28 @@ def _in_order_of_ssh(
     return [*certified, *by_agent, *others, *files]
 
 
-def _agent_candidate(key: AgentKey, name: str, certificate: PublicKey | None = None) -> OfferedKey:
-    public = certificate or PublicKey(key.name, key.blob)
+def _agent_candidates(key: AgentKey, name: str, files: Iterable[Path]) -> Iterator[OfferedKey]:
+    """The agent's key with each certificate for it among the files, and without."""
+    plain = PublicKey(key.name, key.blob)
+    for public in (*_certificates(plain, files), plain):
+        yield _agent_candidate(key, name, public)
+
+
+def _agent_candidate(key: AgentKey, name: str, public: PublicKey) -> OfferedKey:
     if public.kind.endswith(CERTIFICATE_SUFFIX):
         key = _SigningKey(key.agent, key.blob, key.comment)
         key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
     suffix = "" if name.startswith("agent key") else " (from the agent)"
     label = _label(name, public) + suffix
     turn = key.agent.turn  # type: ignore[attr-defined]
-    return OfferedKey(label, public, lambda: key, lambda: False, None, True, turn)
+    return OfferedKey(label, public, lambda: key, lambda: True, None, True, turn)
 
 
-def _certified(key: AgentKey, name: str, certificates: Iterable[Path]) -> Iterator[OfferedKey]:
-    """The agent's key with each certificate for it among the files."""
-    plain = PublicKey(key.name, key.blob)
-    for path in certificates:
-        public = _read_public(path)
-        if public and _certifies(public, plain):
-            yield _agent_candidate(key, name, public)
-
-
-def _certificates(path: Path, endpoint: Endpoint) -> tuple[Path, ...]:
-    """Files that may contain certificates for the key in ``path``."""
-    return (Path(f"{path}-cert.pub"), *endpoint.certificates)
+def _certificates(key: PublicKey, files: Iterable[Path]) -> Iterator[PublicKey]:
+    """The certificates for the key among the files."""
+    for public in map(_read_public, files):
+        if public and _certifies(public, key):
+            yield public
 
 
 def _label(name: str, public: PublicKey | None) -> str:

@@ -18,6 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+import paramiko
+
+from dtrain.transport.threads import blocking
+
 LEAST_READ, MOST_READ = 1 << 14, 1 << 18
 """Bytes that a thread reserves while it waits for data: few, unless much arrives."""
 POLL = 1.0
@@ -114,12 +118,15 @@ class LiveSocket:
             # close() does not wake a thread that sleeps in recv; shutdown() does.
             with suppress(OSError):
                 self._stream.shutdown(socket.SHUT_RDWR)
-        # A channel sends its close over the jump host's connection, which may be broken already.
-        with suppress(Exception):
-            self._stream.close()
+        if isinstance(self._stream, paramiko.Channel):
+            # It sends its close over the jump host's connection. If that is dead, it may block.
+            blocking.run(self._close_stream)
+        else:
+            self._close_stream()
 
-    def getpeername(self) -> object:
-        return getattr(self._stream, "getpeername", lambda: None)()
+    def _close_stream(self) -> None:
+        with suppress(Exception):  # the jump host's connection may be broken already
+            self._stream.close()
 
     def _check(self) -> None:
         now = time.monotonic()

@@ -23,7 +23,7 @@ def _refuse(data: bytes) -> bool:
 
 
 class OutputPipe(BufferedPipe):  # type: ignore[type-arg]
-    """A command's stdout: for a reader, or from `follow` on passed to a function in the
+    """A command's stdout or stderr: for a reader, or from `follow` on passed to a function in the
     connection's thread, which saves a thread for each host and a copy."""
 
     def __init__(self, channel: paramiko.Channel) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import paramiko
 
@@ -133,8 +133,7 @@ class SshTransport:
             transport.close()
         # A later connection may run over an earlier one.
         for jump in reversed(jumps):
-            if jump.done() and not jump.exception():
-                jump.result().close()
+            jump.add_done_callback(_close)
         self._keyring.close()
 
     def _connect(self, host: Host) -> SshConnection:
@@ -325,7 +324,7 @@ def _fulfil(promise: Future[_Result], work: Callable[[], _Result]) -> None:
             promise.set_exception(error)
 
 
-def _close(opened: Future[SshConnection]) -> None:
+def _close(opened: Future[Any]) -> None:
     if opened.exception() is None:
         opened.result().close()
 

@@ -41,7 +41,7 @@ class SshConnection:
         try:
             channel = self._transport.open_session(timeout=timeout)
             reason = "sshd refused to run the command"
-            channel.in_buffer = output = OutputPipe(channel)
+            process = SshProcess(channel, self._transport, self)
             # Preserves file names that are not UTF-8.
             channel.exec_command(command.encode("utf-8", "surrogateescape"))
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -61,7 +61,7 @@ class SshConnection:
                 attempted=attempted,
                 hint=f"check whether `{self.endpoint.command} true` works",
             ) from error
-        return SshProcess(channel, output, self._transport, self)
+        return process
 
     def open_stream(self, address: str, port: int, timeout: float) -> paramiko.Channel:
         """Let this host open a TCP connection.
@@ -114,63 +114,41 @@ class SshConnection:
         )
 
 
-class _OnFirst(threading.Event):
-    """Runs ``work`` in a thread once paramiko sets it: when data arrives, and at the end."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__()
-        self._work = work
-        self._begun = False
-        self.done = threading.Event()
-
-    def set(self) -> None:
-        # paramiko holds the pipe's lock.
-        if not self._begun:
-            self._begun = True
-            threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        self._work()
-        self.done.set()
-
-
 class SshProcess:
     """A command on an SSH channel.
 
-    stdout and stderr share the channel's window. From the first data on, a thread reads stderr, so
-    that a command that fills stderr cannot block stdout. Most commands write none.
+    stdout and stderr share the channel's window. What arrives on stderr is taken at once, so that a
+    command that fills stderr cannot block stdout.
     """
 
     def __init__(
         self,
         channel: paramiko.Channel,
-        output: OutputPipe,
         transport: ClientTransport,
         connection: SshConnection,
     ) -> None:
+        """``channel`` runs the command later."""
         self._channel = channel
-        self._output = output
+        self._output = channel.in_buffer = OutputPipe(channel)
         self._transport = transport
         self._connection = connection
         self._closed = False
         self._write_lock = threading.Lock()
-        self._stdin_closed = False
         self._tail = Tail()
-        self._drain = _OnFirst(self._drain_stderr)
-        channel.in_stderr_buffer.set_event(self._drain)
+        self._stderr_ended = threading.Event()
+        channel.in_stderr_buffer = errors = OutputPipe(channel)
+        errors.follow(self._take_stderr)
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
         # One writer at a time: pieces of two writes must not alternate.
         with self._write_lock:
-            while view and not self._closed and not self._stdin_closed:
-                if self._broken():
-                    raise self._connection.lost("writing to a command")
+            while view and not self._closed and not self._broken():
                 try:
                     sent = self._channel.send(bytes(view[:WRITE_PIECE]))
                 except (paramiko.SSHException, EOFError, OSError):
                     sent = 0
-                if sent == 0:
+                if sent == 0:  # stdin is closed, here or there
                     break
                 view = view[sent:]
         # The caller may close the connection, which would drop what waits for a key exchange.
@@ -179,10 +157,8 @@ class SshProcess:
             raise self._connection.lost("writing to a command")
 
     def close_stdin(self) -> None:
-        with self._write_lock:
-            self._stdin_closed = True
-            with suppress(paramiko.SSHException, EOFError, OSError):
-                self._channel.shutdown_write()
+        with self._write_lock, suppress(paramiko.SSHException, EOFError, OSError):
+            self._channel.shutdown_write()
 
     def read(self, size: int = 1 << 18) -> bytes:
         try:
@@ -217,7 +193,7 @@ class SshProcess:
         if number is None and self._channel.exit_status == -1:
             raise self._connection.lost("waiting for a command")
         left = STDERR_GRACE if deadline is None else max(0.0, deadline - time.monotonic())
-        self._drain.done.wait(min(STDERR_GRACE, left))
+        self._stderr_ended.wait(min(STDERR_GRACE, left))
         return self._channel.exit_status if number is None else -number
 
     def close(self) -> None:
@@ -236,7 +212,8 @@ class SshProcess:
         closed = self._channel.closed and not self._channel.eof_received
         return closed or not self._transport.is_active()
 
-    def _drain_stderr(self) -> None:
-        with suppress(paramiko.SSHException, EOFError, OSError):
-            while data := self._channel.recv_stderr(1 << 18):
-                self._tail.feed(data)
+    def _take_stderr(self, data: bytes) -> bool:
+        self._tail.feed(data)
+        if not data:
+            self._stderr_ended.set()
+        return True

@@ -86,7 +86,7 @@ def tilde(text: str, home: Path) -> str:
         raise SshConfigError(f"{text}: there is no user {user}") from None
 
 
-def jump_spec(spec: str, where: str) -> tuple[str | None, str, int | None]:
+def jump_spec(spec: str) -> tuple[str | None, str, int | None]:
     """Split ``[user@]host[:port]`` or ``ssh://…``. An IPv6 address needs brackets."""
     match = re.fullmatch(
         r"(?:ssh://)?(?:(?P<user>.+)@)?"
@@ -96,16 +96,15 @@ def jump_spec(spec: str, where: str) -> tuple[str | None, str, int | None]:
     )
     if not match:
         raise SshConfigError(
-            f"{where}: {spec!r} is not a jump host: [user@]host[:port], with brackets around an "
-            "IPv6 address"
+            f"{spec!r} is not a jump host: [user@]host[:port], with brackets around an IPv6 address"
         )
-    where = match["bracketed"] or match["host"]
+    host = match["bracketed"] or match["host"]
     port = int(match["port"]) if match["port"] else None
     if port is not None and not 0 < port < 1 << 16:
-        raise SshConfigError(f"{where}: the port of jump host {spec!r} is not between 1 and 65535")
-    require_safe("jump host", where, HOST)
+        raise SshConfigError(f"the port of jump host {spec!r} is not between 1 and 65535")
+    require_safe("jump host", host, HOST)
     require_safe("user name", match["user"], USER)
-    return match["user"], where, port
+    return match["user"], host, port
 
 
 def require_safe(what: str, text: str | None, pattern: re.Pattern[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from dtrain.diagnostics import AuthError, ConnectError
-from dtrain.engines.ssh.outage import STABLE, Outage
+from dtrain.engines.ssh.outage import STABLE, Contact, Outage
 
 
 def test_attaching_alone_does_not_end_an_outage() -> None:
@@ -42,12 +40,12 @@ def test_time_without_an_attempt_does_not_count() -> None:
 def test_progress_and_a_stable_relay_end_it() -> None:
     outage = Outage()
     outage.attempt(5)
-    assert outage.attempted == 0
+    assert outage.attempted < 0
     outage.begin(10)
     outage.attached(12)
     outage.progressed()
     outage.attempt(13)
-    assert outage.attempted == 0
+    assert outage.attempted < 0
     outage.begin(14)
     outage.attempt(15)
     assert outage.attempted == 1
@@ -58,30 +56,64 @@ def test_progress_and_a_stable_relay_end_it() -> None:
 
 
 def test_a_host_is_lost_only_if_the_launcher_reached_another_after_the_limit() -> None:
-    outage = Outage()
-    assert not outage.is_over(300, math.inf)
+    contact = Contact(399)
+    outage = Outage(contact)
+    assert not outage.is_over(300, decided=True)
     outage.begin(100)
     outage.attempt(399)
-    assert not outage.is_over(300, math.inf)
+    assert not outage.is_over(300, decided=True)
     outage.attempt(400)
-    assert not outage.is_over(300, 399)
-    assert outage.is_over(300, 400)
+    assert not outage.is_over(300)
+    assert outage.is_over(300, decided=True)
+    contact.last = 400
+    assert outage.is_over(300)
+
+
+def test_a_network_that_comes_back_after_the_limit_may_soon_be_gone_again() -> None:
+    contact = Contact(100)
+    outage = Outage(contact)
+    outage.begin(100)
+    outage.attempt(399)
+    contact.made(405, 300)  # another host
+    outage.attempt(406)
+    assert not outage.is_over(300)
+    assert outage.attempted == 1  # no reason to think that this machine is cut off
+    outage.attached(407)
+    contact.made(407, 300)
+    outage.begin(409)
+    assert not outage.is_over(300)
+    contact.made(704, 300)
+    outage.attempt(705)
+    assert not outage.is_over(300)
+    contact.made(705, 300)
+    assert outage.is_over(300)
+
+
+def test_a_host_may_be_lost_sooner_than_others_answer_pings() -> None:
+    contact = Contact()
+    outage = Outage(contact)
+    for now in range(100, 110, 5):
+        contact.made(now, 2)
+    outage.begin(106)
+    contact.made(110, 2)
+    outage.attempt(111)
+    assert outage.is_over(2)
 
 
 def test_delays_grow_until_there_is_progress() -> None:
     outage = Outage()
     outage.begin(0)
-    delays = [outage.next_delay() for _ in range(7)]
+    delays = [outage.delays.next(None) for _ in range(7)]
     assert delays == [0.25, 0.5, 1, 2, 4, 5, 5]
     outage.progressed()
-    assert outage.next_delay() == 0.25
+    assert outage.delays.next(None) == 0.25
 
 
 def test_a_refused_login_is_repeated_slowly() -> None:
     outage = Outage()
     outage.begin(0)
     refused = AuthError("gpu01", "logging in", "it refused every key")
-    assert [outage.next_delay(refused) for _ in range(5)] == [10, 20, 40, 60, 60]
-    assert outage.next_delay(ConnectError("gpu01", "connecting", "refused")) == 0.25
+    assert [outage.delays.next(refused) for _ in range(5)] == [10, 20, 40, 60, 60]
+    assert outage.delays.next(ConnectError("gpu01", "connecting", "refused")) == 0.25
     outage.progressed()
-    assert outage.next_delay(refused) == 10
+    assert outage.delays.next(refused) == 10

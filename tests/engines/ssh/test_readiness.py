@@ -15,6 +15,7 @@ from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.spec.load import parse
 from dtrain.transport.local import LocalTransport
+from support.limits import until
 
 
 def plan_of(
@@ -69,3 +70,26 @@ def test_a_folder_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(NotReadyError, match="python is still running") as caught:
         check(plan_of(tmp_path, python=blocking))
     assert "file server" in caught.value.hint
+
+
+BLOCKED = """#!{python}
+import os, sys, time
+open({pid!r}, "w").write(str(os.getpid()))
+os.path.isdir = lambda folder: time.sleep(1000)
+program = sys.argv[3]
+sys.argv = ["-c", *sys.argv[4:]]
+exec(program)
+"""
+
+
+def test_a_program_that_a_file_server_blocks_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "SECONDS", 0.5)
+    blocked, pid = tmp_path / "python", tmp_path / "pid"
+    blocked.write_text(BLOCKED.format(python=sys.executable, pid=str(pid)))
+    blocked.chmod(0o755)
+    with pytest.raises(NotReadyError, match="python is still running"):
+        check(plan_of(tmp_path, python=blocked))
+    number = until(lambda: pid.exists() and pid.read_text(), "its start")
+    until(lambda: not Path("/proc", number).exists(), "the end of the program")

@@ -53,7 +53,8 @@ class Isolation:
         answers = everywhere(connections, others[:MOST_TRIED], CONNECT_SECONDS)
         connections.close()
         if any(not isinstance(answer, NodeError) or answer.shows_contact for answer in answers):
-            self._context.contact.made(time.monotonic())
+            # Not `made`: it shows that the network has been there, and the hosts have not.
+            self._context.contact.last = time.monotonic()
         elif self._are_overdue(running):
             self._context.posts.put(Post(machine.CutOff()))
 

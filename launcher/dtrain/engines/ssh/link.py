@@ -10,7 +10,6 @@ the controller requests, the relay sends and the link observes.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -53,7 +52,7 @@ class Link:
         self._lock = threading.Lock()
         self.state = LinkState(self.host, movable_port=context.movable_port)
         self._timeout = context.plan.job.restart.node_timeout
-        self._outage = Outage()
+        self._outage = Outage(context.contact)
         self.overdue: NodeError | None = None
         """Why the host is unreachable for too long, if the launcher reaches no other host."""
         self._closed = threading.Event()
@@ -233,7 +232,7 @@ class Link:
                     check_ready(connection, context.plan, self._part, context.base)
                 return connection
             except (ConnectError, AuthError) as error:
-                notice, delay = waits(error, limit), outage.next_delay(error)
+                notice, delay = waits(error, limit), outage.delays.next(error)
                 over = outage.attempted >= limit or context.spares.claim()
                 if over or not notice or not self._goes_on():
                     raise
@@ -255,7 +254,7 @@ class Link:
         lost = self._would_be_lost()
         while not self._closed.is_set() and not lost:
             if not at_once:
-                self._closed.wait(spread(self._outage.next_delay(problem)))
+                self._closed.wait(spread(self._outage.delays.next(problem)))
             self._outage.attempt(time.monotonic())
             lost = self._would_be_lost()
             try:
@@ -283,15 +282,13 @@ class Link:
 
     def _answered(self) -> bool:
         """The host has answered a new connection. Returns as `_goes_on`."""
-        self._context.contact.made(time.monotonic())
+        self._context.contact.made(time.monotonic(), self._timeout)
         return self._goes_on()
 
     def _would_be_lost(self) -> bool:
         """Whether the host is lost if the last attempt to connect has failed."""
-        # Once the outcome of the job is known, it does not matter whose network is gone.
         decided = self.state.phase is not HostPhase.RUNNING
-        contact = math.inf if decided else self._context.contact.last
-        return self._outage.is_over(self._timeout, contact)
+        return self._outage.is_over(self._timeout, decided=decided)
 
     def _show_refusal(self, error: NodeError) -> None:
         """Name a problem that a new connection may not solve, such as another host key."""
@@ -310,7 +307,7 @@ class Link:
         def take(frame: protocol.Message | protocol.Data) -> bool:
             now = time.monotonic()
             self._outage.answered(now)
-            self._context.contact.made(now)
+            self._context.contact.made(now, self._timeout)
             self._inbox.take(frame, relay, self.state)
             return self._goes_on()
 

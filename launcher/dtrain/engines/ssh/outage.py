@@ -13,6 +13,9 @@ the job ends the outage at once."""
 DELAY, DELAY_MOST = 0.25, 5.0
 REFUSED_DELAY, REFUSED_DELAY_MOST = 10.0, 60.0
 """After a refused login: each may ask the user, and many of them get this address banned."""
+NO_CONTACT = 30.0
+"""The least seconds without contact after which the launcher's own network may have been gone. A
+host that answers is heard every few seconds, at each ping."""
 
 
 class Delays:
@@ -32,12 +35,16 @@ class Delays:
 
 
 class Contact:
-    """When the launcher last reached any host of an attempt. All links share it."""
+    """When the launcher reached any host of an attempt. All links share it."""
 
-    def __init__(self) -> None:
-        self.last = -math.inf
+    def __init__(self, last: float = -math.inf) -> None:
+        self.last = last
+        self.regained = -math.inf
+        """When a host was reached after none had been for so long that all would be lost."""
 
-    def made(self, now: float) -> None:
+    def made(self, now: float, limit: float) -> None:
+        if now - self.last >= max(limit, NO_CONTACT):
+            self.regained = now
         self.last = now
 
 
@@ -46,23 +53,26 @@ class Outage:
 
     The host is lost once an attempt has failed that began after the time limit. Time alone does not
     count: while the launcher stood still (Ctrl-Z), the host may have come back. If the launcher has
-    reached no host since the limit, its own network may be gone, and the host is not lost.
+    reached no host since the limit, its own network may be gone, and the host is not lost. Once it
+    reaches one, the time until then does not count: its network may soon be gone again.
 
     A relay that connects and soon breaks or falls silent does not end an outage. Otherwise such a
     relay could keep the job waiting forever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, contact: Contact | None = None) -> None:
+        """``contact``: None if it does not matter whose network is gone."""
+        self._contact = contact or Contact(math.inf)
         self.reachable = True
         """Whether a relay follows the job."""
-        self._since: float | None = None
+        self._since = math.inf
         self._attempted_at = 0.0
         self._attached_at: float | None = None
-        self._delays = Delays()
+        self.delays = Delays()
 
     def begin(self, now: float) -> None:
         """The connection broke or does not exist yet."""
-        if self._since is None:
+        if self._since == math.inf:
             self._since = self._attempted_at = now
         self._attached_at = None
         self.reachable = False
@@ -83,19 +93,18 @@ class Outage:
 
     def progressed(self) -> None:
         """The host sent new output or a new event."""
-        self._since = None
-        self._delays.reset()
+        self._since = math.inf
+        self.delays.reset()
 
     @property
     def attempted(self) -> float:
-        """Seconds without progress until the last attempt began."""
-        return 0.0 if self._since is None else self._attempted_at - self._since
+        """How many seconds of the outage count, until the last attempt began. Less than 0 without
+        an outage."""
+        return self._attempted_at - max(self._since, self._contact.regained)
 
-    def is_over(self, limit: float, contact: float) -> bool:
-        """Whether the host is lost if the last attempt has failed. ``contact``: when the launcher
-        last reached any host."""
-        return self._since is not None and min(self._attempted_at, contact) - self._since >= limit
-
-    def next_delay(self, problem: NodeError | None = None) -> float:
-        """As `Delays.next`."""
-        return self._delays.next(problem)
+    def is_over(self, limit: float, *, decided: bool = False) -> bool:
+        """Whether the host is lost if the last attempt has failed. Once the outcome of the job is
+        ``decided``, it does not matter whose network is gone."""
+        contact = Contact(math.inf) if decided else self._contact
+        until = min(self._attempted_at, contact.last)
+        return until - max(self._since, contact.regained) >= limit

@@ -20,8 +20,9 @@ SECONDS = 30.0
 _ATTEMPTED = "waiting until the host is ready"
 _GONE = ": no such folder"
 _PROGRAM = (
-    "import os,sys;"
-    "gone=[f for f in sys.argv[1:] if not os.path.isdir(os.path.expanduser(f))];"
+    "import os,signal,sys;"
+    "signal.setitimer(signal.ITIMER_REAL,float(sys.argv[1]));"
+    "gone=[f for f in sys.argv[2:] if not os.path.isdir(os.path.expanduser(f))];"
     f'gone and sys.exit(gone[0]+"{_GONE}")'
 )
 """Any Python runs it, and every shell passes it on unchanged, see `dtrain.node.boot.boot_text`."""
@@ -63,7 +64,8 @@ def check_ready(connection: Connection, plan: LaunchPlan, part: HostPlan, base: 
     if plan.job.sync is None:
         folders.append(part.workdir_from(base))
     python, host = plan.agent_python(part), part.host.name
-    program = words([_PROGRAM, *folders])
+    # If a file server blocks it, it ends after our wait, so that not each try leaves one behind.
+    program = words([_PROGRAM, f"{2 * SECONDS:g}", *folders])
     process = connection.start(str(sh("exec ", path(python), f" {ISOLATED} -c ", program)))
     process.close_stdin()
     try:

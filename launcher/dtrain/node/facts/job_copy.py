@@ -90,6 +90,8 @@ def report(writing: int, request: GatherOrder) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # site packages may print
         os.dup2(null, fd)
+    # A thread of the agent that reads from the old one holds its lock.
+    sys.stdin = os.fdopen(0, closefd=False)
     # Site packages may leave a process behind, and the launcher waits for the end of our output.
     close_others(0, 1, 2, writing)
     if why_unsafe_to_run(request) is not None:

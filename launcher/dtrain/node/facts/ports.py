@@ -63,8 +63,8 @@ class Listener:
     def _serve(self, listening: socket.socket) -> Steps[None]:
         with listening:
             while True:
-                yield listening, READABLE, FOREVER
                 try:
+                    yield listening, READABLE, FOREVER
                     self._loop.start(self._answer(listening.accept()[0]))
                 except (BlockingIOError, ConnectionError):
                     continue  # the peer has gone

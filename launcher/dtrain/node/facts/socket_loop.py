@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     _Result = TypeVar("_Result")
     Steps = Generator[Wait, None, _Result]
     """A conversation, or a part of one. It yields what it waits for. `socket.timeout` is raised
-    there if that does not happen in time."""
+    there if that does not happen in time, and another OSError if this host cannot wait for it."""
 
 NOTHING: Wait = (None, 0, FOREVER)
 
@@ -91,17 +91,26 @@ class SocketLoop:
                     self._step(conversation, late=True)
 
     def _step(self, conversation: Steps[None], *, late: bool = False) -> None:
+        error: OSError | None = socket.timeout("timed out") if late else None
+        while True:
+            error = self._advance(conversation, error)
+            if error is None:
+                return
+
+    def _advance(self, conversation: Steps[None], error: OSError | None) -> OSError | None:
+        """Run a conversation until it waits again. ``error`` is raised in it. Returns why it cannot
+        wait."""
         sock, event, _ = self._waits.pop(conversation, NOTHING)
         fd = -1 if sock is None else sock.fileno()
         wait = NOTHING
         try:
-            wait = conversation.throw(socket.timeout("timed out")) if late else next(conversation)
+            wait = next(conversation) if error is None else conversation.throw(error)
             self._waits[conversation] = wait
             self._first = min(self._first, wait[2])
         except StopIteration:
             pass
         if wait[0] is sock and wait[1] == event:
-            return
+            return None
         if sock is not None:
             if self._waiting.get(fd) is conversation:  # another one may have opened it by now
                 del self._waiting[fd]
@@ -109,8 +118,13 @@ class SocketLoop:
                 self._poll.unregister(fd)
         if wait[0] is not None:
             fd = wait[0].fileno()
-            self._poll.register(fd, wait[1])
+            try:
+                self._poll.register(fd, wait[1])
+            except OSError as refused:  # the user's processes may watch no more sockets
+                del self._waits[conversation]
+                return refused
             self._waiting[fd] = conversation
+        return None
 
     def _end(self) -> None:
         # A conversation owns its socket only once it has begun.
