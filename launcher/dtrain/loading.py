@@ -40,7 +40,7 @@ def load(
     from dtrain.runs.request import Request
     from dtrain.spec.additions import check_additions
 
-    refuse_text("settings", settings)
+    refuse_text("settings", settings, split=False)
     refuse_text("args", args)
     if isinstance(spec, Request):
         request = spec
@@ -55,10 +55,12 @@ def load(
     return request
 
 
-def refuse_text(name: str, given: Sequence[str]) -> None:
-    """Raise UsageError for one text in place of a list of them: each character would be one."""
+def refuse_text(name: str, given: Sequence[str], *, split: bool = True) -> None:
+    """Raise UsageError for one text in place of a list of them: each character would be one.
+    ``split``: whether its words are the items to suggest; else it is one item."""
     if isinstance(given, str):
-        raise UsageError(f"{name} must be a list, not {given!r}", hint=f"{name}={given.split()!r}")
+        items = given.split() if split else [given]
+        raise UsageError(f"{name} must be a list, not {given!r}", hint=f"{name}={items!r}")
 
 
 def load_torch_hosts(file: Path | None, settings: Sequence[str], option: str, verb: str) -> Request:

@@ -289,6 +289,9 @@ def test_wrong_input(scene: Scene) -> None:
     with pytest.raises(dtrain.UsageError, match="args must be a list, not '--lr 1'") as wrong:
         dtrain.load(cluster, args="--lr 1")
     assert wrong.value.hint == "args=['--lr', '1']"
+    with pytest.raises(dtrain.UsageError, match="settings must be a list") as wrong:
+        dtrain.load(cluster, settings="job.args=[--lr, 1]")
+    assert wrong.value.hint == "settings=['job.args=[--lr, 1]']"
     with pytest.raises(dtrain.UsageError, match="argv must be a list"):
         dtrain.execute(cluster, "nvidia-smi -L")
     with pytest.raises(dtrain.UsageError, match="no callbacks"):

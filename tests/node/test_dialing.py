@@ -211,6 +211,17 @@ def test_a_check_leaves_a_port_alone_on_which_a_job_will_listen(loop: SocketLoop
             sock.close()
 
 
+def test_a_job_can_listen_after_a_check_that_closed_its_connections_first() -> None:
+    port, checking = free_port(), SocketLoop()
+    Listener("gpu01", "token", checking).open(port)
+    with socket.create_connection((HERE, port)) as peer:
+        peer.recv(100)
+        checking.close()  # as the end of an interrupted check
+        assert peer.recv(100) == b""
+    for sock in reserve_port(port):
+        sock.close()
+
+
 def test_a_host_with_few_free_files_dials_all_others(loop: SocketLoop) -> None:
     port = Listener("gpu01", "token", loop).open(0)
     targets = [("gpu01", "address", HERE, port, None)] * 200

@@ -43,6 +43,7 @@ def refusal(host: Node, agent: Agent) -> dict[str, Any]:
         ("/home/me", "~/runs", "/home/me/runs"),
         ("/home/me", "runs", "/home/me/runs"),
         ("/home/me", f"~{USER.pw_name}/runs", f"{USER.pw_dir}/runs"),
+        ("/home/me", "~of-nobody/runs", "/home/me/~of-nobody/runs"),
         ("/home/me", "/data/../runs", "/runs"),
         ("/", "~/runs", "/runs"),
     ],

@@ -26,6 +26,9 @@ ip link set lo up
 ip link add left type veth peer name right
 ip addr add 192.0.2.1/24 dev left
 ip addr add 203.0.113.1/24 dev left
+ip link add later type veth peer name last
+ip addr add 198.18.0.1/32 dev later
+ip addr add 192.0.2.1/32 dev later
 ip addr add 2001:db8::1/64 dev left nodad
 ip addr add fe80::1/64 dev left nodad
 ip link set left up
@@ -76,7 +79,7 @@ def test_the_interface_is_found_or_the_variable_is_unset(
         (
             NETWORK,
             {
-                "192.0.2.2": "left",
+                "192.0.2.2": "left",  # `later` has the address of its route, too
                 "192.0.2.1": "left",
                 "203.0.113.2": "left",  # the second address of the interface
                 "2001:db8::2": "left",

@@ -73,7 +73,7 @@ def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 EVERY_KEY = yaml.safe_load((HERE / "every_key.yaml").read_text())
 
 
-@pytest.mark.parametrize("kind", [None, {"a": "b"}, ["x"]], ids=repr)
+@pytest.mark.parametrize("kind", [None, {"a": "b"}, ["x"], ["ro"]], ids=repr)
 def test_any_kind_of_value_for_each_key(kind: object) -> None:
     for *above, last in paths(EVERY_KEY):
         document = holder = copy.deepcopy(EVERY_KEY)

@@ -53,9 +53,15 @@ def sources_towards(target: str) -> Iterator[str]:
 
 
 def owners() -> dict[str, str]:
-    """The interface of each of our addresses."""
-    found = addresses(link_local=True).items()
-    return {address: name for name, its in found for address in its}
+    """The interface of each of our addresses. Of several, the one where fewest other addresses come
+    first: kube-proxy may repeat the host's address behind those of services."""
+    found = [
+        (before, address, name)
+        for name, its in addresses(link_local=True).items()
+        for before, address in enumerate(its)
+    ]
+    found.sort(key=lambda one: one[0])
+    return {address: name for _, address, name in reversed(found)}
 
 
 def interface_to(target: str, known: Mapping[str, str]) -> str | None:

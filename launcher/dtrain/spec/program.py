@@ -8,6 +8,7 @@ from dtrain.spec.problems import Problems, TextSpan
 from dtrain.spec.schema import Section
 from dtrain.spec.source import Sequence
 from dtrain.spec.strategies import STRATEGIES
+from dtrain.spec.value_rules import mount
 
 PROGRAMS = ("script", "module", "command")
 
@@ -56,6 +57,8 @@ def check_container(job: Section, problems: Problems) -> None:
     container = job.section("container")
     taken = {(job.get("workdir") or "~").rstrip("/"): "which is always mounted: job.workdir"}
     for item in container.texts("mounts"):
+        if mount(item.text):
+            continue  # not valid, which was reported
         target = Mount.parse(item.text).target.rstrip("/")
         if target in taken:
             problems.add(

@@ -50,7 +50,7 @@ def url_fault(url: str) -> str:
     except ValueError:  # such as a port that is no number
         found = False
     if not found:
-        return "the URL must start with https:// or http:// and a host"
+        return "the URL must start with https:// or http:// and a host, and any port must be valid"
     if any(not 32 < ord(char) < 127 for char in url):
         return "the URL must have no spaces and only ASCII characters"
     return ""

@@ -20,11 +20,12 @@ LEAST_FREE = 16 << 20
 
 
 def expand(path: str, base: bytes | None = None) -> bytes:
-    """An absolute path. ``~`` is the home folder, and ``~name`` that of another user. A relative
-    path starts at ``base``, or at the home folder if there is no ``base``."""
-    start = b"" if path.startswith("~") else base or os.path.expanduser(b"~")
-    # HOME may be relative.
-    return os.path.normpath(os.path.join(b"/", start, os.path.expanduser(raw(path))))
+    """An absolute path. ``~`` is the home folder, and ``~name`` that of another user, if there is
+    one. A relative path starts at ``base``, or at the home folder if there is no ``base``."""
+    written, home = raw(path), os.path.expanduser(b"~")
+    expanded = os.path.expanduser(written)
+    start = base or home if expanded == written else b""
+    return os.path.normpath(os.path.join(b"/", start, expanded))  # HOME may be relative
 
 
 def folder_of(command: RunRequest) -> bytes:

@@ -43,6 +43,9 @@ class Listener:
                 sock.setblocking(False)
                 try:
                     bind_alone(sock, address, port)
+                    # A check that is interrupted may leave connections in TIME_WAIT: a launch can
+                    # bind beside those only if they have this option, too.
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     sock.listen(512)
                 except OSError as error:
                     sock.close()
