@@ -123,6 +123,8 @@ def test_a_route_by_another_interface() -> None:
     named = plan(more="  network: {interface: ib0}\n")
     right = evidence(both, of=named, dialed=({**way, "source": "10.0.0.3"},))
     assert judge(right) == ()
+    copied = network(ib0=interface(), ipvs0=interface(addresses=["10.0.0.3"]))
+    assert judge(evidence(copied, of=named, dialed=({**way, "source": "10.0.0.3"},))) == ()
     wrong = evidence(both, of=named, dialed=({**way, "source": "192.168.0.3"},))
     found = only(wrong, "warning", "route", "gpu3")
     assert "uses interface eth0" in found.seen

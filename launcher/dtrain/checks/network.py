@@ -50,13 +50,14 @@ def _chosen(host: HostFacts, name: str) -> Iterator[Finding]:
 
 def _routes(host: HostFacts) -> Iterator[Finding]:
     """Finds addresses of other hosts that the kernel routes over another interface."""
-    owner = {address: name for name, one in host.interfaces.items() for address in one["addresses"]}
     for found in host.dialed:
-        leaves_by = owner.get(found.get("source") or "")
-        if leaves_by not in (None, host.interface):
+        # kube-proxy may repeat the host's address on an interface of its own.
+        source = found.get("source")
+        having = [name for name, one in host.interfaces.items() if source in one["addresses"]]
+        if having and host.interface not in having:
             yield host.warning(
                 "route",
-                f"traffic to {found['address']} ({found['host']}) uses interface {leaves_by}",
+                f"traffic to {found['address']} ({found['host']}) uses interface {having[0]}",
                 f"it uses {host.interface}, as set in the cluster file",
                 f"correct the address of {host.interface} or the routes there (`ip route get"
                 f" {found['address']}`)",
