@@ -347,10 +347,11 @@ class _Agent(AgentSSH):
     def _has_ended(self) -> bool:
         """Whether this end was closed after a failure, or the agent has ended: it may have a
         successor. An agent says nothing unasked."""
-        if self._agent_socket.fileno() < 0:
+        fd = self._agent_socket.fileno()
+        if fd < 0:
             return True
         poll = select.poll()
-        poll.register(self._agent_socket, select.POLLIN)
+        poll.register(fd, select.POLLIN)  # not the socket, which `close` may close just now
         return bool(poll.poll(0))
 
 

@@ -93,6 +93,7 @@ def test_times(line: bytes, expected: tuple[int, bytes] | None) -> None:
         (b"[worker-3 err+] a", ProcessLine("worker-3", True, b"a")),
         (b"[dtrain] ps-0 ended: 7 at 12.5", ProcessEnd("ps-0", 7, 12.5)),
         (b"[dtrain] ps-0 ended: 7 at 1.2.3", None),
+        ("[dtrain] ps-0 ended: 7 at 12٫5".encode(), ProcessEnd("ps-0", 7, 12.0)),
         (b"[dtrain] begins", ScriptLine.BEGIN),
         (b"[dtrain] ends", ScriptLine.END),
         (b"[dtrain] TERM", ScriptLine.TERM),

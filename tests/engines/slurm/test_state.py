@@ -66,6 +66,10 @@ def test_a_job_that_has_ended() -> None:
             "other jobs use what its account allows, or it asks for more than that",
         ),
         ("AssocGrpCPUMinutesLimit", "its account has too little time left for it"),
+        (
+            "AccountNotAllowed",
+            "the partition does not accept its account; cancel it, and set cluster.slurm.account",
+        ),
     ],
 )
 def test_limits_say_whether_waiting_helps(reason: str, words: str) -> None:

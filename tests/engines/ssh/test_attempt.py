@@ -186,6 +186,35 @@ def test_a_host_that_is_back_after_the_launcher_stood_still_is_not_lost(
     assert found == [machine.HostEnded("first")]
 
 
+def test_a_host_is_not_overdue_once_the_launcher_reaches_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was overdue in an outage of the launcher's own network, whose time does not count."""
+    now, found, tried = [1000.0], [], threading.Semaphore(0)
+    context = context_of(ScriptedHosts({}), tmp_path)
+
+    class Dead(ScriptedHosts):
+        def connect(self, host: Host) -> ScriptedHosts:
+            found.append(link.overdue is not None)
+            if len(found) == 3:
+                context.contact.made(now[0], 300)
+            now[0] += 400 * (len(found) < 3)
+            tried.release()
+            raise ConnectError(host.name, "connecting", "no answer within 15 s")
+
+    monkeypatch.setattr(outage, "DELAY", 0.01)
+    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    context = replace(context, transport=Dead({}))
+    link = Link(context, context.plan.hosts[0])
+    link.attach({}, ())
+    for _ in range(4):
+        assert tried.acquire(timeout=HANG)
+    link.close()
+    link.disconnect(0.0)
+    assert link.drained(HANG)
+    assert found[:4] == [False, False, True, False]
+
+
 class Refusing(ScriptedHosts):
     """A host where no relay starts."""
 

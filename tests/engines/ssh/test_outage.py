@@ -100,6 +100,16 @@ def test_a_host_may_be_lost_sooner_than_others_answer_pings() -> None:
     assert outage.is_over(2)
 
 
+def test_a_host_that_refuses_logins_is_lost_although_it_is_seldom_heard() -> None:
+    contact = Contact(100)
+    outage = Outage(contact)
+    outage.begin(100)
+    for now in range(160, 400, 65):
+        outage.attempt(now)
+        contact.made(now + 5, 30)
+    assert outage.is_over(30)
+
+
 def test_delays_grow_until_there_is_progress() -> None:
     outage = Outage()
     outage.begin(0)

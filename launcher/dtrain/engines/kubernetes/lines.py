@@ -20,8 +20,9 @@ _STAMPED = re.compile(
 _LABELLED = re.compile(rb"\[([a-z]{1,20}-[0-9]{1,7})( err)?(\+)?\] ?")
 _ENDED = re.compile(
     re.escape(MARK).encode() + rb" ([a-z]{1,20}-[0-9]{1,7}) ended: ([0-9]{1,3}) at"
-    rb" ([0-9]{1,12}(?:\.[0-9]{1,9})?)"
+    rb" ([0-9]{1,12}(?:\.[0-9]{1,9})?)(?![0-9.])"
 )
+"""The locale of a container may have another decimal point, which then ends the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def labelled(text: bytes) -> ProcessLine | ProcessEnd | ScriptLine | None:
     if found := _LABELLED.match(text):
         end = b"" if found[3] else b"\n"
         return ProcessLine(found[1].decode(), found[2] is not None, text[found.end() :] + end)
-    if found := _ENDED.fullmatch(text):
+    if found := _ENDED.match(text):
         return ProcessEnd(found[1].decode(), int(found[2]), float(found[3]))
     return None
 

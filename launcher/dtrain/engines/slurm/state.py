@@ -33,6 +33,8 @@ REASONS = {
     "BeginTime": "waiting for its begin time",
     "JobHeldUser": "held; `scontrol release` lets it start",
     "JobHeldAdmin": "held by an administrator",
+    "AccountNotAllowed": "the partition does not accept its account; cancel it, and set"
+    " cluster.slurm.account",
     "InvalidAccount": "the account is not valid",
     "InvalidQOS": "the quality of service is not valid",
     "PartitionDown": "the partition is down",

@@ -267,7 +267,9 @@ class Link:
                 problem = error
                 if error.shows_contact:
                     self._answered()
-                if self._outage.attempted >= self._timeout and not self._would_be_lost():
+                if self._outage.attempted < self._timeout:
+                    self.overdue = None
+                elif not self._would_be_lost():
                     self.overdue = error
                 self._show_refusal(error)
                 if at_once:

@@ -13,9 +13,9 @@ the job ends the outage at once."""
 DELAY, DELAY_MOST = 0.25, 5.0
 REFUSED_DELAY, REFUSED_DELAY_MOST = 10.0, 60.0
 """After a refused login: each may ask the user, and many of them get this address banned."""
-NO_CONTACT = 30.0
+NO_CONTACT = 2 * REFUSED_DELAY_MOST
 """The least seconds without contact after which the launcher's own network may have been gone. A
-host that answers is heard every few seconds, at each ping."""
+relay answers every few seconds, but a host that refuses logins is heard only at each login."""
 
 
 class Delays:
