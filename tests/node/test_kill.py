@@ -344,7 +344,10 @@ def test_a_restart_of_the_machine_is_named(host: Node) -> None:
     agent = host.start(host.shell("echo ready; sleep 600"))
     agent.until(lambda: agent.text("worker-0.out"))
     agent.kill()
-    os.kill(supervisor_pid(host), signal.SIGKILL)
+    supervisor = supervisor_pid(host)
+    os.kill(supervisor, signal.SIGKILL)
+    # Until it is gone, it may accept a connection.
+    until(lambda: (process := look(supervisor)) is None or not process.alive)
     record = host.folder() / "supervisor"
     record.write_text(record.read_text().replace(machine_id(), "another boot"))
     lost = host.attach().expect("lost")
