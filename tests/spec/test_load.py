@@ -231,6 +231,12 @@ job: {framework: torch, script: t.py}
     assert {host.ssh.port for host in spec.cluster.hosts} == {2222}
 
 
+@pytest.mark.parametrize("override", ["port: 2222", "ssh: {port: 2222}"])
+def test_an_override_gives_a_port_in_one_of_two_places(override: str) -> None:
+    spec = load(MINIMAL.replace("gpus: 2", f"gpus: 2, overrides: {{beta: {{{override}}}}}"))
+    assert [host.ssh.port for host in spec.cluster.hosts] == [None, 2222]
+
+
 def test_in_a_merged_list_the_first_mapping_wins() -> None:
     spec = load("""\
 cluster:
