@@ -505,8 +505,8 @@ def test_the_language_model_of_a_nested_file_may_inherit() -> None:
         ({**LLAMA, "attn_type_list": [0, 1] * 16}, ["attention and linear attention"]),
         ({"model_type": "x", "is_encoder_decoder": True}, ["an encoder with a decoder"]),
         (
-            {**LLAMA, "model_type": "hybrid", "layer_types": ["conv"] * 32},
-            ["layers of type conv"],
+            {**LLAMA, "model_type": "hybrid", "layer_types": ["pool"] * 32},
+            ["layers of type pool"],
         ),
         (
             {**LLAMA, "model_type": "hybrid", "layer_types": ["linear_attention"] * 32},

@@ -9,7 +9,7 @@ import pytest
 
 from dtrain.parallelism.cost.speed import flop_per_token
 from dtrain.parallelism.model.models import model
-from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Mamba2
+from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, KimiDelta, Mamba2, ShortConv
 
 HIDDEN, TOKENS = 64, 96
 
@@ -148,6 +148,30 @@ def test_a_real_cross_attention_keeps_what_the_part_says(source: int) -> None:
     assert count == part.parameters(HIDDEN)
 
 
+@pytest.mark.torch
+def test_a_real_gated_convolution_keeps_what_the_part_says() -> None:
+    import torch
+    from torch.nn import functional
+
+    part = ShortConv(conv=3)
+    torch.manual_seed(0)
+    into = torch.nn.Linear(HIDDEN, 3 * HIDDEN, bias=False, dtype=torch.bfloat16)
+    out = torch.nn.Linear(HIDDEN, HIDDEN, bias=False, dtype=torch.bfloat16)
+    weight = torch.randn(HIDDEN, 1, part.conv, dtype=torch.bfloat16, requires_grad=True)
+    tokens = torch.randn(1, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+
+    def forward() -> Any:
+        before, after, values = into(functional.layer_norm(tokens, (HIDDEN,))).chunk(3, dim=-1)
+        gated = (before * values).transpose(1, 2)
+        mixed = functional.conv1d(gated, weight, padding=part.conv - 1, groups=HIDDEN)
+        return tokens + out(after * mixed[..., :TOKENS].transpose(1, 2))
+
+    own = [into.weight, out.weight, weight]
+    # The rest are the statistics of the norm, and the padding.
+    assert kept_bytes(forward, own) == pytest.approx(part.kept(HIDDEN, 1, 1) * TOKENS, rel=0.02)
+    assert sum(one.numel() for one in own) + HIDDEN == part.parameters(HIDDEN)
+
+
 def test_flops_of_a_mixture_with_state_space_layers_are_the_published() -> None:
     # Megatron-Bridge's performance summary, release 26.06, Nemotron 3 Nano on 16 H100s.
     published = 328e12 / 14719
@@ -170,3 +194,9 @@ def test_flops_of_products_and_scans() -> None:
     net = DeltaNet(key_heads=16, key_size=128, heads=32, value_size=128)
     assert net.model_flop == 7 * 32 * 128 * 128
     assert net.kernel_flop > net.model_flop
+    kimi = KimiDelta(key_heads=32, key_size=128, heads=32, value_size=128, gate_rank=128)
+    products = sum(2 * rows * k * n for rows, k, n in kimi.products(2304, 1))
+    # Four matrices of 4,096 columns, one for the heads, and two gates of rank 128.
+    assert products == 2 * (4 * 2304 * 4096 + 2304 * 32 + 2 * 128 * (2304 + 4096))
+    halves = [sum(2 * rows * k * n for rows, k, n in kimi.products(2304, t)) for t in (1, 2)]
+    assert halves[0] == 2 * halves[1]

@@ -243,7 +243,7 @@ def test_attention_in_chunks_sees_the_tokens_of_a_chunk() -> None:
 
 
 def test_experts_on_a_latent_are_refused() -> None:
-    with pytest.raises(UsageError, match="moe_latent_size"):
+    with pytest.raises(UsageError, match="experts on a latent"):
         read({**SMALL[1], "moe_latent_size": 16})
 
 

@@ -42,9 +42,16 @@ _EXPERTS = (
 )  # fmt: skip
 _CHOSEN = (
     "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k",
-    "ffn_config.moe_top_k",
+    "top_k_experts", "ffn_config.moe_top_k",
 )  # fmt: skip
-_SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+_SHARED = (
+    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)  # fmt: skip
+_SHARED_COUNT = (
+    "n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts",
+)  # fmt: skip
+_DENSE_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 _DROPOUT = (
     "resid_pdrop", "hidden_dropout", "hidden_dropout_prob", "dropout", "residual_dropout",
     "resid_dropout", "attn_config.attn_pdrop",
@@ -104,6 +111,7 @@ _KINDS: Mapping[str, _Kind] = {
             "vocab_size": 262208,
         },
     ),
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), _Kind(tied=True, qk_norm=True)),
     "cohere": _Kind(tied=True, parallel=True),
     "cohere2": _Kind(tied=True, parallel=True, window_pattern=4),
     **dict.fromkeys(("olmo2", "olmoe"), _Kind(qk_norm=True)),
@@ -132,7 +140,9 @@ _OTHER_THINGS = {
     "mamba": "a state-space model",
     "jamba": "a mixture of attention and state-space layers",
     "minimax": "a mixture of attention and linear attention",
-    "lfm2": "a mixture of attention and convolutions",
+    **dict.fromkeys(("zamba", "zamba2"), "a mixture of state spaces and attention that is shared"),
+    **dict.fromkeys(("dory", "hrm_text"), "a model that runs its layers several times"),
+    "moshi": "a model of several streams of speech",
     "rwkv": "a recurrent model",
     "recurrent_gemma": "a mixture of attention and recurrent layers",
     "gemma3n_text": "a nest of models with embeddings of each layer",
@@ -144,8 +154,12 @@ _OTHER_THINGS = {
 _KEYS_OF_OTHER_THINGS = {
     "conv_dim": "an encoder of speech with convolutions",
     "num_hidden_groups": "an encoder whose layers share their weights",
+    "hidden_size_per_layer_input": "a model with embeddings of each layer",
+    **dict.fromkeys(("hc_mult", "hc_count"), "a model with several residual streams"),
+    **dict.fromkeys(("moe_latent_size", "moe_hidden_size"), "a mixture of experts on a latent"),
 }
-"""Keys that tell what a model is, whatever its type (wav2vec 2.0, ALBERT)."""
+"""Keys that tell what a model is, whatever its type, if they are not 0 (wav2vec 2.0, ALBERT,
+Gemma 4 E2B, DeepSeek-V4, Nemotron 3 Super)."""
 
 _PLAIN_ACTIVATIONS = {"relu", "relu2", "squared_relu", "xielu"}
 """Activations that files use for MLPs of two matrices."""
@@ -185,10 +199,11 @@ def _language_model(values: dict[str, Any]) -> dict[str, Any]:
     for name in _NESTED:
         inner = values.get(name)
         if isinstance(inner, dict) and not any(key in values for key in _HIDDEN):
-            outer = {k: values[k] for k in ("tie_word_embeddings",) if k in values}
+            # The output layer is outside the language model.
+            outer = {k: values[k] for k in ("tie_word_embeddings",) if values.get(k) is not None}
             whole = values.get("model_type")
             kind = inner.get("model_type") or (f"{whole}_text" if whole else "")
-            return {**outer, "model_type": kind, **inner}
+            return {"model_type": kind, **inner, **outer}
     return values
 
 
@@ -214,7 +229,9 @@ class _Config(ConfigFile):
 
     def _usual_shape(self) -> Shape:
         """The shape with attention in each layer, and a dense MLP in the first ``dense_layers``."""
-        layers, hidden = self.needed(*_LAYERS), self.needed(*_HIDDEN)
+        listed = self.get("layers_block_type")
+        layers = len(listed) if isinstance(listed, list) and listed else self.needed(*_LAYERS)
+        hidden = self.needed(*_HIDDEN)
         heads = self.needed(*_HEADS)
         head_size = self.head_size(hidden, heads)
         experts = self.count(*_EXPERTS)
@@ -264,7 +281,7 @@ class _Config(ConfigFile):
         thing = _OTHER_THINGS.get(self.model_type)
         if thing is None and self.values.get("is_encoder_decoder"):
             thing = "an encoder with a decoder"
-        named = (name for key, name in _KEYS_OF_OTHER_THINGS.items() if key in self.values)
+        named = (name for key, name in _KEYS_OF_OTHER_THINGS.items() if self.values.get(key))
         thing = thing or next(named, None)
         kinds = self.get("attn_type_list")
         if thing is None and isinstance(kinds, list) and 0 in kinds:
@@ -355,6 +372,8 @@ class _Config(ConfigFile):
         """Return the width of an expert (or the only MLP) and of a dense layer, and the number of
         dense layers."""
         ffn = self.count(*_FFN)
+        if self.get("block_auto_adjust_ff_dim"):
+            ffn = self._adjusted(2 * ffn // 3)
         if not ffn and self.get("expansion_ratio"):
             ffn = self.needed("expansion_ratio") * hidden
         if not ffn and self.model_type in _FOUR_TIMES:
@@ -362,11 +381,19 @@ class _Config(ConfigFile):
         expert = self.count("moe_intermediate_size") if experts else 0
         if not ffn and not expert:
             ffn = self.needed(*_FFN)
-        dense = self.count("intermediate_size_mlp") or ffn
+        dense = self.count("intermediate_size_mlp", "dense_intermediate_size") or ffn
         return expert or ffn, dense, self.dense_layers(layers) if experts else 0
 
+    def _adjusted(self, ffn: int) -> int:
+        """The width of LFM2's MLP, as its module computes it from two thirds of the file's."""
+        factor = self.get("block_ffn_dim_multiplier")
+        if isinstance(factor, (int, float)) and 0 < factor < 100:
+            ffn = int(factor * ffn)
+        multiple = self.count("block_multiple_of") or 256
+        return -(-ffn // multiple) * multiple
+
     def dense_layers(self, layers: int) -> int:
-        count = self.count("first_k_dense_replace")
+        count = self.count(*_DENSE_LAYERS)
         listed = self.get("mlp_only_layers")
         if isinstance(listed, list):
             count = len(listed)
@@ -382,8 +409,10 @@ class _Config(ConfigFile):
     def shared_experts(self, ffn: int) -> int:
         """Return the number of shared experts, in units of the usual width, rounded."""
         width = self.count(*_SHARED)
+        if self.get("enable_moe_block"):  # Gemma 4 has experts beside the MLP
+            width = self.needed("intermediate_size")
         if width:
-            return max(1, round(width / ffn))
+            return round(width / ffn)
         if self.model_type.startswith("llama4"):
             return 1
-        return self.count("n_shared_experts", "num_shared_experts", "num_shared_expert")
+        return self.count(*_SHARED_COUNT)

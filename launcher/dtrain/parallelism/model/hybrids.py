@@ -1,21 +1,34 @@
-"""Layers that differ, from a ``config.json``: state-space layers and linear attention beside
-attention, experts in some layers, and a decoder after an encoder."""
+"""Layers that differ, from a ``config.json``: state-space layers, linear attention and convolutions
+beside attention, experts in some layers, heads of other sizes, and a decoder after an encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from dtrain.parallelism.model.config_file import ConfigFile
-from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Indexer, Mamba2, OutputGate
+from dtrain.parallelism.model.parts import (
+    CrossAttention,
+    DeltaNet,
+    Indexer,
+    KimiDelta,
+    LayerPart,
+    Mamba2,
+    OutputGate,
+    ShortConv,
+)
 from dtrain.parallelism.model.shape import Shape
 
-ATTENTIONS = {"attention", "full_attention", "sliding_attention", "chunked_attention", "hybrid"}
+ATTENTIONS = {
+    "attention", "full_attention", "sliding_attention", "chunked_attention", "indexed_attention",
+    "hybrid",
+}  # fmt: skip
 """Layer types with queries, keys and values, over any range of tokens. ``hybrid`` is Falcon-H1's,
 with a state-space mixer beside."""
-MIXERS = {"mamba", "mamba2", "linear_attention", "mlp", "moe"}
-"""Other layer types."""
+MIXERS = {"mamba", "mamba2", "linear_attention", "conv", "mlp", "moe"}
+"""Other layer types. Files of Transformers 5 also call state spaces ``linear_attention``."""
 
 MOST_LAYERS = 2000
 """Layers of a pattern; no model has more."""
@@ -23,7 +36,13 @@ _SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Layer types in the pattern of Nemotron-H, and Megatron-LM's ``--hybrid-layer-pattern``."""
 _GATED_ATTENTION = ("qwen3_next", "qwen3_5")
 """Start of types whose attention has an output gate."""
+_ATTENTION_AT = ("attn_layer_indices", "full_attn_idxs")
+"""Lists of the layers with attention, from 0 (Bamba, LFM2)."""
+_OWN_SIZES = {"head_dim": "head_size", "num_key_value_heads": "kv_heads"}
+"""Sizes that a layer may have of its own, and the fields of a `Shape` for them."""
+_MAMBA_HEADS = ("mamba_num_heads", "mamba_n_heads")
 _MAMBA_SIZE = ("mamba_head_dim", "mamba_d_head")
+_KDA_HEADS = ("linear_num_heads", "linear_attn_config.num_heads")
 _TARGETS = 114 / 512
 """T5's targets for each input token: 15 % of the tokens are hidden, in spans of 3 (arXiv
 1910.10683, section 3.1.4)."""
@@ -54,29 +73,62 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
         return base  # too many layers for any plan
     types = types or ["attention"] * base.layers
     moe = _moe_at(file, base)
+    own = _own_sizes(file, base.layers)
     in_order = all(moe(place) == (place >= base.dense_layers) for place in range(base.layers))
-    if set(types) <= ATTENTIONS and (in_order or not base.experts) and not base.parts:
+    plain = set(types) <= ATTENTIONS and not base.parts and not own
+    if plain and (in_order or not base.experts):
         return base
     kinds = _kinds(file, base)
-    pattern = tuple(kinds(type_, moe(place)) for place, type_ in enumerate(types))
+    pattern = tuple(
+        replace(kinds(type_, moe(place)), **own.get(place, {})) for place, type_ in enumerate(types)
+    )
     return replace(base, dense_layers=0, dense_ffn_hidden=0, parts=(), pattern=pattern)
+
+
+def _own_sizes(file: ConfigFile, layers: int) -> Mapping[int, Mapping[str, Any]]:
+    """Return the fields of layers, by place, whose attention has sizes of its own."""
+    given = file.get("per_layer_config")
+    if isinstance(given, dict):
+        own = {int(place): sizes for place, sizes in given.items() if str(place).isdecimal()}
+    elif file.model_type.startswith("gemma4"):
+        sizes = {"head_dim": file.count("global_head_dim") or 512}
+        if file.get("attention_k_eq_v") and (heads := file.count("num_global_key_value_heads")):
+            sizes["num_key_value_heads"] = heads
+        listed = file.get("layer_types")
+        types = listed if isinstance(listed, list) else []
+        own = {place: sizes for place, type_ in enumerate(types) if type_ == "full_attention"}
+    else:
+        return {}
+    return {place: _fields(file, sizes) for place, sizes in own.items() if place < layers}
+
+
+def _fields(file: ConfigFile, sizes: Any) -> Mapping[str, Any]:
+    if not isinstance(sizes, dict) or not sizes.keys() <= _OWN_SIZES.keys():
+        file.refuse(f"per_layer_config may have {' and '.join(_OWN_SIZES)}")
+    layer = replace(file, values=sizes)
+    return {_OWN_SIZES[key]: layer.needed(key) for key in sizes}
 
 
 def _layer_types(file: ConfigFile, layers: int) -> list[str]:
     """Return the type of each layer, as in files' ``layer_types``; none if all have attention."""
     symbols = file.get("hybrid_override_pattern", "hybrid_layer_pattern")
     listed = file.get("layer_types", "layers_block_type")
-    every = file.count("full_attention_interval")
+    every = file.count("full_attention_interval", "layer_group_size")
+    from_one = file.get("linear_attn_config.full_attn_layers")
     if isinstance(symbols, str):
         types = [_SYMBOLS.get(one, one) for one in symbols if one != "|"]
     elif isinstance(listed, list):
         types = [str(one) for one in listed]
-    elif file.model_type.startswith(_GATED_ATTENTION):
+    elif any(key in file.values for key in _ATTENTION_AT):
+        found = file.get(*_ATTENTION_AT)
+        places = found if isinstance(found, list) else []
+        other = "conv" if file.get("conv_L_cache") else "linear_attention"
+        types = _alternating(layers, lambda place: place in places, other)
+    elif isinstance(from_one, list):
+        types = _alternating(layers, lambda place: place + 1 in from_one)
+    elif file.model_type.startswith((*_GATED_ATTENTION, "bailing_hybrid")):
         every = every or 4
-        types = [
-            "linear_attention" if (place + 1) % every else "full_attention"
-            for place in range(min(layers, MOST_LAYERS))
-        ]
+        types = _alternating(layers, lambda place: (place + 1) % every == 0)
     else:
         return []
     if set(types) <= ATTENTIONS:
@@ -86,6 +138,14 @@ def _layer_types(file: ConfigFile, layers: int) -> list[str]:
     if len(types) != min(layers, MOST_LAYERS):
         file.refuse(f"{len(types)} types of layers are given for {layers} layers")
     return types
+
+
+def _alternating(
+    layers: int, attends: Callable[[int], bool], other: str = "linear_attention"
+) -> list[str]:
+    return [
+        "full_attention" if attends(place) else other for place in range(min(layers, MOST_LAYERS))
+    ]
 
 
 def _moe_at(file: ConfigFile, base: Shape) -> Callable[[int], bool]:
@@ -106,9 +166,10 @@ def _moe_at(file: ConfigFile, base: Shape) -> Callable[[int], bool]:
 def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
     """Return a function from a layer's type, and whether it has experts, to its shape."""
     whole = replace(base, layers=1, dense_layers=0, dense_ffn_hidden=0, name="")
+    width = base.dense_ffn_hidden or (base.experts and file.count("intermediate_size"))
     dense = replace(
         whole, experts=0, experts_per_token=0, shared_experts=0,
-        ffn_hidden=base.dense_ffn_hidden or file.count("intermediate_size") or base.ffn_hidden,
+        ffn_hidden=width or base.ffn_hidden,
     )  # fmt: skip
     if file.model_type == "nemotron_h":
         # A layer is attention, a mixer or an MLP alone.
@@ -118,8 +179,10 @@ def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
     def kind(type_: str, moe: bool) -> Shape:
         one = whole if moe else dense
         if type_ not in ATTENTIONS:
-            part = _delta_net(file) if type_ == "linear_attention" else _mamba(file, one.hidden)
-            return replace(one, heads=0, kv_heads=0, parts=(part,))
+            return replace(
+                one, heads=0, kv_heads=0, kv_rank=0, query_rank=0, rope_head_size=0,
+                value_head_size=0, parts=(_mixer(file, type_, one.hidden),),
+            )  # fmt: skip
         if file.model_type.startswith(_GATED_ATTENTION):
             return replace(one, parts=(OutputGate(one.heads * one.head_size),))
         return one
@@ -130,8 +193,6 @@ def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
 def _alone(file: ConfigFile, type_: str, whole: Shape, dense: Shape) -> Shape:
     """Return a layer that has nothing beside what its type says."""
     if type_ == "moe":
-        if file.count("moe_latent_size"):
-            file.refuse("experts on a latent (moe_latent_size) have no shape")
         return replace(whole, heads=0, kv_heads=0)
     if type_ == "mlp":
         return replace(dense, heads=0, kv_heads=0)
@@ -154,16 +215,23 @@ def _with_indexer(file: ConfigFile, base: Shape) -> Shape:
 
 
 def _with_shared_mlp(file: ConfigFile, base: Shape) -> Shape:
-    """Return Granite's layer, whose shared MLP is beside its experts, or alone."""
+    """Return Granite's layer without experts, whose MLP is the shared one."""
     width = file.count("shared_intermediate_size")
-    if not base.experts:
-        return replace(base, ffn_hidden=width or base.ffn_hidden)
-    return replace(base, shared_experts=round(width / base.ffn_hidden))
+    return base if base.experts else replace(base, ffn_hidden=width or base.ffn_hidden)
+
+
+def _mixer(file: ConfigFile, type_: str, hidden: int) -> LayerPart:
+    """Return what a layer of this type has instead of attention."""
+    if type_ == "conv":
+        return ShortConv(file.needed("conv_L_cache"))
+    if type_ != "linear_attention" or file.count(*_MAMBA_HEADS):
+        return _mamba(file, hidden)
+    return _kimi_delta(file) if file.count(*_KDA_HEADS) else _delta_net(file)
 
 
 def _mamba(file: ConfigFile, hidden: int, *, beside: bool = False) -> Mamba2:
     inner = file.count("mamba_d_ssm") or (file.count("mamba_expand", "expand") or 2) * hidden
-    heads = file.needed("mamba_num_heads", "mamba_n_heads")
+    heads = file.needed(*_MAMBA_HEADS)
     size = file.get(*_MAMBA_SIZE)
     return Mamba2(
         heads=heads,
@@ -184,6 +252,19 @@ def _delta_net(file: ConfigFile) -> DeltaNet:
         heads=file.needed("linear_num_value_heads"),
         value_size=file.needed("linear_value_head_dim"),
         conv=file.count("linear_conv_kernel_dim") or 4,
+    )
+
+
+def _kimi_delta(file: ConfigFile) -> KimiDelta:
+    heads = file.needed(*_KDA_HEADS)
+    size = file.needed("linear_head_dim", "linear_attn_config.head_dim")
+    return KimiDelta(
+        key_heads=heads,
+        key_size=size,
+        heads=heads,
+        value_size=size,
+        conv=file.count("linear_conv_kernel_dim", "linear_attn_config.short_conv_kernel_size") or 4,
+        gate_rank=0 if file.model_type == "bailing_hybrid" else size,
     )
 
 

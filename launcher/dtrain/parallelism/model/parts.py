@@ -245,6 +245,68 @@ class DeltaNet(LayerPart):
 
 
 @dataclass(frozen=True)
+class KimiDelta(DeltaNet):
+    """Linear attention whose delta rule has a decay for each element of a key (Kimi Delta
+    Attention, arXiv 2510.26692): products of low rank give the decays and the output gate."""
+
+    title: ClassVar[str] = "linear attention (Kimi Delta Attention)"
+    short: ClassVar[str] = "KDA"
+    kernels: ClassVar[int] = 28
+
+    gate_rank: int = 0
+    """Inner width of the products for the decays and for the output gate; 0 if each is one product
+    (Ling 3.0)."""
+
+    @property
+    def projected(self) -> int:
+        gates = 2 * self.gate_rank or self.keys + self.values
+        return 2 * self.keys + self.values + self.heads + gates
+
+    def parameters(self, hidden: int) -> int:
+        spread = self.gate_rank * (self.keys + self.values)
+        own = self.conv * (2 * self.keys + self.values) + self.keys + self.heads + self.value_size
+        return hidden * (self.projected + self.values) + spread + own + hidden
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield from super().products(hidden, tensor)
+        if self.gate_rank:
+            yield 1.0, self.gate_rank, self.keys / tensor
+            yield 1.0, self.gate_rank, self.values / tensor
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """Also the decays, in 32 bits, and the input of their second product."""
+        decays = 4 * self.keys / tensor + 4 * self.gate_rank
+        return super().kept(hidden, tensor, split) + decays
+
+
+@dataclass(frozen=True)
+class ShortConv(LayerPart):
+    """A gated convolution over few tokens (LFM2, arXiv 2511.23404): a product gives a
+    value and two gates, before and after the convolution; and a product back."""
+
+    title: ClassVar[str] = "gated convolutions (LFM2)"
+    short: ClassVar[str] = "convolution"
+    kernels: ClassVar[int] = 8
+
+    conv: int
+
+    def parameters(self, hidden: int) -> int:
+        return 4 * hidden**2 + self.conv * hidden + hidden
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 1.0, hidden, 3 * hidden / tensor
+        yield 1.0, hidden / tensor, hidden
+
+    def split_passes(self, hidden: int) -> float:
+        return 8.0 * hidden
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """The inputs of norm and first product; value and gates, the convolution's input and
+        output, and the last product's input."""
+        return 4 * hidden / split + 2 * 6 * hidden / tensor
+
+
+@dataclass(frozen=True)
 class CrossAttention(LayerPart):
     """A decoder's attention to an encoder's output (arXiv 1706.03762, section 3.2.3; T5, arXiv
     1910.10683): queries from the decoder, keys and values from the encoder."""

@@ -1,0 +1,79 @@
+"""Files of Transformers 5, with the parameters of the models that it makes of them.
+
+``data/config_files.json`` has the defaults of the model types of Transformers 5.23, which are the
+sizes of published models, or values near them, in the format that it writes and in the one of the
+published files. The numbers of parameters are those of its modules on PyTorch's device ``meta``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtrain.diagnostics import UsageError
+from dtrain.parallelism.model.huggingface import shape_from_config
+from dtrain.parallelism.model.models import model
+from dtrain.parallelism.model.shape import Shape
+
+FILES = json.loads((Path(__file__).parent / "data" / "config_files.json").read_text())
+
+
+def read(config: dict[str, Any]) -> Shape:
+    return shape_from_config(json.dumps(config), "config.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_parameters_are_those_of_the_modules(name: str) -> None:
+    file = FILES[name]
+    assert read(file["config"]).parameters == pytest.approx(file["parameters"], rel=3e-4)
+
+
+def test_a_layer_may_have_heads_of_another_size() -> None:
+    whole = read(FILES["gemma-4, dense"]["config"])
+    assert [whole.pattern[place].head_size for place in (0, 5)] == [256, 512]
+    experts = read(FILES["gemma-4, with experts"]["config"])
+    assert (experts.experts_per_token, experts.shared_experts) == (8, 3)
+
+
+def test_sparse_attention_is_read_from_both_formats() -> None:
+    new, published = (
+        read(FILES[name]["config"]).pattern for name in ("glm-5", "glm-5, as published")
+    )
+    assert new == published
+    assert new[0].attended == 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("gemma-4, dense", "hidden_size_per_layer_input", 256, "embeddings of each layer"),
+        ("gemma-4, dense", "per_layer_config", {"05": {"rank": 1}}, "head_dim and num_key_value"),
+        ("gemma-4, dense", "per_layer_config", {"05": 512}, "head_dim and num_key_value"),
+        ("gemma-4, dense", "per_layer_config", {"05": {"head_dim": 0}}, "head_dim is missing"),
+        ("glm-5", "hc_mult", 4, "several residual streams"),
+        ("lfm3", "conv_L_cache", None, "conv_L_cache is missing"),
+        ("kimi-linear-48b-a3b", "linear_head_dim", None, "linear_head_dim"),
+    ],
+)
+def test_a_file_without_a_shape_is_refused(name: str, key: str, value: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read({**FILES[name]["config"], key: value})
+
+
+@pytest.mark.parametrize("key", ["attn_layer_indices", "full_attn_idxs", "layers_block_type"])
+@pytest.mark.parametrize("value", ["x", 3, {}, [None], [[1]], 10**9])
+def test_a_list_of_layers_may_be_anything(key: str, value: Any) -> None:
+    try:
+        read({**FILES["bamba-9b"]["config"], key: value})
+    except UsageError as error:
+        assert "config.json: " in error.message
+
+
+@pytest.mark.parametrize("name", ["glm-5", "ling-3.0-flash", "minimax-m3", "ernie-4.5-21b-a3b"])
+def test_the_table_of_models_agrees(name: str) -> None:
+    known, shape = model(name), read(FILES[name]["config"])
+    assert known.parameters == pytest.approx(shape.parameters, rel=1e-4)
+    assert known.active_parameters == pytest.approx(shape.active_parameters, rel=1e-4)
