@@ -16,7 +16,7 @@ detachment = Detachment()
 try:
     if detachment.in_background:
         {background}
-    print(detachment.wait())
+    print(int(detachment.wait()))
 except DtrainError as error:
     print(type(error).__name__, error.message, error.hint, sep="; ", flush=True)
     os._exit(error.exit_code)

@@ -131,7 +131,7 @@ def test_weak_algorithms_are_not_offered(
         pytest.raises(ConnectError, match="the server allows only Ciphers aes128-cbc,") as refused,
     ):
         connect("", weak)
-    assert "in its sshd_config: Ciphers aes128-gcm@openssh.com," in refused.value.hint
+    assert "in its sshd_config: Ciphers aes128-" in refused.value.hint
 
 
 @pytest.mark.sshd

@@ -358,6 +358,9 @@ class _Agent(AgentSSH):
 class _SigningKey(AgentKey):
     """An agent's key. Signing raises UnusableKeyError if the agent fails, or the user declines."""
 
+    # paramiko before 5 has no default for keys of kinds that it does not know, such as FIDO's.
+    public_blob: PublicBlob | None = None  # type: ignore[assignment]
+
     def sign_ssh_data(self, data: object, algorithm: str | None = None) -> object:  # type: ignore[override]
         try:
             return super().sign_ssh_data(data, algorithm)  # type: ignore[arg-type]
@@ -391,7 +394,7 @@ def _agent_candidates(key: AgentKey, name: str, files: Iterable[Path]) -> Iterat
 def _agent_candidate(key: AgentKey, name: str, public: PublicKey) -> OfferedKey:
     if public.kind.endswith(CERTIFICATE_SUFFIX):
         key = _SigningKey(key.agent, key.blob, key.comment)
-        key.public_blob = PublicBlob(public.kind, public.blob)  # type: ignore[assignment]
+        key.public_blob = PublicBlob(public.kind, public.blob)
     suffix = "" if name.startswith("agent key") else " (from the agent)"
     label = _label(name, public) + suffix
     turn = key.agent.turn  # type: ignore[attr-defined]
