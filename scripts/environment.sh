@@ -75,7 +75,7 @@ PY
   log=.venv/install.log
   # Show only the large downloads of pip's output.
   set +e
-  .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
+  .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-compile \
     -e ".[$extra]" "$@" 2>&1 | tee "$log" |
     sed -nu -e 's/^ *Downloading \([^ ]*\/\)\{0,1\}\([^/ ]*\) \((.* [MG]B)\)$/  downloading \2 \3/p' \
       -e 's/^Installing collected packages:.*/  unpacking/p'
@@ -94,6 +94,8 @@ PY
     tail -n 5 "$log" >&2
     fail "pip could not install dtrain[$extra]" "see its output in $log"
   fi
+  # pip compiles on one core. Some packages have files for other Pythons, which do not compile.
+  .venv/bin/python -m compileall -qq -j 0 .venv/lib/python*/site-packages || true
   printf '%s\n' "$wanted" >"$stamp"
 }
 

@@ -1,5 +1,6 @@
 """Options of the whole test suite."""
 
+import gc
 import os
 import signal
 import sys
@@ -83,6 +84,18 @@ def nothing_stays_changed() -> Iterator[None]:
     ignored = "$PYTEST_CURRENT_TEST"
     left = {name: (before.get(name), after.get(name)) for name in changed if name != ignored}
     assert not left, f"changed for the tests of other files: {left}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the thousands of collected tests out of garbage collection, which would look at them
+    again and again: all of them live until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from itertools import product
 from typing import get_args
@@ -69,9 +70,11 @@ EVENTS: list[LinkEvent] = [
 ENDS = machine.HostRefused | machine.HostEnded | machine.HostLost
 
 
-TRANSITIONS = transitions(
-    [LinkState("a"), LinkState("a", movable_port=True), attached("a")], EVENTS, step
-)
+@functools.cache
+def walk() -> list[tuple[LinkState, LinkEvent, LinkState, list[LinkAction]]]:
+    return transitions(
+        [LinkState("a"), LinkState("a", movable_port=True), attached("a")], EVENTS, step
+    )
 
 
 def run(state: LinkState, *events: LinkEvent) -> tuple[LinkState, list[LinkAction]]:
@@ -101,18 +104,18 @@ def commands(actions: list[LinkAction]) -> list[str]:
 def test_the_walk_meets_every_cell_of_the_table() -> None:
     assert set(TABLE) == set(get_args(LinkEvent))
     assert all(len(row) == len(HostPhase) for row in TABLE.values())
-    met = {(state.phase, type(event)) for state, event, *_ in TRANSITIONS}
+    met = {(state.phase, type(event)) for state, event, *_ in walk()}
     assert met == set(product(HostPhase, get_args(LinkEvent)))
 
 
 def test_the_end_is_posted_once() -> None:
-    for state, _, after, actions in TRANSITIONS:
+    for state, _, after, actions in walk():
         ends = [post for post in posts(actions) if isinstance(post.event, ENDS)]
         assert len(ends) == (after.reported_end and not state.reported_end), (state, actions)
 
 
 def test_only_a_prepared_host_starts_and_no_aborted_one() -> None:
-    for state, event, after, actions in TRANSITIONS:
+    for state, event, after, actions in walk():
         if "start" in commands(actions):
             assert after.started
             repeated = isinstance(event, messages.Attached) and state.started
@@ -120,7 +123,7 @@ def test_only_a_prepared_host_starts_and_no_aborted_one() -> None:
 
 
 def test_a_closed_link_stays_closed_and_is_silent() -> None:
-    for state, event, after, actions in TRANSITIONS:
+    for state, event, after, actions in walk():
         if state.phase is HostPhase.CLOSED:
             assert after.phase is HostPhase.CLOSED
             assert commands(actions) == []
@@ -130,12 +133,12 @@ def test_a_closed_link_stays_closed_and_is_silent() -> None:
 
 def test_the_phases_only_go_forward() -> None:
     order = list(HostPhase)
-    for state, _, after, _ in TRANSITIONS:
+    for state, _, after, _ in walk():
         assert order.index(after.phase) >= order.index(state.phase)
 
 
 def test_a_settled_host_has_a_final_state() -> None:
-    for _, event, after, _ in TRANSITIONS:
+    for _, event, after, _ in walk():
         if isinstance(event, Settle):
             final = ("lost", "unreachable", "failed") if event.lost else ("ended", "failed")
             assert after.shown in final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import get_args
 
@@ -72,7 +73,9 @@ def running(*, service: bool = False) -> AttemptState:
     return run(start(service=service), HostReady("a"), HostReady("b"))[0]
 
 
-TRANSITIONS = transitions([start(), start(service=True)], EVENTS, step)
+@functools.cache
+def walk() -> list[tuple[AttemptState, AttemptEvent, AttemptState, list[AttemptAction]]]:
+    return transitions([start(), start(service=True)], EVENTS, step)
 
 
 def test_the_walk_fires_every_event() -> None:
@@ -93,17 +96,17 @@ def test_the_table_has_every_phase_and_event() -> None:
 
 
 def test_every_phase_is_reached() -> None:
-    assert {state.phase for state, *_ in TRANSITIONS} == set(AttemptPhase)
+    assert {state.phase for state, *_ in walk()} == set(AttemptPhase)
 
 
 def test_the_first_outcome_stays() -> None:
-    for state, _, after, _ in TRANSITIONS:
+    for state, _, after, _ in walk():
         if state.outcome is not None:
             assert after.outcome is state.outcome
 
 
 def test_nothing_starts_unless_all_are_ready() -> None:
-    for state, event, after, actions in TRANSITIONS:
+    for state, event, after, actions in walk():
         started = {action.host for action in actions if isinstance(action, StartHost)}
         if started:
             assert isinstance(event, HostReady)
@@ -115,28 +118,28 @@ def test_nothing_starts_unless_all_are_ready() -> None:
 
 
 def test_an_end_leaves_no_host_unaccounted_for() -> None:
-    for _, _, after, _ in TRANSITIONS:
+    for _, _, after, _ in walk():
         if after.phase is AttemptPhase.ENDED:
             assert all(now in OVER for now in after.hosts.values())
             assert after.outcome is not None
 
 
 def test_the_end_is_final_and_silent() -> None:
-    for state, event, after, actions in TRANSITIONS:
+    for state, event, after, actions in walk():
         if state.phase in (AttemptPhase.ENDED, AttemptPhase.DETACHED):
             assert actions == []
             assert after == state or isinstance(event, Detached)
 
 
 def test_a_launcher_can_leave_at_any_time_and_changes_nothing() -> None:
-    for state, event, after, actions in TRANSITIONS:
+    for state, event, after, actions in walk():
         if isinstance(event, Detached):
             assert after == replace(state, phase=AttemptPhase.DETACHED)
             assert actions == []
 
 
 def test_orders_go_only_to_hosts_that_may_still_run_something() -> None:
-    for state, _, _, actions in TRANSITIONS:
+    for state, _, _, actions in walk():
         for action in actions:
             if isinstance(action, StopHost | KillHost):
                 assert state.hosts[action.host] not in OVER
@@ -144,14 +147,14 @@ def test_orders_go_only_to_hosts_that_may_still_run_something() -> None:
 
 def test_every_wait_has_an_alarm() -> None:
     """A phase that waits for hosts cannot wait for ever."""
-    for state, event, after, actions in TRANSITIONS:
+    for state, event, after, actions in walk():
         waits = after.phase in (AttemptPhase.GIVING_UP, AttemptPhase.STOPPING, AttemptPhase.KILLING)
         if waits and (state.phase is not after.phase or isinstance(event, Alarm)):
             assert any(isinstance(action, SetAlarm) for action in actions), (state, event)
 
 
 def test_two_alarms_or_two_interrupts_end_any_stop() -> None:
-    for state, *_ in TRANSITIONS:
+    for state, *_ in walk():
         if state.phase in (AttemptPhase.STOPPING, AttemptPhase.KILLING):
             for event in (Alarm(), Interrupted()):
                 assert run(state, event, event)[0].phase is AttemptPhase.ENDED
