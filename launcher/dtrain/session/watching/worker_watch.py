@@ -232,6 +232,16 @@ class WorkerWatch:
         found = [line for text in reports for line in nccl_ras.explain(text)]
         return self.collective_mismatches() + list(dict.fromkeys(found))
 
+    def finished_before(self, then: float) -> str:
+        """Names the workers that exited with status 0 before the time ``then``; empty if none did."""
+        who = [
+            (label, host)
+            for host, watched in self._hosts.items()
+            for label, finished in watched.evidence.finished.copy().items()
+            if finished < then
+        ]
+        return _workers(who) if who else ""
+
     def collective_mismatches(self) -> list[str]:
         """The collectives that some ranks have not joined, from torch's flight recorders."""
         return collectives.compare(
