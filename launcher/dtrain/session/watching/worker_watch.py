@@ -233,7 +233,7 @@ class WorkerWatch:
         return self.collective_mismatches() + list(dict.fromkeys(found))
 
     def finished_before(self, then: float) -> str:
-        """Names the workers that exited with status 0 before the time ``then``; empty if none did."""
+        """Names the workers that exited with status 0 before the time ``then``."""
         who = [
             (label, host)
             for host, watched in self._hosts.items()
