@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.spec.progress_line import ProgressLine, fault
+from dtrain.spec.progress_line import PrintedLine, fault
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_numbers_of_a_line(
     metrics: dict[str, Any],
 ) -> None:
     found = {"step": step, "total": total, "loss": loss, "metrics": metrics}
-    assert ProgressLine(pattern).read(line) == found
+    assert PrintedLine(pattern).read(line) == found
 
 
 def test_a_loss_that_is_not_a_number() -> None:
-    found = ProgressLine("step {step} loss {loss}").read("step 3 loss NaN")
+    found = PrintedLine("step {step} loss {loss}").read("step 3 loss NaN")
     assert found is not None
     assert math.isnan(found["loss"])
 
@@ -51,12 +51,12 @@ def test_a_loss_that_is_not_a_number() -> None:
     "line", ["", "step", "step x loss 2", "loss 2 step 3", "step 3: val 2", "step-3 loss 2"]
 )
 def test_other_lines(line: str) -> None:
-    assert ProgressLine("step {step} * loss {loss}").read(line) is None
+    assert PrintedLine("step {step} * loss {loss}").read(line) is None
 
 
 def test_a_hostile_line_takes_no_longer_than_any_other() -> None:
     """With one expression for the whole pattern, it would take hours."""
-    pattern = ProgressLine("a {step} *" + "b*" * 20 + "c {loss}")
+    pattern = PrintedLine("a {step} *" + "b*" * 20 + "c {loss}")
     assert pattern.read("a 1 " + "b 1 " * 1000) is None
 
 

@@ -12,7 +12,7 @@ _NUMBER = r"\s*([-+]?(?:[0-9][0-9,_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+
 _SPACE = re.compile(r"(\s+)")
 
 
-class ProgressLine:
+class PrintedLine:
     """A pattern such as ``step {step}/{total} * loss {loss}``.
 
     ``{name}`` stands for a number, ``*`` for any text, and a space for one or more spaces. Raises
@@ -55,7 +55,7 @@ class ProgressLine:
 def fault(pattern: str) -> str:
     """What is wrong with a pattern, as the end of a sentence; empty if it can be used."""
     try:
-        ProgressLine(pattern)
+        PrintedLine(pattern)
     except ValueError as error:
         return str(error)
     return ""

@@ -10,7 +10,7 @@ from typing import Any
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import speaker
-from dtrain.spec.progress_line import ProgressLine
+from dtrain.spec.progress_line import PrintedLine
 
 MAX_LINE = 4096
 """Bytes at the end of an unfinished line that are kept."""
@@ -28,7 +28,7 @@ class PrintedProgress:
 
     def __init__(self, plan: LaunchPlan) -> None:
         wanted = plan.job.progress
-        self._line = None if wanted is None else ProgressLine(wanted.line)
+        self._line = None if wanted is None else PrintedLine(wanted.line)
         self._total = None if wanted is None else wanted.total
         self._file = f"{speaker(plan)}.progress"
         self._unfinished: dict[tuple[str, str], bytes] = {}
@@ -51,7 +51,7 @@ class PrintedProgress:
             found["total"] = self._total
         return self._file, {"event": "progress", "time": time.time(), "tokens": None, **found}
 
-    def _last(self, wanted: ProgressLine, stream: Stream, piece: bytes) -> dict[str, Any] | None:
+    def _last(self, wanted: PrintedLine, stream: Stream, piece: bytes) -> dict[str, Any] | None:
         key = stream.label, stream.fd
         *lines, rest = _LINE_END.split(self._unfinished.pop(key, b"") + piece)
         if rest:
