@@ -63,7 +63,7 @@ def test_workers_that_never_connect_cause_a_warning(scene: Scene, hosts: int) ->
     file = scene.cluster_file(scene.script(ALONE), hosts=hosts, slots=2 // hosts, **alone)
     done = scene.run(file, "--no-check")
     assert done.code == 0, str(done)
-    assert f"{WARNING}: 2 separate trainings ran" in done.stderr
+    assert f"{WARNING}: 2 separate programs ran" in done.stderr
     assert "init_process_group" in done.stderr
 
 

@@ -27,6 +27,25 @@ def test_the_least_rank_is_shown_and_journaled(scene: Scene) -> None:
     assert said[-1]["said"]["tokens"] == 300
 
 
+PRINTS = """
+import os
+for step in range(1, 4):
+    print(f"step {step}/3 | loss {1 / step + int(os.environ['RANK']):.4f}", flush=True)
+"""
+
+
+def test_what_a_program_prints_is_shown_and_journaled(scene: Scene) -> None:
+    line = "step {step}/{total} | loss {loss}"
+    script = scene.script(PRINTS)
+    launch = scene.run(scene.cluster_file(script, slots=1, progress={"line": line}))
+    assert launch.code == 0, str(launch)
+    assert "dtrain: step 3 of 3 · loss " in launch.stderr
+    journal = (scene.run_folder() / "journal.jsonl").read_text().splitlines()
+    said = [event for event in map(json.loads, journal) if event["event"] == "progress"]
+    assert {event["process"] for event in said} == {"rank-0"}
+    assert said[-1]["said"]["step"] == 3
+
+
 HOSTILE = """
 import json, os, pathlib, time
 folder = pathlib.Path(os.environ["DTRAIN_RUN_DIR"])

@@ -10,6 +10,7 @@ from dtrain.node.agent.wire import VERSION
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.steps import StepWatch
 from dtrain.spec.load import parse
 from support.scripted import ScriptedHosts
@@ -35,4 +36,5 @@ def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) ->
         recorder=Recorder(place, Observer()),
         inspection=None,
         steps=StepWatch(plan.world_size),
+        printed=PrintedProgress(plan),
     )

@@ -107,7 +107,7 @@ def _last_step(run: Summary) -> int | None:
 def share(run: Summary) -> str:
     """The goodput in words."""
     if run.goodput.share is None:
-        return "unknown: the job reports no steps (`progress` of dtrain.runtime)"
+        return "unknown: the job reports no steps (see `dtrain help job.progress`)"
     return f"{run.goodput.share * 100:.1f} % of the time went into steps that count"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from dtrain.hostlist import MAX_HOSTS
+from dtrain.spec import progress_line
 from dtrain.spec import value_rules as rules
 from dtrain.spec.layout_keys import EXPECTED, LAYOUT, TRAINING
 from dtrain.spec.model import LAUNCH_ROLES, EngineName, Framework, RendezvousBackend
@@ -268,6 +269,27 @@ JOB = SectionType(
             "Restart without a lost host if no spare is left. The sizes tensor, pipeline, context "
             "and expert stay the same, and data shrinks (TensorFlow: the number of workers).",
             otherwise="the job ends",
+        ),
+        "progress": Field(
+            SectionType(
+                {
+                    "line": Field(
+                        Text(progress_line.fault),
+                        "A line of the output in which {step}, {total} and {loss} stand for "
+                        "numbers, other names in braces for further numbers, and * for any text.",
+                        required=True,
+                        example='"step {step}/{total} * loss {loss}"',
+                    ),
+                    "total": Field(
+                        Integer(1, 10**15),
+                        "The number of steps, if the line does not have it.",
+                        otherwise="the time left is not shown",
+                        example="5000",
+                    ),
+                }
+            ),
+            "Where the program prints its steps, if it does not report them with dtrain.runtime.",
+            otherwise="only reports of dtrain.runtime count",
         ),
         "watchdog": Field(
             SectionType(

@@ -26,6 +26,7 @@ from dtrain.spec.model import (
     Job,
     Kubernetes,
     Mount,
+    PrintedSteps,
     Rendezvous,
     Restart,
     Slurm,
@@ -211,6 +212,7 @@ def _job(job: Section, resolved: Resolved, *, slurm: bool) -> Job:
         expected=job.build("expected", Expected),
         restart=Restart(**job.section("restart").values),
         elastic=job.build("elastic", Elastic),
+        progress=job.build("progress", PrintedSteps),
         watchdog=Watchdog(**job.section("watchdog").values),
         **job.given(*_UNCHANGED),
     )

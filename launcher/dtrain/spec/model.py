@@ -186,6 +186,16 @@ class Elastic:
 
 
 @dataclass(frozen=True, slots=True)
+class PrintedSteps:
+    """The progress that the program prints. The keys are those of `job.progress`."""
+
+    line: str
+    """See `dtrain.spec.progress_line`."""
+    total: int | None = None
+    """Planned steps, if the line does not have them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Watchdog:
     """What to do with a job that hangs."""
 
@@ -280,6 +290,7 @@ class Job:
     expected: Expected | None = None
     restart: Restart = Restart()
     elastic: Elastic | None = None
+    progress: PrintedSteps | None = None
     watchdog: Watchdog = Watchdog()
     grace: float = 10.0
     """Seconds between TERM and KILL when a job stops."""

@@ -199,6 +199,42 @@ def test_processes_that_survive_do_not_hide_why_a_host_failed(
     assert played.attempt.uncleaned() == ["first"]
 
 
+@pytest.mark.parametrize(
+    ("said", "ended", "early"),
+    [
+        ("RuntimeError: Connection closed by peer", 5.0, True),
+        ("RuntimeError: Connection closed by peer", 15.0, False),
+        ("ValueError: bad batch", 5.0, False),
+    ],
+)
+def test_a_rank_that_ended_early_is_named_if_others_lose_their_connection_to_it(
+    played: Played, said: str, ended: float, *, early: bool
+) -> None:
+    """No rank failed by itself: the first cause is an exit with status 0."""
+    links = played.attempt._links
+    for link in links.values():
+        link.evidence.compare_clocks(0.0, 0.0)
+
+    def exited(rank: int, then: float, code: int, message: str = "") -> messages.Exited:
+        return messages.Exited(
+            time=then, role="worker", index=rank, rank=rank, pid=7, code=code, signal=None,
+            stopping=False, error=messages.ErrorReport(message=message), out_of_memory=False,
+        )  # fmt: skip
+
+    links["first"].evidence.add(exited(0, ended, 0))
+    played.finishes("first")
+    failures = links["second"].evidence.failures(exited(1, 10.0, 1, said))
+    failed = machine.WorkerExited(machine.WorkerId("second", "worker", 1), failed=True)
+    played.posts.put(Post(failed, failures=failures))
+    played.happens("first", ENDED)
+    played.happens("second", ENDED)
+    report = played.report
+    assert report.reason == "rank 1 on second exited with status 1"
+    named = ("rank 0 on first had already ended, with status 0",)
+    assert report.problems == (named if early else ())
+    assert ("the same number of steps" in report.hint) is early
+
+
 def test_the_cause_of_a_stop_is_sought_once_for_all_hosts(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:

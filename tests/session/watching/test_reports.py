@@ -87,6 +87,15 @@ def test_the_last_step_is_journaled_if_its_phases_were_reported_before(folder: R
     assert [one.step for one in journaled if isinstance(one, events.PhasesSpent)] == [39, 40]
 
 
+def test_the_first_step_is_journaled_at_once(folder: RunFolder) -> None:
+    """Also if the script counts from 0, and so has reported before it."""
+    reports = reports_to(Recorder(folder, Observer()))
+    for step in (0, 1, 2):
+        reports.add("gpu01", "rank-0.progress", made(step))
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [0, 1]
+
+
 def test_what_is_wrong_with_a_report_is_shown_once_for_each_host(folder: RunFolder) -> None:
     reports = reports_to(Recorder(folder, notices := Notices()))
     bad = {"event": "progress", "time": 1.0, "step": "7", "total": None}

@@ -17,7 +17,7 @@ from dtrain.session.watching.steps import StepWatch
 from dtrain.session.watching.worker_watch import WorkerWatch
 
 
-def watching(then: str, silence: float = 0.0, **link: Any) -> tuple[WorkerWatch, list[str]]:
+def watching(then: str, silence: float | None = 0.0, **link: Any) -> tuple[WorkerWatch, list[str]]:
     """A watchdog that finds one host too quiet, and its notices."""
     notices: list[str] = []
     watchdog = SimpleNamespace(silence=silence, then=then)
@@ -71,6 +71,20 @@ def test_a_launcher_that_stood_still_reads_before_it_judges(
     assert look(3600.0) == 0
     # The silence before it counts, and each look counts for a second at most.
     assert [look(2.0) for _ in range(10)] == [0] * 8 + [1] * 2
+
+
+def test_a_silent_job_without_a_watchdog_gets_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, notices = watching("stop", silence=None)
+    counts = []
+    for _ in range(1300):
+        now += 1.0
+        assert not watch.look()
+        counts.append(len(notices))
+    assert counts == [0] * 599 + [1] * 701
+    assert "watchdog: {silence: 10m}" in notices[0]
+    assert watch.why == ""
 
 
 def test_a_launcher_that_stood_still_shows_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class SlurmJob(FollowedRun):
         """Store and show a piece of output. Raises ProtocolError and StorageError."""
         stream, size = self.output.keep(frame)
         self.recorder.observer.output(stream, size)
-        self.watch.heard(stream.host)
+        self.watch.printed(stream, frame.payload)
 
     def update(self, state: SlurmState | None) -> bool:
         """Show the job's state; None if Slurm no longer knows the job. Returns whether the current

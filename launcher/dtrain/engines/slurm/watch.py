@@ -13,9 +13,11 @@ from dtrain.messages.agent import Event, ProgressReport, Telemetry
 from dtrain.messages.slurm import MachineMessage
 from dtrain.node.slurm.orders import Fail, StacksOfMachine
 from dtrain.runs.folder import RunFolder
+from dtrain.runs.log_store import Stream
 from dtrain.session.relays.relay import PING_SECONDS
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.evidence import HostEvidence
+from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.reports import ProgressReports
 from dtrain.session.watching.steps import StepWatch
 from dtrain.session.watching.telemetry import HostTelemetry
@@ -62,6 +64,7 @@ class JobWatch:
         """Whether the watchers could not start."""
         self.steps = StepWatch(plan.world_size)
         self.progress = ProgressReports(plan, recorder, self.steps)
+        self._printed = PrintedProgress(plan)
         self._machines: dict[str, WatchedMachine] = {}
         self.allocated(plan)
         self.workers = WorkerWatch(self, self._machines, LONGEST_PAUSE)
@@ -77,6 +80,12 @@ class JobWatch:
         """A worker has written something."""
         if host in self._machines:
             self._machines[host].evidence.last_activity = time.monotonic()
+
+    def printed(self, stream: Stream, piece: bytes) -> None:
+        """A worker has printed something new."""
+        self.heard(stream.host)
+        if found := self._printed.read(stream, piece):
+            self.progress.add(stream.host, *found)
 
     def worker_said(self, host: str, report: ProgressReport) -> None:
         if self.progress.add(host, report.name, report.said):

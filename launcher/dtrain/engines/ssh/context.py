@@ -15,6 +15,7 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.steps import StepWatch
 from dtrain.spec.model import Host
 from dtrain.sync import Tree
@@ -39,6 +40,8 @@ class AttemptContext:
     """The checks of all hosts before the launch; None if they are off or done."""
     steps: StepWatch
     """What the ranks of this attempt report about their steps."""
+    printed: PrintedProgress
+    """What they print about them."""
     proven_hosts: Set[str] = frozenset()
     """Hosts on which an earlier attempt ran the job."""
     spares: Spares = field(default_factory=Spares)

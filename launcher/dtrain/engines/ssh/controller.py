@@ -36,6 +36,7 @@ from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.caller import Caller
 from dtrain.session.run import Run
+from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.steps import StepWatch
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
@@ -288,6 +289,7 @@ class SshEngine:
             recorder=run.recorder,
             inspection=inspection,
             steps=StepWatch(plan.world_size),
+            printed=PrintedProgress(plan),
             proven_hosts=frozenset(self._proven),
             spares=Spares(self._usable_spares(run)),
             all_hosts=self._spec.cluster.hosts + self._spec.cluster.spares,

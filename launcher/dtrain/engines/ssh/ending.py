@@ -40,6 +40,12 @@ _EXIT_CODES = {
 _EXIT_SECONDS = 10.0
 """Seconds between an exception and the failure of a peer that noticed it."""
 
+_ENDED_EARLY = (
+    "some ranks ended while others still needed them\n"
+    "all ranks must do the same number of steps: look for an early exit, data of different length,"
+    " and a checkpoint that only some hosts have"
+)
+
 
 @dataclass(slots=True)
 class Ending:
@@ -61,7 +67,10 @@ class Ending:
         problems = alike.messages(self.problems, plan_hosts)
         problems += self._unconfirmed(state, outcome)
         hints = alike.hints(self._with_remedy(state), plan_hosts)
-        hints += [failure.hint for failure in failures[:1] if failure.hint]
+        early = ""
+        if failures and failures[0].is_echo:
+            early = self.watch.finished_before(failures[0].time)
+        hints += [_ENDED_EARLY] if early else [one.hint for one in failures[:1] if one.hint]
         if outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED):
             for host, message in self._broken_hosts():
                 if not failures or failures[0].kernel != message:
@@ -77,6 +86,8 @@ class Ending:
             problems += self.watch.whereabouts()
         elif failures and failures[0].is_echo:
             problems += self.watch.collective_mismatches()
+            if early:
+                problems.append(f"{early} had already ended, with status 0")
         return Report(
             exit_code=self._exit_code(outcome),
             reason=self.reason(state, failures),
@@ -141,9 +152,10 @@ class Ending:
             "jax": "JAX_COORDINATOR_ADDRESS (jax.distributed.initialize)",
         }[job.framework]
         return (
-            f"warning: no worker ever connected to another: {len(workers)} separate trainings ran,"
-            f" not one\nhint: the program has to use {looked_for}; if its workers are meant to run "
-            "separately, set 'framework: none'"
+            f"warning: no worker ever connected to another: {len(workers)} separate programs ran,"
+            f" not one training\nhint: look in their output for a reason to end early; else the"
+            f" program has to use {looked_for}; if its workers are meant to run separately, set"
+            " 'framework: none'"
         )
 
     def reason(self, state: AttemptState, failures: tuple[Failure, ...]) -> str:

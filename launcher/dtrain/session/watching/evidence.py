@@ -30,8 +30,9 @@ class HostEvidence:
         """The last collectives of each rank, from torch's flight recorder."""
         self.ras = ""
         """What NCCL's RAS service has reported."""
-        self.finished: set[str] = set()
-        """Processes that have exited with status 0, by rank, or by role and index."""
+        self.finished: dict[str, float] = {}
+        """When processes exited with status 0, on the launching machine's clock, by rank, or by
+        role and index."""
         self.stacks_complete = False
         """Whether the host has answered the last stack request in full."""
         self.kernel: list[KernelMessage] = []
@@ -73,8 +74,8 @@ class HostEvidence:
                 self.stacks_complete = True
             case messages.Collectives(rank=rank, groups=groups):
                 self.collectives[rank] = groups
-            case messages.Exited(role=role, index=index, rank=rank, code=0):
-                self.finished.add(names.label(role, index, rank))
+            case messages.Exited(role=role, index=index, rank=rank, code=0, time=then):
+                self.finished[names.label(role, index, rank)] = then + self._clock_offset
             case messages.Ended(connected=connected):
                 self.connected = connected
             case messages.Kernel(lines=lines, gpus=gpus):

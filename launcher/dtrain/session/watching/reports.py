@@ -27,6 +27,8 @@ class ProgressReports:
         self._recorder = recorder
         self._steps = steps
         self._phases: Mapping[str, float] = {}
+        self._begun = False
+        """Whether a step is in the journal."""
         self._done = 0
         """Steps, as of the last report with its phases."""
         self._due: dict[str, float] = {}
@@ -63,7 +65,11 @@ class ProgressReports:
         self.step = report.step
         self._recorder.observer.on_event(events.ProgressReported(host, report))
         if report.process == self._speaker:
-            self._journal(events.Progressed(report), at_once=report.step == report.total)
+            # `dtrain report` counts the time until the first step as the start.
+            first = report.step > 0 and not self._begun
+            self._begun |= first
+            at_once = first or report.step == report.total
+            self._journal(events.Progressed(report), at_once=at_once)
 
     def _journal_phases(self, report: StepReport) -> None:
         """Journal how long the job was in its phases, and its last step: at once after a

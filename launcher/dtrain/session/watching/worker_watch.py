@@ -31,6 +31,8 @@ STACKS_SECONDS = 40.0
 RAS_HOSTS = 2
 """Hosts that query NCCL, whose answer is about all hosts. The second one helps if the first is
 broken."""
+LONG_SILENCE = 600.0
+"""Seconds without a sign of life after which a job without a watchdog gets a notice."""
 BETWEEN = 1.0
 """Seconds between two comparisons of all ranks."""
 
@@ -93,6 +95,7 @@ class WorkerWatch:
         self._silence = Silence.NONE
         self._since = math.inf
         self._requested_at = 0.0
+        self._advised = False
         self._stall: Stall | None = None
         self._locating = False
         """Whether the hosts collect stacks because of the stall."""
@@ -171,7 +174,8 @@ class WorkerWatch:
 
         First, every host gets some seconds to collect the stacks of its workers.
         """
-        if self._watchdog.silence is None:
+        silence = self._watchdog.silence
+        if silence is None and self._advised:
             return False
         if not self._connected:
             # The connection is down, so the silence says nothing about the job.
@@ -179,7 +183,9 @@ class WorkerWatch:
         elif self._silence is Silence.NONE:
             last = (host.evidence.last_activity for host in self._hosts.values())
             self._since = min(now, max(self._since, *last) + excess)
-            if now >= self._since + self._watchdog.silence:
+            if silence is None:
+                self._advise(now)
+            elif now >= self._since + silence:
                 self._request_stacks(now)
         elif self._silence is Silence.COLLECTING and self._answered(now):
             if self._watchdog.then == "report":
@@ -189,6 +195,15 @@ class WorkerWatch:
             else:
                 self._silence = Silence.HUNG
         return self._silence is Silence.HUNG
+
+    def _advise(self, now: float) -> None:
+        """Tell the user of a job without a watchdog, once, that it may hang."""
+        if now >= self._since + LONG_SILENCE:
+            self._advised = True
+            self._job.recorder.notice(
+                f"no output and no progress from any worker for {LONG_SILENCE / 60:g} minutes; if"
+                " the job hangs, 'watchdog: {silence: 10m}' in job shows where each rank waits"
+            )
 
     def _request_stacks(self, now: float) -> None:
         self._silence, self._requested_at = Silence.COLLECTING, now
@@ -231,6 +246,16 @@ class WorkerWatch:
         reports = [host.evidence.ras for host in self._hosts.values()]
         found = [line for text in reports for line in nccl_ras.explain(text)]
         return self.collective_mismatches() + list(dict.fromkeys(found))
+
+    def finished_before(self, then: float) -> str:
+        """Names the workers that exited with status 0 before the time ``then``."""
+        who = [
+            (label, host)
+            for host, watched in self._hosts.items()
+            for label, finished in watched.evidence.finished.copy().items()
+            if finished < then
+        ]
+        return _workers(who) if who else ""
 
     def collective_mismatches(self) -> list[str]:
         """The collectives that some ranks have not joined, from torch's flight recorders."""

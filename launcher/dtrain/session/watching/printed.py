@@ -1,0 +1,63 @@
+"""Finds the progress that workers print, see ``job.progress``."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+from dtrain.launchplan.plan import LaunchPlan
+from dtrain.runs.log_store import Stream
+from dtrain.runs.progress import speaker
+from dtrain.spec.progress_line import PrintedLine
+
+MAX_LINE = 4096
+"""Bytes at the end of an unfinished line that are kept."""
+MAX_PIECE = 1 << 16
+"""Bytes at the end of new output that are searched."""
+_LINE_END = re.compile(rb"[\r\n]")
+_COLOR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
+
+
+class PrintedProgress:
+    """The progress in the output of one attempt. Threads may call it at the same time.
+
+    Several workers may print: the lowest rank among them counts for the job.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        wanted = plan.job.progress
+        self._line = None if wanted is None else PrintedLine(wanted.line)
+        self._total = None if wanted is None else wanted.total
+        self._file = f"{speaker(plan)}.progress"
+        self._unfinished: dict[tuple[str, str], bytes] = {}
+        self._first: tuple[int, str] | None = None
+        """The worker that counts."""
+        self._lock = threading.Lock()
+
+    def read(self, stream: Stream, piece: bytes) -> tuple[str, dict[str, Any]] | None:
+        """The report of the last line of progress in new output of a worker, and the file in which
+        `dtrain.runtime` would write it. None if the output has no such line."""
+        if self._line is None:
+            return None
+        worker = stream.index if stream.rank is None else stream.rank, stream.label
+        with self._lock:
+            found = self._last(self._line, stream, piece[-MAX_PIECE:])
+            if found is None or (self._first is not None and worker > self._first):
+                return None
+            self._first = worker
+        if found["total"] is None:
+            found["total"] = self._total
+        return self._file, {"event": "progress", "time": time.time(), "tokens": None, **found}
+
+    def _last(self, wanted: PrintedLine, stream: Stream, piece: bytes) -> dict[str, Any] | None:
+        key = stream.label, stream.fd
+        *lines, rest = _LINE_END.split(self._unfinished.pop(key, b"") + piece)
+        if rest:
+            self._unfinished[key] = rest[-MAX_LINE:]
+        for line in reversed(lines):
+            text = _COLOR.sub("", line[:MAX_LINE].decode(errors="replace"))
+            if (found := wanted.read(text)) is not None:
+                return found
+        return None

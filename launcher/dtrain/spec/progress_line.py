@@ -1,0 +1,75 @@
+"""The line in which a program prints its progress: ``job.progress.line``. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,63})\}")
+_COUNTS = ("step", "total")
+_COUNT = r"\s*([0-9][0-9,_]*)"
+_NUMBER = r"\s*([-+]?(?:[0-9][0-9,_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?i:nan|inf))"
+_SPACE = re.compile(r"(\s+)")
+
+
+class PrintedLine:
+    """A pattern such as ``step {step}/{total} * loss {loss}``.
+
+    ``{name}`` stands for a number, ``*`` for any text, and a space for one or more spaces. Raises
+    ValueError, with the end of a sentence, for a pattern that cannot be used.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        names = _PLACE.findall(pattern)
+        if "step" not in names:
+            raise ValueError("needs {step}, such as step {step} * loss {loss}")
+        twice = next((name for name in names if names.count(name) > 1), "")
+        if twice:
+            raise ValueError(f"has {{{twice}}} twice")
+        if len(names) > 32:
+            raise ValueError("has more than 32 numbers")
+        self._names = names
+        # Each part is sought after the one before, so the time to read a line grows with its length
+        # alone, whatever the program prints.
+        self._parts = [_expression(part) for part in pattern.split("*") if part.strip()]
+
+    def read(self, line: str) -> dict[str, Any] | None:
+        """The ``step``, ``total``, ``loss`` and further ``metrics`` in a line. None if the pattern
+        does not match it."""
+        at = 0
+        texts: list[str] = []
+        for part in self._parts:
+            found = part.search(line, at)
+            if found is None:
+                return None
+            at = found.end()
+            texts += found.groups()
+        values = {
+            name: (int if name in _COUNTS else float)(text.replace(",", "").replace("_", ""))
+            for name, text in zip(self._names, texts, strict=True)
+        }
+        known = {name: values.pop(name, None) for name in (*_COUNTS, "loss")}
+        return {**known, "metrics": values}
+
+
+def fault(pattern: str) -> str:
+    """What is wrong with a pattern, as the end of a sentence; empty if it can be used."""
+    try:
+        PrintedLine(pattern)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _expression(part: str) -> re.Pattern[str]:
+    pieces = []
+    # A split by a pattern with one group returns texts and groups in turn.
+    for number, piece in enumerate(_PLACE.split(part)):
+        if number % 2:
+            pieces.append(_COUNT if piece in _COUNTS else _NUMBER)
+        else:
+            pieces += [r"\s+" if _SPACE.fullmatch(one) else re.escape(one)
+                       for one in _SPACE.split(piece) if one]  # fmt: skip
+    # `loss: {loss}` also matches `loss:4.2`: the number takes the spaces before it.
+    text = "".join(pieces).replace(r"\s+\s*", r"\s*")
+    return re.compile(re.sub(r"^\\s\+|\\s\+$", "", text))

@@ -1,0 +1,74 @@
+"""Lines in which programs print their progress."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from dtrain.spec.progress_line import PrintedLine, fault
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "step", "total", "loss", "metrics"),
+    [
+        ("iter {step}: loss {loss},", "iter 30: loss 4.1123, time 115.85ms", 30, None, 4.1123, {}),
+        (
+            "step {step} * loss: {loss} * tok/sec: {speed}",
+            "step 00012 (1.20%) | loss: 8.317 | dt: 12ms | tok/sec: 1,234 | epoch: 1",
+            12,
+            None,
+            8.317,
+            {"speed": 1234.0},
+        ),
+        ("step {step}/{total} *loss {loss}", "step    1/10 | train loss 9.5", 1, 10, 9.5, {}),
+        ("step: {step} loss: {loss}", "[rank0] step:  1  loss:12.2 grad: 3", 1, None, 12.2, {}),
+        ('{"step": {step}, "loss": {loss}}', '{"step": 6, "loss": 1e-3}', 6, None, 1e-3, {}),
+        ("step {step} loss {loss}", "step 1_000 loss -.5", 1000, None, -0.5, {}),
+        ("* {step} of", "at 7 of 9", 7, None, None, {}),
+    ],
+)
+def test_numbers_of_a_line(
+    pattern: str,
+    line: str,
+    step: int,
+    total: int | None,
+    loss: float | None,
+    metrics: dict[str, Any],
+) -> None:
+    found = {"step": step, "total": total, "loss": loss, "metrics": metrics}
+    assert PrintedLine(pattern).read(line) == found
+
+
+def test_a_loss_that_is_not_a_number() -> None:
+    found = PrintedLine("step {step} loss {loss}").read("step 3 loss NaN")
+    assert found is not None
+    assert math.isnan(found["loss"])
+
+
+@pytest.mark.parametrize(
+    "line", ["", "step", "step x loss 2", "loss 2 step 3", "step 3: val 2", "step-3 loss 2"]
+)
+def test_other_lines(line: str) -> None:
+    assert PrintedLine("step {step} * loss {loss}").read(line) is None
+
+
+def test_a_hostile_line_takes_no_longer_than_any_other() -> None:
+    """With one expression for the whole pattern, it would take hours."""
+    pattern = PrintedLine("a {step} *" + "b*" * 20 + "c {loss}")
+    assert pattern.read("a 1 " + "b 1 " * 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wrong"),
+    [
+        ("loss {loss}", "needs {step}"),
+        ("step {step} of {step}", "has {step} twice"),
+        ("step {step}" + "".join(f" {{m{n}}}" for n in range(32)), "more than 32"),
+        ("step {step}, {1} of {} and {a-b}", ""),
+    ],
+)
+def test_patterns_that_cannot_be_used(pattern: str, wrong: str) -> None:
+    assert wrong in fault(pattern)
+    assert bool(fault(pattern)) is bool(wrong)
