@@ -216,3 +216,24 @@ def test_the_cause_of_a_stop_is_sought_once_for_all_hosts(
     played.happens("second")
     assert all(link.state.stopping for link in played.attempt._links.values())
     assert len(sought) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "problems"),
+    [
+        ("RuntimeError: Connection closed by peer", ("rank 0 on first had exited with status 0",)),
+        ("ValueError: bad batch", ()),
+    ],
+)
+def test_a_worker_that_ended_too_early_without_an_error(
+    played: Played, message: str, problems: tuple[str, ...]
+) -> None:
+    """Only its peers fail, and each blames its connection."""
+    exited = messages.Exited(1.0, "worker", 0, 0, 7, 0, None, stopping=False)
+    played.attempt._links["first"].evidence.add(exited)
+    failure = Failure("second", "worker", 1, 1, 2.0, code=1, message=message)
+    worker = machine.WorkerId("second", "worker", 1)
+    played.posts.put(Post(machine.WorkerExited(worker, failed=True), failures=(failure,)))
+    played.happens("first", ENDED)
+    played.happens("second", ENDED)
+    assert played.report.problems == problems

@@ -76,7 +76,7 @@ class Ending:
         if self.watch.why and outcome is AttemptOutcome.WORKER_FAILED:
             problems += self.watch.whereabouts()
         elif failures and failures[0].is_echo:
-            problems += self.watch.collective_mismatches()
+            problems += self.watch.finished() + self.watch.collective_mismatches()
         return Report(
             exit_code=self._exit_code(outcome),
             reason=self.reason(state, failures),

@@ -31,7 +31,7 @@ class HostEvidence:
         self.ras = ""
         """What NCCL's RAS service has reported."""
         self.finished: set[str] = set()
-        """Processes that have exited with status 0, by rank, or by role and index."""
+        """Processes that have exited by themselves with status 0, by rank, or by role and index."""
         self.stacks_complete = False
         """Whether the host has answered the last stack request in full."""
         self.kernel: list[KernelMessage] = []
@@ -73,7 +73,7 @@ class HostEvidence:
                 self.stacks_complete = True
             case messages.Collectives(rank=rank, groups=groups):
                 self.collectives[rank] = groups
-            case messages.Exited(role=role, index=index, rank=rank, code=0):
+            case messages.Exited(role=role, index=index, rank=rank, failed=False):
                 self.finished.add(names.label(role, index, rank))
             case messages.Ended(connected=connected):
                 self.connected = connected
