@@ -104,6 +104,7 @@ def test_workers_that_still_run_long_after_the_others_are_named(
     job: Any = watch._job
     job.plan.job.framework = framework
     job.folder = SimpleNamespace(sizes=lambda plan: {})
+    watch._hosts["a"].evidence = HostEvidence("a", ())
     ranks = [Process("worker", rank, (), {}, rank=rank) for rank in range(4)]
     evaluator = Process("evaluator", 0, (), {})
     job.plan.hosts = [SimpleNamespace(host=watch._hosts["a"], processes=[*ranks, evaluator])]
