@@ -19,6 +19,7 @@ ON_LINUX = ("node/", "runtime/", "transport/local.py")
 SHARED = (
     "boot",
     "host_name",
+    "launchers",
     "listening",
     "programs",
     "protocol",

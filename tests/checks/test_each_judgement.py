@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,20 @@ def test_folders_that_other_users_can_change() -> None:
     script = {"workdir": "/w", "workdir_exists": True, "unsafe": None}
     looked = evidence({"script": script}, {"script": script | {"unsafe": unsafe}})
     assert only(looked, "error", "job.workdir", "gpu3").remedy == "choose another folder"
+
+
+@pytest.mark.parametrize(
+    ("per", "found"),
+    [("", "run.sh starts torchrun, and each host runs it 2 times"), (", per: host", "")],
+)
+def test_a_script_that_starts_a_launcher_for_each_gpu(per: str, found: str) -> None:
+    launch = plan(f"framework: torch, script: run.sh{per}", more="  slots: 2\n")
+    script = {"workdir": "/w", "workdir_exists": True, "digest": "1", "launcher": "torchrun"}
+    looked = evidence({"script": script}, {"script": script}, of=launch)
+    sent = replace(evidence({}, {}, of=launch), script_in_source=True, launcher="torchrun")
+    for each in (looked, sent):
+        seen = [finding.seen for finding in judge(each) if finding.subject == "script"]
+        assert seen == ([found] if found else [])
 
 
 @pytest.mark.parametrize(("count", "severity"), [(0, "warning"), (1, "warning"), (2, "error")])

@@ -24,6 +24,7 @@ from dtrain.node.boot import framed
 from dtrain.node.facts import storage
 from dtrain.node.facts.containers import containers
 from dtrain.node.interpreter import to_json
+from dtrain.node.launchers import launcher_in
 from dtrain.node.programs import bundled_text
 from dtrain.session.facts.conversation import Conversation
 from dtrain.spec.load import parse
@@ -437,6 +438,29 @@ def test_a_file_server_is_found_above_its_automounter(tmp_path: Path) -> None:
     systems = [("/", "ext4"), (str(tmp_path), "autofs"), (str(tmp_path), "nfs4"), ("/tm", "tmpfs")]
     table = [(point, kind, kind) for point, kind in systems]
     assert storage.file_system(str(tmp_path), table)["type"] == "nfs4"
+
+
+@pytest.mark.parametrize(
+    ("line", "launcher"),
+    [
+        ("torchrun --nnodes=2 --nproc-per-node 8 train.py", "torchrun"),
+        ("exec ~/env/bin/torchrun train.py", "torchrun"),
+        ("OMP_NUM_THREADS=1 torchrun $OPTIONS train.py", "torchrun"),
+        ("python -m torch.distributed.launch --nnodes 2 train.py", "torch.distributed.launch"),
+        ('export LAUNCHER="accelerate  launch \\', "accelerate launch"),
+        ("deepspeed train.py --deepspeed ds.json", "deepspeed"),
+        ("cd x && mpirun -np 4 ./train", "mpirun"),
+        ("pip install deepspeed", ""),
+        ("# torchrun --nnodes=2 train.py", ""),
+        ("python train.py --deepspeed ds.json", ""),
+        ("python torchrun_like.py", ""),
+    ],
+)
+def test_a_shell_script_that_starts_a_launcher(tmp_path: Path, line: str, launcher: str) -> None:
+    for name, expected in (("run.sh", launcher), ("run.py", "")):
+        script = tmp_path / name
+        script.write_text(f"#!/bin/bash\nset -e\n{line}\n")
+        assert launcher_in(str(script)) == expected
 
 
 def test_a_fifo_next_to_the_script_does_not_block(ask: Ask, tmp_path: Path) -> None:

@@ -94,6 +94,21 @@ def test_a_place_names_the_call_and_the_scripts_line() -> None:
     assert str(place([])) == "an unknown place"
 
 
+def test_the_lock_of_a_build_that_was_killed() -> None:
+    """Torch 2.13.0: all ranks wait for it, and their outermost call looks like a rendezvous."""
+    packages = "/opt/venv/lib/python3.11/site-packages"
+    frames = [
+        Frame(f"{packages}/torch/utils/file_baton.py", 50, "wait"),
+        Frame(f"{packages}/torch/utils/cpp_extension.py", 2400, "_jit_compile"),
+        Frame(f"{packages}/deepspeed/comm/comm.py", 910, "init_distributed"),
+        Frame("/home/ml/train.py", 28, "main"),
+    ]
+    found = str(place(frames))
+    assert found.startswith("init_distributed (waits for another process that builds an extension")
+    assert "~/.cache/torch_extensions), called by main (/home/ml/train.py:28)" in found
+    assert str(place(frames[1:])) == "init_distributed, called by main (/home/ml/train.py:28)"
+
+
 @pytest.mark.parametrize("said", ["", "Traceback (most recent call last):\n  x", "Thread 0x12"])
 def test_text_without_a_stack(said: str) -> None:
     assert stack(said) == []

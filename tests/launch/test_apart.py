@@ -65,6 +65,17 @@ def test_workers_that_never_connect_cause_a_warning(scene: Scene, hosts: int) ->
     assert done.code == 0, str(done)
     assert f"{WARNING}: 2 separate programs ran" in done.stderr
     assert "init_process_group" in done.stderr
+    assert "a launcher in it" not in done.stderr
+
+
+def test_a_launcher_that_does_not_know_the_other_hosts(scene: Scene) -> None:
+    """Such as `torchrun` without `--nnodes`."""
+    alone = {"rendezvous": {"port": free_port()}, "per": "host"}
+    file = scene.cluster_file(scene.script(ALONE), hosts=2, slots=2, **alone)
+    done = scene.run(file, "--no-check")
+    assert done.code == 0, str(done)
+    assert f"{WARNING}: 2 separate trainings ran" in done.stderr
+    assert "and a launcher in it the number of hosts (`dtrain help programs`)" in done.stderr
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.diagnostics import UsageError
+from dtrain.diagnostics import ExitCode, UsageError
+from dtrain.failures.cause import Report
 from dtrain.failures.stalls import Stall
-from dtrain.runs.events import HostState, NextAttempt, Progressed, StallChanged
+from dtrain.runs.events import AttemptFailed, HostState, NextAttempt, Progressed, StallChanged
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
 from dtrain.runs.progress import Progress
 from dtrain.runs.record import Record, run_name
 from dtrain.runs.request import Request
+from dtrain.runs.restart import AttemptResult
 from dtrain.runs.status import find_run, status
 from support.stored import END
 
@@ -99,7 +101,11 @@ def test_the_status_is_that_of_the_latest_attempt_now(
     claim.close()
     assert stall is not None
     assert stall.seconds >= 120
+    assert (status(folder).attempt, status(folder).failure) == (1, "")
+    report = Report(ExitCode.JOB_FAILED, "rank 0 on n1 exited with status 1")
+    written.write(found + 49, AttemptFailed(1, AttemptResult(True, 8, "n1"), report))
     written.write(found + 50, NextAttempt(2, ("n1",)))
     after = status(folder)
+    assert (after.attempt, after.failure) == (2, report.reason)
     assert (after.progress, after.stall) == (None, None)
     assert after.hosts["n1"].since == found + 50

@@ -47,6 +47,13 @@ def test_hosts_in_the_same_state_are_folded() -> None:
     assert "  node[1-4]  " in runs.table([run(hosts)], PIPE, of=1)
 
 
+def test_a_restarted_job_shows_why() -> None:
+    first = run({"n1": HostStatus("running", NOW)})
+    assert "attempt" not in runs.details(first, PIPE)
+    again = replace(first, attempt=2, failure="rank 0 on n1 exited with status 1")
+    assert "attempt  2, after rank 0 on n1 exited with status 1\n" in runs.details(again, PIPE)
+
+
 def test_processes_of_folded_hosts_share_a_line() -> None:
     running = {
         f"n{node}": HostStatus(

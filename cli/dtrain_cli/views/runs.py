@@ -124,6 +124,7 @@ def details(run: RunStatus, paper: Paper) -> str:
         ("started", f"{names.duration(age(run.started))} ago"),
         ("job", run.job or ""),
         ("workers", str(run.workers)),
+        ("attempt", _attempt(run)),
         ("progress", _progress(run)),
         ("slow", str(run.stragglers or "")),
         ("stands", str(run.stall or "")),
@@ -159,6 +160,12 @@ def as_json(runs: Sequence[RunStatus], *, of: int) -> str:
         report = run.report.as_json() if run.report is not None else None
         body.append({**asdict(run), "state": run.state, "report": report})
     return document({"schema": SCHEMA, "runs": body, "more": of - len(runs)})
+
+
+def _attempt(run: RunStatus) -> str:
+    if run.attempt == 1:
+        return ""
+    return f"{run.attempt}, after {run.failure}" if run.failure else str(run.attempt)
 
 
 def _unreadable_lines(run: RunStatus) -> str:

@@ -25,10 +25,26 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         )
     elif evidence.script_in_source is None:
         yield from _script(evidence)
+    yield from _launcher(evidence)
     yield from _unsafe(evidence)
     if job.sync is None:
         yield from _workdir(evidence)
         yield from _code(evidence)
+
+
+def _launcher(evidence: Evidence) -> Iterator[Finding]:
+    """A script that starts a process for each GPU, on hosts that would run it for each GPU."""
+    job = evidence.plan.job
+    for host in evidence.hosts:
+        launcher = evidence.launcher or host.fact("script").get("launcher")
+        times = sum(process.role == "worker" for process in host.part.processes)
+        if launcher and times > 1:
+            yield host.warning(
+                "script",
+                f"{job.script} starts {launcher}, and each host runs it {times} times",
+                "a script that starts a process for each GPU runs once on each host",
+                "set job.per to host: `dtrain help programs` shows how to start launchers",
+            )
 
 
 def _unsafe(evidence: Evidence) -> Iterator[Finding]:

@@ -19,6 +19,8 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9}) in (?P
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>.+) \((?P<file>[^()\n]+):(?P<line>\d{1,9})\)$")
 _FOLDER = re.compile(r"\(.*/")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|\.zip/dtrain/runtime/|^<")
+_BUILD_LOCK = "/torch/utils/file_baton.py"
+"""Torch's lock for the build of an extension: a file that stays if the builder is killed."""
 _Who = TypeVar("_Who")
 
 
@@ -82,7 +84,13 @@ def place(frames: Sequence[Frame]) -> WaitingPlace:
     if own is None:
         return WaitingPlace(frames[0].function if frames else "", "")
     above = frames[: frames.index(own)]
-    return WaitingPlace(above[-1].function if above else "", str(own))
+    call = above[-1].function if above else ""
+    if any(frame.file.endswith(_BUILD_LOCK) for frame in above):
+        call += (
+            " (waits for another process that builds an extension of torch; if none does, remove"
+            " the file `lock` that a killed build has left in ~/.cache/torch_extensions)"
+        )
+    return WaitingPlace(call, str(own))
 
 
 def compare(places: Mapping[_Who, WaitingPlace]) -> list[tuple[WaitingPlace, list[_Who]]]:

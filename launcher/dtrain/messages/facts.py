@@ -107,6 +107,7 @@ class Script(TypedDict):
     path: NotRequired[Path]
     exists: NotRequired[bool]
     digest: NotRequired[Name]
+    launcher: NotRequired[_Text]
     code: NotRequired[dict[Path, Name]]
     unsafe: NotRequired[Unsafe | None]
 

@@ -72,6 +72,10 @@ class RunStatus:
     hosts: Mapping[str, HostStatus] = field(default_factory=dict)
     hosts_known: bool = True
     """Whether ``hosts`` has names of machines. Before an engine chooses them, it numbers them."""
+    attempt: int = 1
+    """The latest attempt: 1 for the first start, 2 after a restart."""
+    failure: str = ""
+    """Why the attempt before it failed; empty for the first one."""
     progress: Progress | None = None
     stragglers: Straggler | None = None
     """The ranks that are slow now."""
@@ -140,6 +144,8 @@ def status(folder: RunFolder) -> RunStatus:
         in_charge=None if report else in_charge,
         hosts=hosts,
         hosts_known=plan.hosts_known,
+        attempt=now.number,
+        failure=known.failure.reason if known.failure is not None else "",
         progress=now.progress[-1] if now.progress else None,
         stragglers=now.slow,
         stall=now.stall_at(until),

@@ -72,4 +72,7 @@ def _expression(part: str) -> re.Pattern[str]:
                        for one in _SPACE.split(piece) if one]  # fmt: skip
     # `loss: {loss}` also matches `loss:4.2`: the number takes the spaces before it.
     text = "".join(pieces).replace(r"\s+\s*", r"\s*")
+    # A part begins where its first number or word begins: a search tries no other place in a long
+    # row of spaces or digits.
+    text = re.sub(r"^\\s\*", r"(?<![0-9])", text)
     return re.compile(re.sub(r"^\\s\+|\\s\+$", "", text))

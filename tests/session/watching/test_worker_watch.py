@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dtrain.launchplan.plan import Process
 from dtrain.messages.agent import Exited, Stack
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import StepReport
@@ -27,7 +29,7 @@ def watching(then: str, silence: float | None = 0.0, **link: Any) -> tuple[Worke
     usual = {"reachable": True, "reported_end": False}
     host: Any = SimpleNamespace(
         **usual | link,
-        evidence=SimpleNamespace(last_activity=0.0, stacks_complete=False),
+        evidence=SimpleNamespace(last_activity=0.0, stacks_complete=False, finished={}),
         request_stacks=lambda abort, ras: None,
     )
     watch = WorkerWatch(context, {"a": host}, longest_pause=1.0)
@@ -103,6 +105,47 @@ def test_a_launcher_that_stood_still_shows_no_stall(monkeypatch: pytest.MonkeyPa
         now += 1.0
         watch.look()
     assert len(shown) == 1
+
+
+@pytest.mark.parametrize("framework", ["torch", "none"])
+def test_workers_that_still_run_long_after_the_others_are_named(
+    monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
+    """With their stacks. Programs without a framework may not wait for each other."""
+    now = 1000.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, notices = watching("stop", silence=math.inf)
+    job: Any = watch._job
+    job.plan.job.framework = framework
+    job.folder = SimpleNamespace(sizes=lambda plan: {})
+    watch._hosts["a"].evidence = HostEvidence("a", ())
+    ranks = [Process("worker", rank, (), {}, rank=rank) for rank in range(4)]
+    evaluator = Process("evaluator", 0, (), {})
+    job.plan.hosts = [SimpleNamespace(host=watch._hosts["a"], processes=[*ranks, evaluator])]
+    watch._hosts["a"].name = "a"  # type: ignore[attr-defined]
+    asked: list[bool] = []
+    watch._hosts["a"].request_stacks = lambda abort, ras: asked.append(abort)  # type: ignore[method-assign]
+    finished = watch._hosts["a"].evidence.finished
+
+    def look_for(seconds: int) -> list[str]:
+        nonlocal now
+        notices.clear()
+        for _ in range(seconds):
+            now += 1.0
+            assert not watch.look()
+        return [*notices]
+
+    assert look_for(100) == []
+    finished |= {"0": 1.0, "2": 2.0}
+    assert look_for(50) == []
+    finished["3"] = 3.0
+    assert look_for(50) == []
+    named = "rank 1 on a still runs, 60 s after 3 others have finished; collecting stacks"
+    assert look_for(20) == ([named] if framework == "torch" else [])
+    assert asked == ([False] if framework == "torch" else [])
+    assert watch.finished_before(2.5) == "ranks 0, 2 on a"
+    finished.clear()  # another attempt has begun
+    assert not any("still" in line for line in look_for(100))
 
 
 def test_only_workers_that_still_run_hang_somewhere() -> None:

@@ -151,6 +151,8 @@ class Ending:
             "tensorflow": "TF_CONFIG (a tf.distribute strategy for several workers)",
             "jax": "JAX_COORDINATOR_ADDRESS (jax.distributed.initialize)",
         }[job.framework]
+        if job.framework == "torch" and job.per == "host":
+            looked_for += ", and a launcher in it the number of hosts (`dtrain help programs`)"
         return (
             f"warning: no worker ever connected to another: {len(workers)} separate programs ran,"
             f" not one training\nhint: look in their output for a reason to end early; else the"

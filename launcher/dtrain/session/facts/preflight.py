@@ -24,6 +24,7 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts
 from dtrain.node import programs
 from dtrain.node.facts.orders import DialOrder
+from dtrain.node.launchers import launcher_in
 from dtrain.session.facts.conversation import END_SECONDS, Conversation
 from dtrain.session.facts.everywhere import everywhere, in_thread
 from dtrain.session.facts.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
@@ -122,11 +123,14 @@ class Preflight:
             stopped=self._stopped,
         )
         failures += tuple(answer for answer in dialed if isinstance(answer, NodeError))
+        script = self._script_to_send()
+        sent = script is not None and script.is_file()
         return Evidence(
             plan=self._plan,
             hosts=tuple(answer for answer in dialed if not isinstance(answer, NodeError)),
             failures=failures,
-            script_in_source=self._script_in_source(),
+            script_in_source=None if script is None else sent,
+            launcher=launcher_in(str(script)) if sent else "",
         )
 
     def _name_silent(self) -> None:
@@ -279,11 +283,12 @@ class Preflight:
         )
         return replace(host, dialed=dialed)
 
-    def _script_in_source(self) -> bool | None:
+    def _script_to_send(self) -> Path | None:
+        """The script in the folder of ``job.sync``; None if that does not contain it."""
         job = self._plan.job
-        if job.sync is None or (job.script or "").startswith("/"):
+        if job.sync is None or job.script is None or job.script.startswith("/"):
             return None
-        return not job.script or (local_folder(job.sync.source, self._base) / job.script).is_file()
+        return local_folder(job.sync.source, self._base) / job.script
 
 
 def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.DialTarget]:

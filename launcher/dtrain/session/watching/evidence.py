@@ -31,8 +31,8 @@ class HostEvidence:
         self.ras = ""
         """What NCCL's RAS service has reported."""
         self.finished: dict[str, float] = {}
-        """When processes exited with status 0, on the launching machine's clock, by rank, or by
-        role and index."""
+        """When processes exited by themselves with status 0, on the launching machine's clock, by
+        rank, or by role and index."""
         self.stacks_complete = False
         """Whether the host has answered the last stack request in full."""
         self.kernel: list[KernelMessage] = []
@@ -74,7 +74,7 @@ class HostEvidence:
                 self.stacks_complete = True
             case messages.Collectives(rank=rank, groups=groups):
                 self.collectives[rank] = groups
-            case messages.Exited(role=role, index=index, rank=rank, code=0, time=then):
+            case messages.Exited(role=role, index=index, rank=rank, failed=False, time=then):
                 self.finished[names.label(role, index, rank)] = then + self._clock_offset
             case messages.Ended(connected=connected):
                 self.connected = connected

@@ -12,8 +12,8 @@ from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import speaker
 from dtrain.spec.progress_line import PrintedLine
 
-MAX_LINE = 4096
-"""Bytes at the end of an unfinished line that are kept."""
+MAX_LINE = 1024
+"""Bytes of a line that are searched, and of an unfinished line that are kept."""
 MAX_PIECE = 1 << 16
 """Bytes at the end of new output that are searched."""
 _LINE_END = re.compile(rb"[\r\n]")

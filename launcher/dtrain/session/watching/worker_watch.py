@@ -35,6 +35,9 @@ LONG_SILENCE = 600.0
 """Seconds without a sign of life after which a job without a watchdog gets a notice."""
 BETWEEN = 1.0
 """Seconds between two comparisons of all ranks."""
+REST_SECONDS = 60.0
+"""Seconds after the last end of a worker until a notice names those that still run: usually all end
+together."""
 
 
 class Silence(Enum):
@@ -99,6 +102,9 @@ class WorkerWatch:
         self._stall: Stall | None = None
         self._locating = False
         """Whether the hosts collect stacks because of the stall."""
+        self._finished = 0
+        """Number of workers that have finished."""
+        self._name_rest_at = math.inf
         self._slow: Straggler | None = None
         self._compare_at = 0.0
 
@@ -113,6 +119,7 @@ class WorkerWatch:
         self._looked = now
         self._show_stragglers(now)
         self._show_stall(now, excess)
+        self._show_rest(now, excess)
         return self._has_hung(now, excess)
 
     @property
@@ -166,8 +173,41 @@ class WorkerWatch:
         self._job.recorder.record(events.StallChanged(found))
         if found is None:
             return
+        self._locate(now)
+
+    def _locate(self, now: float) -> None:
         self._locating, self._requested_at = True, now
         self._request(abort=False)
+
+    def _show_rest(self, now: float, excess: float) -> None:
+        """Name the workers that still run although others have finished long ago: they may wait for
+        these forever."""
+        count = sum(len(host.evidence.finished) for host in self._hosts.values())
+        self._name_rest_at += excess
+        if count != self._finished:
+            self._finished = count
+            # None: another attempt has begun.
+            self._name_rest_at = now + REST_SECONDS if count else math.inf
+        elif now >= self._name_rest_at and self._connected and self._silence is Silence.NONE:
+            self._name_rest_at = math.inf
+            if self._job.plan.job.framework == "none":
+                return  # its processes may be independent
+            rest = [
+                (process.label, part.host.name)
+                for part in self._job.plan.hosts
+                for process in part.processes
+                if process.role != "evaluator"
+                and not process.service
+                and process.label not in self._hosts[part.host.name].evidence.finished
+            ]
+            if rest:
+                run = "runs" if len(rest) == 1 else "run"
+                have = "another one has" if count == 1 else f"{count} others have"
+                self._job.recorder.notice(
+                    f"{_workers(rest)} still {run}, {REST_SECONDS:g} s after {have} finished; "
+                    "collecting stacks"
+                )
+                self._locate(now)
 
     def _has_hung(self, now: float, excess: float) -> bool:
         """Whether the running job has been silent for so long that it must end.
