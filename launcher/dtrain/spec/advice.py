@@ -18,8 +18,8 @@ from dtrain.wording import counted, either
 
 NVLINK = 300
 """GB/s each way of an A100's NVLink."""
-RACKS = ("gb200", "gb300")
-"""GPUs whose NVLink joins the hosts of a rack."""
+RACKS = ("gb200", "gb300", "rubin", "mi455x")
+"""GPUs whose link joins the hosts of a rack."""
 
 
 def advise(
