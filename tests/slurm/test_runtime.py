@@ -1,4 +1,4 @@
-"""`dtrain.runtime` in the workers of a launch on Slurm."""
+"""Progress of the workers of a launch on Slurm: of `dtrain.runtime`, and of what they print."""
 
 from __future__ import annotations
 
@@ -36,3 +36,18 @@ def test_workers_report_their_progress_with_the_launchers_runtime(
     (run,) = (launcher.home / "runs").iterdir()
     shown = launcher.command("ps", run.name).wait().stdout
     assert "step 8 of 8" in shown
+
+
+def test_what_workers_print_is_shown_as_progress(slurm: Slurm, launcher: Launcher) -> None:
+    program = launcher.folder / "program.sh"
+    program.write_text('for step in 1 2 3; do echo "step $step of 3, loss 0.$step"; done\n')
+    file = launcher.folder / "cluster.yaml"
+    file.write_text(
+        "cluster: {slurm: {}, nodes: 2, gpus: 1}\n"
+        f"job: {{framework: none, script: {program}, "
+        "progress: {line: 'step {step} of {total}, loss {loss}'}}\n"
+    )
+    done = launcher.run(file, env=slurm.environment)
+    assert done.code == 0, str(done)
+    (run,) = (launcher.home / "runs").iterdir()
+    assert "step 3 of 3" in launcher.command("ps", run.name).wait().stdout
