@@ -283,6 +283,9 @@ class _Config(ConfigFile):
             thing = "an encoder with a decoder"
         named = (name for key, name in _KEYS_OF_OTHER_THINGS.items() if self.values.get(key))
         thing = thing or next(named, None)
+        width = self.get("embedding_size", "input_embedding_size")
+        if thing is None and _BERTS_KEY in self.values and width not in (None, self.get(*_HIDDEN)):
+            thing = "an encoder with embeddings of another size"
         kinds = self.get("attn_type_list")
         if thing is None and isinstance(kinds, list) and 0 in kinds:
             thing = "a mixture of attention and linear attention"
