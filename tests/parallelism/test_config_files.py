@@ -38,12 +38,35 @@ def test_a_layer_may_have_heads_of_another_size() -> None:
     assert (experts.experts_per_token, experts.shared_experts) == (8, 3)
 
 
-def test_sparse_attention_is_read_from_both_formats() -> None:
-    new, published = (
-        read(FILES[name]["config"]).pattern for name in ("glm-5", "glm-5, as published")
-    )
-    assert new == published
-    assert new[0].attended == 2048
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("glm-5", "glm-5, as published"),
+        ("kimi-linear-48b-a3b", "kimi-linear-48b-a3b, as published"),
+        ("ling-3.0-flash", "ling-3.0-flash, without layer_types"),
+        ("lfm2, with convolutions", "lfm2, by full_attn_idxs"),
+        ("gemma-4, dense", "gemma-4, as published"),
+    ],
+)
+def test_both_formats_have_the_same_layers(name: str, other: str) -> None:
+    assert read(FILES[name]["config"]).pattern == read(FILES[other]["config"]).pattern
+
+
+def test_sparse_attention_has_a_limit_of_keys() -> None:
+    assert {layer.attended for layer in read(FILES["glm-5"]["config"]).pattern} == {2048}
+
+
+def test_keys_of_all_layers_that_attend_to_everything_may_be_fewer() -> None:
+    published = FILES["gemma-4, as published"]["config"] | {"num_global_key_value_heads": 1}
+    fewer = read(published | {"attention_k_eq_v": True})
+    assert [fewer.pattern[place].kv_heads for place in (0, 5)] == [4, 1]
+    assert read(published).pattern[5].kv_heads == 4
+
+
+@pytest.mark.parametrize(("factor", "width"), [(None, 8192), (1.5, 12288), (0.99, 8192)])
+def test_the_width_of_lfm2s_mlp_is_adjusted(factor: float | None, width: int) -> None:
+    config = FILES["lfm2, with convolutions"]["config"] | {"block_ffn_dim_multiplier": factor}
+    assert read(config).pattern[0].ffn_hidden == width
 
 
 @pytest.mark.parametrize(
