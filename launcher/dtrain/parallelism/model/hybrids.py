@@ -87,19 +87,21 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
 
 def _own_sizes(file: ConfigFile, layers: int) -> Mapping[int, Mapping[str, Any]]:
     """Return the fields of layers, by place, whose attention has sizes of its own."""
-    given = file.get("per_layer_config")
+    given, layers = file.get("per_layer_config"), min(layers, MOST_LAYERS)
     if isinstance(given, dict):
-        own = {int(place): sizes for place, sizes in given.items() if str(place).isdecimal()}
+        # Keys such as 05.
+        short = {key: sizes for key, sizes in given.items() if key.isdecimal() and len(key) < 5}
+        own = {int(key): sizes for key, sizes in short.items() if int(key) < layers}
     elif file.model_type.startswith("gemma4"):
         sizes = {"head_dim": file.count("global_head_dim") or 512}
         if file.get("attention_k_eq_v") and (heads := file.count("num_global_key_value_heads")):
             sizes["num_key_value_heads"] = heads
         listed = file.get("layer_types")
-        types = listed if isinstance(listed, list) else []
+        types = listed[:layers] if isinstance(listed, list) else []
         own = {place: sizes for place, type_ in enumerate(types) if type_ == "full_attention"}
     else:
         return {}
-    return {place: _fields(file, sizes) for place, sizes in own.items() if place < layers}
+    return {place: _fields(file, sizes) for place, sizes in own.items()}
 
 
 def _fields(file: ConfigFile, sizes: Any) -> Mapping[str, Any]:
@@ -120,12 +122,12 @@ def _layer_types(file: ConfigFile, layers: int) -> list[str]:
     elif isinstance(listed, list):
         types = [str(one) for one in listed]
     elif any(key in file.values for key in _ATTENTION_AT):
-        found = file.get(*_ATTENTION_AT)
-        places = found if isinstance(found, list) else []
+        places = _numbers(file.get(*_ATTENTION_AT))
         other = "conv" if file.get("conv_L_cache") else "linear_attention"
         types = _alternating(layers, lambda place: place in places, other)
-    elif isinstance(from_one, list):
-        types = _alternating(layers, lambda place: place + 1 in from_one)
+    elif from_one is not None:
+        places = _numbers(from_one)
+        types = _alternating(layers, lambda place: place + 1 in places)
     elif file.model_type.startswith((*_GATED_ATTENTION, "bailing_hybrid")):
         every = every or 4
         types = _alternating(layers, lambda place: (place + 1) % every == 0)
@@ -138,6 +140,11 @@ def _layer_types(file: ConfigFile, layers: int) -> list[str]:
     if len(types) != min(layers, MOST_LAYERS):
         file.refuse(f"{len(types)} types of layers are given for {layers} layers")
     return types
+
+
+def _numbers(listed: Any) -> set[int]:
+    items = listed if isinstance(listed, list) else []
+    return {item for item in items if isinstance(item, int)}
 
 
 def _alternating(
