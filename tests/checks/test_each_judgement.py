@@ -204,6 +204,9 @@ def test_a_script_that_starts_a_launcher_for_each_gpu(per: str, found: str) -> N
     for each in (looked, sent):
         seen = [finding.seen for finding in judge(each) if finding.subject == "script"]
         assert seen == ([found] if found else [])
+    # An earlier launch has sent the script, and it has changed since.
+    changed = replace(looked, script_in_source=True)
+    assert not [finding for finding in judge(changed) if finding.subject == "script"]
 
 
 @pytest.mark.parametrize(("count", "severity"), [(0, "warning"), (1, "warning"), (2, "error")])

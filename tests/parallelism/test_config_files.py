@@ -69,6 +69,20 @@ def test_the_width_of_lfm2s_mlp_is_adjusted(factor: float | None, width: int) ->
     assert read(config).pattern[0].ffn_hidden == width
 
 
+def test_only_layers_with_attention_have_heads_of_another_size() -> None:
+    config = FILES["bamba-9b"]["config"]
+    own = {str(place): {"num_key_value_heads": 4} for place in (8, 9)}
+    shape = read({**config, "per_layer_config": {**own, "9" * 5000: {"head_dim": 1}}})
+    assert [shape.pattern[place].kv_heads for place in (8, 9, 18)] == [0, 4, 8]
+
+
+def test_more_dense_layers_than_there_are() -> None:
+    config = FILES["ernie-4.5-21b-a3b"]["config"]
+    shape = read({**config, "moe_layer_start_index": 99})
+    assert shape.dense_layers == shape.layers
+    assert shape.parameters == shape.active_parameters
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value", "message"),
     [
@@ -76,6 +90,7 @@ def test_the_width_of_lfm2s_mlp_is_adjusted(factor: float | None, width: int) ->
         ("gemma-4, dense", "per_layer_config", {"05": {"rank": 1}}, "head_dim and num_key_value"),
         ("gemma-4, dense", "per_layer_config", {"05": 512}, "head_dim and num_key_value"),
         ("gemma-4, dense", "per_layer_config", {"05": {"head_dim": 0}}, "head_dim is missing"),
+        ("gemma-4, dense", "per_layer_config", {"05": {"num_key_value_heads": 3}}, "3 key and"),
         ("glm-5", "hc_mult", 4, "several residual streams"),
         ("lfm3", "conv_L_cache", None, "conv_L_cache is missing"),
         ("kimi-linear-48b-a3b", "linear_head_dim", None, "linear_head_dim"),

@@ -488,7 +488,7 @@ def test_the_language_model_of_a_nested_file_may_inherit() -> None:
             ["deberta-v2 is an encoder", "no shape"],
         ),
         ({"model_type": "bart"}, ["an encoder with a decoder"]),
-        ({**BERT, "model_type": "wavlm", "conv_dim": [512]}, ["an encoder of speech"]),
+        ({**BERT, "model_type": "wavlm", "conv_stride": [5]}, ["an encoder of speech"]),
         ({**BERT, "model_type": "albert", "num_hidden_groups": 1}, ["layers share"]),
         ({**BERT, "model_type": "longformer"}, ["sparse attention"]),
         ({**BERT, "model_type": "electra", "embedding_size": 128}, ["embeddings of another size"]),

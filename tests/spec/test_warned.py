@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.parallelism.cluster.hardware_table import hardware
-from dtrain.spec.advice import RACKS
+from dtrain.spec.advice import RACK_NAMES, RACKS
 from dtrain.spec.load import parse
 from dtrain.spec.report import render_warnings
 
@@ -59,7 +59,9 @@ def test_groups_do_not_cross_hosts_on_one_machine() -> None:
     assert parse(text, "c.yaml").warnings == ()
 
 
-@pytest.mark.parametrize("fast", [*RACKS, "tpu-v6e, network: {gbps: 6400}"])
+@pytest.mark.parametrize(
+    "fast", [*RACKS, "GB200-NVL72", "VR200", "Instinct MI455X", "tpu-v6e, network: {gbps: 6400}"]
+)
 def test_groups_may_cross_hosts_where_that_is_as_fast_as_nvlink(fast: str) -> None:
     text = (
         f"cluster: {{hosts: [a, b], gpus: 2, gpu: {fast}}}\n"
@@ -71,3 +73,6 @@ def test_groups_may_cross_hosts_where_that_is_as_fast_as_nvlink(fast: str) -> No
 def test_racks_are_those_of_the_planner() -> None:
     gpus = hardware().gpus
     assert [gpu.name for gpu in gpus if gpu.domain > 1] == list(RACKS)
+    for gpu in gpus:
+        for name in (gpu.name, *gpu.aliases):
+            assert any(part in name.lower() for part in RACK_NAMES) == (gpu.domain > 1)

@@ -36,7 +36,9 @@ def _launcher(evidence: Evidence) -> Iterator[Finding]:
     """A script that starts a process for each GPU, on hosts that would run it for each GPU."""
     job = evidence.plan.job
     for host in evidence.hosts:
-        launcher = evidence.launcher or host.fact("script").get("launcher")
+        launcher = evidence.launcher
+        if evidence.script_in_source is None:  # else the launch replaces what the host has
+            launcher = host.fact("script").get("launcher", "")
         times = sum(process.role == "worker" for process in host.part.processes)
         if launcher and times > 1:
             yield host.warning(

@@ -6,9 +6,9 @@ import contextlib
 import re
 
 _LAUNCHER = (
-    # At the start of a command: also in a variable that holds it, or as `python -m`. A package or a
-    # folder of that name has no option and no script behind it.
-    rb"""(?m)^(?![ \t]*#)(?:.*?[ \t"'=;&|(/])??"""
+    # At the start of a command: also in a variable that holds it, or as `python -m`. Not in
+    # comments, in words to print or to install. A folder of that name has no option behind it.
+    rb"""(?m)^(?:(?:(?!(?:^|[ \t])(?:#|echo[ ]|install[ ])).)*?[ \t"'=;&|(/])??"""
     rb"""(torchrun|accelerate[ ]+launch|deepspeed|mpirun|mpiexec|horovodrun"""
     rb"""|torch\.distributed\.(?:run|launch))[ ]+(?:-|\\$|["'$]|\S+\.py\b)"""
 )

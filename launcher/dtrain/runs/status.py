@@ -135,6 +135,8 @@ def status(folder: RunFolder) -> RunStatus:
             host: one if one.state in FINAL else HostStatus("unknown", one.since)
             for host, one in hosts.items()
         }
+    # Until the next attempt begins, the failure is that of this one.
+    before = None if now.number in known.results else known.failure
     return RunStatus(
         run=record.run,
         folder=str(folder.path),
@@ -145,7 +147,7 @@ def status(folder: RunFolder) -> RunStatus:
         hosts=hosts,
         hosts_known=plan.hosts_known,
         attempt=now.number,
-        failure=known.failure.reason if known.failure is not None else "",
+        failure=before.reason if before is not None else "",
         progress=now.progress[-1] if now.progress else None,
         stragglers=now.slow,
         stall=now.stall_at(until),

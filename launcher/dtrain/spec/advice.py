@@ -20,6 +20,8 @@ NVLINK = 300
 """GB/s each way of an A100's NVLink."""
 RACKS = ("gb200", "gb300", "rubin", "mi455x")
 """GPUs whose link joins the hosts of a rack."""
+RACK_NAMES = (*RACKS, "r200")
+"""Parts of all their names: R200 and VR200 are Rubin."""
 
 
 def advise(
@@ -103,7 +105,7 @@ def _crosses_hosts(group: int, hosts: Sequence[Host]) -> bool:
 
 def _is_slow(hosts: Sequence[Host], gbps: float | None) -> bool:
     """Whether a GPU reaches those of other hosts more slowly than by NVLink."""
-    if all((host.gpu or "").lower().startswith(RACKS) for host in hosts):
+    if all(any(name in (host.gpu or "").lower() for name in RACK_NAMES) for host in hosts):
         return False
     return gbps is None or _share(hosts, gbps) < NVLINK
 

@@ -30,7 +30,8 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "attn_config.kv_n_heads")
 _FFN = (
-    "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "ffn_config.ffn_hidden_size",
+    "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim",
+    "ffn_config.ffn_hidden_size",
 )  # fmt: skip
 _POSITIONS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length",
@@ -111,7 +112,9 @@ _KINDS: Mapping[str, _Kind] = {
             "vocab_size": 262208,
         },
     ),
-    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), _Kind(tied=True, qk_norm=True)),
+    **dict.fromkeys(
+        ("gemma4_text", "gemma4_unified_text", "lfm2", "lfm2_moe"), _Kind(tied=True, qk_norm=True)
+    ),
     "cohere": _Kind(tied=True, parallel=True),
     "cohere2": _Kind(tied=True, parallel=True, window_pattern=4),
     **dict.fromkeys(("olmo2", "olmoe"), _Kind(qk_norm=True)),
@@ -152,7 +155,7 @@ _OTHER_THINGS = {
 }
 
 _KEYS_OF_OTHER_THINGS = {
-    "conv_dim": "an encoder of speech with convolutions",
+    "conv_stride": "an encoder of speech with convolutions",
     "num_hidden_groups": "an encoder whose layers share their weights",
     "hidden_size_per_layer_input": "a model with embeddings of each layer",
     **dict.fromkeys(("hc_mult", "hc_count"), "a model with several residual streams"),
@@ -407,7 +410,7 @@ class _Config(ConfigFile):
         if isinstance(by_layer, list):
             return sum(not kind for kind in by_layer)
         every = self.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
-        return layers - (layers - count) // every if every > 1 else count
+        return layers - (layers - count) // every if every > 1 else min(count, layers)
 
     def shared_experts(self, ffn: int) -> int:
         """Return the number of shared experts, in units of the usual width, rounded."""

@@ -73,19 +73,20 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
         return base  # too many layers for any plan
     types = types or ["attention"] * base.layers
     moe = _moe_at(file, base)
-    own = _own_sizes(file, base.layers)
+    own = _own_sizes(file, base.layers, base.heads)
     in_order = all(moe(place) == (place >= base.dense_layers) for place in range(base.layers))
     plain = set(types) <= ATTENTIONS and not base.parts and not own
     if plain and (in_order or not base.experts):
         return base
     kinds = _kinds(file, base)
     pattern = tuple(
-        replace(kinds(type_, moe(place)), **own.get(place, {})) for place, type_ in enumerate(types)
+        replace(kinds(type_, moe(place)), **own.get(place, {}) if type_ in ATTENTIONS else {})
+        for place, type_ in enumerate(types)
     )
     return replace(base, dense_layers=0, dense_ffn_hidden=0, parts=(), pattern=pattern)
 
 
-def _own_sizes(file: ConfigFile, layers: int) -> Mapping[int, Mapping[str, Any]]:
+def _own_sizes(file: ConfigFile, layers: int, heads: int) -> Mapping[int, Mapping[str, Any]]:
     """Return the fields of layers, by place, whose attention has sizes of its own."""
     given, layers = file.get("per_layer_config"), min(layers, MOST_LAYERS)
     if isinstance(given, dict):
@@ -94,21 +95,26 @@ def _own_sizes(file: ConfigFile, layers: int) -> Mapping[int, Mapping[str, Any]]
         own = {int(key): sizes for key, sizes in short.items() if int(key) < layers}
     elif file.model_type.startswith("gemma4"):
         sizes = {"head_dim": file.count("global_head_dim") or 512}
-        if file.get("attention_k_eq_v") and (heads := file.count("num_global_key_value_heads")):
-            sizes["num_key_value_heads"] = heads
+        kv_heads = file.count("num_global_key_value_heads")
+        if kv_heads and file.get("attention_k_eq_v"):
+            sizes["num_key_value_heads"] = kv_heads
         listed = file.get("layer_types")
         types = listed[:layers] if isinstance(listed, list) else []
         own = {place: sizes for place, type_ in enumerate(types) if type_ == "full_attention"}
     else:
         return {}
-    return {place: _fields(file, sizes) for place, sizes in own.items()}
+    return {place: _fields(file, sizes, heads) for place, sizes in own.items()}
 
 
-def _fields(file: ConfigFile, sizes: Any) -> Mapping[str, Any]:
+def _fields(file: ConfigFile, sizes: Any, heads: int) -> Mapping[str, Any]:
     if not isinstance(sizes, dict) or not sizes.keys() <= _OWN_SIZES.keys():
         file.refuse(f"per_layer_config may have {' and '.join(_OWN_SIZES)}")
     layer = replace(file, values=sizes)
-    return {_OWN_SIZES[key]: layer.needed(key) for key in sizes}
+    fields = {_OWN_SIZES[key]: layer.needed(key) for key in sizes}
+    kv_heads = fields.get("kv_heads", heads)
+    if heads % kv_heads:
+        file.refuse(f"{kv_heads} key and value heads of a layer do not divide {heads} heads")
+    return fields
 
 
 def _layer_types(file: ConfigFile, layers: int) -> list[str]:

@@ -284,7 +284,7 @@ class Preflight:
         return replace(host, dialed=dialed)
 
     def _script_to_send(self) -> Path | None:
-        """The script in the folder of ``job.sync``; None if that does not contain it."""
+        """Where the folder of ``job.sync`` must have the script; None if the hosts have it."""
         job = self._plan.job
         if job.sync is None or job.script is None or job.script.startswith("/"):
             return None
