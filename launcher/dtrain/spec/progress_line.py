@@ -26,6 +26,8 @@ class PrintedLine:
         twice = next((name for name in names if names.count(name) > 1), "")
         if twice:
             raise ValueError(f"has {{{twice}}} twice")
+        if touching := re.search(_PLACE.pattern * 2, pattern):
+            raise ValueError(f"has nothing between the numbers {touching[0]}")
         if len(names) > 32:
             raise ValueError("has more than 32 numbers")
         self._names = names
