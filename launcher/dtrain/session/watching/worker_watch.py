@@ -266,10 +266,17 @@ class WorkerWatch:
         # A user may have copied a host's folder.
         streams = [one for one in sizes if one.fd == "stderr" and one.host in self._hosts]
         with_ranks = {stream.host for stream in streams if stream.rank is not None}
+        # With a torchrun, its ranks have ended, too.
+        ended = {
+            stream.host
+            for stream in streams
+            if stream.role == "torchrun"
+            and stream.label in self._hosts[stream.host].evidence.finished
+        }
         places = {}
         for stream in streams:
             evidence = self._hosts[stream.host].evidence
-            if stream.label in evidence.finished:
+            if stream.host in ended or stream.label in evidence.finished:
                 continue
             reported = evidence.stacks.get(stream.label)
             if not reported and stream.role == "torchrun" and stream.host in with_ranks:
