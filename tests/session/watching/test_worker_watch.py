@@ -144,8 +144,6 @@ def test_workers_that_still_run_long_after_the_others_are_named(
     assert look_for(20) == ([named] if framework == "torch" else [])
     assert asked == ([False] if framework == "torch" else [])
     assert watch.finished_before(2.5) == "ranks 0, 2 on a"
-    finished.clear()  # another attempt has begun
-    assert not any("still" in line for line in look_for(100))
 
 
 def stuck(streams: list[Stream], **hosts: HostEvidence) -> list[str]:

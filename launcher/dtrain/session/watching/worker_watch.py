@@ -185,9 +185,7 @@ class WorkerWatch:
         count = sum(len(host.evidence.finished) for host in self._hosts.values())
         self._name_rest_at += excess
         if count != self._finished:
-            self._finished = count
-            # None: another attempt has begun.
-            self._name_rest_at = now + REST_SECONDS if count else math.inf
+            self._finished, self._name_rest_at = count, now + REST_SECONDS
         elif now >= self._name_rest_at and self._connected and self._silence is Silence.NONE:
             self._name_rest_at = math.inf
             if self._job.plan.job.framework == "none":
