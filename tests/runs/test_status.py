@@ -104,6 +104,7 @@ def test_the_status_is_that_of_the_latest_attempt_now(
     assert (status(folder).attempt, status(folder).failure) == (1, "")
     report = Report(ExitCode.JOB_FAILED, "rank 0 on n1 exited with status 1")
     written.write(found + 49, AttemptFailed(1, AttemptResult(True, 8, "n1"), report))
+    assert (status(folder).attempt, status(folder).failure) == (1, "")
     written.write(found + 50, NextAttempt(2, ("n1",)))
     after = status(folder)
     assert (after.attempt, after.failure) == (2, report.reason)

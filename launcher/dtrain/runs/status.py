@@ -135,6 +135,8 @@ def status(folder: RunFolder) -> RunStatus:
             host: one if one.state in FINAL else HostStatus("unknown", one.since)
             for host, one in hosts.items()
         }
+    # An attempt that has failed stays the latest until the next one begins.
+    failure = known.failure if now.number not in known.results else None
     return RunStatus(
         run=record.run,
         folder=str(folder.path),
@@ -145,7 +147,7 @@ def status(folder: RunFolder) -> RunStatus:
         hosts=hosts,
         hosts_known=plan.hosts_known,
         attempt=now.number,
-        failure=known.failure.reason if known.failure is not None else "",
+        failure=failure.reason if failure is not None else "",
         progress=now.progress[-1] if now.progress else None,
         stragglers=now.slow,
         stall=now.stall_at(until),
