@@ -101,7 +101,7 @@ class WorkerWatch:
         self._advised = False
         self._stall: Stall | None = None
         self._locating = False
-        """Whether the hosts collect stacks because of the stall."""
+        """Whether the hosts collect stacks because of the stall, or of workers that still run."""
         self._finished = 0
         """Number of workers that have finished."""
         self._name_rest_at = math.inf
