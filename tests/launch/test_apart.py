@@ -74,7 +74,7 @@ def test_a_launcher_that_does_not_know_the_other_hosts(scene: Scene) -> None:
     file = scene.cluster_file(scene.script(ALONE), hosts=2, slots=2, **alone)
     done = scene.run(file, "--no-check")
     assert done.code == 0, str(done)
-    assert f"{WARNING}: 2 separate trainings ran" in done.stderr
+    assert f"{WARNING}: 2 separate programs ran" in done.stderr
     assert "and a launcher in it the number of hosts (`dtrain help programs`)" in done.stderr
 
 

@@ -54,6 +54,19 @@ def test_other_lines(line: str) -> None:
     assert PrintedLine("step {step} * loss {loss}").read(line) is None
 
 
+def test_two_numbers_with_a_space_between_are_not_the_digits_of_one() -> None:
+    pattern = PrintedLine("{step} {loss}")
+    assert pattern.read("loaded 12345 samples") is None
+    found = pattern.read("100   4.11")
+    assert found is not None
+    assert (found["step"], found["loss"]) == (100, 4.11)
+
+
+def test_a_long_row_of_digits_is_soon_read() -> None:
+    """If numbers could share its digits, it would take a minute."""
+    assert PrintedLine("{a} {b} {c} {step} x").read("1" * 1024) is None
+
+
 def test_a_hostile_line_takes_no_longer_than_any_other() -> None:
     """With one expression for the whole pattern, it would take hours."""
     pattern = PrintedLine("a {step} *" + "b*" * 20 + "c {loss}")
@@ -65,6 +78,7 @@ def test_a_hostile_line_takes_no_longer_than_any_other() -> None:
     [
         ("loss {loss}", "needs {step}"),
         ("step {step} of {step}", "has {step} twice"),
+        ("step {step}{loss}", "has nothing between the numbers {step}{loss}"),
         ("step {step}" + "".join(f" {{m{n}}}" for n in range(32)), "more than 32"),
         ("step {step}, {1} of {} and {a-b}", ""),
     ],

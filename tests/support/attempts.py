@@ -11,6 +11,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.printed import PrintedProgress
+from dtrain.session.watching.reports import ProgressReports
 from dtrain.session.watching.steps import StepWatch
 from dtrain.spec.load import parse
 from support.scripted import ScriptedHosts
@@ -25,6 +26,7 @@ GONE = {"type": "refused", "what": "gone", "reason": "no run", "hint": ""}
 def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) -> AttemptContext:
     plan = build(parse(file, "cluster.yaml"), run="run")
     place = RunFolder(folder)
+    recorder, steps = Recorder(place, Observer()), StepWatch(plan.world_size)
     return AttemptContext(
         plan=plan,
         movable_port=False,
@@ -33,8 +35,8 @@ def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) ->
         transport=transport,
         tree=None,
         folder=place,
-        recorder=Recorder(place, Observer()),
+        recorder=recorder,
         inspection=None,
-        steps=StepWatch(plan.world_size),
-        printed=PrintedProgress(plan),
+        steps=steps,
+        printed=PrintedProgress(plan, ProgressReports(plan, recorder, steps)),
     )

@@ -81,16 +81,14 @@ def _frames(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Frame]:
 def place(frames: Sequence[Frame]) -> WaitingPlace:
     """Where these frames wait: the innermost frame of the user's code, if there is one."""
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
-    if own is None:
-        return WaitingPlace(frames[0].function if frames else "", "")
-    above = frames[: frames.index(own)]
-    call = above[-1].function if above else ""
+    above = frames if own is None else frames[: frames.index(own)]
+    call = above[0 if own is None else -1].function if above else ""
     if any(frame.file.endswith(_BUILD_LOCK) for frame in above):
         call += (
             " (waits for another process that builds an extension of torch; if none does, remove"
             " the file `lock` that a killed build has left in ~/.cache/torch_extensions)"
         )
-    return WaitingPlace(call, str(own))
+    return WaitingPlace(call, "" if own is None else str(own))
 
 
 def compare(places: Mapping[_Who, WaitingPlace]) -> list[tuple[WaitingPlace, list[_Who]]]:

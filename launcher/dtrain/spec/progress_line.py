@@ -26,6 +26,8 @@ class PrintedLine:
         twice = next((name for name in names if names.count(name) > 1), "")
         if twice:
             raise ValueError(f"has {{{twice}}} twice")
+        if touching := re.search(_PLACE.pattern * 2, pattern):
+            raise ValueError(f"has nothing between the numbers {touching[0]}")
         if len(names) > 32:
             raise ValueError("has more than 32 numbers")
         self._names = names
@@ -70,8 +72,9 @@ def _expression(part: str) -> re.Pattern[str]:
         else:
             pieces += [r"\s+" if _SPACE.fullmatch(one) else re.escape(one)
                        for one in _SPACE.split(piece) if one]  # fmt: skip
-    # `loss: {loss}` also matches `loss:4.2`: the number takes the spaces before it.
-    text = "".join(pieces).replace(r"\s+\s*", r"\s*")
+    # `loss: {loss}` also matches `loss:4.2`: the number takes the spaces before it. Between two
+    # numbers, `{step} {loss}`, is a space: else it would match the digits of one.
+    text = re.sub(r"(?<!\))\\s\+\\s\*", r"\\s*", "".join(pieces)).replace(r"\s+\s*", r"\s+")
     # A part begins where its first number or word begins: a search tries no other place in a long
     # row of spaces or digits.
     text = re.sub(r"^\\s\*", r"(?<![0-9])", text)

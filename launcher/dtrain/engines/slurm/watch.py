@@ -64,7 +64,7 @@ class JobWatch:
         """Whether the watchers could not start."""
         self.steps = StepWatch(plan.world_size)
         self.progress = ProgressReports(plan, recorder, self.steps)
-        self._printed = PrintedProgress(plan)
+        self._printed = PrintedProgress(plan, self.progress)
         self._machines: dict[str, WatchedMachine] = {}
         self.allocated(plan)
         self.workers = WorkerWatch(self, self._machines, LONGEST_PAUSE)
@@ -84,8 +84,7 @@ class JobWatch:
     def printed(self, stream: Stream, piece: bytes) -> None:
         """A worker has printed something new."""
         self.heard(stream.host)
-        if found := self._printed.read(stream, piece):
-            self.progress.add(stream.host, *found)
+        self._printed.add(stream, piece)
 
     def worker_said(self, host: str, report: ProgressReport) -> None:
         if self.progress.add(host, report.name, report.said):

@@ -37,6 +37,7 @@ from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.caller import Caller
 from dtrain.session.run import Run
 from dtrain.session.watching.printed import PrintedProgress
+from dtrain.session.watching.reports import ProgressReports
 from dtrain.session.watching.steps import StepWatch
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
@@ -278,6 +279,7 @@ class SshEngine:
                 base=self._request.base,
                 report=lambda found: run.recorder.record(events.Findings(tuple(found))),
             )
+        steps = StepWatch(plan.world_size)
         context = AttemptContext(
             plan=plan,
             movable_port=movable_port,
@@ -288,8 +290,8 @@ class SshEngine:
             folder=run.folder,
             recorder=run.recorder,
             inspection=inspection,
-            steps=StepWatch(plan.world_size),
-            printed=PrintedProgress(plan),
+            steps=steps,
+            printed=PrintedProgress(plan, ProgressReports(plan, run.recorder, steps)),
             proven_hosts=frozenset(self._proven),
             spares=Spares(self._usable_spares(run)),
             all_hosts=self._spec.cluster.hosts + self._spec.cluster.spares,

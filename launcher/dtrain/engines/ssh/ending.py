@@ -205,8 +205,9 @@ class Ending:
         if self.context.plan.attempt > 1 and inspection is not None:
             # The check rejected this spare; another spare may pass.
             faulty |= inspection.failing_newcomers
-        reported = [link.reports.progress.step for link in self.links.values()]
-        steps = [step for step in reported if step is not None]
+        reports = [link.reports.progress for link in self.links.values()]
+        reports.append(self.context.printed.reports)
+        steps = [one.step for one in reports if one.step is not None]
         return restart.AttemptResult(
             ran=state.started,
             why_last=self._why_last,

@@ -145,8 +145,7 @@ class Inbox:
             self._outage.progressed()
             self._evidence.last_activity = time.monotonic()
             self._context.recorder.observer.output(*kept)
-            if found := self._context.printed.read(kept[0], frame.payload):
-                self._reports.add(*found)
+            self._context.printed.add(kept[0], frame.payload)
 
     def _cannot_store(self, error: StorageError) -> None:
         # The job is about to be stopped, which still needs the host's events.

@@ -10,6 +10,7 @@ from typing import Any
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import speaker
+from dtrain.session.watching.reports import ProgressReports
 from dtrain.spec.progress_line import PrintedLine
 
 MAX_LINE = 1024
@@ -26,38 +27,45 @@ class PrintedProgress:
     Several workers may print: the lowest rank among them counts for the job.
     """
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    def __init__(self, plan: LaunchPlan, reports: ProgressReports) -> None:
+        """``reports``: one for all hosts, because another worker may count for the job later."""
+        self.reports = reports
         wanted = plan.job.progress
         self._line = None if wanted is None else PrintedLine(wanted.line)
         self._total = None if wanted is None else wanted.total
         self._file = f"{speaker(plan)}.progress"
         self._unfinished: dict[tuple[str, str], bytes] = {}
-        self._first: tuple[int, str] | None = None
+        self._first: tuple[bool, int, str] | None = None
         """The worker that counts."""
         self._lock = threading.Lock()
 
-    def read(self, stream: Stream, piece: bytes) -> tuple[str, dict[str, Any]] | None:
-        """The report of the last line of progress in new output of a worker, and the file in which
-        `dtrain.runtime` would write it. None if the output has no such line."""
+    def add(self, stream: Stream, piece: bytes) -> None:
+        """Report the last line of progress in new output of a worker, if it has one, as
+        `dtrain.runtime` would."""
         if self._line is None:
-            return None
-        worker = stream.index if stream.rank is None else stream.rank, stream.label
+            return
+        index = stream.index if stream.rank is None else stream.rank
+        worker = stream.role == "evaluator", index, stream.label
         with self._lock:
-            found = self._last(self._line, stream, piece[-MAX_PIECE:])
-            if found is None or (self._first is not None and worker > self._first):
-                return None
+            if self._first is not None and worker > self._first:
+                return
+            found = self._last(self._line, stream, piece)
+            if found is None:
+                return
             self._first = worker
-        if found["total"] is None:
-            found["total"] = self._total
-        return self._file, {"event": "progress", "time": time.time(), "tokens": None, **found}
+            if found["total"] is None:
+                found["total"] = self._total
+            fields = {"event": "progress", "time": time.time(), "tokens": None, **found}
+            self.reports.add(stream.host, self._file, fields)
 
     def _last(self, wanted: PrintedLine, stream: Stream, piece: bytes) -> dict[str, Any] | None:
         key = stream.label, stream.fd
-        *lines, rest = _LINE_END.split(self._unfinished.pop(key, b"") + piece)
+        text = self._unfinished.pop(key, b"") + piece
+        *lines, rest = _LINE_END.split(text[-MAX_PIECE:])
         if rest:
             self._unfinished[key] = rest[-MAX_LINE:]
         for line in reversed(lines):
-            text = _COLOR.sub("", line[:MAX_LINE].decode(errors="replace"))
-            if (found := wanted.read(text)) is not None:
+            plain = _COLOR.sub("", line[:MAX_LINE].decode(errors="replace"))
+            if (found := wanted.read(plain)) is not None:
                 return found
         return None

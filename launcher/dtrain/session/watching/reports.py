@@ -1,4 +1,5 @@
-"""Shows and journals what workers report through `dtrain.runtime`: progress and steps."""
+"""Shows and journals the progress and the steps of workers, which report them through
+`dtrain.runtime` or print them."""
 
 from __future__ import annotations
 

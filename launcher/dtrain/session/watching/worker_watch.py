@@ -101,7 +101,7 @@ class WorkerWatch:
         self._advised = False
         self._stall: Stall | None = None
         self._locating = False
-        """Whether the hosts collect stacks because of the stall."""
+        """Whether the hosts collect stacks because of the stall, or of workers that still run."""
         self._finished = 0
         """Number of workers that have finished."""
         self._name_rest_at = math.inf
@@ -185,9 +185,7 @@ class WorkerWatch:
         count = sum(len(host.evidence.finished) for host in self._hosts.values())
         self._name_rest_at += excess
         if count != self._finished:
-            self._finished = count
-            # None: another attempt has begun.
-            self._name_rest_at = now + REST_SECONDS if count else math.inf
+            self._finished, self._name_rest_at = count, now + REST_SECONDS
         elif now >= self._name_rest_at and self._connected and self._silence is Silence.NONE:
             self._name_rest_at = math.inf
             if self._job.plan.job.framework == "none":
@@ -266,10 +264,17 @@ class WorkerWatch:
         # A user may have copied a host's folder.
         streams = [one for one in sizes if one.fd == "stderr" and one.host in self._hosts]
         with_ranks = {stream.host for stream in streams if stream.rank is not None}
+        # With a torchrun, its ranks have ended, too.
+        ended = {
+            stream.host
+            for stream in streams
+            if stream.role == "torchrun"
+            and stream.label in self._hosts[stream.host].evidence.finished
+        }
         places = {}
         for stream in streams:
             evidence = self._hosts[stream.host].evidence
-            if stream.label in evidence.finished:
+            if stream.host in ended or stream.label in evidence.finished:
                 continue
             reported = evidence.stacks.get(stream.label)
             if not reported and stream.role == "torchrun" and stream.host in with_ranks:
