@@ -31,8 +31,8 @@ class PrintedLine:
         if len(names) > 32:
             raise ValueError("has more than 32 numbers")
         self._names = names
-        # Each part is sought after the one before, so the time to read a line grows with its length
-        # alone, whatever the program prints.
+        # Each part is sought after the one before, so a pattern of many parts tries no combinations
+        # of places, whatever the program prints.
         self._parts = [_expression(part) for part in pattern.split("*") if part.strip()]
 
     def read(self, line: str) -> dict[str, Any] | None:
