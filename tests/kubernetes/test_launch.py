@@ -134,12 +134,15 @@ def test_a_failed_job_starts_again(desk: Desk) -> None:
         'echo "attempt $DTRAIN_ATTEMPT"; [ $DTRAIN_ATTEMPT = 2 ] && exit 0;'
         " until [ -e /shared/enough ]; do sleep 0.05; done; exit 5"
     )
-    launch = desk.start("launch", str(desk.shared_file(program, restart={"max": 1})))
+    progress = {"line": "attempt {step}", "total": 2}
+    file = desk.shared_file(program, restart={"max": 1}, progress=progress)
+    launch = desk.start("launch", str(file))
     launch.until("attempt 1\n", count=4)
     desk.enough()
     done = launch.wait()
     assert done.code == 0, str(done)
     assert "exited with status 5; all pods start again (restart 1)" in done.stderr
+    assert "step 2 of 2" in done.stderr
     (run,) = desk.runs
     for folder, text in (("logs", "attempt 1\n"), ("logs-2", "attempt 2\n")):
         found = [path.read_text() for path in (run / folder).glob("node*/worker-*.out")]

@@ -55,12 +55,7 @@ FEATURES = (
     Feature("containers of pyxis", engines=("slurm",)),
     Feature("network interface", ("cluster.network.interface",)),
     Feature("training progress and slow ranks of `dtrain.runtime`", engines=_NOT_KUBERNETES),
-    Feature(
-        "training progress that the program prints",
-        ("job.progress",),
-        _NOT_KUBERNETES,
-        on_kubernetes="remove it: dtrain shows no progress of pods",
-    ),
+    Feature("training progress that the program prints", ("job.progress",)),
     Feature("telemetry", engines=_NOT_KUBERNETES),
     Feature(
         "hang diagnosis",

@@ -457,6 +457,24 @@ def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> N
     assert stored(job, "out") == "stored\nnew\n"
 
 
+def test_printed_steps_are_journaled_and_those_of_an_attempt_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    progress = "progress: {line: 'step {step} of {total}'}, restart: {max: 1}}"
+    job = job_of(FILE.replace("command: [x]}", f"command: [x], {progress}"))
+    job.pod_seen(pod("a"))
+    lines = (BEGINS, *(b"[worker-0] step %d of 9\n" % step for step in (1, 2)))
+    job.keep(PodLines("a", lines, 5, 1, 5))
+    job.keep(PodLines("a", (b"[worker-0] step 3 of 9\n",), 6, 1, 6))
+    job.begin_next_attempt()
+    job.pod_seen(replace(pod("b"), attempt=2))
+    job.keep(PodLines("b", (BEGINS, b"[worker-0] step 7 of 9\n"), 5, 1, 5))
+    job.leave()
+    assert [found.report.step for found in journaled(job, events.Progressed)] == [2, 3, 7]
+    assert [found.attempt.step for found in journaled(job, events.AttemptFailed)] == [3]
+
+
 def stored(job: KubernetesJob, stream: str) -> str:
     return (job.folder.logs / "node0" / f"worker-0.{stream}").read_text()
 

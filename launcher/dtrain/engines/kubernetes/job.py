@@ -26,6 +26,9 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
+from dtrain.session.watching.printed import PrintedProgress
+from dtrain.session.watching.reports import ProgressReports
+from dtrain.session.watching.steps import StepWatch
 
 SAVE_SECONDS = 1.0
 """Seconds between two times that the positions in the logs are stored."""
@@ -75,6 +78,11 @@ class KubernetesJob(FollowedRun):
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
+        self._begin_progress()
+
+    def _begin_progress(self) -> None:
+        reports = ProgressReports(self.plan, self.recorder, StepWatch(self.plan.world_size))
+        self._progress = PrintedProgress(self.plan, reports)
 
     @property
     def name(self) -> str:
@@ -168,8 +176,9 @@ class KubernetesJob(FollowedRun):
         except ProtocolError as error:
             self.recorder.notice_once(f"pod {known.pod.name}: {error}")
             return
-        for stream, size in grown.items():
+        for stream, (size, piece) in grown.items():
             self.recorder.observer.output(stream, size)
+            self._progress.add(stream, piece)
         now = time.monotonic()
         if now >= self._save_due:
             self._save_due = now + SAVE_SECONDS
@@ -268,7 +277,10 @@ class KubernetesJob(FollowedRun):
 
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""
-        self.next_attempt(self._ending("").failed(), "all pods start again")
+        reports = self._progress.reports
+        reports.close()
+        self.next_attempt(self._ending("").failed(), "all pods start again", step=reports.step)
+        self._begin_progress()
         self.pods.clear()
         self._deleted.clear()
         self.hosts.begin_attempt()
@@ -299,16 +311,17 @@ class KubernetesJob(FollowedRun):
 
     # The end of the run --------------------------------------------------------------------------
 
-    def _save_positions(self) -> None:
+    def _close(self) -> None:
+        self._progress.reports.close()
         # On a full disk, a later process reads some lines again.
         with contextlib.suppress(StorageError):
             self._positions.save()
 
     def leave(self, report: Report = LEFT) -> Report:
-        self._save_positions()
+        self._close()
         return super().leave(report)
 
     def finish(self, report: Report) -> Report:
-        self._save_positions()
+        self._close()
         self.hosts.ended()
         return super().finish(report)

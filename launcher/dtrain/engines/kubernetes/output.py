@@ -105,8 +105,9 @@ class PodOutput:
                 writer.append(writer.size, b"\n")
             self.position.sizes[name] = writer.size
 
-    def keep(self, new: PodLines) -> Mapping[Stream, int]:
-        """Store lines. Returns the sizes of the streams that have grown. Raises StorageError."""
+    def keep(self, new: PodLines) -> Mapping[Stream, tuple[int, bytes]]:
+        """Store lines. Returns the streams that have grown, with their size and the new bytes.
+        Raises StorageError."""
         pieces: dict[str, list[bytes]] = {}
         for text in new.lines:
             match found := labelled(text.rstrip(b"\n")):
@@ -142,7 +143,7 @@ class PodOutput:
         for name, parts in pieces.items():
             writer = self._writers[name]
             data = b"".join(parts)
-            grown[writer.stream] = writer.append(sizes[name], data)
+            grown[writer.stream] = writer.append(sizes[name], data), data
             sizes[name] += len(data)
         # All at once: if a stream cannot be stored, all these lines are read again.
         position.sizes = sizes
