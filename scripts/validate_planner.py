@@ -10,7 +10,7 @@ peak memory in percent, and how well the planner predicted which runs fit. A fur
 runs whose layout and batch are given: ``planner.published.layouts.is_given`` says what that means.
 ``planner.published.runs`` describes how a row is read. Without --runs, uses the runs in this
 repository that the constants are fitted to: all but published_runs_unseen.csv and
-published_runs_unseen_2.csv to _14.csv. With --all, uses those too: this prints today's figures of
+published_runs_unseen_2.csv to _15.csv. With --all, uses those too: this prints today's figures of
 ``dtrain help accuracy``, without those of held-out publishers (``planner/fit.py --held-out``).
 
 A run's error is estimate / measured − 1: above 0, the planner's estimate is slower or larger.
@@ -43,7 +43,7 @@ DATA = Path(__file__).resolve().parent.parent / "tests" / "parallelism" / "data"
 RUNS = (DATA / "published_runs.csv", DATA / "published_runs_single_node.csv")
 UNSEEN = {
     test: DATA / f"published_runs_unseen{f'_{test}' if test > 1 else ''}.csv"
-    for test in range(1, 15)
+    for test in range(1, 16)
 }
 """The runs of each blind test, which the data of the earlier ones and the fit did not have."""
 

@@ -46,6 +46,7 @@ def test_a_layer_may_have_heads_of_another_size() -> None:
         ("ling-3.0-flash", "ling-3.0-flash, without layer_types"),
         ("lfm2, with convolutions", "lfm2, by full_attn_idxs"),
         ("gemma-4, dense", "gemma-4, as published"),
+        ("deepseek-v4-flash", "deepseek-v4-flash, as published"),
     ],
 )
 def test_both_formats_have_the_same_layers(name: str, other: str) -> None:
@@ -92,6 +93,9 @@ def test_more_dense_layers_than_there_are() -> None:
         ("gemma-4, dense", "per_layer_config", {"05": {"head_dim": 0}}, "head_dim is missing"),
         ("gemma-4, dense", "per_layer_config", {"05": {"num_key_value_heads": 3}}, "3 key and"),
         ("glm-5", "hc_mult", 4, "several residual streams"),
+        ("deepseek-v4-flash", "layer_types", ["full_attention"] * 43, "layer_types must have"),
+        ("deepseek-v4-flash", "layer_types", ["sliding_attention"], "layer_types must have"),
+        ("deepseek-v4-flash", "hc_mult", None, "hc_mult is missing"),
         ("lfm3", "conv_L_cache", None, "conv_L_cache is missing"),
         ("kimi-linear-48b-a3b", "linear_head_dim", None, "linear_head_dim"),
     ],
@@ -110,7 +114,13 @@ def test_a_list_of_layers_may_be_anything(key: str, value: Any) -> None:
         assert "config.json: " in error.message
 
 
-@pytest.mark.parametrize("name", ["glm-5", "ling-3.0-flash", "minimax-m3", "ernie-4.5-21b-a3b"])
+AGREEING = (
+    "glm-5", "ling-3.0-flash", "minimax-m3", "ernie-4.5-21b-a3b", "deepseek-v4-flash",
+    "nemotron-3-super",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AGREEING)
 def test_the_table_of_models_agrees(name: str) -> None:
     known, shape = model(name), read(FILES[name]["config"])
     assert known.parameters == pytest.approx(shape.parameters, rel=1e-4)

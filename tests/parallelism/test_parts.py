@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dtrain.parallelism.cost.speed import flop_per_token
+from dtrain.parallelism.model.flop import attention_flop
+from dtrain.parallelism.model.mixers import DeltaNet, KimiDelta, Mamba2, ShortConv
 from dtrain.parallelism.model.models import model
-from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, KimiDelta, Mamba2, ShortConv
+from dtrain.parallelism.model.parts import CrossAttention
+from dtrain.parallelism.model.sparse import CompressedAttention
 
 HIDDEN, TOKENS = 64, 96
 
@@ -182,6 +186,50 @@ def test_flops_of_a_mixture_with_state_space_layers_are_the_published() -> None:
         count * 3 * more * (2 * 2688 * 3 + 7 * 128) for kind, count in shape.kinds if kind.parts
     )
     assert flop_per_token(shape, causal=True) + mamba == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "teraflops", "tokens", "further", "layers"),
+    [
+        ("deepseek-v4-flash", 4096, 748, 8224, 1, 1),
+        ("deepseek-v4-flash", 4096, 706, 7776, 1, 1),
+        ("nemotron-3-super", 8192, 831, 9856, 2, 2),
+        ("nemotron-3-ultra", 8192, 1281, 3552, 2, 2),
+    ],
+)
+def test_flops_of_models_that_predict_further_tokens_are_the_published(
+    name: str, length: int, teraflops: float, tokens: float, further: int, layers: int
+) -> None:
+    # Megatron-Bridge's performance summary, release 26.08. Each further token takes the last
+    # layers again, a product that joins two hidden states, and the output layer.
+    shape = model(name)
+    shape = shape.with_lengths(length, shape.vocab)
+    kinds = [shape.pattern[-1]]
+    if layers == 2:
+        kinds += [next(kind for kind in shape.pattern if kind.heads)]
+    own = sum(kind.layer_flop + attention_flop(kind, causal=True) for kind in kinds)
+    one = own + 2 * (2 * shape.hidden**2 + shape.head_parameters)
+    published = teraflops * 1e12 / tokens
+    assert flop_per_token(shape, causal=True) + 3 * further * one == pytest.approx(
+        published, rel=0.02
+    )
+
+
+def test_keys_that_a_token_sees() -> None:
+    window = CompressedAttention(
+        heads=1, head_size=1, query_rank=1, groups=1, output_rank=1, window=128, length=1024
+    )
+    seen = sum(min(place + 0.5, 128) for place in range(1024)) / 1024
+    assert window.model_flop == pytest.approx(4 * seen, rel=1e-3)
+    heavy = replace(window, rate=128)
+    assert heavy.model_flop == pytest.approx(4 * (seen + 8 / 2), rel=1e-3)
+    sparse = replace(window, rate=4, chosen=64, index_heads=2, index_size=8)
+    entries = sum(min(place + 0.5, 64) for place in range(256)) / 256
+    assert sparse.model_flop == pytest.approx(4 * (seen + entries) + 256 * 2 * 8, rel=1e-3)
+    # A short sequence has fewer entries than the indexer may choose.
+    short = replace(sparse, length=128)
+    assert short.model_flop == pytest.approx(4 * (128 / 2 + 32 / 2) + 32 * 2 * 8)
+    assert sparse.scaled(0.125) == short
 
 
 def test_flops_of_products_and_scans() -> None:

@@ -18,12 +18,15 @@ from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.cost import step_time
+from dtrain.parallelism.cost.activations import layer_activations
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.cost.products import grouped
 from dtrain.parallelism.cost.stages import kinds_of_stages, parameters_of_stage, stage_layers
 from dtrain.parallelism.model.flop import attention_flop
 from dtrain.parallelism.model.huggingface import shape_from_config
+from dtrain.parallelism.model.mixers import DeltaNet, Mamba2
 from dtrain.parallelism.model.models import model, models
-from dtrain.parallelism.model.parts import CrossAttention, DeltaNet, Mamba2, OutputGate
+from dtrain.parallelism.model.parts import CrossAttention, OutputGate
 from dtrain.parallelism.model.shape import Shape
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
@@ -51,7 +54,10 @@ JAMBA_LIKE = {
 }  # fmt: skip
 SMALL: tuple[dict[str, Any], ...] = (
     JAMBA_LIKE,
-    {**JAMBA_LIKE, "model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"},
+    {
+        **JAMBA_LIKE, "model_type": "nemotron_h", "hybrid_override_pattern": "M-*E",
+        "moe_latent_size": 16,
+    },
     {
         **JAMBA_LIKE, "model_type": "qwen3_next", "layer_types": None, "linear_num_key_heads": 2,
         "linear_key_head_dim": 16, "linear_num_value_heads": 4, "linear_value_head_dim": 16,
@@ -66,6 +72,14 @@ SMALL: tuple[dict[str, Any], ...] = (
         "joint_attention_dim": 8, "pooled_projection_dim": 8, "guidance_embeds": True,
     },
     {"ssm_cfg": {"layer": "Mamba2"}, "d_model": 64, "n_layer": 2, "vocab_size": 100},
+    {
+        "model_type": "deepseek_v4", "num_hidden_layers": 3, "hidden_size": 64, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 100, "q_lora_rank": 8,
+        "o_groups": 2, "o_lora_rank": 8, "sliding_window": 4, "index_topk": 2, "index_n_heads": 2,
+        "index_head_dim": 8, "hc_mult": 2, "compress_ratios": [0, 4, 128],
+        "layer_types": None, "compress_rates": {"compressed_sparse_attention": 2},
+        "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    },
 )  # fmt: skip
 
 
@@ -242,9 +256,34 @@ def test_attention_in_chunks_sees_the_tokens_of_a_chunk() -> None:
         assert attention_flop(known, causal=True) / whole == pytest.approx((1 + 3 * seen) / 4)
 
 
-def test_experts_on_a_latent_are_refused() -> None:
-    with pytest.raises(UsageError, match="experts on a latent"):
-        read({**SMALL[1], "moe_latent_size": 16})
+def test_experts_on_a_latent_compute_and_exchange_its_elements() -> None:
+    kind = next(one for one in model("nemotron-3-super").pattern if one.experts)
+    assert (kind.hidden, kind.expert_width) == (4096, 1024)
+    assert kind.expert_parameters == 2 * 1024 * 2688
+    wide = replace(kind, parts=())
+    layout = Layout(backend="megatron", data=8, expert=8, sharding="optimizer")
+    narrow_flop, wide_flop = (
+        sum(one.flop for one in grouped(each, layout, copies=22, whole=False))
+        for each in (kind, wide)
+    )
+    assert narrow_flop == wide_flop / 4
+    narrow_time, wide_time = (candidate(each, layout).time.expert for each in (kind, wide))
+    assert narrow_time == pytest.approx(wide_time / 4, rel=0.1)
+
+
+def test_all_residual_streams_are_kept_and_sent() -> None:
+    shape = model("deepseek-v4-flash")
+    alone = replace(
+        shape, pattern=tuple(replace(one, parts=one.parts[:1]) for one in shape.pattern)
+    )
+    assert (shape.streams, alone.streams) == (4, 1)
+    layout = Layout(backend="megatron", pipeline=2, grad_accumulation=4, recompute="full")
+    four, one = (
+        layer_activations(each.pattern[0], layout, Assumptions()) for each in (shape, alone)
+    )
+    assert four == 4 * one == 4 * 2 * 4096
+    four, one = (candidate(each, layout).time.pipeline for each in (shape, alone))
+    assert four == pytest.approx(4 * one, rel=0.1)
 
 
 def test_tensor_ranks_divide_groups_and_heads_of_all_layers() -> None:

@@ -51,7 +51,7 @@ def test_json_is_as_specified() -> None:
     for kind in ("step_time", "memory"):
         of_sources = [score[kind]["rows"] for score in found["sources"].values()]
         assert found["overall"][kind]["rows"] == sum(of_sources)
-    assert found["overall"]["step_time"]["rows"] == 1368  # the others report only memory, or an OOM
+    assert found["overall"]["step_time"]["rows"] == 1380  # the others report only memory, or an OOM
     assert found["overall"]["memory"]["rows"] == 164
 
 
@@ -215,8 +215,8 @@ def scored(path: Path) -> Score:
 
 
 def refused(every: Score) -> float:
-    """The share of the runs that ran."""
-    return every.fit["false_oom"] / (every.fit["true_fit"] + every.fit["false_oom"])
+    """The share of the runs that ran, and whose recomputation is known."""
+    return every.fit["false_oom"] / (every.fit["true_fit"] + every.fit["false_oom"] or 1)
 
 
 def test_the_error_in_the_second_blind_test_is_limited() -> None:
@@ -288,6 +288,8 @@ def test_the_error_in_the_sixth_blind_test_is_limited() -> None:
         (UNSEEN[13], (162, 67), 0.21, 0.14, 0.13, 0.03, 15),
         # Few runs: four mixtures are most of the errors.
         (UNSEEN[14], (19, 9), 0.42, 0.31, 0.07, 0.01, 0),
+        # DeepSeek-V4 and Nemotron 3. Most predict further tokens, which no estimate counts.
+        (UNSEEN[15], (9, 0), 0.19, 0.17, 0.0, 0.0, 0),
     ],
 )
 def test_the_error_in_a_later_blind_test_is_limited(
@@ -303,8 +305,8 @@ def test_the_error_in_a_later_blind_test_is_limited(
     assert (len(every.time), len(every.memory)) == rows
     assert sum(map(abs, every.time)) / len(every.time) < time
     assert abs(sum(every.time)) / len(every.time) < bias
-    assert sum(map(abs, every.memory)) / len(every.memory) < memory
-    assert refused(every) < refusals
+    assert sum(map(abs, every.memory)) <= memory * len(every.memory)
+    assert refused(every) <= refusals
     assert every.fit["false_fit"] <= false_fits
 
 

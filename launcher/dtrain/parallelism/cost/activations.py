@@ -104,7 +104,7 @@ def routed_gradients(shape: Shape, layout: Layout, assumed: Assumptions) -> floa
         return 0.0
     inner = (2 if shape.gated else 1) * shape.ffn_hidden / layout.tensor
     split = layout.tensor if layout.sequence_parallel else 1
-    exchanged = 2 * shape.hidden / split if layout.expert > 1 else 0.0
+    exchanged = 2 * shape.expert_width / split if layout.expert > 1 else 0.0
     return BYTES[assumed.precision] * shape.experts_per_token * (inner + exchanged)
 
 
@@ -194,9 +194,10 @@ def _saved(
     element of a product's input. ``exchanges``: whether torchtitan's selective recompute keeps the
     tokens that ranks with experts exchange."""
     h = shape.hidden
-    yield 2 * h / split
     if recompute == "full":
+        yield 2 * h * shape.streams / split
         return
+    yield 2 * h / split
     queries = shape.heads * shape.head_size
     values = shape.heads * (shape.value_head_size or shape.head_size)
     # Tensor parallelism copies key heads if there are fewer of them than ranks.
@@ -210,7 +211,8 @@ def _saved(
     if shape.experts and (exchanges or not partial):
         # The tokens sent to experts. Megatron-Core multiplies the router's weights with the inner
         # activations (``weighted_bias_swiglu_impl``), others with the outputs, and so keep them.
-        yield (narrow + (2 if torch else 0)) * h * shape.experts_per_token / split
+        routed = shape.expert_width * shape.experts_per_token
+        yield (narrow + (2 if torch else 0)) * routed / split
     if partial:
         # torchtitan's policy: keep attention's and every second product's output, recompute the
         # rest. Nothing reads the last output of a dense layer again: a compiler does not keep it.

@@ -35,7 +35,7 @@ the median)."""
 
 EXPERTS = 1.3
 """Factor of the upper end of the interval with experts: the software of their exchange changes
-fast, and one release of a library took 1.5 times as long as another. 80 % of 518 published step
+fast, and one release of a library took 1.5 times as long as another. 80 % of 539 published step
 times end at 1.7 times the estimate, with equal weight for each of 42 publishers. Layers with parts
 have the same factor: the only published runs that have any took 1.00 to 1.13 times the estimate
 (Nemotron 3 Nano)."""

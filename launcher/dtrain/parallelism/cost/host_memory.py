@@ -90,7 +90,7 @@ def _matrices(shape: Shape) -> Iterator[tuple[int, int, bool]]:
         if not kind.kv_rank:
             yield 2 * layers, width * kind.heads * kind.head_size, False
             yield 2 * layers, width * kind.kv_heads * kind.head_size, False
-        experts = (kind.experts + kind.shared_experts) * kind.matrices
-        yield moe * experts, width * kind.ffn_hidden, True
+        yield moe * kind.experts * kind.matrices, kind.expert_width * kind.ffn_hidden, True
+        yield moe * kind.shared_experts * kind.matrices, width * kind.ffn_hidden, True
         dense = kind.dense_ffn_hidden or kind.ffn_hidden
         yield (layers - moe) * kind.matrices, width * dense, False

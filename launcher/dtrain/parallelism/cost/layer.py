@@ -128,7 +128,8 @@ class Kernels(KeyedCosts):
         whole = self.assumed.spreads_experts(self.shape, self.layout)
         yield from grouped(self.shape, self.layout, copies=self._copies, whole=whole)
         if self.assumed.masks_experts:
-            yield Product(self.tokens * self._copies, self.shape.seq_len, self.shape.hidden, 2)
+            width = self.shape.expert_width
+            yield Product(self.tokens * self._copies, self.shape.seq_len, width, 2)
 
     @cached_property
     def _copies(self) -> float:
@@ -212,19 +213,20 @@ class Kernels(KeyedCosts):
         whole = 5.0 * shape.sums + (1.0 if shape.parallel else 0.0)
         if shape.dropout:
             whole += 4.0 if shape.parallel else 2.0 * shape.sums
+        whole *= shape.hidden
         if shape.experts:
             # Copies of tokens are written in the order of experts, and later added to each other.
-            whole += 2.0 * (1 + self._copies)
+            whole += 2.0 * (1 + self._copies) * shape.expert_width
         # Tensors with room for more copies are filled with zeros, and sorted twice in whole.
         empty = self.assumed.empty(shape, layout)
-        whole += 5.0 * empty
+        whole += 5.0 * empty * shape.expert_width
         if layout.sequence_parallel:
             whole /= layout.tensor
         f = shape.ffn_hidden * (max(1, self._copies) + empty if shape.experts else 1)
         split = (6.0 * shape.heads * shape.head_size + (5.0 if shape.gated else 4.0) * f) / (
             layout.tensor
         )
-        return self._stream(whole * shape.hidden + split) + self._separate_kernels()
+        return self._stream(whole + split) + self._separate_kernels()
 
     def _separate_kernels(self) -> float:
         """Seconds that norms and rotations take longer as a kernel for each operation."""

@@ -59,7 +59,7 @@ def grouped(shape: Shape, layout: Layout, *, copies: float, whole: bool) -> Iter
 
     ``whole``: the tensor ranks hold different experts, and not parts of each.
     """
-    t, h = layout.tensor, shape.hidden
+    t, h = layout.tensor, shape.expert_width
     experts = shape.experts // layout.expert
     routed = tokens(shape, layout) * copies * layout.expert / shape.experts
     count, width = (experts // t, shape.ffn_hidden) if whole else (experts, shape.ffn_hidden / t)

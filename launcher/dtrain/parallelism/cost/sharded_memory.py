@@ -404,7 +404,7 @@ def _empty(rank: Rank) -> float:
     if not empty:
         return 0.0
     each = routed_activations(shape, layout, assumed) + routed_gradients(shape, layout, assumed)
-    arriving = float(rank.compute * shape.hidden * shape.experts_per_token)
+    arriving = float(rank.compute * shape.expert_width * shape.experts_per_token)
     if assumed.sends_copies is False:
         arriving = 2 * arriving / shape.experts_per_token - arriving
     return empty * (each + arriving) / shape.experts_per_token * rank.tokens

@@ -248,6 +248,11 @@ def _activation(kernels: Kernels) -> float:
     return BYTES[kernels.assumed.precision] * kernels.tokens * kernels.shape.hidden
 
 
+def _routed(kernels: Kernels) -> float:
+    """Bytes of the tokens of one micro-batch as experts read them."""
+    return _activation(kernels) * kernels.shape.expert_width / kernels.shape.hidden
+
+
 def _tensor(kernels: Kernels) -> float:
     """Two all-reduces for each sum of a layer with the residual stream, or as many gathers and
     scatters when the sequence is split.
@@ -271,7 +276,7 @@ def _tensor(kernels: Kernels) -> float:
     if moe and not shape.shared_experts:
         sums -= moe
     if moe and not kernels.assumed.spreads_experts(shape, layout):
-        gathered = moe * 2 * group.all_gather(size * shape.experts_per_token)
+        gathered = moe * 2 * group.all_gather(_routed(kernels) * shape.experts_per_token)
     return passes * (waited * sums * each + gathered)
 
 
@@ -300,7 +305,7 @@ def _expert(kernels: Kernels) -> float:
     """Tokens go to their experts and back, forward and backward: four exchanges."""
     shape, layout, assumed = kernels.shape, kernels.layout, kernels.assumed
     ranks, stride = layout.expert, layout.tensor
-    size, copies = _activation(kernels) * assumed.busiest(shape, layout), shape.experts_per_token
+    size, copies = _routed(kernels) * assumed.busiest(shape, layout), shape.experts_per_token
     spread = assumed.spreads_experts(shape, layout)
     if spread:
         ranks, stride = ranks * stride, 1
@@ -333,7 +338,8 @@ def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
     group = Group(kernels.cluster, kernels.efficiency, p, stride)
     # Each tensor rank sends its part of the sequence.
     shared = layout.sequence_parallel or backend_of(layout).sends_shares
-    once = group.send(_activation(kernels) / (layout.tensor if shared else 1))
+    size = _activation(kernels) * kernels.shape.streams
+    once = group.send(size / (layout.tensor if shared else 1))
     waited, hidden = 0.5 * once, 0.0
     if v > 1 and backend_of(layout).overlaps_sends:
         piece = stage / v / 3  # The forward pass takes a third.

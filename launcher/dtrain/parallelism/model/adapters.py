@@ -81,10 +81,12 @@ class Lora:
                 else [(h, queries)]
             )
         adapters = self.rank * sum(map(sum, sides))
+        dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
+        mlps, width = 1, dense
         if moe:
-            copies = (shape.experts_per_token if active else shape.experts) + shape.shared_experts
-            return adapters + copies * shape.expert_adapter_parameters
+            routed = shape.experts_per_token if active else shape.experts
+            adapters += routed * shape.expert_adapter_parameters
+            mlps, width = shape.shared_experts, shape.ffn_hidden
         if self.adapts_mlp:
-            dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
-            adapters += self.rank * shape.matrices * (h + dense)
+            adapters += mlps * self.rank * shape.matrices * (h + width)
         return adapters

@@ -13,6 +13,7 @@ from dtrain.parallelism.model.config_file import ConfigFile
 from dtrain.parallelism.model.diffusion import diffusion_shape, is_diffusion
 from dtrain.parallelism.model.hybrids import (
     ATTENTIONS,
+    COMPRESSED,
     MIXERS,
     MOST_LAYERS,
     arranged,
@@ -159,10 +160,10 @@ _KEYS_OF_OTHER_THINGS = {
     "num_hidden_groups": "an encoder whose layers share their weights",
     "hidden_size_per_layer_input": "a model with embeddings of each layer",
     **dict.fromkeys(("hc_mult", "hc_count"), "a model with several residual streams"),
-    **dict.fromkeys(("moe_latent_size", "moe_hidden_size"), "a mixture of experts on a latent"),
+    "moe_hidden_size": "a mixture of experts on a latent",
 }
 """Keys that tell what a model is, whatever its type, if they are not 0 (wav2vec 2.0, ALBERT,
-Gemma 4 E2B, DeepSeek-V4, Nemotron 3 Super)."""
+Gemma 4 E2B)."""
 
 _PLAIN_ACTIVATIONS = {"relu", "relu2", "squared_relu", "xielu"}
 """Activations that files use for MLPs of two matrices."""
@@ -284,6 +285,8 @@ class _Config(ConfigFile):
         thing = _OTHER_THINGS.get(self.model_type)
         if thing is None and self.values.get("is_encoder_decoder"):
             thing = "an encoder with a decoder"
+        if self.model_type == COMPRESSED:
+            return
         named = (name for key, name in _KEYS_OF_OTHER_THINGS.items() if self.values.get(key))
         thing = thing or next(named, None)
         width = self.get("embedding_size", "input_embedding_size")
@@ -312,7 +315,7 @@ class _Config(ConfigFile):
         attend to all tokens."""
         listed = self.get("layer_types")
         if isinstance(listed, list) and listed:
-            return [str(kind) for kind in listed[:layers] if kind in ATTENTIONS]
+            return [kind for kind in map(str, listed[:layers]) if kind in ATTENTIONS]
         if not self.kind.window_pattern:
             return []
         near = "chunked_attention" if self.get("attention_chunk_size") else "sliding_attention"

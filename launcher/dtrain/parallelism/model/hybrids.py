@@ -9,17 +9,16 @@ from functools import cache
 from typing import Any
 
 from dtrain.parallelism.model.config_file import ConfigFile
+from dtrain.parallelism.model.mixers import DeltaNet, KimiDelta, Mamba2, ShortConv
 from dtrain.parallelism.model.parts import (
     CrossAttention,
-    DeltaNet,
-    Indexer,
-    KimiDelta,
+    HyperConnections,
+    LatentExperts,
     LayerPart,
-    Mamba2,
     OutputGate,
-    ShortConv,
 )
 from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.sparse import CompressedAttention, Indexer
 
 ATTENTIONS = {
     "attention", "full_attention", "sliding_attention", "chunked_attention", "indexed_attention",
@@ -40,6 +39,11 @@ _ATTENTION_AT = ("attn_layer_indices", "full_attn_idxs")
 """Lists of the layers with attention, from 0 (Bamba, LFM2)."""
 _OWN_SIZES = {"head_dim": "head_size", "num_key_value_heads": "kv_heads"}
 """Sizes that a layer may have of its own, and the fields of a `Shape` for them."""
+COMPRESSED = "deepseek_v4"
+"""The type whose layers attend to compressed keys."""
+_SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+_RATES = {"sliding_attention": 0, _SPARSE: 4, _HEAVY: 128}
+"""Its types of layers, and the usual number of tokens that an entry of keys stands for."""
 _MAMBA_HEADS = ("mamba_num_heads", "mamba_n_heads")
 _MAMBA_SIZE = ("mamba_head_dim", "mamba_d_head")
 _KDA_HEADS = ("linear_num_heads", "linear_attn_config.num_heads")
@@ -64,6 +68,8 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
     """
     if file.model_type == "falcon_h1":
         return replace(base, parts=(_mamba(file, base.hidden, beside=True),))
+    if file.model_type == COMPRESSED:
+        return _compressed(file, base)
     if file.model_type == "granitemoehybrid":
         base = _with_shared_mlp(file, base)
     if base.kv_rank and file.count("index_topk"):
@@ -75,7 +81,8 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
     moe = _moe_at(file, base)
     own = _own_sizes(file, base.layers, base.heads)
     in_order = all(moe(place) == (place >= base.dense_layers) for place in range(base.layers))
-    plain = set(types) <= ATTENTIONS and not base.parts and not own
+    latent = base.experts and file.count("moe_latent_size")
+    plain = set(types) <= ATTENTIONS and not (base.parts or own or latent)
     if plain and (in_order or not base.experts):
         return base
     kinds = _kinds(file, base)
@@ -179,9 +186,11 @@ def _moe_at(file: ConfigFile, base: Shape) -> Callable[[int], bool]:
 def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
     """Return a function from a layer's type, and whether it has experts, to its shape."""
     whole = replace(base, layers=1, dense_layers=0, dense_ffn_hidden=0, name="")
+    if latent := file.count("moe_latent_size"):
+        whole = replace(whole, parts=(*base.parts, LatentExperts(latent)))
     width = base.dense_ffn_hidden or (base.experts and file.count("intermediate_size"))
     dense = replace(
-        whole, experts=0, experts_per_token=0, shared_experts=0,
+        whole, experts=0, experts_per_token=0, shared_experts=0, parts=base.parts,
         ffn_hidden=width or base.ffn_hidden,
     )  # fmt: skip
     if file.model_type == "nemotron_h":
@@ -214,6 +223,52 @@ def _alone(file: ConfigFile, type_: str, whole: Shape, dense: Shape) -> Shape:
     return replace(
         dense, heads=0, kv_heads=0, ffn_hidden=0, parts=(_mamba(file, dense.hidden),)
     )  # fmt: skip
+
+
+def _compressed(file: ConfigFile, base: Shape) -> Shape:
+    """Return DeepSeek-V4's shape."""
+    layers = base.layers
+    if layers > MOST_LAYERS:
+        return base
+    types, ratios = file.get("layer_types"), file.get("compress_ratios")
+    if isinstance(ratios, list) and not isinstance(types, list):
+        names = {rate: name for name, rate in _RATES.items()}
+        types = [names.get(one) if isinstance(one, int) else None for one in ratios]
+    elif not isinstance(types, list):
+        # The default of Transformers.
+        types = [_SPARSE if place > 1 and place % 2 else _HEAVY for place in range(layers)]
+    types = [str(one) for one in types[:layers]]
+    if len(types) < layers or not {*types} <= _RATES.keys():
+        file.refuse(f"layer_types must have one of {', '.join(_RATES)} for each layer")
+    streams = HyperConnections(file.needed("hc_mult"))
+    alone = replace(base, layers=1, heads=0, kv_heads=0, attended=0, name="")
+    kinds = {
+        type_: replace(alone, parts=(_compressed_attention(file, base, type_), streams))
+        for type_ in {*types}
+    }
+    return replace(base, attended=0, pattern=tuple(kinds[type_] for type_ in types))
+
+
+def _compressed_attention(file: ConfigFile, base: Shape, type_: str) -> CompressedAttention:
+    usual = _RATES[type_]
+    attention = CompressedAttention(
+        heads=base.heads,
+        head_size=base.head_size,
+        query_rank=file.needed("q_lora_rank"),
+        groups=file.needed("o_groups"),
+        output_rank=file.needed("o_lora_rank"),
+        window=file.needed("sliding_window"),
+        length=base.seq_len,
+        rate=usual and (file.count(f"compress_rates.{type_}") or usual),
+    )
+    if type_ != _SPARSE:
+        return attention
+    return replace(
+        attention,
+        chosen=file.needed("index_topk"),
+        index_heads=file.needed("index_n_heads"),
+        index_size=file.needed("index_head_dim"),
+    )
 
 
 def _with_indexer(file: ConfigFile, base: Shape) -> Shape:

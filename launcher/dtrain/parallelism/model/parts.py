@@ -1,5 +1,5 @@
-"""What a layer can have beside attention and an MLP: state spaces, linear attention, a decoder's
-attention to an encoder, and what diffusion transformers add.
+"""What a layer can have beside attention and an MLP: a decoder's attention to an encoder, experts
+on a latent, and what diffusion transformers add.
 
 A `LayerPart` says what it costs for each token; the modules of ``cost`` add this to the costs of
 the layer's attention and MLP. Sizes are numbers of elements, FLOPs are of one forward pass.
@@ -74,6 +74,16 @@ class LayerPart:
         raise NotImplementedError
 
     @property
+    def expert_width(self) -> int:
+        """Elements of a token that routed experts read and write; 0 if the hidden size."""
+        return 0
+
+    @property
+    def streams(self) -> int:
+        """Residual streams."""
+        return 1
+
+    @property
     def units(self) -> tuple[int, ...]:
         """Numbers that the number of tensor ranks must divide."""
         return ()
@@ -81,229 +91,6 @@ class LayerPart:
     def scaled(self, ratio: float) -> LayerPart:
         """Return the part for sequences that are ``ratio`` times as long."""
         return self
-
-
-@dataclass(frozen=True)
-class Mamba2(LayerPart):
-    """A state-space mixer (Mamba-2, arXiv 2405.21060).
-
-    One product gives gate, values, keys, queries and time steps: 2·d + 2·groups·state + heads, with
-    d = heads · head_size. A convolution over ``conv`` tokens follows, the scan, a gated norm, and a
-    product back (the paper's section 7.1 and figure 6; parameters as in ``mamba_ssm``'s
-    ``Mamba2``).
-    """
-
-    title: ClassVar[str] = "state-space layers (Mamba-2)"
-    short: ClassVar[str] = "Mamba-2"
-    kernels: ClassVar[int] = 16
-
-    heads: int
-    head_size: int
-    state: int
-    groups: int = 1
-    conv: int = 4
-    chunk: int = 256
-    """Tokens that the scan's kernel computes as one block; 256 in ``mamba_ssm``, 128 in files of
-    Nemotron-H."""
-    gated_norm: bool = True
-    beside: bool = False
-    """Whether it reads attention's norm, and one sum adds both to the residual stream
-    (Falcon-H1)."""
-
-    @property
-    def inner(self) -> int:
-        return self.heads * self.head_size
-
-    @property
-    def projected(self) -> int:
-        """Outputs of the first product for each token."""
-        return 2 * self.inner + 2 * self.groups * self.state + self.heads
-
-    def parameters(self, hidden: int) -> int:
-        convolved = self.inner + 2 * self.groups * self.state
-        own = (self.conv + 1) * convolved + 3 * self.heads + self.gated_norm * self.inner
-        norm = 0 if self.beside else hidden
-        return hidden * (self.projected + self.inner) + own + norm
-
-    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
-        yield 1.0, hidden, self.projected / tensor
-        yield 1.0, self.inner / tensor, hidden
-
-    @property
-    def model_flop(self) -> float:
-        """7·d·state, as Megatron-LM counts the recurrence (``num_floating_point_operations``)."""
-        return 7.0 * self.inner * self.state
-
-    @property
-    def kernel_flop(self) -> float:
-        """FLOPs of the blocks of section 6: scores of a chunk's tokens and their product with the
-        values, 2·chunk·(groups·state + d); states of chunks, and outputs of states, 4·state·d."""
-        scores = self.groups * self.state + self.inner
-        return 2.0 * self.chunk * scores + 4.0 * self.state * self.inner
-
-    def split_passes(self, hidden: int) -> float:
-        """The convolution and the scan read and write what the product gave and the inner tensors,
-        the norm reads output and gate."""
-        return 2.0 * self.projected + 5.0 * self.inner
-
-    @property
-    def exchanged(self) -> float:
-        return float(self.projected + self.inner)
-
-    @property
-    def own_sum(self) -> bool:
-        return not self.beside
-
-    def kept(self, hidden: int, tensor: int, split: int) -> float:
-        """The inputs of norm and first product; of the fused convolution and scan
-        (``mamba_split_conv1d_scan_combined``), which computes the rest again, its input and its
-        output before the norm; and the input of the last product."""
-        around = 0 if self.beside else 4 * hidden / split
-        return around + 2 * (self.projected + 2 * self.inner) / tensor
-
-    @property
-    def units(self) -> tuple[int, ...]:
-        return (self.heads, self.groups) if self.groups > 1 else (self.heads,)
-
-
-@dataclass(frozen=True)
-class DeltaNet(LayerPart):
-    """Linear attention with the gated delta rule (Gated DeltaNet, arXiv 2412.06464), as in
-    Qwen3-Next: a product gives queries, keys, values and an output gate, another one two gates for
-    each head; a convolution, the scan, a gated norm of each head, and a product back."""
-
-    title: ClassVar[str] = "linear attention (Gated DeltaNet)"
-    short: ClassVar[str] = "DeltaNet"
-    kernels: ClassVar[int] = 24
-
-    key_heads: int
-    key_size: int
-    heads: int
-    """Heads of values; several may share a key head."""
-    value_size: int
-    conv: int = 4
-    chunk: int = 64
-    """Tokens of a block of flash-linear-attention's kernel."""
-
-    @property
-    def keys(self) -> int:
-        return self.key_heads * self.key_size
-
-    @property
-    def values(self) -> int:
-        return self.heads * self.value_size
-
-    @property
-    def projected(self) -> int:
-        return 2 * self.keys + 2 * self.values + 2 * self.heads
-
-    def parameters(self, hidden: int) -> int:
-        convolved = self.conv * (2 * self.keys + self.values)
-        own = convolved + 2 * self.heads + self.value_size
-        return hidden * (self.projected + self.values) + own + hidden
-
-    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
-        yield 1.0, hidden, self.projected / tensor
-        yield 1.0, self.values / tensor, hidden
-
-    @property
-    def model_flop(self) -> float:
-        """7 for each element of a head's state: its decay, its product with the key, the outer
-        product that corrects it, and its product with the query (equation 10)."""
-        return 7.0 * self.heads * self.key_size * self.value_size
-
-    @property
-    def kernel_flop(self) -> float:
-        """FLOPs of the blocks of section 3.3 for each head: K·Kᵀ, its inverse (chunk²), and the
-        inverse times keys and values, the chunk's scores and their product with the values; and
-        three products with the state."""
-        k, v, chunk = self.key_size, self.value_size, self.chunk
-        each = chunk * (6.0 * k + 4.0 * v) + chunk**2 + 6.0 * k * v
-        return self.heads * each
-
-    def split_passes(self, hidden: int) -> float:
-        spread = self.heads * self.key_size
-        return 3.0 * self.projected + 6.0 * spread + 6.0 * self.values
-
-    @property
-    def exchanged(self) -> float:
-        return float(self.projected + self.values)
-
-    def kept(self, hidden: int, tensor: int, split: int) -> float:
-        """The inputs of norm and first products; the convolution's input; the kernel's queries and
-        keys of each value head, values, gates (4 and 2 bytes) and inverses (flash-linear-attention,
-        ``ChunkGatedDeltaRuleFunction``); its output, the output gate, and the last product's
-        input."""
-        convolved = 2 * self.keys + self.values
-        spread = 2 * self.heads * self.key_size + self.values
-        inner = 2 * (convolved + spread + 3 * self.values + self.heads * self.chunk)
-        return 4 * hidden / split + (inner + 10 * self.heads) / tensor
-
-    @property
-    def units(self) -> tuple[int, ...]:
-        return (self.key_heads, self.heads)
-
-
-@dataclass(frozen=True)
-class KimiDelta(DeltaNet):
-    """Linear attention whose delta rule has a decay for each element of a key (Kimi Delta
-    Attention, arXiv 2510.26692): products of low rank give the decays and the output gate."""
-
-    title: ClassVar[str] = "linear attention (Kimi Delta Attention)"
-    short: ClassVar[str] = "KDA"
-    kernels: ClassVar[int] = 28
-
-    gate_rank: int = 0
-    """Inner width of the products for the decays and for the output gate; 0 if each is one product
-    (Ling 3.0)."""
-
-    @property
-    def projected(self) -> int:
-        gates = 2 * self.gate_rank or self.keys + self.values
-        return 2 * self.keys + self.values + self.heads + gates
-
-    def parameters(self, hidden: int) -> int:
-        spread = self.gate_rank * (self.keys + self.values)
-        own = self.conv * (2 * self.keys + self.values) + self.keys + self.heads + self.value_size
-        return hidden * (self.projected + self.values) + spread + own + hidden
-
-    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
-        yield from super().products(hidden, tensor)
-        if self.gate_rank:
-            yield 1.0, self.gate_rank, self.keys / tensor
-            yield 1.0, self.gate_rank, self.values / tensor
-
-    def kept(self, hidden: int, tensor: int, split: int) -> float:
-        """Also the decays, in 32 bits, and the input of their second product."""
-        decays = 4 * self.keys / tensor + 4 * self.gate_rank
-        return super().kept(hidden, tensor, split) + decays
-
-
-@dataclass(frozen=True)
-class ShortConv(LayerPart):
-    """A gated convolution over few tokens (LFM2, arXiv 2511.23404): a product gives a
-    value and two gates, before and after the convolution; and a product back."""
-
-    title: ClassVar[str] = "gated convolutions (LFM2)"
-    short: ClassVar[str] = "convolution"
-    kernels: ClassVar[int] = 8
-
-    conv: int
-
-    def parameters(self, hidden: int) -> int:
-        return 4 * hidden**2 + self.conv * hidden + hidden
-
-    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
-        yield 1.0, hidden, 3 * hidden / tensor
-        yield 1.0, hidden / tensor, hidden
-
-    def split_passes(self, hidden: int) -> float:
-        return 8.0 * hidden
-
-    def kept(self, hidden: int, tensor: int, split: int) -> float:
-        """The inputs of norm and first product; value and gates, the convolution's input and
-        output, and the last product's input."""
-        return 4 * hidden / split + 2 * 6 * hidden / tensor
 
 
 @dataclass(frozen=True)
@@ -359,45 +146,69 @@ class CrossAttention(LayerPart):
 
 
 @dataclass(frozen=True)
-class Indexer(LayerPart):
-    """What chooses the keys of sparse attention: scores of all tokens before a token, from few and
-    small heads (DeepSeek-V3.2, arXiv 2512.02556, section 2.1, equation 1).
+class LatentExperts(LayerPart):
+    """Routed experts on a latent of ``size`` elements (LatentMoE, Nemotron 3, arXiv 2512.20856): a
+    product before them and one after. Router and shared experts read the hidden state.
 
-    Queries come from attention's latent of ``query_rank`` elements, one key and the heads' weights
-    from the hidden state. Every tensor rank computes it whole.
+    Tensor ranks have whole matrices, and each a part of the sequence (Megatron-Core's
+    ``fc1_latent_proj``).
     """
 
-    title: ClassVar[str] = "sparse attention with an indexer (DeepSeek-V3.2)"
-    short: ClassVar[str] = "indexer"
-    kernels: ClassVar[int] = 12
+    title: ClassVar[str] = "experts on a latent (LatentMoE)"
+    kernels: ClassVar[int] = 2
     own_sum: ClassVar[bool] = False
-    attends: ClassVar[bool] = True
 
-    heads: int
     size: int
-    query_rank: int
-    length: int
-    """Tokens of the sequence."""
-
-    def parameters(self, hidden: int) -> int:
-        queries = self.query_rank * self.heads * self.size
-        return queries + hidden * (self.size + self.heads) + 2 * self.size
-
-    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
-        yield 1.0, self.query_rank, self.heads * self.size
-        yield 1.0, hidden, self.size + self.heads
 
     @property
-    def model_flop(self) -> float:
-        """Scores with the tokens before each token, half of the sequence on average."""
-        return 1.0 * self.length * self.heads * self.size
+    def expert_width(self) -> int:
+        return self.size
+
+    def parameters(self, hidden: int) -> int:
+        return 2 * hidden * self.size
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 1 / tensor, hidden, self.size
+        yield 1 / tensor, self.size, hidden
 
     def kept(self, hidden: int, tensor: int, split: int) -> float:
-        """Queries, the key and the weights. A fused kernel keeps no scores."""
-        return 2.0 * (self.heads * self.size + self.size + self.heads)
+        """The second product's input. The norm's output, the first one's, is kept anyway."""
+        return 2 * self.size / split
 
-    def scaled(self, ratio: float) -> Indexer:
-        return replace(self, length=max(1, round(self.length * ratio)))
+
+@dataclass(frozen=True)
+class HyperConnections(LayerPart):
+    """Several residual streams (mHC, arXiv 2512.24880): one connection before attention and one
+    before the MLP. Each computes weights from all streams, in 32 bits: for their sum, which the
+    block reads; for what each gets of the block's output; and for a mixture of the streams."""
+
+    title: ClassVar[str] = "several residual streams (hyper-connections)"
+    kernels: ClassVar[int] = 12
+    own_sum: ClassVar[bool] = False
+
+    count: int
+
+    @property
+    def streams(self) -> int:
+        return self.count
+
+    @property
+    def _weights(self) -> int:
+        return self.count * (self.count + 2)
+
+    def parameters(self, hidden: int) -> int:
+        return 2 * (self._weights * (self.count * hidden + 1) + 3)
+
+    def products(self, hidden: int, tensor: int) -> Iterator[tuple[float, float, float]]:
+        yield 2 / tensor, self.count * hidden, self._weights
+
+    def split_passes(self, hidden: int) -> float:
+        """Each connection reads the streams for the sum and for the mixture, and writes them."""
+        return 2 * 3.0 * self.count * hidden
+
+    def kept(self, hidden: int, tensor: int, split: int) -> float:
+        """The streams and the block's output, of each connection."""
+        return 2 * 2 * (self.count + 1) * hidden / split
 
 
 @dataclass(frozen=True)

@@ -173,9 +173,19 @@ class Shape(KeepsHash):
         return 3 if self.gated else 2
 
     @cached_property
+    def streams(self) -> int:
+        """Residual streams, each of ``hidden`` elements."""
+        return max((part.streams for part in self.every_part), default=1)
+
+    @cached_property
+    def expert_width(self) -> int:
+        """Elements of a token that a routed expert reads and writes."""
+        return next((part.expert_width for part in self.parts if part.expert_width), self.hidden)
+
+    @cached_property
     def expert_parameters(self) -> int:
-        """Parameters of one expert, or of the MLP of a dense layer."""
-        return self.matrices * self.hidden * self.ffn_hidden
+        """Parameters of one routed expert."""
+        return self.matrices * self.expert_width * self.ffn_hidden
 
     @cached_property
     def moe_layers(self) -> int:
@@ -205,13 +215,10 @@ class Shape(KeepsHash):
     def mlp_parameters(self, *, moe: bool) -> int:
         """Parameters of one layer's MLP, or of its router and all of its experts."""
         if moe:
-            count = self.experts + self.shared_experts
-            return count * self.expert_parameters + self.hidden * self.experts
-        return (
-            self.matrices
-            * self.hidden
-            * (self.dense_ffn_hidden if self.experts and self.dense_ffn_hidden else self.ffn_hidden)
-        )
+            shared = self.shared_experts * self.matrices * self.hidden * self.ffn_hidden
+            return self.experts * self.expert_parameters + shared + self.hidden * self.experts
+        width = (self.dense_ffn_hidden if self.experts else 0) or self.ffn_hidden
+        return self.matrices * self.hidden * width
 
     def layer_parameters(self, *, moe: bool | None = None) -> int:
         """Parameters of one layer: of a layer with experts if ``moe``, by default if it has any."""
@@ -238,10 +245,10 @@ class Shape(KeepsHash):
 
     @property
     def expert_adapter_parameters(self) -> int:
-        """Parameters of the adapters of one expert."""
+        """Parameters of the adapters of one routed expert."""
         if self.lora is None or not self.lora.adapts_mlp:
             return 0
-        return self.lora.rank * self.matrices * (self.hidden + self.ffn_hidden)
+        return self.lora.rank * self.matrices * (self.expert_width + self.ffn_hidden)
 
     @cached_property
     def trained_parameters(self) -> int:
