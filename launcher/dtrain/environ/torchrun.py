@@ -1,7 +1,7 @@
 """torch: the environment that torchrun gives each worker, and torchrun's own command line.
 
-A rank that dtrain starts directly gets exactly the variables that torchrun sets (PyTorch 2.13,
-``LocalElasticAgent._start_workers``), so scripts work the same with and without torchrun.
+A rank that dtrain starts directly gets exactly the variables that torchrun sets (PyTorch 2.13
+and 2.14, ``LocalElasticAgent._start_workers``), so scripts work the same with and without it.
 """
 
 from __future__ import annotations

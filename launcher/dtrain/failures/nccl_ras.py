@@ -1,6 +1,6 @@
 """Understand the status report of NCCL's RAS service. Pure.
 
-The report of NCCL 2.24 to 2.28 on a communicator whose ranks differ::
+The report of NCCL 2.24 to 2.30 on a communicator whose ranks differ::
 
     #0-0 (27a079b828ff1a75) MISMATCH
       Communicator ranks have different collective operation counts
