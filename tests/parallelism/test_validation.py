@@ -215,7 +215,7 @@ def scored(path: Path) -> Score:
 
 
 def refused(every: Score) -> float:
-    """The share of the runs that ran, and whose recomputation is known."""
+    """The share of the runs that ran; 0 if it is not known of any whether it fitted."""
     return every.fit["false_oom"] / (every.fit["true_fit"] + every.fit["false_oom"] or 1)
 
 
