@@ -47,12 +47,18 @@ def text(answers: Answers, evidence: Evidence | None) -> str:
             "",
             "job:",
             f"  framework: {answers.framework}",
-            f"  script: {literal(answers.script)}",
+            f"  {program(answers.script)}",
             "  # Sends the folder of this file to every host first.",
             "  sync: {source: ., exclude: [.git, .venv]}",
             "",
         ]
     )
+
+
+def program(script: str) -> str:
+    """The key for a script, or for a module that is written as for Python: ``-m my.train``."""
+    kind, _, module = script.partition(" ")
+    return f"module: {literal(module)}" if kind == "-m" else f"script: {literal(script)}"
 
 
 def _devices(hosts: Sequence[HostFacts], answers: Answers, *, probed: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dtrain.engines.slurm.partitions import Partition, SlurmMachine
 from dtrain.records import dataclass
 from dtrain.spec.yaml_text import literal
 from dtrain.wording import counted
-from dtrain_cli.first_file import in_table
+from dtrain_cli.first_file import in_table, program
 
 DAY = 86400.0
 """The time limit of a first file, unless the partition allows less."""
@@ -58,7 +58,7 @@ def text(answers: SlurmAnswers, partitions: Sequence[Partition]) -> str:
             "",
             "job:",
             f"  framework: {answers.framework}",
-            f"  script: {literal(answers.script)}",
+            f"  {program(answers.script)}",
             *_workdir(answers),
             "",
         ]

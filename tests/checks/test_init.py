@@ -93,6 +93,14 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
     assert read(file).job.script == "train.py"
 
 
+def test_a_module_as_written_for_python(tmp_path: Path) -> None:
+    file = tmp_path / "first.yaml"
+    given = {"hosts": "a", "framework": "torch", "gpus": 1, "probe": False}
+    command.init(file, script="-m my.train", **given)
+    job = read(file).job
+    assert (job.module, job.script) == ("my.train", None)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -105,6 +113,11 @@ def test_a_file_that_exists_is_kept(launcher: Launcher) -> None:
             ("--hosts", "a", "--framework", "torch", "--script", "a.py -x"),
             "job.args or job.command",
         ),
+        (
+            ("--hosts", "a", "--framework", "torch", "--script", "-m a -x"),
+            "or a module: '-m my.train'",
+        ),
+        (("--hosts", "a", "--framework", "torch", "--script", "-m "), "--script cannot be empty"),
         ((*FLAGS, "--user", "x y"), "error: --user cannot contain spaces\n"),
         ((*FLAGS, "--user", "x y", "--probe"), "error: --user cannot contain spaces\n"),
         (("--hosts", "a,a", *FLAGS[2:]), "the host 'a' is listed twice\nhint: keep one\n"),

@@ -27,6 +27,7 @@ def test_the_least_rank_is_shown_and_journaled(scene: Scene) -> None:
     assert said[-1]["said"]["tokens"] == 300
 
 
+UNMATCHED = "warning: no line of the output has the {step} of job.progress.line"
 PRINTS = """
 import os
 for step in range(1, 4):
@@ -44,6 +45,14 @@ def test_what_a_program_prints_is_shown_and_journaled(scene: Scene) -> None:
     said = [event for event in map(json.loads, journal) if event["event"] == "progress"]
     assert {event["process"] for event in said} == {"rank-0"}
     assert said[-1]["said"]["step"] == 3
+    assert UNMATCHED not in launch.stderr
+
+
+def test_a_pattern_that_matches_no_line_causes_a_warning(scene: Scene) -> None:
+    cluster = scene.cluster_file(scene.script(PRINTS), slots=1, progress={"line": "iter {step}"})
+    launch = scene.run(cluster)
+    assert launch.code == 0, str(launch)
+    assert UNMATCHED in launch.stderr
 
 
 HOSTILE = """

@@ -127,7 +127,7 @@ def test_every_key_is_read() -> None:
     assert work.expected == Expected(7.15, 6.3, 66.4, 640.2, 312)
     assert work.restart == Restart(3, 120.0)
     assert work.elastic == Elastic(4)
-    assert work.progress == PrintedSteps("step {step}/{total} * loss {loss}", 5000)
+    assert work.progress == PrintedSteps(("step {step}/{total} * loss {loss}",), 5000)
     assert work.watchdog == Watchdog(600.0, "restart")
     assert (work.grace, work.on_disconnect, work.lease) == (60.0, "keep", 5400.0)
 

@@ -40,6 +40,7 @@ _OPTIONS = {
     "cluster.ssh.user": "--user",
     "cluster.slurm.login": "--login",
     "job.script": "--script",
+    "job.module": "--script",
 }
 """The options for keys of the file."""
 _EXAMPLE = first_file.Answers(("gpu01",), "torch", "train.py", gpus=1)
@@ -63,7 +64,7 @@ def init(
         str | None,
         option(f"{either(_FRAMEWORKS)}.", "NAME", completion.one_of(*_FRAMEWORKS)),
     ] = None,
-    script: Annotated[str | None, option("The training script.", "FILE")] = None,
+    script: Annotated[str | None, option("The training script, or '-m MODULE'.", "FILE")] = None,
     user: Annotated[
         str | None, option("SSH user; default: from the SSH configuration.", "NAME")
     ] = None,
@@ -233,10 +234,11 @@ def _listed(hostfile: str) -> tuple[str, int | None]:
 
 
 def _script(name: str) -> str:
-    if " " in name and not name.endswith((".py", ".sh")):
+    if " " in name.removeprefix("-m ") and not name.endswith((".py", ".sh")):
         raise UsageError(
             f"--script {name} is not one file",
-            hint="name the file alone, and write job.args or job.command into the file",
+            hint="name the file alone, or a module: '-m my.train'; write job.args or job.command "
+            "into the cluster file",
         )
     _check(first_file.text(replace(_EXAMPLE, script=name), None))
     return name

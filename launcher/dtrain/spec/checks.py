@@ -14,6 +14,7 @@ from dtrain.spec.notify_keys import check_notify
 from dtrain.spec.placeholders import check_placeholders
 from dtrain.spec.problems import Problems, nearest, shown
 from dtrain.spec.program import check_container, check_per, check_program
+from dtrain.spec.progress_line import NEEDS_STEP
 from dtrain.spec.schema import Section
 from dtrain.spec.strategies import STRATEGIES, Strategy
 from dtrain.spec.variables import check_variables
@@ -37,6 +38,7 @@ def check(document: Section, problems: Problems) -> None:
         _check_roles(job, problems)
         _check_rendezvous(job, problems)
         _check_elastic(cluster, job, problems)
+        _check_progress(job.section("progress"), problems)
 
 
 def _check_hosts(cluster: Section, problems: Problems) -> None:
@@ -254,3 +256,9 @@ def _check_elastic(cluster: Section, job: Section, problems: Problems) -> None:
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     return fold(listed[:200])[:80] if len(listed) > 1 else either(listed)
+
+
+def _check_progress(progress: Section, problems: Problems) -> None:
+    lines = progress.get("line", ())
+    if lines and not any("{step}" in line for line in lines):
+        problems.add(f"job.progress.line {NEEDS_STEP}", progress.place("line"))

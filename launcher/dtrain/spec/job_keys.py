@@ -274,9 +274,14 @@ JOB = SectionType(
             SectionType(
                 {
                     "line": Field(
-                        Text(progress_line.fault),
-                        "A line of the output in which {step}, {total} and {loss} stand for "
-                        "numbers, other names in braces for further numbers, and * for any text.",
+                        OneOf(
+                            Text(progress_line.fault),
+                            ListOf(Text(progress_line.fault), minimum=1),
+                            wrap=True,
+                        ),
+                        "A line of the output, or several, in which {step}, {total} and {loss} "
+                        "stand for numbers, other names in braces for further numbers, and * for "
+                        "any text.",
                         required=True,
                         example='"step {step}/{total} * loss {loss}"',
                     ),

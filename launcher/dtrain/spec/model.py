@@ -189,7 +189,7 @@ class Elastic:
 class PrintedSteps:
     """The progress that the program prints. The keys are those of `job.progress`."""
 
-    line: str
+    line: tuple[str, ...]
     """See `dtrain.spec.progress_line`."""
     total: int | None = None
     """Planned steps, if the line does not have them."""

@@ -1,15 +1,16 @@
-"""The line in which a program prints its progress: ``job.progress.line``. Pure."""
+"""The lines in which a program prints its progress: ``job.progress.line``. Pure."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]{0,63})\}")
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_/]{0,63})\}")
 _COUNTS = ("step", "total")
 _COUNT = r"\s*([0-9][0-9,_]*)"
 _NUMBER = r"\s*([-+]?(?:[0-9][0-9,_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?i:nan|inf))"
 _SPACE = re.compile(r"(\s+)")
+NEEDS_STEP = "needs {step}, such as step {step} * loss {loss}"
+"""The end of a sentence about lines without a step."""
 
 
 class PrintedLine:
@@ -21,8 +22,8 @@ class PrintedLine:
 
     def __init__(self, pattern: str) -> None:
         names = _PLACE.findall(pattern)
-        if "step" not in names:
-            raise ValueError("needs {step}, such as step {step} * loss {loss}")
+        if not names:
+            raise ValueError("has no number, such as {step}")
         twice = next((name for name in names if names.count(name) > 1), "")
         if twice:
             raise ValueError(f"has {{{twice}}} twice")
@@ -35,9 +36,8 @@ class PrintedLine:
         # of places, whatever the program prints.
         self._parts = [_expression(part) for part in pattern.split("*") if part.strip()]
 
-    def read(self, line: str) -> dict[str, Any] | None:
-        """The ``step``, ``total``, ``loss`` and further ``metrics`` in a line. None if the pattern
-        does not match it."""
+    def read(self, line: str) -> dict[str, int | float] | None:
+        """The numbers in a line, by name. None if the pattern does not match it."""
         at = 0
         texts: list[str] = []
         for part in self._parts:
@@ -46,12 +46,10 @@ class PrintedLine:
                 return None
             at = found.end()
             texts += found.groups()
-        values = {
+        return {
             name: (int if name in _COUNTS else float)(text.replace(",", "").replace("_", ""))
             for name, text in zip(self._names, texts, strict=True)
         }
-        known = {name: values.pop(name, None) for name in (*_COUNTS, "loss")}
-        return {**known, "metrics": values}
 
 
 def fault(pattern: str) -> str:

@@ -73,6 +73,32 @@ def test_lines_in_pieces_with_colors_and_of_a_progress_bar() -> None:
     assert step(reader, stream(0), b"\x1b[1mstep \x1b[0m14 \x1b[32mloss 3\x1b[0m\n") == 14
 
 
+def test_the_step_and_the_loss_on_lines_of_their_own() -> None:
+    """Of a progress bar on stderr and a log on stdout, and never of another bar."""
+    lines = """["| {step}/9 [", "'loss': '{loss}'"]"""
+    reader = printed(JOB.replace('"step {step} loss {loss}"', lines))
+    assert report(reader, stream(0), b"{'loss': '4.5'}\n") is None
+    found = report(reader, stream(0, "stderr"), b" 1%|# | 1/9 [0:01\r 2%|# | 2/9 [0:02\r")
+    assert found is not None
+    assert (found.step, found.total, found.loss) == (2, 9, None)
+    found = report(reader, stream(0), b"{'loss': '4.4'}\n{'loss': '4.3'}\n")
+    assert found is not None
+    assert (found.step, found.loss) == (2, 4.3)
+    found = report(reader, stream(0, "stderr"), b"shards: 1%|# | 1/1 [0:01\r 3%|# | 3/9 [0:02\r")
+    assert found is not None
+    assert (found.step, found.loss) == (3, 4.3)
+    assert report(reader, stream(1), b"{'loss': '9'}\n") is None
+
+
+def test_only_output_without_a_step_is_unmatched() -> None:
+    reader = printed()
+    assert reader.unmatched
+    reader.add(stream(1), b"Step 1\n")
+    assert reader.unmatched
+    reader.add(stream(1), b"step 1 loss 5\n")
+    assert not reader.unmatched
+
+
 def test_an_endless_line_takes_little_memory() -> None:
     reader = printed()
     for _ in range(100):
@@ -115,3 +141,4 @@ def test_an_evaluator_counts_only_if_no_worker_prints() -> None:
 def test_without_the_key_nothing_is_read() -> None:
     reader = printed("job: {framework: none, script: t.py}")
     assert step(reader, stream(0), b"step 5 loss 1\n") is None
+    assert not reader.unmatched

@@ -31,6 +31,7 @@ from dtrain.node.waiting import next_item
 from dtrain.runs import events, restart
 from dtrain.session.relays.relay import close_all
 from dtrain.session.stopping.control import Force
+from dtrain.session.watching.printed import UNMATCHED
 from dtrain.session.watching.worker_watch import WorkerWatch
 from dtrain.wording import login_waits
 
@@ -101,7 +102,11 @@ class Attempt:
                 link.launch()
             pack(checked=self._context.inspection is not None)
 
-        return self._follow(begin)
+        report = self._follow(begin)
+        # A launcher that attaches has not seen the lines before.
+        if self._state.outcome is AttemptOutcome.DONE and self._context.printed.unmatched:
+            self._context.recorder.notice(UNMATCHED)
+        return report
 
     def attach(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from typing import Any
 
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import Stream
@@ -17,6 +16,11 @@ MAX_LINE = 1024
 """Bytes of a line that are searched, and of an unfinished line that are kept."""
 MAX_PIECE = 1 << 16
 """Bytes at the end of new output that are searched."""
+UNMATCHED = (
+    "warning: no line of the output has the {step} of job.progress.line\n"
+    "hint: compare the pattern with a line: a pattern is literal, except for * and spaces"
+    " (`dtrain help programs`)"
+)
 _LINE_END = re.compile(rb"[\r\n]")
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 
@@ -31,41 +35,59 @@ class PrintedProgress:
         """``reports``: one for all hosts, because another worker may count for the job later."""
         self.reports = reports
         wanted = plan.job.progress
-        self._line = None if wanted is None else PrintedLine(wanted.line)
+        self._lines = [] if wanted is None else [PrintedLine(line) for line in wanted.line]
         self._total = None if wanted is None else wanted.total
         self._file = f"{speaker(plan)}.progress"
         self._unfinished: dict[tuple[str, str], bytes] = {}
         self._first: tuple[bool, int, str] | None = None
         """The worker that counts."""
+        self._known: dict[str, int | float] = {}
+        """The last numbers that it has printed."""
         self._lock = threading.Lock()
 
+    @property
+    def unmatched(self) -> bool:
+        """Whether no line of the output was one with a step."""
+        return bool(self._lines) and self._first is None
+
     def add(self, stream: Stream, piece: bytes) -> None:
-        """Report the last line of progress in new output of a worker, if it has one, as
-        `dtrain.runtime` would."""
-        if self._line is None:
+        """Report the last numbers in new output of a worker, if it has some, as `dtrain.runtime`
+        would."""
+        if not self._lines:
             return
         index = stream.index if stream.rank is None else stream.rank
         worker = stream.role == "evaluator", index, stream.label
         with self._lock:
             if self._first is not None and worker > self._first:
                 return
-            found = self._last(self._line, stream, piece)
-            if found is None:
+            found = self._last(stream, piece)
+            if worker != self._first:
+                if "step" not in found:
+                    return
+                self._first, self._known = worker, {}
+            if not found:
                 return
-            self._first = worker
-            if found["total"] is None:
-                found["total"] = self._total
-            fields = {"event": "progress", "time": time.time(), "tokens": None, **found}
-            self.reports.add(stream.host, self._file, fields)
+            self._known |= found
+            known = {"total": self._total, **self._known}
+            fields = {name: known.pop(name, None) for name in ("step", "total", "loss")}
+            report = {"event": "progress", "time": time.time(), "tokens": None, "metrics": known}
+            self.reports.add(stream.host, self._file, report | fields)
 
-    def _last(self, wanted: PrintedLine, stream: Stream, piece: bytes) -> dict[str, Any] | None:
+    def _last(self, stream: Stream, piece: bytes) -> dict[str, int | float]:
+        """The last numbers of each kind of line."""
         key = stream.label, stream.fd
         text = self._unfinished.pop(key, b"") + piece
         *lines, rest = _LINE_END.split(text[-MAX_PIECE:])
         if rest:
             self._unfinished[key] = rest[-MAX_LINE:]
+        found: dict[str, int | float] = {}
+        wanted = self._lines
         for line in reversed(lines):
             plain = _COLOR.sub("", line[:MAX_LINE].decode(errors="replace"))
-            if (found := wanted.read(plain)) is not None:
-                return found
-        return None
+            read = [(one, numbers) for one in wanted if (numbers := one.read(plain)) is not None]
+            for one, numbers in read:
+                found = {**numbers, **found}
+                wanted = [other for other in wanted if other is not one]
+            if not wanted:
+                break
+        return found
