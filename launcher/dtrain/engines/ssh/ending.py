@@ -205,13 +205,10 @@ class Ending:
         if self.context.plan.attempt > 1 and inspection is not None:
             # The check rejected this spare; another spare may pass.
             faulty |= inspection.failing_newcomers
-        reports = [link.reports.progress for link in self.links.values()]
-        reports.append(self.context.printed.reports)
-        steps = [one.step for one in reports if one.step is not None]
         return restart.AttemptResult(
             ran=state.started,
             why_last=self._why_last,
-            step=max(steps, default=None),
+            step=self.context.progress.step,
             culprit=failures[0].host if failures else None,
             lost=frozenset({*_lost(state), *unreachable, *faulty}),
             seconds=seconds,

@@ -24,12 +24,12 @@ _COLOR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 class PrintedProgress:
     """The progress in the output of one attempt. Threads may call it at the same time.
 
-    Several workers may print: the lowest rank among them counts for the job.
+    Several workers may print: the lowest rank among them counts for the job. Nothing that is
+    printed counts once a worker reports its progress through `dtrain.runtime`.
     """
 
     def __init__(self, plan: LaunchPlan, reports: ProgressReports) -> None:
-        """``reports``: one for all hosts, because another worker may count for the job later."""
-        self.reports = reports
+        self._reports = reports
         wanted = plan.job.progress
         self._line = None if wanted is None else PrintedLine(wanted.line)
         self._total = None if wanted is None else wanted.total
@@ -42,7 +42,7 @@ class PrintedProgress:
     def add(self, stream: Stream, piece: bytes) -> None:
         """Report the last line of progress in new output of a worker, if it has one, as
         `dtrain.runtime` would."""
-        if self._line is None:
+        if self._line is None or self._reports.told:
             return
         index = stream.index if stream.rank is None else stream.rank
         worker = stream.role == "evaluator", index, stream.label
@@ -56,7 +56,7 @@ class PrintedProgress:
             if found["total"] is None:
                 found["total"] = self._total
             fields = {"event": "progress", "time": time.time(), "tokens": None, **found}
-            self.reports.add(stream.host, self._file, fields)
+            self._reports.add(stream.host, self._file, fields, printed=True)
 
     def _last(self, wanted: PrintedLine, stream: Stream, piece: bytes) -> dict[str, Any] | None:
         key = stream.label, stream.fd
