@@ -165,6 +165,25 @@ def test_only_workers_that_still_run_hang_somewhere() -> None:
     assert stuck(streams, a=evidence) == ["rank 1 on a: in load (/home/ml/train.py:4)"]
 
 
+def test_a_hint_about_ranks_that_wait_in_different_places() -> None:
+    def found(role: str, *lines: int) -> list[str]:
+        evidence = HostEvidence("a", ())
+        streams = []
+        for index, line in enumerate(lines):
+            rank = index if role == "worker" else None
+            streams.append(Stream("a", role, index, rank, "stderr", Path("/none")))
+            text = f"    step (/home/ml/train.py:{line})"
+            evidence.add(Stack(1.0, role, index, rank, text))
+        return stuck(streams, a=evidence)
+
+    apart = found("worker", 4, 4, 9)
+    assert len(apart) == 3
+    assert apart[-1] == worker_watch.APART
+    assert len(found("worker", 4, 4, 4)) == 1
+    # The servers of parameters always wait in another place than the workers.
+    assert len(found("ps", 4, 9)) == 2
+
+
 def test_the_ranks_of_a_torchrun_that_has_finished_hang_nowhere() -> None:
     hosts = {name: HostEvidence(name, ()) for name in ("a", "b")}
     streams = []

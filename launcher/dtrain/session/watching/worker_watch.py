@@ -31,6 +31,11 @@ STACKS_SECONDS = 40.0
 RAS_HOSTS = 2
 """Hosts that query NCCL, whose answer is about all hosts. The second one helps if the first is
 broken."""
+APART = (
+    "ranks wait in different places: most often for those that are in no collective; if all are in"
+    " one, each rank must call the same collectives in the same order"
+)
+"""Of ranks that hang, if it is not known which collective some have not joined."""
 LONG_SILENCE = 600.0
 """Seconds without a sign of life after which a job without a watchdog gets a notice."""
 BETWEEN = 1.0
@@ -284,8 +289,12 @@ class WorkerWatch:
         if not any(where.script or where.call for where in places.values()):
             unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
             return self._differences() or [unknown]
-        stacks = [f"{_workers(those)}: in {where}" for where, those in compare(places)]
-        return stacks + self._differences()
+        groups = compare(places)
+        stacks = [f"{_workers(those)}: in {where}" for where, those in groups]
+        differences = self._differences()
+        if len(groups) > 1 and not differences and all(one.isdecimal() for one, _ in places):
+            differences = [APART]
+        return stacks + differences
 
     def _differences(self) -> list[str]:
         reports = [host.evidence.ras for host in self._hosts.values()]
