@@ -107,6 +107,40 @@ def test_a_launcher_that_stood_still_shows_no_stall(monkeypatch: pytest.MonkeyPa
     assert len(shown) == 1
 
 
+def test_a_hang_waits_for_the_stacks_of_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stacks for the stall would count for the hang, and have no collectives."""
+    now = 1000.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, notices = watching("stop", silence=20.0)
+    job: Any = watch._job
+    job.recorder.record = lambda event: None
+    job.folder = SimpleNamespace(sizes=lambda plan: {})
+    host: Any = watch._hosts["a"]
+    host.evidence = HostEvidence("a", ())
+    asked: list[bool] = []
+
+    def request(abort: bool, ras: bool) -> None:
+        host.evidence.expect_stacks()
+        asked.append(abort)
+
+    host.request_stacks = request
+    job.steps.add("a", StepReport("rank-0", 5, None, 0, (), 0.0), now)
+
+    def look_for(seconds: int) -> list[bool]:
+        nonlocal now
+        for _ in range(seconds):
+            now += 1.0
+            assert not watch.look()
+        return asked
+
+    assert look_for(30) == [False]
+    host.evidence.stacks_complete = True
+    assert look_for(2) == [False, True]
+    assert notices[-1].endswith("from any worker for 20 s; collecting stacks")
+    host.evidence.stacks_complete = True
+    assert watch.look()
+
+
 @pytest.mark.parametrize("framework", ["torch", "none"])
 def test_workers_that_still_run_long_after_the_others_are_named(
     monkeypatch: pytest.MonkeyPatch, framework: str

@@ -191,7 +191,9 @@ class WorkerWatch:
         self._name_rest_at += excess
         if count != self._finished:
             self._finished, self._name_rest_at = count, now + REST_SECONDS
-        elif now >= self._name_rest_at and self._connected and self._silence is Silence.NONE:
+        elif self._locating or self._silence is not Silence.NONE:
+            return
+        elif now >= self._name_rest_at and self._connected:
             self._name_rest_at = math.inf
             if self._job.plan.job.framework == "none":
                 return  # its processes may be independent
@@ -228,7 +230,8 @@ class WorkerWatch:
             self._since = min(now, max(self._since, *last) + excess)
             if silence is None:
                 self._advise(now)
-            elif now >= self._since + silence:
+            # An answer to another request would count for this one, and have less.
+            elif now >= self._since + silence and not self._locating:
                 self._request_stacks(now)
         elif self._silence is Silence.COLLECTING and self._answered(now):
             if self._watchdog.then == "report":
@@ -250,7 +253,6 @@ class WorkerWatch:
 
     def _request_stacks(self, now: float) -> None:
         self._silence, self._requested_at = Silence.COLLECTING, now
-        self._locating = False
         self._job.recorder.notice(f"{self._detected}; collecting stacks")
         self._request(abort=self._watchdog.then != "report")
 
