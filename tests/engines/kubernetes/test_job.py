@@ -583,6 +583,32 @@ def test_the_traceback_of_a_rank_is_in_the_output_of_its_torchrun(
     assert (failure.rank, failure.message, failure.is_echo) == (1, message, False)
 
 
+@pytest.mark.parametrize(
+    ("finished", "said", "early"),
+    [
+        (4.0, "RuntimeError: Connection closed by peer", True),
+        (6.0, "RuntimeError: Connection closed by peer", False),
+        (4.0, "ValueError: bad batch", False),
+    ],
+)
+def test_a_rank_that_ended_early_is_named_if_others_lose_their_connection_to_it(
+    job: KubernetesJob, finished: float, said: str, *, early: bool
+) -> None:
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+    done = f"[dtrain] worker-0 ended: 0 at {finished}\n".encode()
+    job.keep(PodLines("a", (BEGINS, done), 5, 1, 5))
+    lost = f"[worker-1 err] {said}\n".encode()
+    failed = b"[dtrain] worker-1 ended: 1 at 5.0\n"
+    job.keep(PodLines("b", (BEGINS, lost, failed), 5, 1, 5))
+    job.job_seen(FAILED, "")
+    report = job.ended("")
+    assert report.reason == "rank 1 on node1 exited with status 1"
+    named = ("rank 0 on node0 had already ended, with status 0",)
+    assert report.problems == (named if early else ())
+    assert ("the same number of steps" in report.hint) is early
+
+
 def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:
     """The script does not run again in the same pod."""
     again = replace(pod("a", 1), again=True, state=ShownState.ENDED)

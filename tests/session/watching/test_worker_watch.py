@@ -177,7 +177,7 @@ def test_workers_that_still_run_long_after_the_others_are_named(
     named = "rank 1 on a still runs, 60 s after 3 others have finished; collecting stacks"
     assert look_for(20) == ([named] if framework == "torch" else [])
     assert asked == ([False] if framework == "torch" else [])
-    assert watch.finished_before(2.5) == "ranks 0, 2 on a"
+    assert watch.finished() == [("0", "a", 1.0), ("2", "a", 2.0), ("3", "a", 3.0)]
 
 
 def stuck(streams: list[Stream], **hosts: HostEvidence) -> list[str]:

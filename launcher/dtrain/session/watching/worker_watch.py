@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Protocol
 
-from dtrain import hostlist
 from dtrain.failures import collectives, nccl_ras
+from dtrain.failures.cause import workers_on
 from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
-from dtrain.launchplan.names import name_ranks
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
@@ -209,7 +208,7 @@ class WorkerWatch:
                 run = "runs" if len(rest) == 1 else "run"
                 have = "another one has" if count == 1 else f"{count} others have"
                 self._job.recorder.notice(
-                    f"{_workers(rest)} still {run}, {REST_SECONDS:g} s after {have} finished; "
+                    f"{workers_on(rest)} still {run}, {REST_SECONDS:g} s after {have} finished; "
                     "collecting stacks"
                 )
                 self._locate(now)
@@ -292,7 +291,7 @@ class WorkerWatch:
             unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
             return self._differences() or [unknown]
         groups = compare(places)
-        stacks = [f"{_workers(those)}: in {where}" for where, those in groups]
+        stacks = [f"{workers_on(those)}: in {where}" for where, those in groups]
         differences = self._differences()
         if len(groups) > 1 and not differences and all(one.isdecimal() for one, _ in places):
             differences = [APART]
@@ -303,15 +302,13 @@ class WorkerWatch:
         found = [line for text in reports for line in nccl_ras.explain(text)]
         return self.collective_mismatches() + list(dict.fromkeys(found))
 
-    def finished_before(self, then: float) -> str:
-        """Names the workers that exited with status 0 before the time ``then``."""
-        who = [
-            (label, host)
+    def finished(self) -> list[tuple[str, str, float]]:
+        """The workers that exited with status 0, as `ended_early` gets them."""
+        return [
+            (label, host, then)
             for host, watched in self._hosts.items()
-            for label, finished in watched.evidence.finished.copy().items()
-            if finished < then
+            for label, then in watched.evidence.finished.copy().items()
         ]
-        return _workers(who) if who else ""
 
     def collective_mismatches(self) -> list[str]:
         """The collectives that some ranks have not joined, from torch's flight recorders."""
@@ -322,13 +319,3 @@ class WorkerWatch:
                 for rank, groups in host.evidence.collectives.copy().items()
             }
         )
-
-
-def _workers(who: list[tuple[str, str]]) -> str:
-    """``rank 3 on gpu01``, ``ranks 0-2, 4-7 on gpu[01-02]``, from labels and hosts."""
-    labels, hosts = zip(*who, strict=True)
-    ranks = [int(label) for label in labels if label.isdecimal()]
-    names = hostlist.fold(hostlist.in_order(hosts))
-    if len(ranks) < len(labels):
-        return f"{', '.join(labels)} on {names}"
-    return f"{name_ranks(ranks)} on {names}"
