@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from dtrain.engines.kubernetes import host_states
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding
 from dtrain.engines.kubernetes.job import KubernetesJob
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, Terminated
+from dtrain.engines.kubernetes.output import LogPositions
 from dtrain.engines.kubernetes.reading import PodLines
 from dtrain.launchplan.build import build
 from dtrain.runs import events
@@ -444,6 +447,23 @@ def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJ
     attached.pod_seen(pod("a"))
     attached.job_seen(FAILED, "")
     assert blamed(attached) == [("node0", 9)]
+
+
+def test_a_crash_of_the_machine_leaves_no_empty_file(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then no process could follow the run any more."""
+    file = job.folder.path / "pods.json"
+    written: list[int] = []
+
+    def fsync(fd: int) -> None:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            assert not file.exists(), "it is complete before it has its name"
+            written.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    LogPositions(job.folder.path).save()
+    assert written == [file.stat().st_size]
 
 
 def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> None:
