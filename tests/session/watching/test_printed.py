@@ -104,7 +104,7 @@ def test_the_lowest_rank_that_prints_counts() -> None:
 def test_the_last_step_in_the_journal_is_that_of_the_lowest_rank(tmp_path: Path) -> None:
     """Also if a rank on another host has printed first."""
     folder, plan = RunFolder(tmp_path), planned()
-    reports = ProgressReports(Recorder(folder, Observer()), StepWatch(plan.world_size))
+    reports = ProgressReports(plan, Recorder(folder, Observer()), StepWatch(plan.world_size))
     reader = PrintedProgress(plan, reports)
     for number in (1, 2):
         reader.add(stream(3, host="b"), b"step %d loss 1\n" % number)
@@ -118,7 +118,7 @@ def test_the_last_step_in_the_journal_is_that_of_the_lowest_rank(tmp_path: Path)
 def test_what_is_printed_does_not_count_if_workers_report_their_progress(tmp_path: Path) -> None:
     folder, plan = RunFolder(tmp_path), planned()
     shown = Shown()
-    reports = ProgressReports(Recorder(folder, shown), StepWatch(plan.world_size))
+    reports = ProgressReports(plan, Recorder(folder, shown), StepWatch(plan.world_size))
     reader = PrintedProgress(plan, reports)
     said = {"event": "progress", "time": 1.0, "total": 9, "loss": 1.0, "tokens": None}
     steps = {"event": "steps", "done": 1, "waits": None, "group": 1, "blocks": [], "time": 1.0}

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def reports_to(recorder: Recorder) -> ProgressReports:
-    return ProgressReports(recorder, StepWatch(PLAN.world_size))
+    return ProgressReports(PLAN, recorder, StepWatch(PLAN.world_size))
 
 
 def test_a_report_during_the_end_is_journaled_once(folder: RunFolder) -> None:
@@ -99,15 +99,12 @@ def test_the_first_step_is_journaled_at_once(folder: RunFolder) -> None:
 def test_the_journal_has_the_lowest_rank_that_reports(folder: RunFolder) -> None:
     """Also if it is not rank 0, as where only the last stage of a pipeline knows the loss."""
     reports = reports_to(Recorder(folder, Observer()))
-    spent = {**STEPS, "phases": {"save": 1.0}}
     for host, rank in (("gpu02", 3), ("gpu02", 2), ("gpu02", 3)):
-        reports.add(host, f"rank-{rank}.progress", {**spent, "done": rank})
         reports.add(host, f"rank-{rank}.progress", made(rank))
         reports.close()
     journaled = [event for _, event in JournalReader(folder.journal).read()]
-    done = [one.step for one in journaled if isinstance(one, events.PhasesSpent)]
     steps = [one.report.step for one in journaled if isinstance(one, events.Progressed)]
-    assert (done, steps) == ([3, 2], [3, 2])
+    assert steps == [3, 2]
 
 
 def test_what_is_wrong_with_a_report_is_shown_once_for_each_host(folder: RunFolder) -> None:

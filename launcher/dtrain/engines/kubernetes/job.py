@@ -81,7 +81,7 @@ class KubernetesJob(FollowedRun):
         self._begin_progress()
 
     def _begin_progress(self) -> None:
-        self._progress = ProgressReports(self.recorder, StepWatch(self.plan.world_size))
+        self._progress = ProgressReports(self.plan, self.recorder, StepWatch(self.plan.world_size))
         self._printed = PrintedProgress(self.plan, self._progress)
 
     @property

@@ -63,7 +63,7 @@ class JobWatch:
         self.unwatched = False
         """Whether the watchers could not start."""
         self.steps = StepWatch(plan.world_size)
-        self.progress = ProgressReports(recorder, self.steps)
+        self.progress = ProgressReports(plan, recorder, self.steps)
         self._printed = PrintedProgress(plan, self.progress)
         self._machines: dict[str, WatchedMachine] = {}
         self.allocated(plan)

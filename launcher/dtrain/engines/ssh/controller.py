@@ -280,7 +280,7 @@ class SshEngine:
                 report=lambda found: run.recorder.record(events.Findings(tuple(found))),
             )
         steps = StepWatch(plan.world_size)
-        progress = ProgressReports(run.recorder, steps)
+        progress = ProgressReports(plan, run.recorder, steps)
         context = AttemptContext(
             plan=plan,
             movable_port=movable_port,

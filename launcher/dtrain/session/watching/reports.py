@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.runs import events
-from dtrain.runs.progress import Progress, Representative, StepReport
+from dtrain.runs.progress import Progress, Representative, StepReport, speaker
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.steps import StepWatch
 
@@ -23,12 +24,14 @@ class ProgressReports:
     Any thread may call it. The threads of two hosts may at worst journal a report too many.
     """
 
-    def __init__(self, recorder: Recorder, steps: StepWatch) -> None:
+    def __init__(self, plan: LaunchPlan, recorder: Recorder, steps: StepWatch) -> None:
         self.step: int | None = None
         """The last step that a worker has reported."""
         self.told = False
         """Whether a worker reports its progress through `dtrain.runtime`."""
-        self._of_progress, self._of_steps = Representative(), Representative()
+        self._representative = Representative()
+        self._speaker = speaker(plan)
+        """Its phases are those of the job: they add up only for one process."""
         self._recorder = recorder
         self._steps = steps
         self._phases: Mapping[str, float] = {}
@@ -71,7 +74,7 @@ class ProgressReports:
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step
         self._recorder.observer.on_event(events.ProgressReported(host, report))
-        if self._of_progress.reports(report.process):
+        if self._representative.reports(report.process):
             # `dtrain report` counts the time until the first step as the start.
             first = report.step > 0 and not self._begun
             self._begun |= first
@@ -83,7 +86,7 @@ class ProgressReports:
         checkpoint, because work is lost from there on."""
         before = self._phases
         news = report.phases != before or report.done != self._done
-        if not self._of_steps.reports(report.process) or not news:
+        if report.process != self._speaker or not news:
             return
         rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
         self._phases, self._done = report.phases, report.done
