@@ -24,7 +24,7 @@ from dtrain.node.boot import framed
 from dtrain.node.facts import storage
 from dtrain.node.facts.containers import containers
 from dtrain.node.interpreter import to_json
-from dtrain.node.launchers import launcher_in
+from dtrain.node.launchers import launcher_of
 from dtrain.node.programs import bundled_text
 from dtrain.session.facts.conversation import Conversation
 from dtrain.spec.load import parse
@@ -65,6 +65,7 @@ def asking(workdir: Path, python: str) -> Iterator[Ask]:
             "container": None,
             "code": False,
             "script": None,
+            "shell_script": None,
             "trust_group": None,
             "workdir": str(workdir),
             "environment": {},
@@ -461,14 +462,15 @@ def test_a_file_server_is_found_above_its_automounter(tmp_path: Path) -> None:
     ],
 )
 def test_a_shell_script_that_starts_a_launcher(tmp_path: Path, line: str, launcher: str) -> None:
-    for name, expected in (("run.sh", launcher), ("run.py", "")):
-        script = tmp_path / name
-        script.write_text(f"#!/bin/bash\nset -e\n{line}\n")
-        assert launcher_in(str(script)) == expected
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/bash\nset -e\n{line}\n")
+    assert launcher_of(str(script)) == launcher
 
 
 def test_a_fifo_next_to_the_script_does_not_block(ask: Ask, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
+    os.mkfifo(tmp_path / "run.sh")
+    assert ask("script", shell_script="run.sh")["script"]["launcher"] == ""
     (tmp_path / "a.py").touch()
     assert list(ask("script", code=True)["script"]["code"]) == ["a.py"]
 

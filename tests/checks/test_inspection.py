@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -76,6 +77,35 @@ def test_no_link_waits_for_a_host_that_cannot_arrive(tmp_path: Path) -> None:
     assert answers == [False, False]
     assert found == []
     assert inspection.late == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("script: run.sh", "run.sh"),
+        ("command: [./run.sh]", "./run.sh"),
+        ("command: [bash, -x, run.sh, --fast]", "run.sh"),
+        ("command: [bash, -c, cd x && torchrun --nnodes 2 a.py]", "job.command"),
+        ("command: [python, a.py, run.sh]", None),
+    ],
+)
+@pytest.mark.parametrize("sync", ["", ", sync: {source: .}"])
+def test_a_shell_script_is_searched_for_launchers_however_it_is_started(
+    tmp_path: Path, program: str, name: str | None, sync: str
+) -> None:
+    (tmp_path / "run.sh").write_text("torchrun --nnodes 2 a.py\n")
+    where = sync or f", workdir: {tmp_path}"
+    text = (
+        "cluster: {hosts: [here], gpus: 0, slots: 2, transport: local}\n"
+        f"job: {{framework: torch, {program}{where}}}"
+    )
+    plan_ = build(parse(text, "cluster.yaml"), run="run", local_python=sys.executable)
+    found: list[Finding] = []
+    inspection = Inspection(plan_, ["here"], base=tmp_path, report=found.extend)
+    with contextlib.closing(LocalTransport().connect(plan_.hosts[0].host)) as connection:
+        inspection.check_host("here", connection)
+    wanted = [f"{name} starts torchrun, and each host runs it 2 times"] if name else []
+    assert [one.seen for one in found if one.subject == "script"] == wanted
 
 
 class Noting(LocalConnection):

@@ -106,6 +106,13 @@ def test_an_exception_from_long_before_is_no_cause(tmp_path: Path) -> None:
     assert explained(worker, tmp_path, since=999).message == ""
 
 
+def test_the_last_line_before_a_kill_is_no_message(tmp_path: Path) -> None:
+    (tmp_path / "node0").mkdir()
+    (tmp_path / "node0" / "worker-0.err").write_text("UserWarning: slow\n")
+    killed = explained(Failure("node0", "worker", 0, 0, 2000, signal="SIGKILL"), tmp_path)
+    assert (killed.message, killed.traceback) == ("", "UserWarning: slow")
+
+
 ABORTS = (
     """\
 {others}F1127 17:00:12.589540    1404 client.h:80] Terminating process because the JAX distributed \

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.runs.measured import Difference, Measured, explanation
+from dtrain.runs.events import Progressed
+from dtrain.runs.measured import Difference, Measured, explanation, points
+from dtrain.runs.progress import Progress
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,12 @@ def test_what_made_the_steps_slower_than_planned(
     difference = Difference("step time", "s", 10.0, seconds)
     text = explanation(found, [difference], slow=slow, compute_time=compute_time)
     assert said in text if said else not text
+
+
+def test_a_step_has_no_time_between_reports_of_two_processes() -> None:
+    reports = [
+        Progress(process, float(step), step, None, None, None, {})
+        for process, step in (("rank-3", 1), ("rank-3", 3), ("rank-0", 9), ("rank-0", 11))
+    ]
+    curve = points([(one.time, Progressed(one)) for one in reports])
+    assert [point.step_time for point in curve] == [None, 1.0, None, 1.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtrain.messages.decode import ProtocolError
-from dtrain.runs.progress import WINDOW, Pace, Progress, speaker
+from dtrain.runs.progress import WINDOW, Pace, Progress, Representative, speaker
 from support.runs import plan
 
 SAID: dict[str, Any] = {
@@ -25,8 +26,6 @@ def report(time: float, step: int, tokens: int | None = None, total: int | None 
 def test_a_report_is_read() -> None:
     read = Progress.read("rank-12", SAID)
     assert read == Progress("rank-12", 100.0, 3, 10, 2.5, 300, {"lr": 0.1})
-    assert read.order > Progress.read("rank-2", SAID).order
-    assert Progress.read("chief-0", SAID).order < Progress.read("worker-0", SAID).order
 
 
 @pytest.mark.parametrize(
@@ -99,6 +98,16 @@ def test_a_count_of_tokens_that_begins_again_is_no_negative_pace() -> None:
     assert pace.steps_per_second == pytest.approx(1.0)
 
 
+def test_the_pace_of_another_process_begins_anew() -> None:
+    """The clocks of two hosts may differ."""
+    pace = Pace()
+    pace.add(replace(report(0.0, 50), process="rank-3"))
+    pace.add(report(0.1, 60))
+    assert pace.steps_per_second is None
+    pace.add(report(1.1, 61))
+    assert pace.steps_per_second == pytest.approx(1.0)
+
+
 @given(st.lists(st.tuples(st.floats(0, 10 * WINDOW), st.integers(0, 1000)), min_size=2))
 def test_no_order_of_reports_breaks_it(reports: list[tuple[float, int]]) -> None:
     pace = Pace()
@@ -106,6 +115,16 @@ def test_no_order_of_reports_breaks_it(reports: list[tuple[float, int]]) -> None
         pace.add(report(time, step))
         assert (pace.steps_per_second or 0) >= 0
         assert (pace.seconds_left or 0) >= 0
+
+
+@pytest.mark.parametrize(
+    "processes", [("rank-12", "rank-2"), ("evaluator-0", "ps-0", "worker-1", "worker-0", "chief-0")]
+)
+def test_the_first_process_that_reports_represents_the_job(processes: tuple[str, ...]) -> None:
+    one = Representative()
+    assert [one.reports(process) for process in processes] == [True] * len(processes)
+    assert not one.reports(processes[0])
+    assert one.reports(processes[-1])
 
 
 def test_the_process_that_reports_for_the_job() -> None:

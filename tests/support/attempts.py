@@ -27,6 +27,7 @@ def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) ->
     plan = build(parse(file, "cluster.yaml"), run="run")
     place = RunFolder(folder)
     recorder, steps = Recorder(place, Observer()), StepWatch(plan.world_size)
+    progress = ProgressReports(plan, recorder, steps)
     return AttemptContext(
         plan=plan,
         movable_port=False,
@@ -38,5 +39,6 @@ def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) ->
         recorder=recorder,
         inspection=None,
         steps=steps,
-        printed=PrintedProgress(plan, ProgressReports(plan, recorder, steps)),
+        progress=progress,
+        printed=PrintedProgress(plan, progress),
     )

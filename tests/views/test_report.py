@@ -67,6 +67,17 @@ def test_without_a_traceback_the_message_is_in_the_headline():
     assert "error: rank 3 on gpu01 was killed by SIGKILL: Killed\n" in text
 
 
+def test_the_output_before_a_kill_is_not_shown_as_its_reason():
+    killed = replace(FIRST, message="", traceback="UserWarning: slow", code=None)
+    assert failed(replace(killed, signal="SIGKILL")).splitlines()[1:5] == [
+        "error: rank 3 on gpu01 was killed by SIGKILL",
+        "before that, its stderr ended with:",
+        "",
+        "    UserWarning: slow",
+    ]
+    assert "before that" not in failed(replace(killed, signal="SIGSEGV"))
+
+
 def test_a_reason_that_is_no_failure_comes_before_all_failures():
     ranks = [Failure("gpu01", "worker", rank, rank, 1.0, signal="SIGKILL") for rank in range(2)]
     report = Report(ExitCode.JOB_FAILED, "gpu01 was full", tuple(ranks))

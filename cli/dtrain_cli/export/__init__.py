@@ -17,7 +17,7 @@ from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.goodput import goodput
 from dtrain.runs.journal import JournalReader
-from dtrain.runs.progress import Pace, Progress, speaker
+from dtrain.runs.progress import Pace, Progress, Representative
 from dtrain.session.reporting.observer import Observer
 from dtrain_cli.export.metrics_server import serve
 from dtrain_cli.export.scalars import Scalars, check_scalars
@@ -42,7 +42,7 @@ class Exports(Observer):
         self._metrics = Metrics()
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._pace, self._speaker = Pace(), ""
+        self._pace, self._representative = Pace(), Representative()
         self._journal: JournalReader | None = None
         self._records: list[tuple[float, events.JournalEvent]] = []
         self._file, self._folder = file, scalars
@@ -88,7 +88,8 @@ class Exports(Observer):
                 case events.AttemptPlanned():
                     self._metrics.progress.clear()
                     self._metrics.samples.clear()
-                    self._metrics.tokens_per_second, self._pace = None, Pace()
+                    self._metrics.tokens_per_second = None
+                    self._pace, self._representative = Pace(), Representative()
                 case events.Sampled(host, sample):
                     self._metrics.samples[host] = sample
                 case events.ProgressReported(_, report):
@@ -98,14 +99,13 @@ class Exports(Observer):
         if self._journal is not None:  # the run that it watched until now, taken over
             return
         self._metrics.run = run
-        self._speaker = speaker(plan)
         self._journal = JournalReader(RunFolder(Path(folder)).journal)
         if self._folder is not None:
             self._scalars = Scalars(self._folder / run)
 
     def _progress(self, report: Progress) -> None:
         self._metrics.progress[report.process] = report
-        if report.process != self._speaker:
+        if not self._representative.reports(report.process):
             return
         self._pace.add(report)
         self._metrics.tokens_per_second = self._pace.tokens_per_second

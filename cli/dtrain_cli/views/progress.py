@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.launchplan.plan import LaunchPlan
-from dtrain.runs.progress import Pace, Progress
+from dtrain.runs.progress import Pace, Progress, Representative
 from dtrain.spec.model import Expected
 from dtrain.wording import short
 from dtrain_cli.views import names
@@ -13,13 +13,12 @@ BETWEEN_LINES = 10.0
 
 
 class ProgressLine:
-    """Derives the job's progress from the reports of its processes. All ranks train in step, so
-    the process with the lowest rank represents the job."""
+    """Derives the job's progress from the reports of its processes."""
 
     def __init__(self) -> None:
-        self._pace = Pace()
+        self._pace, self._representative = Pace(), Representative()
         self.last: Progress | None = None
-        """The last report of that process."""
+        """The last report that represents the job."""
         self._expected: Expected | None = None
         self._gpus = 0
 
@@ -29,9 +28,7 @@ class ProgressLine:
 
     def add(self, report: Progress) -> bool:
         """Return whether ``report`` represents the job."""
-        if self.last is None or report.order < self.last.order:
-            self._pace = Pace()
-        elif report.order > self.last.order:
+        if not self._representative.reports(report.process):
             return False
         self._pace.add(report)
         self.last = report

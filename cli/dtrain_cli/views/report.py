@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from dtrain.diagnostics import ExitCode
+from dtrain.failures.catalogue import FROM_OUTSIDE
 from dtrain.failures.cause import Failure, Report
 from dtrain.failures.traceback import shorten
 from dtrain.framing import clean
@@ -85,7 +86,10 @@ def _traceback(failure: Failure, paths: Mapping[StreamKey, str]) -> list[str]:
         where = f" (full text in {names.path(path)})" if path else ""
         middle = f"… {counted(left_out, 'line')} left out{where}"
         lines = [*lines[:_TRACEBACK_HEAD], middle, *lines[-_TRACEBACK_TAIL:]]
-    return ["", *(f"    {line}" if line else "" for line in lines), ""]
+    shown = ["", *(f"    {line}" if line else "" for line in lines), ""]
+    if failure.ended_by in FROM_OUTSIDE:
+        return ["before that, its stderr ended with:", *shown]
+    return shown
 
 
 def _consequences(failures: Sequence[Failure]) -> list[str]:

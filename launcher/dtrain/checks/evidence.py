@@ -138,8 +138,9 @@ class Evidence:
     """The errors of the hosts that did not answer."""
     script_in_source: bool | None = None
     """Whether the folder of ``job.sync`` contains the script; None if it sends none."""
-    launcher: str = ""
-    """The launcher that the script in the folder of ``job.sync`` starts, such as ``torchrun``."""
+    launcher: str | None = None
+    """The launcher that ``job.command``, or the shell script in the folder of ``job.sync``, starts,
+    such as ``torchrun``. None if the hosts have the script."""
     rehearsal: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
     """The reports of each host's ranks or tasks on a rehearsal; empty without a rehearsal."""
     bandwidth: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)

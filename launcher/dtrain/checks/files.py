@@ -33,18 +33,18 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _launcher(evidence: Evidence) -> Iterator[Finding]:
-    """A script that starts a process for each GPU, on hosts that would run it for each GPU."""
-    job = evidence.plan.job
+    """A program that starts a process for each GPU, on hosts that would run it for each GPU."""
+    name = evidence.plan.shell_script or "job.command"
     for host in evidence.hosts:
         launcher = evidence.launcher
-        if evidence.script_in_source is None:  # else the launch replaces what the host has
+        if launcher is None:
             launcher = host.fact("script").get("launcher", "")
         times = sum(process.role == "worker" for process in host.part.processes)
         if launcher and times > 1:
             yield host.warning(
                 "script",
-                f"{job.script} starts {launcher}, and each host runs it {times} times",
-                "a script that starts a process for each GPU runs once on each host",
+                f"{name} starts {launcher}, and each host runs it {times} times",
+                "a program that starts a process for each GPU runs once on each host",
                 "set job.per to host: `dtrain help programs` shows how to start launchers",
             )
 

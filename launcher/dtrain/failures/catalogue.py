@@ -20,7 +20,7 @@ from dtrain.records import dataclass
 MOST = 1 << 16
 """Characters searched at the end of a text, where the reason is."""
 
-_SILENT = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
+FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"}
 """Signals from outside the process: its earlier output does not explain its end."""
 
 _HANDLING = "During handling of the above exception, another exception occurred:"
@@ -97,7 +97,7 @@ class Signature:
         if self.signals:
             if end.signal not in self.signals:
                 return False
-        elif end.signal in _SILENT or (self.echo and end.signal not in (None, "SIGABRT")):
+        elif end.signal in FROM_OUTSIDE or (self.echo and end.signal not in (None, "SIGABRT")):
             # A crash such as a segmentation fault is the process's own fault, whatever errors its
             # peers caused before. A library that gives up because of a peer calls abort().
             return False

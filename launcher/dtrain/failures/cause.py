@@ -7,10 +7,11 @@ its peer. The first cause is the earliest failure that is not such an echo.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from dtrain import hostlist
 from dtrain.diagnostics import ExitCode
 from dtrain.failures.catalogue import End, Explanation, explain
 from dtrain.failures.kernel import KernelMessage
@@ -28,6 +29,13 @@ _ASKED_TO_END = {"SIGTERM", "SIGINT", "SIGHUP"}
 _SILENT = (
     "it wrote nothing to stderr about its end\n"
     "`dtrain logs` shows its other output; let the program print an error before it exits"
+)
+
+
+_ENDED_EARLY = (
+    "some ranks ended while others still needed them\n"
+    "all ranks must do the same number of steps: look for an early exit, data of different length,"
+    " and a checkpoint that only some hosts have"
 )
 
 
@@ -229,6 +237,30 @@ def in_order_of_blame(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     first = min(at_once, key=lambda failure: (not failure.crashed, not failure.words))
     ordered.remove(first)
     return (first, *ordered)
+
+
+def ended_early(
+    failures: Sequence[Failure], finished: Iterable[tuple[str, str, float]]
+) -> tuple[str, str]:
+    """The problem and the hint if the first cause is an echo, and workers had ended before with
+    status 0; else empty.
+
+    ``finished``: the label and the host of all that did, and when, as `Failure.time`.
+    """
+    if failures and failures[0].is_echo:
+        who = [(label, host) for label, host, then in finished if then < failures[0].time]
+        if who:
+            return f"{workers_on(who)} had already ended, with status 0", _ENDED_EARLY
+    return "", ""
+
+
+def workers_on(who: Sequence[tuple[str, str]]) -> str:
+    """``rank 3 on gpu01``, ``ranks 0-2, 4-7 on gpu[01-02]``, from labels and hosts."""
+    labels, hosts = zip(*who, strict=True)
+    ranks = [int(label) for label in labels if label.isdecimal()]
+    machines = hostlist.fold(hostlist.in_order(hosts))
+    named = names.name_ranks(ranks) if len(ranks) == len(labels) else ", ".join(labels)
+    return f"{named} on {machines}"
 
 
 def _kind(failure: Failure) -> int:

@@ -136,3 +136,10 @@ class LaunchPlan:
         """The script, if the hosts have it: an absolute path may be one inside an image."""
         script = self.job.script
         return None if self.job.container and script and script.startswith("/") else script
+
+    @property
+    def shell_script(self) -> str | None:
+        """The shell script that the processes run, also as ``command: [bash, run.sh]``."""
+        words = self.job.command or (self.job.script or "",)
+        program = next((word for word in words if word.endswith((".sh", ".py"))), "")
+        return program if program.endswith(".sh") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 
 _LAUNCHER = (
@@ -14,12 +15,18 @@ _LAUNCHER = (
 )
 
 
-def launcher_in(path: str) -> str:
-    """The program in a shell script that starts a process for each GPU itself. Empty if there is
-    none, or the script cannot be read."""
-    if not path.endswith(".sh"):
-        return ""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        found = re.search(_LAUNCHER, file.read(1 << 16))
-        return " ".join(found.group(1).decode().split()) if found else ""
+def launcher_in(commands: bytes) -> str:
+    """The program in shell commands that starts a process for each GPU itself. Empty if there is
+    none."""
+    found = re.search(_LAUNCHER, commands)
+    return " ".join(found.group(1).decode().split()) if found else ""
+
+
+def launcher_of(path: str) -> str:
+    """As `launcher_in`, for a shell script. Empty if it cannot be read."""
+    # Opening a FIFO would block.
+    with contextlib.suppress(OSError):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return launcher_in(file.read(1 << 16))
     return ""

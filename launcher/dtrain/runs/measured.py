@@ -65,6 +65,8 @@ def points(records: Records) -> list[Point]:
                 before = None
             case events.Progressed(report):
                 seconds = rate = None
+                if before is not None and before.process != report.process:
+                    before = None
                 if before is not None and report.time > before.time and report.step > before.step:
                     spent = report.time - before.time
                     seconds = spent / (report.step - before.step)

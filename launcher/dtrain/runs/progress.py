@@ -50,12 +50,6 @@ class Progress:
     ]
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key: the job's progress is that of the first process in this order."""
-        kind, number = names.parsed(self.process)
-        return _ORDER.index(kind), number
-
-    @property
     def reached(self) -> str:
         """``step 120 of 240``."""
         return f"step {self.step:,}" + (f" of {self.total:,}" if self.total is not None else "")
@@ -110,16 +104,34 @@ def speaker(plan: LaunchPlan) -> str:
     return names.process_name("chief" if "chief" in roles else "worker", 0)
 
 
+class Representative:
+    """The process that represents the whole job, because all train in step: of those that have
+    reported, the first in `_ORDER`."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, int] | None = None
+
+    def reports(self, process: str) -> bool:
+        """Whether ``process``, which reports now, represents the job."""
+        kind, number = names.parsed(process)
+        order = _ORDER.index(kind), number
+        if self._first is None or order < self._first:
+            self._first = order
+        return order == self._first
+
+
 class Pace:
-    """The speed of one process, from its reports."""
+    """The speed of the process that represents the job, from its reports."""
 
     def __init__(self) -> None:
         self._reports: deque[Progress] = deque()
 
     def add(self, report: Progress) -> None:
         last = self._reports[-1] if self._reports else report
-        if report.step < last.step or (report.tokens or 0) < (last.tokens or 0):
-            # The process resumed from a checkpoint, or began to count again.
+        again = report.step < last.step or (report.tokens or 0) < (last.tokens or 0)
+        if again or report.process != last.process:
+            # It resumed from a checkpoint or began to count again, or another one represents the
+            # job, whose clock may differ.
             self._reports.clear()
         self._reports.append(report)
         while len(self._reports) > 2 and self._reports[1].time < report.time - WINDOW:

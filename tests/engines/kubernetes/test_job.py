@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from dtrain.engines.kubernetes import host_states
 from dtrain.engines.kubernetes.ending import KubernetesEnding, PodEnding
 from dtrain.engines.kubernetes.job import KubernetesJob
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, Terminated
+from dtrain.engines.kubernetes.output import LogPositions
 from dtrain.engines.kubernetes.reading import PodLines
 from dtrain.launchplan.build import build
 from dtrain.runs import events
@@ -446,6 +449,23 @@ def test_the_cause_is_known_to_a_process_that_attaches_after_it(job: KubernetesJ
     assert blamed(attached) == [("node0", 9)]
 
 
+def test_a_crash_of_the_machine_leaves_no_empty_file(
+    job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then no process could follow the run any more."""
+    file = job.folder.path / "pods.json"
+    written: list[int] = []
+
+    def fsync(fd: int) -> None:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            assert not file.exists(), "it is complete before it has its name"
+            written.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    LogPositions(job.folder.path).save()
+    assert written == [file.stat().st_size]
+
+
 def test_lines_after_a_gap_follow_those_that_are_stored(job: KubernetesJob) -> None:
     """A killed launcher may have stored more lines than the positions say."""
     job.pod_seen(pod("a"))
@@ -581,6 +601,32 @@ def test_the_traceback_of_a_rank_is_in_the_output_of_its_torchrun(
     job.job_seen(FAILED, "")
     (failure,) = job.ended("").failures
     assert (failure.rank, failure.message, failure.is_echo) == (1, message, False)
+
+
+@pytest.mark.parametrize(
+    ("finished", "said", "early"),
+    [
+        (4.0, "RuntimeError: Connection closed by peer", True),
+        (6.0, "RuntimeError: Connection closed by peer", False),
+        (4.0, "ValueError: bad batch", False),
+    ],
+)
+def test_a_rank_that_ended_early_is_named_if_others_lose_their_connection_to_it(
+    job: KubernetesJob, finished: float, said: str, *, early: bool
+) -> None:
+    for index, uid in enumerate("ab"):
+        job.pod_seen(pod(uid, index))
+    done = f"[dtrain] worker-0 ended: 0 at {finished}\n".encode()
+    job.keep(PodLines("a", (BEGINS, done), 5, 1, 5))
+    lost = f"[worker-1 err] {said}\n".encode()
+    failed = b"[dtrain] worker-1 ended: 1 at 5.0\n"
+    job.keep(PodLines("b", (BEGINS, lost, failed), 5, 1, 5))
+    job.job_seen(FAILED, "")
+    report = job.ended("")
+    assert report.reason == "rank 1 on node1 exited with status 1"
+    named = ("rank 0 on node0 had already ended, with status 0",)
+    assert report.problems == (named if early else ())
+    assert ("the same number of steps" in report.hint) is early
 
 
 def test_the_first_end_of_a_container_counts(job: KubernetesJob) -> None:

@@ -26,12 +26,24 @@ JOB = 'job: {framework: none, script: t.py, progress: {line: "step {step} loss {
 class Said:
     """Keeps the reports."""
 
+    told = False
+
     def __init__(self) -> None:
         self.said: list[Progress] = []
 
-    def add(self, host: str, file: str, fields: Any) -> bool:
+    def add(self, host: str, file: str, fields: Any, *, printed: bool) -> bool:
+        assert printed
         self.said.append(Progress.read(file.removesuffix(".progress"), fields))
         return True
+
+
+class Shown(Observer):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_event(self, event: events.RunEvent) -> None:
+        if isinstance(event, events.ProgressReported):
+            self.steps.append(event.report.step)
 
 
 def planned(text: str = JOB) -> LaunchPlan:
@@ -48,7 +60,7 @@ def stream(rank: int, fd: Literal["stdout", "stderr"] = "stdout", host: str = "a
 
 
 def report(reader: PrintedProgress, stream: Stream, piece: bytes) -> Progress | None:
-    said: Any = reader.reports
+    said: Any = reader._reports
     said.said.clear()
     reader.add(stream, piece)
     return said.said[0] if said.said else None
@@ -127,6 +139,21 @@ def test_the_last_step_in_the_journal_is_that_of_the_lowest_rank(tmp_path: Path)
     reports.close()
     journaled = [event for _, event in JournalReader(folder.journal).read()]
     assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [1, 5]
+
+
+def test_what_is_printed_does_not_count_if_workers_report_their_progress(tmp_path: Path) -> None:
+    folder, plan = RunFolder(tmp_path), planned()
+    shown = Shown()
+    reports = ProgressReports(plan, Recorder(folder, shown), StepWatch(plan.world_size))
+    reader = PrintedProgress(plan, reports)
+    said = {"event": "progress", "time": 1.0, "total": 9, "loss": 1.0, "tokens": None}
+    steps = {"event": "steps", "done": 1, "waits": None, "group": 1, "blocks": [], "time": 1.0}
+    reports.add("a", "rank-0.progress", steps)
+    for number in (1, 2, 3):
+        reader.add(stream(0), b"step %d loss 1\n" % number)
+        if number > 1:
+            reports.add("a", "rank-0.progress", {**said, "metrics": {}, "step": number})
+    assert shown.steps == [1, 2, 2, 3]
 
 
 def test_an_evaluator_counts_only_if_no_worker_prints() -> None:

@@ -96,6 +96,17 @@ def test_the_first_step_is_journaled_at_once(folder: RunFolder) -> None:
     assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [0, 1]
 
 
+def test_the_journal_has_the_lowest_rank_that_reports(folder: RunFolder) -> None:
+    """Also if it is not rank 0, as where only the last stage of a pipeline knows the loss."""
+    reports = reports_to(Recorder(folder, Observer()))
+    for host, rank in (("gpu02", 3), ("gpu02", 2), ("gpu02", 3)):
+        reports.add(host, f"rank-{rank}.progress", made(rank))
+        reports.close()
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    steps = [one.report.step for one in journaled if isinstance(one, events.Progressed)]
+    assert steps == [3, 2]
+
+
 def test_what_is_wrong_with_a_report_is_shown_once_for_each_host(folder: RunFolder) -> None:
     reports = reports_to(Recorder(folder, notices := Notices()))
     bad = {"event": "progress", "time": 1.0, "step": "7", "total": None}

@@ -107,6 +107,40 @@ def test_a_launcher_that_stood_still_shows_no_stall(monkeypatch: pytest.MonkeyPa
     assert len(shown) == 1
 
 
+def test_a_hang_waits_for_the_stacks_of_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stacks for the stall would count for the hang, and have no collectives."""
+    now = 1000.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, notices = watching("stop", silence=20.0)
+    job: Any = watch._job
+    job.recorder.record = lambda event: None
+    job.folder = SimpleNamespace(sizes=lambda plan: {})
+    host: Any = watch._hosts["a"]
+    host.evidence = HostEvidence("a", ())
+    asked: list[bool] = []
+
+    def request(abort: bool, ras: bool) -> None:
+        host.evidence.expect_stacks()
+        asked.append(abort)
+
+    host.request_stacks = request
+    job.steps.add("a", StepReport("rank-0", 5, None, 0, (), 0.0), now)
+
+    def look_for(seconds: int) -> list[bool]:
+        nonlocal now
+        for _ in range(seconds):
+            now += 1.0
+            assert not watch.look()
+        return asked
+
+    assert look_for(30) == [False]
+    host.evidence.stacks_complete = True
+    assert look_for(2) == [False, True]
+    assert notices[-1].endswith("from any worker for 20 s; collecting stacks")
+    host.evidence.stacks_complete = True
+    assert watch.look()
+
+
 @pytest.mark.parametrize("framework", ["torch", "none"])
 def test_workers_that_still_run_long_after_the_others_are_named(
     monkeypatch: pytest.MonkeyPatch, framework: str
@@ -143,7 +177,7 @@ def test_workers_that_still_run_long_after_the_others_are_named(
     named = "rank 1 on a still runs, 60 s after 3 others have finished; collecting stacks"
     assert look_for(20) == ([named] if framework == "torch" else [])
     assert asked == ([False] if framework == "torch" else [])
-    assert watch.finished_before(2.5) == "ranks 0, 2 on a"
+    assert watch.finished() == [("0", "a", 1.0), ("2", "a", 2.0), ("3", "a", 3.0)]
 
 
 def stuck(streams: list[Stream], **hosts: HostEvidence) -> list[str]:
@@ -163,6 +197,25 @@ def test_only_workers_that_still_run_hang_somewhere() -> None:
     evidence.add(Exited(1.0, "worker", 0, 0, 7, 0, None, stopping=False))
     evidence.add(Stack(1.0, "worker", 1, 1, "    load (/home/ml/train.py:4)"))
     assert stuck(streams, a=evidence) == ["rank 1 on a: in load (/home/ml/train.py:4)"]
+
+
+def test_a_hint_about_ranks_that_wait_in_different_places() -> None:
+    def found(role: str, *lines: int) -> list[str]:
+        evidence = HostEvidence("a", ())
+        streams = []
+        for index, line in enumerate(lines):
+            rank = index if role == "worker" else None
+            streams.append(Stream("a", role, index, rank, "stderr", Path("/none")))
+            text = f"    step (/home/ml/train.py:{line})"
+            evidence.add(Stack(1.0, role, index, rank, text))
+        return stuck(streams, a=evidence)
+
+    apart = found("worker", 4, 4, 9)
+    assert len(apart) == 3
+    assert apart[-1] == worker_watch.APART
+    assert len(found("worker", 4, 4, 4)) == 1
+    # The servers of parameters always wait in another place than the workers.
+    assert len(found("ps", 4, 9)) == 2
 
 
 def test_the_ranks_of_a_torchrun_that_has_finished_hang_nowhere() -> None:

@@ -11,7 +11,14 @@ from dtrain.engines.kubernetes.kinds import TRAINJOB, job_kind
 from dtrain.engines.kubernetes.lines import ProcessEnd, stamped
 from dtrain.engines.kubernetes.objects import KubernetesJobState, Pod, sentence
 from dtrain.engines.kubernetes.script import serving_pods
-from dtrain.failures.cause import SIGNALLED, Failure, Report, all_finished, signal_name
+from dtrain.failures.cause import (
+    SIGNALLED,
+    Failure,
+    Report,
+    all_finished,
+    ended_early,
+    signal_name,
+)
 from dtrain.launchplan.names import process_name
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.records import dataclass
@@ -78,12 +85,13 @@ class KubernetesEnding:
         words = "\n".join(dict.fromkeys(line for ending in self.pods for line in ending.words))
         if self.failures:
             first = self.failures[0]
+            early, why_early = ended_early(self.failures, self._finished_processes())
             return Report(
                 ExitCode.JOB_FAILED,
                 first.summary,
                 failures=self.failures,
-                problems=(words,) if words and not first.words else (),
-                hint=_hint(first),
+                problems=tuple(filter(None, ("" if first.words else words, early))),
+                hint=why_early or _hint(first),
             )
         reason = self.state.failed if self.state is not None else ""
         problems = [
@@ -97,6 +105,15 @@ class KubernetesEnding:
             f"{self.name} failed" + (f": {reason}" if reason else ""),
             problems=tuple(dict.fromkeys(filter(None, (*problems, words)))),
         )
+
+    def _finished_processes(self) -> Iterator[tuple[str, str, float]]:
+        """As `ended_early` gets them."""
+        for ending in self.pods:
+            part = self.plan.hosts[ending.pod.index]
+            labels = {process.name: process.label for process in part.processes}
+            for end in ending.ends:
+                if end.status == 0 and not end.after_term and end.process in labels:
+                    yield labels[end.process], part.host.name, end.time
 
     @property
     def _ended_by_deletion(self) -> bool:

@@ -81,8 +81,8 @@ class KubernetesJob(FollowedRun):
         self._begin_progress()
 
     def _begin_progress(self) -> None:
-        reports = ProgressReports(self.plan, self.recorder, StepWatch(self.plan.world_size))
-        self._progress = PrintedProgress(self.plan, reports)
+        self._progress = ProgressReports(self.plan, self.recorder, StepWatch(self.plan.world_size))
+        self._printed = PrintedProgress(self.plan, self._progress)
 
     @property
     def name(self) -> str:
@@ -178,7 +178,7 @@ class KubernetesJob(FollowedRun):
             return
         for stream, (size, piece) in grown.items():
             self.recorder.observer.output(stream, size)
-            self._progress.add(stream, piece)
+            self._printed.add(stream, piece)
         now = time.monotonic()
         if now >= self._save_due:
             self._save_due = now + SAVE_SECONDS
@@ -277,9 +277,9 @@ class KubernetesJob(FollowedRun):
 
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""
-        reports = self._progress.reports
-        reports.close()
-        self.next_attempt(self._ending("").failed(), "all pods start again", step=reports.step)
+        self._progress.close()
+        step = self._progress.step
+        self.next_attempt(self._ending("").failed(), "all pods start again", step=step)
         self._begin_progress()
         self.pods.clear()
         self._deleted.clear()
@@ -312,7 +312,7 @@ class KubernetesJob(FollowedRun):
     # The end of the run --------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self._progress.reports.close()
+        self._progress.close()
         # On a full disk, a later process reads some lines again.
         with contextlib.suppress(StorageError):
             self._positions.save()

@@ -57,10 +57,14 @@ class LogPositions:
         self.pods: dict[str, LogPosition] = stored or {}
 
     def save(self) -> None:
-        """Readers never see half of the file. Raises StorageError."""
+        """Readers never see half of the file. Raises StorageError.
+
+        Durable, because some file systems would leave an empty file if the machine crashes, and no
+        process could follow the run any more.
+        """
         pods = {uid: asdict(position) for uid, position in self.pods.items()}
         with storing(self._path):
-            write_object(self._path, {"schema": SCHEMA, "pods": pods})
+            write_object(self._path, {"schema": SCHEMA, "pods": pods}, durable=True)
 
 
 def _read_positions(body: Mapping[str, Any]) -> dict[str, LogPosition]:

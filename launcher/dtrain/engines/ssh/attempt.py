@@ -154,7 +154,7 @@ class Attempt:
             if self._context.inspection is not None:
                 self._context.inspection.close()
             close_all(self._links.values())
-            self._context.printed.reports.close()
+            self._context.progress.close()
 
     def _show_sync(self) -> None:
         results = [link.synced for link in self._links.values() if link.synced is not None]

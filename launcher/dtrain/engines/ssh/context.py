@@ -16,6 +16,7 @@ from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.printed import PrintedProgress
+from dtrain.session.watching.reports import ProgressReports
 from dtrain.session.watching.steps import StepWatch
 from dtrain.spec.model import Host
 from dtrain.sync import Tree
@@ -40,8 +41,10 @@ class AttemptContext:
     """The checks of all hosts before the launch; None if they are off or done."""
     steps: StepWatch
     """What the ranks of this attempt report about their steps."""
+    progress: ProgressReports
+    """Their progress."""
     printed: PrintedProgress
-    """What they print about them."""
+    """The part of it that they print."""
     proven_hosts: Set[str] = frozenset()
     """Hosts on which an earlier attempt ran the job."""
     spares: Spares = field(default_factory=Spares)

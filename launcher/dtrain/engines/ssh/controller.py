@@ -280,6 +280,7 @@ class SshEngine:
                 report=lambda found: run.recorder.record(events.Findings(tuple(found))),
             )
         steps = StepWatch(plan.world_size)
+        progress = ProgressReports(plan, run.recorder, steps)
         context = AttemptContext(
             plan=plan,
             movable_port=movable_port,
@@ -291,7 +292,8 @@ class SshEngine:
             recorder=run.recorder,
             inspection=inspection,
             steps=steps,
-            printed=PrintedProgress(plan, ProgressReports(plan, run.recorder, steps)),
+            progress=progress,
+            printed=PrintedProgress(plan, progress),
             proven_hosts=frozenset(self._proven),
             spares=Spares(self._usable_spares(run)),
             all_hosts=self._spec.cluster.hosts + self._spec.cluster.spares,

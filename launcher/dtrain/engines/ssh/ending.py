@@ -22,7 +22,7 @@ from dtrain.engines.ssh.host_state import Leftovers
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.machine import AttemptOutcome, AttemptState, HostCondition
 from dtrain.failures import alike
-from dtrain.failures.cause import Failure, Report, all_finished, in_order_of_blame
+from dtrain.failures.cause import Failure, Report, all_finished, ended_early, in_order_of_blame
 from dtrain.failures.kernel import RECENT, KernelMessage, concerning
 from dtrain.records import dataclass
 from dtrain.runs import restart
@@ -39,12 +39,6 @@ _EXIT_CODES = {
 
 _EXIT_SECONDS = 10.0
 """Seconds between an exception and the failure of a peer that noticed it."""
-
-_ENDED_EARLY = (
-    "some ranks ended while others still needed them\n"
-    "all ranks must do the same number of steps: look for an early exit, data of different length,"
-    " and a checkpoint that only some hosts have"
-)
 
 
 @dataclass(slots=True)
@@ -67,10 +61,8 @@ class Ending:
         problems = alike.messages(self.problems, plan_hosts)
         problems += self._unconfirmed(state, outcome)
         hints = alike.hints(self._with_remedy(state), plan_hosts)
-        early = ""
-        if failures and failures[0].is_echo:
-            early = self.watch.finished_before(failures[0].time)
-        hints += [_ENDED_EARLY] if early else [one.hint for one in failures[:1] if one.hint]
+        early, why_early = ended_early(failures, self.watch.finished())
+        hints += [why_early] if early else [one.hint for one in failures[:1] if one.hint]
         if outcome in (AttemptOutcome.WORKER_FAILED, AttemptOutcome.HOST_FAILED):
             for host, message in self._broken_hosts():
                 if not failures or failures[0].kernel != message:
@@ -87,7 +79,7 @@ class Ending:
         elif failures and failures[0].is_echo:
             problems += self.watch.collective_mismatches()
             if early:
-                problems.append(f"{early} had already ended, with status 0")
+                problems.append(early)
         return Report(
             exit_code=self._exit_code(outcome),
             reason=self.reason(state, failures),
@@ -205,13 +197,10 @@ class Ending:
         if self.context.plan.attempt > 1 and inspection is not None:
             # The check rejected this spare; another spare may pass.
             faulty |= inspection.failing_newcomers
-        reports = [link.reports.progress for link in self.links.values()]
-        reports.append(self.context.printed.reports)
-        steps = [one.step for one in reports if one.step is not None]
         return restart.AttemptResult(
             ran=state.started,
             why_last=self._why_last,
-            step=max(steps, default=None),
+            step=self.context.progress.step,
             culprit=failures[0].host if failures else None,
             lost=frozenset({*_lost(state), *unreachable, *faulty}),
             seconds=seconds,

@@ -11,7 +11,6 @@ from dtrain.engines.ssh.context import AttemptContext
 from dtrain.engines.ssh.forward import Forward
 from dtrain.launchplan.plan import HostPlan
 from dtrain.runs import events
-from dtrain.session.watching.reports import ProgressReports
 from dtrain.transport.contract import Connection
 
 
@@ -20,7 +19,6 @@ class WorkerReports:
         self, context: AttemptContext, part: HostPlan, connection: Callable[[], Connection | None]
     ) -> None:
         """``connection`` returns the host's current connection, for TensorBoard."""
-        self.progress = ProgressReports(context.plan, context.recorder, context.steps)
         self._context = context
         self._host = part.host
         self._connection = connection
@@ -30,7 +28,6 @@ class WorkerReports:
 
     def close(self) -> None:
         """Reports may still arrive in the thread that reads them."""
-        self.progress.close()
         with self._lock:
             self._closed = True
             if self._tensorboard is not None:
@@ -38,7 +35,7 @@ class WorkerReports:
 
     def add(self, file: str, fields: Any) -> bool:
         """As `ProgressReports.add`."""
-        active = self.progress.add(self._host.name, file, fields)
+        active = self._context.progress.add(self._host.name, file, fields)
         with suppress(KeyError, TypeError, ValueError, OverflowError, AttributeError):
             wanted = "DTRAIN_TENSORBOARD" in self._context.plan.job.env
             if wanted and self._tensorboard is None and fields.get("event") == "tensorboard":

@@ -8,7 +8,7 @@ import stat
 import zlib
 
 from dtrain.node.facts.files import expand, why_unsafe
-from dtrain.node.launchers import launcher_in
+from dtrain.node.launchers import launcher_of
 from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
@@ -36,7 +36,9 @@ def script(request: GatherOrder) -> Json:
         found.update(path=path, exists=os.path.isfile(path))
         if found["exists"]:
             found["digest"] = digest(path)
-            found["launcher"] = launcher_in(path)
+    if request["shell_script"]:
+        path = os.path.join(workdir, os.path.expanduser(request["shell_script"]))
+        found["launcher"] = launcher_of(path)
     # A home folder contains many files that are not part of the job.
     if request["code"] and workdir != os.path.expanduser("~"):
         found["code"] = dict(code_below(workdir))

@@ -57,6 +57,8 @@ class GatherOrder(JobOrder):
 
     op: Literal["gather"]
     host: str
+    shell_script: str | None
+    """To search for launchers."""
     token: str
     """Identifies the hosts of this check to each other."""
     probes: list[str]

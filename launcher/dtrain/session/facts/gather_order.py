@@ -88,6 +88,7 @@ def gather_order(
         "trust_group": plan.trust_group,
         "workdir": workdir,
         "script": plan.script_on_host,
+        "shell_script": plan.shell_script,
         "container": asdict(job.container) if job.container else None,
         "code": thorough and job.sync is None and job.workdir is not None,
         "setup": list(job.setup) if thorough else [],

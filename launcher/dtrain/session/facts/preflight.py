@@ -24,7 +24,7 @@ from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.messages import facts
 from dtrain.node import programs
 from dtrain.node.facts.orders import DialOrder
-from dtrain.node.launchers import launcher_in
+from dtrain.node.launchers import launcher_in, launcher_of
 from dtrain.session.facts.conversation import END_SECONDS, Conversation
 from dtrain.session.facts.everywhere import everywhere, in_thread
 from dtrain.session.facts.gather_order import MARGIN, Depth, for_a_check, gather_order, peers
@@ -123,14 +123,13 @@ class Preflight:
             stopped=self._stopped,
         )
         failures += tuple(answer for answer in dialed if isinstance(answer, NodeError))
-        script = self._script_to_send()
-        sent = script is not None and script.is_file()
+        script = self._to_send(self._plan.job.script)
         return Evidence(
             plan=self._plan,
             hosts=tuple(answer for answer in dialed if not isinstance(answer, NodeError)),
             failures=failures,
-            script_in_source=None if script is None else sent,
-            launcher=launcher_in(str(script)) if sent else "",
+            script_in_source=None if script is None else script.is_file(),
+            launcher=self._launcher(),
         )
 
     def _name_silent(self) -> None:
@@ -283,12 +282,21 @@ class Preflight:
         )
         return replace(host, dialed=dialed)
 
-    def _script_to_send(self) -> Path | None:
-        """Where the folder of ``job.sync`` must have the script; None if the hosts have it."""
-        job = self._plan.job
-        if job.sync is None or job.script is None or job.script.startswith("/"):
+    def _to_send(self, file: str | None) -> Path | None:
+        """Where the folder of ``job.sync`` must have a file; None if the hosts have it."""
+        sync = self._plan.job.sync
+        if sync is None or file is None or file.startswith("/"):
             return None
-        return local_folder(job.sync.source, self._base) / job.script
+        return local_folder(sync.source, self._base) / file
+
+    def _launcher(self) -> str | None:
+        """As `Evidence.launcher`."""
+        # One word is a program, more are commands, as of `bash -c`.
+        commands = (word for word in self._plan.job.command if " " in word)
+        if found := next(filter(None, (launcher_in(text.encode()) for text in commands)), ""):
+            return found
+        script = self._to_send(self._plan.shell_script)
+        return None if script is None else launcher_of(str(script))
 
 
 def _targets(host: HostFacts, peer: HostFacts, port: int | None) -> list[facts.DialTarget]:

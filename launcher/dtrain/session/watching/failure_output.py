@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from dtrain.failures.catalogue import FROM_OUTSIDE
 from dtrain.failures.cause import Failure
 from dtrain.failures.launchers import root_words, words_of_rank
 from dtrain.failures.traceback import headline, is_traceback
@@ -56,7 +57,9 @@ def explained_by_torchrun(failure: Failure, logs: Path, torchrun: str) -> Failur
 
 
 def _with_words(failure: Failure, output: str) -> Failure:
-    return replace(failure, traceback=output, message=failure.message or headline(output))
+    killed = failure.ended_by in FROM_OUTSIDE  # no line explains this
+    message = failure.message or ("" if killed else headline(output))
+    return replace(failure, traceback=output, message=message)
 
 
 def _before_abort(stderr: bytes) -> bytes:

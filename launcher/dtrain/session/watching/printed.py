@@ -28,12 +28,12 @@ _COLOR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 class PrintedProgress:
     """The progress in the output of one attempt. Threads may call it at the same time.
 
-    Several workers may print: the lowest rank among them counts for the job.
+    Several workers may print: the lowest rank among them counts for the job. Nothing that is
+    printed counts once a worker reports its progress through `dtrain.runtime`.
     """
 
     def __init__(self, plan: LaunchPlan, reports: ProgressReports) -> None:
-        """``reports``: one for all hosts, because another worker may count for the job later."""
-        self.reports = reports
+        self._reports = reports
         wanted = plan.job.progress
         self._lines = [] if wanted is None else [PrintedLine(line) for line in wanted.line]
         self._total = None if wanted is None else wanted.total
@@ -47,13 +47,13 @@ class PrintedProgress:
 
     @property
     def unmatched(self) -> bool:
-        """Whether no line of the output was one with a step."""
-        return bool(self._lines) and self._first is None
+        """Whether no line of the output was one with a step, and nothing else told of progress."""
+        return bool(self._lines) and self._first is None and not self._reports.told
 
     def add(self, stream: Stream, piece: bytes) -> None:
         """Report the last numbers in new output of a worker, if it has some, as `dtrain.runtime`
         would."""
-        if not self._lines:
+        if not self._lines or self._reports.told:
             return
         index = stream.index if stream.rank is None else stream.rank
         worker = stream.role == "evaluator", index, stream.label
@@ -71,7 +71,7 @@ class PrintedProgress:
             known = {"total": self._total, **self._known}
             fields = {name: known.pop(name, None) for name in ("step", "total", "loss")}
             report = {"event": "progress", "time": time.time(), "tokens": None, "metrics": known}
-            self.reports.add(stream.host, self._file, report | fields)
+            self._reports.add(stream.host, self._file, report | fields, printed=True)
 
     def _last(self, stream: Stream, piece: bytes) -> dict[str, int | float]:
         """The last numbers of each kind of line."""

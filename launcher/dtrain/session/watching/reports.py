@@ -10,7 +10,7 @@ from typing import Any
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.runs import events
-from dtrain.runs.progress import Progress, StepReport, speaker
+from dtrain.runs.progress import Progress, Representative, StepReport, speaker
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.steps import StepWatch
 
@@ -19,12 +19,19 @@ JOURNAL_SECONDS = 10.0
 
 
 class ProgressReports:
-    """Shows the progress of workers, journals that of the whole job, and watches their steps."""
+    """Shows the progress of workers, journals that of the whole job, and watches their steps.
+
+    Any thread may call it. The threads of two hosts may at worst journal a report too many.
+    """
 
     def __init__(self, plan: LaunchPlan, recorder: Recorder, steps: StepWatch) -> None:
         self.step: int | None = None
         """The last step that a worker has reported."""
+        self.told = False
+        """Whether a worker reports its progress through `dtrain.runtime`."""
+        self._representative = Representative()
         self._speaker = speaker(plan)
+        """Its phases are those of the job: they add up only for one process."""
         self._recorder = recorder
         self._steps = steps
         self._phases: Mapping[str, float] = {}
@@ -37,8 +44,9 @@ class ProgressReports:
         self._unwritten: dict[str, events.JournalEvent] = {}
         """The newest events that are not yet in the journal, by kind."""
 
-    def add(self, host: str, file: str, fields: Any) -> bool:
-        """Add a report from a worker's ``file``. Returns False if it reports no activity.
+    def add(self, host: str, file: str, fields: Any, *, printed: bool = False) -> bool:
+        """Add a report from a worker's ``file``, or one that it printed. Returns False if it
+        reports no activity.
 
         ``fields`` may have any shape. An error in it is only noted, because what reads the file did
         not cause it.
@@ -50,6 +58,7 @@ class ProgressReports:
             match fields.get("event"):
                 case "progress":
                     progress = Progress.read(process, fields)
+                    self.told |= not printed
                     self._show(host, progress)
                     if progress.step == progress.total:
                         self._steps.end(process)
@@ -65,7 +74,7 @@ class ProgressReports:
     def _show(self, host: str, report: Progress) -> None:
         self.step = report.step
         self._recorder.observer.on_event(events.ProgressReported(host, report))
-        if report.process == self._speaker:
+        if self._representative.reports(report.process):
             # `dtrain report` counts the time until the first step as the start.
             first = report.step > 0 and not self._begun
             self._begun |= first

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Protocol
 
-from dtrain import hostlist
 from dtrain.failures import collectives, nccl_ras
+from dtrain.failures.cause import workers_on
 from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
-from dtrain.launchplan.names import name_ranks
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
@@ -31,6 +30,11 @@ STACKS_SECONDS = 40.0
 RAS_HOSTS = 2
 """Hosts that query NCCL, whose answer is about all hosts. The second one helps if the first is
 broken."""
+APART = (
+    "ranks wait in different places: most often for those that are in no collective; if all are in"
+    " one, each rank must call the same collectives in the same order"
+)
+"""Of ranks that hang, if it is not known which collective some have not joined."""
 LONG_SILENCE = 600.0
 """Seconds without a sign of life after which a job without a watchdog gets a notice."""
 BETWEEN = 1.0
@@ -186,7 +190,9 @@ class WorkerWatch:
         self._name_rest_at += excess
         if count != self._finished:
             self._finished, self._name_rest_at = count, now + REST_SECONDS
-        elif now >= self._name_rest_at and self._connected and self._silence is Silence.NONE:
+        elif self._locating or self._silence is not Silence.NONE:
+            return
+        elif now >= self._name_rest_at and self._connected:
             self._name_rest_at = math.inf
             if self._job.plan.job.framework == "none":
                 return  # its processes may be independent
@@ -202,7 +208,7 @@ class WorkerWatch:
                 run = "runs" if len(rest) == 1 else "run"
                 have = "another one has" if count == 1 else f"{count} others have"
                 self._job.recorder.notice(
-                    f"{_workers(rest)} still {run}, {REST_SECONDS:g} s after {have} finished; "
+                    f"{workers_on(rest)} still {run}, {REST_SECONDS:g} s after {have} finished; "
                     "collecting stacks"
                 )
                 self._locate(now)
@@ -223,7 +229,8 @@ class WorkerWatch:
             self._since = min(now, max(self._since, *last) + excess)
             if silence is None:
                 self._advise(now)
-            elif now >= self._since + silence:
+            # An answer to another request would count for this one, and have less.
+            elif now >= self._since + silence and not self._locating:
                 self._request_stacks(now)
         elif self._silence is Silence.COLLECTING and self._answered(now):
             if self._watchdog.then == "report":
@@ -245,7 +252,6 @@ class WorkerWatch:
 
     def _request_stacks(self, now: float) -> None:
         self._silence, self._requested_at = Silence.COLLECTING, now
-        self._locating = False
         self._job.recorder.notice(f"{self._detected}; collecting stacks")
         self._request(abort=self._watchdog.then != "report")
 
@@ -284,23 +290,25 @@ class WorkerWatch:
         if not any(where.script or where.call for where in places.values()):
             unknown = "no worker reported a stack; install py-spy on the hosts to see stacks"
             return self._differences() or [unknown]
-        stacks = [f"{_workers(those)}: in {where}" for where, those in compare(places)]
-        return stacks + self._differences()
+        groups = compare(places)
+        stacks = [f"{workers_on(those)}: in {where}" for where, those in groups]
+        differences = self._differences()
+        if len(groups) > 1 and not differences and all(one.isdecimal() for one, _ in places):
+            differences = [APART]
+        return stacks + differences
 
     def _differences(self) -> list[str]:
         reports = [host.evidence.ras for host in self._hosts.values()]
         found = [line for text in reports for line in nccl_ras.explain(text)]
         return self.collective_mismatches() + list(dict.fromkeys(found))
 
-    def finished_before(self, then: float) -> str:
-        """Names the workers that exited with status 0 before the time ``then``."""
-        who = [
-            (label, host)
+    def finished(self) -> list[tuple[str, str, float]]:
+        """The workers that exited with status 0, as `ended_early` gets them."""
+        return [
+            (label, host, then)
             for host, watched in self._hosts.items()
-            for label, finished in watched.evidence.finished.copy().items()
-            if finished < then
+            for label, then in watched.evidence.finished.copy().items()
         ]
-        return _workers(who) if who else ""
 
     def collective_mismatches(self) -> list[str]:
         """The collectives that some ranks have not joined, from torch's flight recorders."""
@@ -311,13 +319,3 @@ class WorkerWatch:
                 for rank, groups in host.evidence.collectives.copy().items()
             }
         )
-
-
-def _workers(who: list[tuple[str, str]]) -> str:
-    """``rank 3 on gpu01``, ``ranks 0-2, 4-7 on gpu[01-02]``, from labels and hosts."""
-    labels, hosts = zip(*who, strict=True)
-    ranks = [int(label) for label in labels if label.isdecimal()]
-    names = hostlist.fold(hostlist.in_order(hosts))
-    if len(ranks) < len(labels):
-        return f"{', '.join(labels)} on {names}"
-    return f"{name_ranks(ranks)} on {names}"
