@@ -11,7 +11,7 @@ say() { printf '%s\n' "== $1"; }
 # Print a Python of 3.10 or newer: the one in PYTHON, else the newest on PATH that runs.
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 python}; do
+  for candidate in ${PYTHON:-python3 python3.15 python3.14 python3.13 python3.12 python3.11 python3.10 python}; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
       command -v "$candidate"
       return

@@ -182,12 +182,19 @@ while not os.path.exists(__file__.replace("program.py", "go")):
 sys.exit(7)
 """
     launch = launcher.start(write_job(program, restart={"max": 1}), env=slurm.environment)
+    node = slurm.nodes[0]
+
+    def waits() -> bool:
+        """The script waits before it asks the controller again. With Slurm 26.05, its `srun` does
+        not end without the controller."""
+        log = (slurm.folder / f"slurmd-{node.name}.log").read_text()
+        return "sleep 5" in node.processes().values() or "directly to slurmctld, retrying" in log
+
     launch.until("] up", count=4)
     slurm.stop_controller()
     try:
         (launcher.folder / "go").touch()
-        # The script waits before it asks the controller again.
-        until(lambda: "sleep 5" in slurm.nodes[0].processes().values(), "the script")
+        until(waits, "the script")
     finally:
         slurm.start_controller()
     launch.until("is queued again (restart 1)")

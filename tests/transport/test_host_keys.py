@@ -136,6 +136,20 @@ def test_a_changed_key_names_the_line_and_both_fingerprints(
     assert len(Path(path).read_text().splitlines()) == 3
 
 
+def test_a_known_key_that_paramiko_lacks_is_not_called_changed(
+    transport: SshTransport, sshd: Sshd, tmp_path: Path
+) -> None:
+    """Debian's OpenSSH 10.6 makes such host keys."""
+    known = f"[127.0.0.1]:{sshd.port} ssh-mldsa44-ed25519 AAAA\n"
+    path = known_hosts(tmp_path, known)
+    with pytest.raises(HostKeyError) as caught:
+        transport.connect(host_on(sshd, known_hosts=path, host_keys="accept-new"))
+    assert "has only ssh-mldsa44-ed25519 SHA256:" in caught.value.reason
+    assert f"({path}:1), a type of key that dtrain does not support" in caught.value.reason
+    assert f"ssh-keyscan -t ssh-ed25519 -p {sshd.port} 127.0.0.1 >>{path}" in caught.value.hint
+    assert Path(path).read_text() == known
+
+
 def test_a_key_of_another_type_is_not_accepted_as_new(
     transport: SshTransport, sshd: Sshd, tmp_path: Path
 ) -> None:

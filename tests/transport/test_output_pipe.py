@@ -13,7 +13,7 @@ from typing import Any
 
 import paramiko
 import pytest
-from paramiko.common import MSG_KEXINIT, cMSG_CHANNEL_DATA
+from paramiko.common import MSG_KEXINIT, cMSG_CHANNEL_DATA, cMSG_GLOBAL_REQUEST
 
 from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host, Ssh
@@ -252,6 +252,27 @@ def test_what_is_written_during_an_exchange_follows_new_keys(
         exchange = LongExchange(server, connection)
         delay(lambda: process.write(b"start\n"), delayed)
         exchange.end()
+        assert process.read() == b"start\n"
+        connection.close()
+
+
+def test_a_request_of_the_server_during_an_exchange_is_answered_after_new_keys(
+    tmp_path: Path, transport: SshTransport, key: Path, delayed: threading.Event
+) -> None:
+    """As a keepalive request. sshd would end the connection."""
+    with Echo(blob(key)) as server:
+        connection = transport.connect(host_of(server, key, tmp_path))
+        process = connection.start("echo")
+        exchange = LongExchange(server, connection)
+        (theirs,) = server._transports
+        request = paramiko.Message()
+        request.add_byte(cMSG_GLOBAL_REQUEST)
+        request.add_string("keepalive@openssh.com")
+        request.add_boolean(True)
+        theirs.packetizer.send_message(request)
+        assert delayed.wait(HANG)
+        exchange.end()
+        process.write(b"start\n")
         assert process.read() == b"start\n"
         connection.close()
 

@@ -97,7 +97,9 @@ def test_a_program_that_dies_breaks_the_connection(
 def test_the_error_contains_the_stderr_of_the_program(
     transport: SshTransport, sshd: Sshd, home: Path
 ) -> None:
-    text = "ProxyCommand sh -c 'echo tunnel to %h:%p is shut >&2; exit 5'\n"
+    warning = "** WARNING: connection is not using a post-quantum key exchange algorithm."
+    script = f'echo "{warning}" >&2; echo tunnel to %h:%p is shut >&2; exit 5'
+    text = f"ProxyCommand sh -c '{script}'\n"
     (home / ".ssh" / "config").write_text(text)
     with pytest.raises(ConnectError) as caught:
         transport.connect(host_on(sshd))

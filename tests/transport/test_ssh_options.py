@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from dtrain.diagnostics import AuthError, ConnectError, HostKeyError
@@ -15,6 +16,7 @@ from dtrain.spec.model import Host, Ssh
 from dtrain.transport.endpoint import Resolver
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_options import NAMES
+from dtrain.transport.ssh_transport import ClientTransport
 from support.limits import HANG
 from support.sshd import Sshd, generate_key, host_on, running_sshd
 
@@ -142,6 +144,15 @@ def test_both_names_of_a_key_exchange(
     settings = {"KexAlgorithms": name}
     with running_sshd(tmp_path, identity=sshd.identity, settings=settings) as strict:
         assert connect("", strict)[0] == 7
+
+
+def test_key_exchanges_keep_their_order() -> None:
+    """Since OpenSSH 10.6, sshd warns of each login without its first method, which resists quantum
+    computers."""
+    own = list(ClientTransport._preferred_kex)
+    assert own.index("curve25519-sha256") + 1 == own.index("curve25519-sha256@libssh.org")
+    own.remove("curve25519-sha256")
+    assert own == list(paramiko.Transport._preferred_kex)  # type: ignore[attr-defined]
 
 
 def test_openssl_in_fips_mode_leaves_out_the_key_exchange() -> None:

@@ -71,6 +71,20 @@ def test_ssh_reads_the_configuration(resolve: Resolve, tmp_path: Path) -> None:
     assert endpoint.algorithms.macs is None
 
 
+@pytest.mark.parametrize("config", ["config", None])
+def test_a_user_of_a_windows_domain(
+    config: str | None, tmp_path: Path, resolver: Resolver, home: Path
+) -> None:
+    """Since OpenSSH 10.6, `ssh -l` refuses the name."""
+    folder = home / ".ssh" if config is None else tmp_path
+    text = "User other\nMatch user *ml\n  Port 2201\n  ProxyCommand nc %r\n"
+    (folder / "config").write_text(text)
+    host = Host("gpu01", "gpu01", ssh=Ssh(user="CORP\\ml", config=config))
+    endpoint = resolver.resolve(host)
+    assert (endpoint.user, endpoint.port) == ("CORP\\ml", 2201)
+    assert endpoint.proxy_command == "nc CORP\\ml"
+
+
 def test_the_default_key_files_are_those_of_ssh(resolve: Resolve) -> None:
     names = [path.name for path in resolve("").default_identities]
     assert names[:2] == ["id_rsa", "id_ecdsa"]

@@ -231,8 +231,10 @@ class Resolver:
             if ssh is None
             else f"`ssh` refuses to run: the user id {os.getuid()} has no account"
         )
-        included = _including(self._home / ".ssh" / "config", SYSTEM_CONFIG)
-        self._query = SshQuery(ssh, included) if ssh and account else None
+        self._ssh = ssh if account else None
+        self._included = _including(self._home / ".ssh" / "config", SYSTEM_CONFIG)
+        self._queries: dict[str, SshQuery] = {}
+        """By the text that they have as a configuration file."""
         self._default_config: str | None = None
         if account and self._home != Path(account.pw_dir):  # ssh ignores HOME
             self._default_config = STDIN
@@ -340,7 +342,7 @@ class Resolver:
     def _lookup(self, name: str, ssh: Ssh, config: Path | None) -> Options:
         given = {"user": ssh.user, "port": ssh.port, "proxyjump": ssh.jump}
         files = [config] if config else [self._home / ".ssh" / "config", SYSTEM_CONFIG]
-        if self._query is None:
+        if self._ssh is None:
             if files[0].is_file():
                 raise SshConfigError(
                     f"{files[0]} cannot be evaluated: {self._why_no_ssh}",
@@ -348,12 +350,17 @@ class Resolver:
                     "`ssh` in the cluster file, and there `config: /dev/null`",
                 )
             return Options({key: (str(value),) for key, value in given.items() if value}, {})
-        file = config or self._default_config
+        file, text = config or self._default_config, self._included
+        if ssh.user and "\\" in ssh.user:
+            # OpenSSH 10.6 refuses such a name as an argument, but accepts it in a file.
+            text = config.read_text(errors="surrogateescape") if config else text
+            file, text, given["user"] = STDIN, f"User {ssh.user}\n{text}", None
         arguments = ["-F", str(file)] if file else []
         for flag, value in zip(("-l", "-p", "-J"), given.values(), strict=True):
             if value is not None:
                 arguments += [flag, str(value)]
-        return self._query.options(name, arguments, files)
+        query = self._queries.setdefault(text, SshQuery(self._ssh, text))
+        return query.options(name, arguments, files)
 
     def _route(
         self,

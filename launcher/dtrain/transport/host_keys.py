@@ -161,6 +161,14 @@ class KnownHosts:
     def _changed(
         self, endpoint: Endpoint, key: HostKey, known: list[_Line], fault: str
     ) -> HostKeyError:
+        if not {line.key.kind for line in known} & {*map(key_type, SIGNATURES)}:
+            return endpoint.error(
+                HostKeyError,
+                f"known_hosts has only {known[0].key} ({known[0].place}), a type of key that "
+                f"dtrain does not support; the server has {key}",
+                hint="check this fingerprint on the host, and add the key: ssh-keyscan -t "
+                f"{key.kind} -p {endpoint.port} {endpoint.address} >>{known[0].file}",
+            )
         same_kind = [line for line in known if line.key.kind == key.kind]
         line = (same_kind or known)[0]
         name = next(name for name in endpoint.known_names if line.covers(name))

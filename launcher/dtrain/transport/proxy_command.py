@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -70,7 +71,9 @@ class ProxyCommand:
 
     def explain(self) -> str:
         """How the program ended and the end of its stderr, for an error message."""
-        output = self._tail.contents().decode(errors="replace").strip()
+        output = self._tail.contents().decode(errors="replace")
+        # Since OpenSSH 10.1, ssh begins with a warning about key exchanges of old servers.
+        output = re.sub(r"^\*\* .*\n", "", output, flags=re.MULTILINE).strip()
         status = self.status
         how = "is still running" if status is None else f"exited with status {status}"
         return f"its ProxyCommand ({self.command}) {how}" + (f": {output[-500:]}" if output else "")

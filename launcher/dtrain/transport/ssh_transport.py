@@ -21,6 +21,7 @@ from paramiko.common import (
     MSG_CHANNEL_REQUEST,
     MSG_CHANNEL_WINDOW_ADJUST,
     cMSG_GLOBAL_REQUEST,
+    cMSG_REQUEST_FAILURE,
 )
 from paramiko.kex_curve25519 import KexCurve25519
 from paramiko.packet import Packetizer
@@ -122,9 +123,13 @@ class ClientTransport(paramiko.Transport):
         "curve25519-sha256": KexCurve25519,
         **paramiko.Transport._kex_info,  # type: ignore[attr-defined]
     }
-    _preferred_kex: ClassVar[tuple[str, ...]] = (
-        *(["curve25519-sha256"] if KexCurve25519.is_available() else []),
-        *paramiko.Transport._preferred_kex,  # type: ignore[attr-defined]
+    # The method that resists quantum computers stays first, or sshd logs a warning.
+    _preferred_kex: ClassVar[tuple[str, ...]] = tuple(
+        dict.fromkeys(
+            name
+            for known in paramiko.Transport._preferred_kex  # type: ignore[attr-defined]
+            for name in (known.removesuffix("@libssh.org"), known)
+        )
     )
 
     def __init__(self, stream: ByteStream) -> None:
@@ -181,6 +186,15 @@ class ClientTransport(paramiko.Transport):
         request.add_string("keepalive@openssh.com")
         request.add_boolean(True)
         self.packetizer.send_message(request)
+
+    def _parse_global_request(self, message: paramiko.Message) -> None:
+        """Refuse it, such as a keepalive request, as paramiko does, but not during a key exchange:
+        since OpenSSH 10.4, sshd disconnects a client that sends anything else then."""
+        message.get_text()
+        if message.get_boolean():
+            refusal = paramiko.Message()
+            refusal.add_byte(cMSG_REQUEST_FAILURE)
+            self._send_user_message(refusal)
 
     def explain(self) -> str:
         """The reason why the connection ended."""
