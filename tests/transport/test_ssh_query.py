@@ -85,6 +85,34 @@ def test_a_user_of_a_windows_domain(
     assert endpoint.proxy_command == "nc CORP\\ml"
 
 
+def test_a_user_of_a_windows_domain_with_a_space(resolver: Resolver) -> None:
+    host = Host("gpu01", "gpu01", ssh=Ssh(user="CORP\\m #l"))
+    assert resolver.resolve(host).user == "CORP\\m #l"
+
+
+@pytest.mark.parametrize("user", ["ml", "CORP\\ml"])
+def test_a_jump_host_with_a_user_of_a_windows_domain(
+    user: str, tmp_path: Path, resolver: Resolver
+) -> None:
+    """Since OpenSSH 10.6, `ssh -J` refuses the name."""
+    (tmp_path / "config").write_text("Host *\n  ProxyJump other\n  ProxyCommand nc\n")
+    ssh = Ssh(user=user, jump="CORP\\jo@one:2201,\n two", config="config")
+    endpoint = resolver.resolve(Host("gpu01", "gpu01", ssh=ssh))
+    assert (endpoint.user, endpoint.proxy_command) == (user, None)
+    two = endpoint.via
+    assert two is not None
+    assert two.via is not None
+    assert (two.address, two.via.address, two.via.port) == ("two", "one", 2201)
+    assert two.via.user == "CORP\\jo"
+
+
+def test_a_configuration_that_cannot_be_read(tmp_path: Path, resolver: Resolver) -> None:
+    (tmp_path / "config").mkdir()
+    host = Host("gpu01", "gpu01", ssh=Ssh(user="CORP\\ml", config="config"))
+    with pytest.raises(ConnectError, match="config cannot be read: Is a directory"):
+        resolver.resolve(host)
+
+
 def test_the_default_key_files_are_those_of_ssh(resolve: Resolve) -> None:
     names = [path.name for path in resolve("").default_identities]
     assert names[:2] == ["id_rsa", "id_ecdsa"]

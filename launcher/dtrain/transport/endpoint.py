@@ -351,10 +351,14 @@ class Resolver:
                 )
             return Options({key: (str(value),) for key, value in given.items() if value}, {})
         file, text = config or self._default_config, self._included
-        if ssh.user and "\\" in ssh.user:
-            # OpenSSH 10.6 refuses such a name as an argument, but accepts it in a file.
-            text = config.read_text(errors="surrogateescape") if config else text
-            file, text, given["user"] = STDIN, f"User {ssh.user}\n{text}", None
+        # OpenSSH 10.6 refuses such names as arguments, but accepts them in a file.
+        if "\\" in (ssh.user or "") + (ssh.jump or ""):
+            file, text = STDIN, _read(config) if config else text
+            if ssh.jump:
+                jumps = ",".join(spec.strip() for spec in ssh.jump.split(","))
+                text, given["proxyjump"] = f"ProxyJump {jumps}\n{text}", None
+            if ssh.user:
+                text, given["user"] = f'User "{ssh.user}"\n{text}', None
         arguments = ["-F", str(file)] if file else []
         for flag, value in zip(("-l", "-p", "-J"), given.values(), strict=True):
             if value is not None:
@@ -446,6 +450,13 @@ def _including(*configs: Path) -> str:
     """A configuration file that includes ``configs``: of an included file, ssh checks who can
     write to it."""
     return "".join(f'Include "{glob.escape(str(path))}"\n' for path in configs)
+
+
+def _read(config: Path) -> str:
+    try:
+        return os.fsdecode(config.read_bytes())
+    except OSError as error:
+        raise SshConfigError(f"{config} cannot be read: {error.strerror}") from error
 
 
 def _agent(options: Options) -> str | None:
