@@ -16,6 +16,7 @@ from support.runs import plan
 
 SAID: dict[str, Any] = {
     "time": 100.0, "step": 3, "total": 10, "loss": 2.5, "tokens": 300, "metrics": {"lr": 0.1},
+    "printed": False,
 }  # fmt: skip
 
 
@@ -122,9 +123,12 @@ def test_no_order_of_reports_breaks_it(reports: list[tuple[float, int]]) -> None
 )
 def test_the_first_process_that_reports_represents_the_job(processes: tuple[str, ...]) -> None:
     one = Representative()
-    assert [one.reports(process) for process in processes] == [True] * len(processes)
-    assert not one.reports(processes[0])
-    assert one.reports(processes[-1])
+    reports = [replace(report(0.0, 1), process=process) for process in processes]
+    assert one.reports(replace(reports[-1], printed=True))
+    assert [one.reports(each) for each in reports] == [True] * len(reports)
+    assert not one.reports(reports[0])
+    assert one.reports(reports[-1])
+    assert not one.reports(replace(reports[-1], printed=True))
 
 
 def test_the_process_that_reports_for_the_job() -> None:

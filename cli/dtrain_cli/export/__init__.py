@@ -105,7 +105,7 @@ class Exports(Observer):
 
     def _progress(self, report: Progress) -> None:
         self._metrics.progress[report.process] = report
-        if not self._representative.reports(report.process):
+        if not self._representative.reports(report):
             return
         self._pace.add(report)
         self._metrics.tokens_per_second = self._pace.tokens_per_second

@@ -28,7 +28,7 @@ class ProgressLine:
 
     def add(self, report: Progress) -> bool:
         """Return whether ``report`` represents the job."""
-        if not self._representative.reports(report.process):
+        if not self._representative.reports(report):
             return False
         self._pace.add(report)
         self.last = report

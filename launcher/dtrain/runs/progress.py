@@ -48,6 +48,8 @@ class Progress:
     metrics: Annotated[
         Mapping[Annotated[str, Length(MAX_METRIC_NAME)], _Float], Length(MAX_METRICS)
     ]
+    printed: bool = False
+    """Whether it is from the output, see `job.progress`."""
 
     @property
     def reached(self) -> str:
@@ -106,15 +108,15 @@ def speaker(plan: LaunchPlan) -> str:
 
 class Representative:
     """The process that represents the whole job, because all train in step: of those that have
-    reported, the first in `_ORDER`."""
+    reported, the first in `_ORDER`. What is printed only counts without other reports."""
 
     def __init__(self) -> None:
-        self._first: tuple[int, int] | None = None
+        self._first: tuple[bool, int, int] | None = None
 
-    def reports(self, process: str) -> bool:
-        """Whether ``process``, which reports now, represents the job."""
-        kind, number = names.parsed(process)
-        order = _ORDER.index(kind), number
+    def reports(self, report: Progress) -> bool:
+        """Whether ``report``, a new one, represents the job."""
+        kind, number = names.parsed(report.process)
+        order = report.printed, _ORDER.index(kind), number
         if self._first is None or order < self._first:
             self._first = order
         return order == self._first

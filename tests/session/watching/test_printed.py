@@ -31,8 +31,8 @@ class Said:
     def __init__(self) -> None:
         self.said: list[Progress] = []
 
-    def add(self, host: str, file: str, fields: Any, *, printed: bool) -> bool:
-        assert printed
+    def add(self, host: str, file: str, fields: Any) -> bool:
+        assert fields["printed"]
         self.said.append(Progress.read(file.removesuffix(".progress"), fields))
         return True
 
@@ -154,6 +154,20 @@ def test_what_is_printed_does_not_count_if_workers_report_their_progress(tmp_pat
         if number > 1:
             reports.add("a", "rank-0.progress", {**said, "metrics": {}, "step": number})
     assert shown.steps == [1, 2, 2, 3]
+
+
+def test_a_worker_that_reports_its_progress_replaces_a_lower_rank_that_prints(
+    tmp_path: Path,
+) -> None:
+    """As the last stage of a pipeline."""
+    folder, plan = RunFolder(tmp_path), planned()
+    reports = ProgressReports(plan, Recorder(folder, Observer()), StepWatch(plan.world_size))
+    PrintedProgress(plan, reports).add(stream(0), b"step 1 loss 1\n")
+    said = {"event": "progress", "time": 1.0, "total": 9, "loss": 1.0, "tokens": None}
+    reports.add("b", "rank-3.progress", {**said, "metrics": {}, "step": 2})
+    reports.close()
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [1, 2]
 
 
 def test_an_evaluator_counts_only_if_no_worker_prints() -> None:

@@ -107,6 +107,16 @@ def test_the_journal_has_the_lowest_rank_that_reports(folder: RunFolder) -> None
     assert steps == [3, 2]
 
 
+def test_the_last_step_does_not_depend_on_the_order_of_reports(folder: RunFolder) -> None:
+    """A restart gives up if attempts end at the same step."""
+    reports = reports_to(Recorder(folder, Observer()))
+    assert reports.step is None
+    for host, rank, step in (("gpu01", 0, 7), ("gpu02", 2, 6), ("gpu01", 0, 5)):
+        reports.add(host, f"rank-{rank}.progress", made(step))
+    # Rank 0 resumed from a checkpoint.
+    assert reports.step == 6
+
+
 def test_what_is_wrong_with_a_report_is_shown_once_for_each_host(folder: RunFolder) -> None:
     reports = reports_to(Recorder(folder, notices := Notices()))
     bad = {"event": "progress", "time": 1.0, "step": "7", "total": None}

@@ -71,7 +71,7 @@ class PrintedProgress:
             known = {"total": self._total, **self._known}
             fields = {name: known.pop(name, None) for name in ("step", "total", "loss")}
             report = {"event": "progress", "time": time.time(), "tokens": None, "metrics": known}
-            self._reports.add(stream.host, self._file, report | fields, printed=True)
+            self._reports.add(stream.host, self._file, {**report, **fields, "printed": True})
 
     def _last(self, stream: Stream, piece: bytes) -> dict[str, int | float]:
         """The last numbers of each kind of line."""

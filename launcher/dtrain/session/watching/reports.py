@@ -25,8 +25,8 @@ class ProgressReports:
     """
 
     def __init__(self, plan: LaunchPlan, recorder: Recorder, steps: StepWatch) -> None:
-        self.step: int | None = None
-        """The last step that a worker has reported."""
+        self._last: dict[str, int] = {}
+        """The last step of each worker that has reported one."""
         self.told = False
         """Whether a worker reports its progress through `dtrain.runtime`."""
         self._representative = Representative()
@@ -44,9 +44,13 @@ class ProgressReports:
         self._unwritten: dict[str, events.JournalEvent] = {}
         """The newest events that are not yet in the journal, by kind."""
 
-    def add(self, host: str, file: str, fields: Any, *, printed: bool = False) -> bool:
-        """Add a report from a worker's ``file``, or one that it printed. Returns False if it
-        reports no activity.
+    @property
+    def step(self) -> int | None:
+        """The last step of the worker that is furthest: which report comes last is chance."""
+        return max(self._last.copy().values(), default=None)
+
+    def add(self, host: str, file: str, fields: Any) -> bool:
+        """Add a report from a worker's ``file``. Returns False if it reports no activity.
 
         ``fields`` may have any shape. An error in it is only noted, because what reads the file did
         not cause it.
@@ -58,7 +62,7 @@ class ProgressReports:
             match fields.get("event"):
                 case "progress":
                     progress = Progress.read(process, fields)
-                    self.told |= not printed
+                    self.told |= not progress.printed
                     self._show(host, progress)
                     if progress.step == progress.total:
                         self._steps.end(process)
@@ -72,9 +76,9 @@ class ProgressReports:
         return fields.get("waits") is None
 
     def _show(self, host: str, report: Progress) -> None:
-        self.step = report.step
+        self._last[report.process] = report.step
         self._recorder.observer.on_event(events.ProgressReported(host, report))
-        if self._representative.reports(report.process):
+        if self._representative.reports(report):
             # `dtrain report` counts the time until the first step as the start.
             first = report.step > 0 and not self._begun
             self._begun |= first
