@@ -86,7 +86,9 @@ def test_no_link_waits_for_a_host_that_cannot_arrive(tmp_path: Path) -> None:
         ("command: [./run.sh]", "./run.sh"),
         ("command: [bash, -x, run.sh, --fast]", "run.sh"),
         ("command: [bash, -c, cd x && torchrun --nnodes 2 a.py]", "job.command"),
+        ("command: [bash, -ec, torchrun --nnodes 2 prepare.sh]", "job.command"),
         ("command: [python, a.py, run.sh]", None),
+        ("command: [python, a.py, --prompt, how to start torchrun --nnodes 2]", None),
     ],
 )
 @pytest.mark.parametrize("sync", ["", ", sync: {source: .}"])
@@ -106,6 +108,13 @@ def test_a_shell_script_is_searched_for_launchers_however_it_is_started(
         inspection.check_host("here", connection)
     wanted = [f"{name} starts torchrun, and each host runs it 2 times"] if name else []
     assert [one.seen for one in found if one.subject == "script"] == wanted
+
+
+@pytest.mark.parametrize("program", ["script: /opt/run.sh", "command: [bash, /opt/run.sh]"])
+def test_a_shell_script_in_an_image_is_not_one_of_the_hosts(program: str) -> None:
+    text = "cluster: {hosts: [a], gpus: 2}\njob: {framework: torch, %s, container: {image: x}}"
+    plan_ = build(parse(text % program, "cluster.yaml"))
+    assert (plan_.shell_script, plan_.script_on_host) == (None, None)
 
 
 class Noting(LocalConnection):

@@ -5,8 +5,10 @@ A launch executes the plan, and a dry run shows it. `dtrain.launchplan.build` ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from itertools import pairwise
 from pathlib import PurePath
 
 from dtrain.environ.template import Template
@@ -134,12 +136,23 @@ class LaunchPlan:
     @property
     def script_on_host(self) -> str | None:
         """The script, if the hosts have it: an absolute path may be one inside an image."""
-        script = self.job.script
-        return None if self.job.container and script and script.startswith("/") else script
+        return self._on_host(self.job.script)
 
     @property
     def shell_script(self) -> str | None:
-        """The shell script that the processes run, also as ``command: [bash, run.sh]``."""
-        words = self.job.command or (self.job.script or "",)
+        """The shell script that the processes run, also as ``command: [bash, run.sh]``, if the
+        hosts have it."""
+        command = self.job.command
+        words = [word for word in command if word not in self.shell_texts]
+        words = words if command else [self.job.script or ""]
         program = next((word for word in words if word.endswith((".sh", ".py"))), "")
-        return program if program.endswith(".sh") else None
+        return self._on_host(program) if program.endswith(".sh") else None
+
+    @property
+    def shell_texts(self) -> list[str]:
+        """The commands in ``command: [bash, -c, TEXT]``."""
+        pairs = pairwise(self.job.command)
+        return [text for flag, text in pairs if re.fullmatch("-[a-z]*c", flag)]
+
+    def _on_host(self, file: str | None) -> str | None:
+        return None if self.job.container and file and file.startswith("/") else file

@@ -291,9 +291,7 @@ class Preflight:
 
     def _launcher(self) -> str | None:
         """As `Evidence.launcher`."""
-        # One word is a program, more are commands, as of `bash -c`.
-        commands = (word for word in self._plan.job.command if " " in word)
-        if found := next(filter(None, (launcher_in(text.encode()) for text in commands)), ""):
+        if found := launcher_in("\n".join(self._plan.shell_texts).encode()):
             return found
         script = self._to_send(self._plan.shell_script)
         return None if script is None else launcher_of(str(script))

@@ -47,7 +47,7 @@ class PrintedProgress:
 
     @property
     def unmatched(self) -> bool:
-        """Whether no line of the output was one with a step, and nothing else told of progress."""
+        """Whether no line of the output had a step, and no worker reports its progress."""
         return bool(self._lines) and self._first is None and not self._reports.told
 
     def add(self, stream: Stream, piece: bytes) -> None:
