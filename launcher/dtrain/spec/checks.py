@@ -14,7 +14,7 @@ from dtrain.spec.notify_keys import check_notify
 from dtrain.spec.placeholders import check_placeholders
 from dtrain.spec.problems import Problems, nearest, shown
 from dtrain.spec.program import check_container, check_per, check_program
-from dtrain.spec.progress_line import NEEDS_STEP
+from dtrain.spec.progress_line import MOST, NEEDS_STEP, TOO_MANY, numbers
 from dtrain.spec.schema import Section
 from dtrain.spec.strategies import STRATEGIES, Strategy
 from dtrain.spec.variables import check_variables
@@ -260,5 +260,8 @@ def _some(names: Iterable[str]) -> str:
 
 def _check_progress(progress: Section, problems: Problems) -> None:
     lines = progress.get("line", ())
-    if lines and not any("{step}" in line for line in lines):
+    found = numbers(lines)
+    if lines and "step" not in found:
         problems.add(f"job.progress.line {NEEDS_STEP}", progress.place("line"))
+    if len(found) > MOST:
+        problems.add(f"job.progress.line {TOO_MANY}", progress.place("line"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_/]{0,63})\}")
 _COUNTS = ("step", "total")
@@ -11,6 +12,9 @@ _NUMBER = r"\s*([-+]?(?:[0-9][0-9,_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+
 _SPACE = re.compile(r"(\s+)")
 NEEDS_STEP = "needs {step}, such as step {step} * loss {loss}"
 """The end of a sentence about lines without a step."""
+MOST = 32
+"""Numbers in all lines: `dtrain.runtime.progress` takes no more."""
+TOO_MANY = f"has more than {MOST} numbers"
 
 
 class PrintedLine:
@@ -29,8 +33,8 @@ class PrintedLine:
             raise ValueError(f"has {{{twice}}} twice")
         if touching := re.search(_PLACE.pattern * 2, pattern):
             raise ValueError(f"has nothing between the numbers {touching[0]}")
-        if len(names) > 32:
-            raise ValueError("has more than 32 numbers")
+        if len(names) > MOST:
+            raise ValueError(TOO_MANY)
         self._names = names
         # Each part is sought after the one before, so a pattern of many parts tries no combinations
         # of places, whatever the program prints.
@@ -50,6 +54,11 @@ class PrintedLine:
             name: (int if name in _COUNTS else float)(text.replace(",", "").replace("_", ""))
             for name, text in zip(self._names, texts, strict=True)
         }
+
+
+def numbers(lines: Iterable[str]) -> set[str]:
+    """The names in patterns."""
+    return {name for line in lines for name in _PLACE.findall(line)}
 
 
 def fault(pattern: str) -> str:

@@ -93,9 +93,10 @@ def test_the_step_and_the_loss_on_lines_of_their_own() -> None:
     found = report(reader, stream(0, "stderr"), b" 1%|# | 1/9 [0:01\r 2%|# | 2/9 [0:02\r")
     assert found is not None
     assert (found.step, found.total, found.loss) == (2, 9, None)
+    printed_at = found.time
     found = report(reader, stream(0), b"{'loss': '4.4'}\n{'loss': '4.3'}\n")
     assert found is not None
-    assert (found.step, found.loss) == (2, 4.3)
+    assert (found.step, found.loss, found.time) == (2, 4.3, printed_at)
     found = report(reader, stream(0, "stderr"), b"shards: 1%|# | 1/1 [0:01\r 3%|# | 3/9 [0:02\r")
     assert found is not None
     assert (found.step, found.loss) == (3, 4.3)

@@ -43,6 +43,8 @@ class PrintedProgress:
         """The worker that counts."""
         self._known: dict[str, int | float] = {}
         """The last numbers that it has printed."""
+        self._time = 0.0
+        """When it printed the step: a later line with the loss must not change the rate."""
         self._lock = threading.Lock()
 
     @property
@@ -68,9 +70,11 @@ class PrintedProgress:
             if not found:
                 return
             self._known |= found
+            if "step" in found:
+                self._time = time.time()
             known = {"total": self._total, **self._known}
             fields = {name: known.pop(name, None) for name in ("step", "total", "loss")}
-            report = {"event": "progress", "time": time.time(), "tokens": None, "metrics": known}
+            report = {"event": "progress", "time": self._time, "tokens": None, "metrics": known}
             self._reports.add(stream.host, self._file, {**report, **fields, "printed": True})
 
     def _last(self, stream: Stream, piece: bytes) -> dict[str, int | float]:
