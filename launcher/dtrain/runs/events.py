@@ -162,7 +162,7 @@ class Progressed(JournalEvent):
 
 @dataclass(frozen=True, slots=True)
 class PhasesSpent(JournalEvent):
-    """What the process that represents the job did besides steps, since it began."""
+    """What the first process of the job did besides steps, since it began."""
 
     kind = "phases"
     at: Time

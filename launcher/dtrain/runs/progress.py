@@ -99,7 +99,7 @@ class StepReport:
 
 
 def speaker(plan: LaunchPlan) -> str:
-    """The process whose reports represent the whole job."""
+    """The first process of the job. Its phases, and what any worker prints, count for the job."""
     if plan.job.ranked:
         return names.rank_name(0)
     roles = {process.role for host in plan.hosts for process in host.processes}

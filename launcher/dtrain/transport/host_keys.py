@@ -165,7 +165,7 @@ class KnownHosts:
             return endpoint.error(
                 HostKeyError,
                 f"known_hosts has only {known[0].key} ({known[0].place}), a type of key that "
-                f"dtrain does not support; the server has {key}",
+                f"dtrain does not support; the server has {key}" + (f"; {fault}" if fault else ""),
                 hint="check this fingerprint on the host, and add the key: ssh-keyscan -t "
                 f"{key.kind} -p {endpoint.port} {endpoint.address} >>{known[0].file}",
             )
