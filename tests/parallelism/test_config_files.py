@@ -84,6 +84,18 @@ def test_more_dense_layers_than_there_are() -> None:
     assert shape.parameters == shape.active_parameters
 
 
+def test_older_files_of_deepseek_v4() -> None:
+    config = FILES["deepseek-v4-flash"]["config"]
+    shape = read(config)
+    # DeepSeek-V3's key, which the model does not read.
+    with_dense = read({**config, "first_k_dense_replace": 3})
+    assert with_dense.pattern == shape.pattern
+    assert all(kind.moe_layers == 1 for kind in with_dense.pattern)
+    coarse = read({**config, "compress_rate_csa": 8})
+    assert coarse == read({**config, "compress_rates": {"compressed_sparse_attention": 8}})
+    assert coarse != shape
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value", "message"),
     [
@@ -96,6 +108,7 @@ def test_more_dense_layers_than_there_are() -> None:
         ("deepseek-v4-flash", "layer_types", ["full_attention"] * 43, "layer_types must have"),
         ("deepseek-v4-flash", "layer_types", ["sliding_attention"], "layer_types must have"),
         ("deepseek-v4-flash", "hc_mult", None, "hc_mult is missing"),
+        ("deepseek-v4-flash", "o_groups", 7, "7 o_groups do not divide"),
         ("lfm3", "conv_L_cache", None, "conv_L_cache is missing"),
         ("kimi-linear-48b-a3b", "linear_head_dim", None, "linear_head_dim"),
     ],

@@ -18,9 +18,10 @@ from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.cluster.hardware_table import hardware
 from dtrain.parallelism.constraints import check_sizes
 from dtrain.parallelism.cost import step_time
-from dtrain.parallelism.cost.activations import layer_activations
+from dtrain.parallelism.cost.activations import layer_activations, routed_gradients
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.cost.products import grouped
+from dtrain.parallelism.cost.sharded_memory import Rank
 from dtrain.parallelism.cost.stages import kinds_of_stages, parameters_of_stage, stage_layers
 from dtrain.parallelism.model.flop import attention_flop
 from dtrain.parallelism.model.huggingface import shape_from_config
@@ -271,6 +272,22 @@ def test_experts_on_a_latent_compute_and_exchange_its_elements() -> None:
     assert narrow_time == pytest.approx(wide_time / 4, rel=0.1)
 
 
+def test_experts_on_a_latent_hold_its_elements_in_the_backward_pass() -> None:
+    shape = model("nemotron-3-super")
+    kind = next(one for one in shape.pattern if one.experts)
+    layout = Layout(backend="megatron", data=8, expert=8, sharding="optimizer")
+    whole, alone = (routed_gradients(one, layout, Assumptions()) for one in (shape, kind))
+    assert whole == alone == 2 * 22 * (2688 + 2 * 1024)
+
+
+def test_any_mixture_may_have_experts_on_a_latent() -> None:
+    mixed = {**JAMBA_LIKE, "moe_latent_size": 16}
+    for kind in {*read(mixed).pattern}:
+        assert kind.expert_parameters == 3 * 16 * 32
+    dense = {**mixed, "num_local_experts": 0}
+    assert read(dense) == read({**dense, "moe_latent_size": 0})
+
+
 def test_all_residual_streams_are_kept_and_sent() -> None:
     shape = model("deepseek-v4-flash")
     alone = replace(
@@ -284,6 +301,11 @@ def test_all_residual_streams_are_kept_and_sent() -> None:
     assert four == 4 * one == 4 * 2 * 4096
     four, one = (candidate(each, layout).time.pipeline for each in (shape, alone))
     assert four == pytest.approx(4 * one, rel=0.1)
+    # A layer in its backward pass has what it keeps of all streams, and two gradients of each.
+    four, one = (candidate(each, layout).memory.temporary for each in (shape, alone))
+    assert four - one == pytest.approx((2 * 2 * 5 + 2 * 2 * 3) * 4096 * 4096 / 2**30)
+    four, one = (Rank(each, layout, Assumptions(), 0, 22).stream for each in (shape, alone))
+    assert four == 4 * one
 
 
 def test_tensor_ranks_divide_groups_and_heads_of_all_layers() -> None:

@@ -198,12 +198,10 @@ class Question:
     def _lacking(self) -> str:
         """Return what this question's backend lacks for all layouts of the fastest other one, else
         the size of the problem."""
-        first, *rest = (
-            [*self.refusals(replace(one.layout, backend=self.backend))]
-            for one in self.others[0].layouts
-        )
-        for reason in first:
-            if all(reason in reasons for reasons in rest):
+        first, *rest = (one.layout for one in self.others[0].layouts)
+        for reason in self.refusals(replace(first, backend=self.backend)):
+            # `in` stops at the reason: most layouts share the first one.
+            if all(reason in self.refusals(replace(one, backend=self.backend)) for one in rest):
                 return reason
         return f"a step of {counted(self.global_batch, 'sequence')} on {self.cluster.devices}"
 

@@ -37,8 +37,8 @@ EXPERTS = 1.3
 """Factor of the upper end of the interval with experts: the software of their exchange changes
 fast, and one release of a library took 1.5 times as long as another. 80 % of 539 published step
 times end at 1.7 times the estimate, with equal weight for each of 42 publishers. Layers with parts
-have the same factor: the only published runs that have any took 1.00 to 1.13 times the estimate
-(Nemotron 3 Nano)."""
+have the same factor: 32 published runs that have any took 0.90 to 1.52 times the estimate (Nemotron
+3, DeepSeek-V4 and Qwen3-Next)."""
 
 ROOMY = 0.93
 """Maximum share of a GPU's memory in a layout that leaves room for the estimate's error. Of

@@ -172,7 +172,7 @@ def _whole_peak(rank: Rank, states: StageStates, held: float) -> Phase:
     shape, layout, assumed = rank.shape, rank.layout, rank.assumed
     kept = rank.layers * rank.kept
     if assumed.habits.keeps_outputs and not rank.last:
-        kept += rank.compute * shape.hidden * rank.tokens
+        kept += rank.compute * shape.hidden * shape.streams * rank.tokens
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / layout.tensor
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
@@ -245,14 +245,15 @@ def _split_blocks(rank: Rank) -> float:
 
 def _activation_gradients(rank: Rank) -> float:
     """Bytes per token of the largest gradients that a layer's backward pass holds at once: of a
-    kernel's output and input in the MLP or over the score matrix, and of the residual stream."""
+    kernel's output and input in the MLP or over the score matrix, and of the residual streams."""
     shape, layout, assumed = rank.shape, rank.layout, rank.assumed
     scores = 0 if assumed.flash_attention else shape.heads * shape.seq_len
     widest = max(2 * scores, (2 if shape.gated else 1) * shape.ffn_hidden)
     split = layout.tensor if layout.sequence_parallel else 1
-    own = rank.compute * (widest / layout.tensor + 2 * shape.hidden / split)
+    streams = 2 * shape.hidden * shape.streams / split
+    own = rank.compute * (widest / layout.tensor + streams)
     routed = routed_gradients(shape, layout, assumed)
-    return max(own, routed + rank.compute * 2 * shape.hidden / split)
+    return max(own, routed + rank.compute * streams)
 
 
 def _by_runtime(stage: Stage) -> Memory:

@@ -81,12 +81,10 @@ class Lora:
                 else [(h, queries)]
             )
         adapters = self.rank * sum(map(sum, sides))
-        dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
-        mlps, width = 1, dense
         if moe:
-            routed = shape.experts_per_token if active else shape.experts
-            adapters += routed * shape.expert_adapter_parameters
-            mlps, width = shape.shared_experts, shape.ffn_hidden
+            copies = (shape.experts_per_token if active else shape.experts) + shape.shared_experts
+            return adapters + copies * shape.expert_adapter_parameters
         if self.adapts_mlp:
-            adapters += mlps * self.rank * shape.matrices * (h + width)
+            dense = (shape.dense_ffn_hidden if shape.experts else 0) or shape.ffn_hidden
+            adapters += self.rank * shape.matrices * (h + dense)
         return adapters

@@ -44,6 +44,8 @@ COMPRESSED = "deepseek_v4"
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {"sliding_attention": 0, _SPARSE: 4, _HEAVY: 128}
 """Its types of layers, and the usual number of tokens that an entry of keys stands for."""
+_OLD_RATES = {_SPARSE: "compress_rate_csa", _HEAVY: "compress_rate_hca"}
+"""Keys of older files that replace such a number."""
 _MAMBA_HEADS = ("mamba_num_heads", "mamba_n_heads")
 _MAMBA_SIZE = ("mamba_head_dim", "mamba_d_head")
 _KDA_HEADS = ("linear_num_heads", "linear_attn_config.num_heads")
@@ -81,8 +83,7 @@ def arranged(file: ConfigFile, base: Shape) -> Shape:
     moe = _moe_at(file, base)
     own = _own_sizes(file, base.layers, base.heads)
     in_order = all(moe(place) == (place >= base.dense_layers) for place in range(base.layers))
-    latent = base.experts and file.count("moe_latent_size")
-    plain = set(types) <= ATTENTIONS and not (base.parts or own or latent)
+    plain = set(types) <= ATTENTIONS and not (base.parts or own or _latent(file, base))
     if plain and (in_order or not base.experts):
         return base
     kinds = _kinds(file, base)
@@ -183,11 +184,16 @@ def _moe_at(file: ConfigFile, base: Shape) -> Callable[[int], bool]:
     return lambda place: place >= base.dense_layers
 
 
+def _latent(file: ConfigFile, base: Shape) -> tuple[LatentExperts, ...]:
+    size = file.count("moe_latent_size") if base.experts else 0
+    return (LatentExperts(size),) if size else ()
+
+
 def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
     """Return a function from a layer's type, and whether it has experts, to its shape."""
     whole = replace(base, layers=1, dense_layers=0, dense_ffn_hidden=0, name="")
-    if latent := file.count("moe_latent_size"):
-        whole = replace(whole, parts=(*base.parts, LatentExperts(latent)))
+    latent = _latent(file, base)
+    whole = replace(whole, parts=(*base.parts, *latent))
     width = base.dense_ffn_hidden or (base.experts and file.count("intermediate_size"))
     dense = replace(
         whole, experts=0, experts_per_token=0, shared_experts=0, parts=base.parts,
@@ -203,10 +209,11 @@ def _kinds(file: ConfigFile, base: Shape) -> Callable[[str, bool], Shape]:
         if type_ not in ATTENTIONS:
             return replace(
                 one, heads=0, kv_heads=0, kv_rank=0, query_rank=0, rope_head_size=0,
-                value_head_size=0, parts=(_mixer(file, type_, one.hidden),),
+                value_head_size=0,
+                parts=(_mixer(file, type_, one.hidden), *(latent if moe else ())),
             )  # fmt: skip
         if file.model_type.startswith(_GATED_ATTENTION):
-            return replace(one, parts=(OutputGate(one.heads * one.head_size),))
+            return replace(one, parts=(OutputGate(one.heads * one.head_size), *one.parts))
         return one
 
     return kind
@@ -241,16 +248,21 @@ def _compressed(file: ConfigFile, base: Shape) -> Shape:
     if len(types) < layers or not {*types} <= _RATES.keys():
         file.refuse(f"layer_types must have one of {', '.join(_RATES)} for each layer")
     streams = HyperConnections(file.needed("hc_mult"))
-    alone = replace(base, layers=1, heads=0, kv_heads=0, attended=0, name="")
+    if base.heads * base.head_size % file.needed("o_groups"):
+        file.refuse(f"{file.needed('o_groups')} o_groups do not divide the output of attention")
+    # All layers have experts.
+    base = replace(base, attended=0, dense_layers=0, dense_ffn_hidden=0)
+    alone = replace(base, layers=1, heads=0, kv_heads=0, name="")
     kinds = {
         type_: replace(alone, parts=(_compressed_attention(file, base, type_), streams))
         for type_ in {*types}
     }
-    return replace(base, attended=0, pattern=tuple(kinds[type_] for type_ in types))
+    return replace(base, pattern=tuple(kinds[type_] for type_ in types))
 
 
 def _compressed_attention(file: ConfigFile, base: Shape, type_: str) -> CompressedAttention:
     usual = _RATES[type_]
+    given = [_OLD_RATES[type_], f"compress_rates.{type_}"] if usual else []
     attention = CompressedAttention(
         heads=base.heads,
         head_size=base.head_size,
@@ -259,7 +271,7 @@ def _compressed_attention(file: ConfigFile, base: Shape, type_: str) -> Compress
         output_rank=file.needed("o_lora_rank"),
         window=file.needed("sliding_window"),
         length=base.seq_len,
-        rate=usual and (file.count(f"compress_rates.{type_}") or usual),
+        rate=file.count(*given) or usual,
     )
     if type_ != _SPARSE:
         return attention

@@ -1,5 +1,5 @@
 """What a layer can have beside attention and an MLP: a decoder's attention to an encoder, experts
-on a latent, and what diffusion transformers add.
+on a latent, several residual streams, and what diffusion transformers add.
 
 A `LayerPart` says what it costs for each token; the modules of ``cost`` add this to the costs of
 the layer's attention and MLP. Sizes are numbers of elements, FLOPs are of one forward pass.
@@ -57,9 +57,9 @@ class LayerPart:
 
     @property
     def exchanged(self) -> float:
-        """Elements of a token that context ranks exchange, so that each has some heads of the whole
-        sequence: the inputs and the output of a scan (Megatron-Core's ``mamba_context_parallel``).
-        """
+        """Elements of a token that context ranks exchange: so that each has some heads of the whole
+        sequence, the inputs and the output of a scan (Megatron-Core's ``mamba_context_parallel``);
+        or keys."""
         return 0.0
 
     @property

@@ -180,7 +180,7 @@ class Shape(KeepsHash):
     @cached_property
     def expert_width(self) -> int:
         """Elements of a token that a routed expert reads and writes."""
-        return next((part.expert_width for part in self.parts if part.expert_width), self.hidden)
+        return max((part.expert_width for part in self.every_part), default=0) or self.hidden
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -245,10 +245,10 @@ class Shape(KeepsHash):
 
     @property
     def expert_adapter_parameters(self) -> int:
-        """Parameters of the adapters of one routed expert."""
+        """Parameters of the adapters of one expert."""
         if self.lora is None or not self.lora.adapts_mlp:
             return 0
-        return self.lora.rank * self.matrices * (self.expert_width + self.ffn_hidden)
+        return self.lora.rank * self.matrices * (self.hidden + self.ffn_hidden)
 
     @cached_property
     def trained_parameters(self) -> int:
