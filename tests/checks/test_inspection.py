@@ -87,6 +87,8 @@ def test_no_link_waits_for_a_host_that_cannot_arrive(tmp_path: Path) -> None:
         ("command: [bash, -x, run.sh, --fast]", "run.sh"),
         ("command: [bash, -c, cd x && torchrun --nnodes 2 a.py]", "job.command"),
         ("command: [bash, -ec, torchrun --nnodes 2 prepare.sh]", "job.command"),
+        ("command: [bash, -Ec, torchrun --nnodes 2 a.py]", "job.command"),
+        ("command: [bash, -lc, ./run.sh]", "./run.sh"),
         ("command: [python, a.py, run.sh]", None),
         ("command: [python, a.py, --prompt, how to start torchrun --nnodes 2]", None),
     ],

@@ -142,8 +142,9 @@ class LaunchPlan:
     def shell_script(self) -> str | None:
         """The shell script that the processes run, also as ``command: [bash, run.sh]``, if the
         hosts have it."""
-        command = self.job.command
-        words = [word for word in command if word not in self.shell_texts]
+        command, texts = self.job.command, self.shell_texts
+        # `bash -c ./run.sh` also runs a script.
+        words = [word for word in command if word not in texts or len(word.split()) == 1]
         words = words if command else [self.job.script or ""]
         program = next((word for word in words if word.endswith((".sh", ".py"))), "")
         return self._on_host(program) if program.endswith(".sh") else None
@@ -152,7 +153,7 @@ class LaunchPlan:
     def shell_texts(self) -> list[str]:
         """The commands in ``command: [bash, -c, TEXT]``."""
         pairs = pairwise(self.job.command)
-        return [text for flag, text in pairs if re.fullmatch("-[a-z]*c", flag)]
+        return [text for flag, text in pairs if re.fullmatch("-[A-Za-z]*c", flag)]
 
     def _on_host(self, file: str | None) -> str | None:
         return None if self.job.container and file and file.startswith("/") else file

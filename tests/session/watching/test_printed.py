@@ -163,12 +163,14 @@ def test_a_worker_that_reports_its_progress_replaces_a_lower_rank_that_prints(
     """As the last stage of a pipeline."""
     folder, plan = RunFolder(tmp_path), planned()
     reports = ProgressReports(plan, Recorder(folder, Observer()), StepWatch(plan.world_size))
-    PrintedProgress(plan, reports).add(stream(0), b"step 1 loss 1\n")
+    PrintedProgress(plan, reports).add(stream(0), b"step 7 loss 1\n")
+    assert reports.step == 7
     said = {"event": "progress", "time": 1.0, "total": 9, "loss": 1.0, "tokens": None}
     reports.add("b", "rank-3.progress", {**said, "metrics": {}, "step": 2})
     reports.close()
+    assert reports.step == 2
     journaled = [event for _, event in JournalReader(folder.journal).read()]
-    assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [1, 2]
+    assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [7, 2]
 
 
 def test_an_evaluator_counts_only_if_no_worker_prints() -> None:
