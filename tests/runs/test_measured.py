@@ -30,10 +30,13 @@ def test_what_made_the_steps_slower_than_planned(
     assert said in text if said else not text
 
 
-def test_a_step_has_no_time_between_reports_of_two_processes() -> None:
+def test_a_step_has_no_time_between_reports_of_two_sources() -> None:
     reports = [
-        Progress(process, float(step), step, None, None, None, {})
-        for process, step in (("rank-3", 1), ("rank-3", 3), ("rank-0", 9), ("rank-0", 11))
-    ]
+        Progress(process, float(step), step, None, None, None, {}, printed)
+        for process, printed, steps in (
+            ("rank-0", True, (1, 3)), ("rank-0", False, (5, 7)), ("rank-3", False, (9, 11)),
+        )
+        for step in steps
+    ]  # fmt: skip
     curve = points([(one.time, Progressed(one)) for one in reports])
-    assert [point.step_time for point in curve] == [None, 1.0, None, 1.0]
+    assert [point.step_time for point in curve] == [None, 1.0] * 3

@@ -99,10 +99,11 @@ def test_a_count_of_tokens_that_begins_again_is_no_negative_pace() -> None:
     assert pace.steps_per_second == pytest.approx(1.0)
 
 
-def test_the_pace_of_another_process_begins_anew() -> None:
-    """The clocks of two hosts may differ."""
+@pytest.mark.parametrize("change", [{"process": "rank-3"}, {"printed": True}])
+def test_the_pace_of_another_process_begins_anew(change: dict[str, Any]) -> None:
+    """The clocks of two hosts may differ, also from that of the launcher, which reads output."""
     pace = Pace()
-    pace.add(replace(report(0.0, 50), process="rank-3"))
+    pace.add(replace(report(0.0, 50), **change))
     pace.add(report(0.1, 60))
     assert pace.steps_per_second is None
     pace.add(report(1.1, 61))

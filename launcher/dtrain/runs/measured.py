@@ -65,7 +65,7 @@ def points(records: Records) -> list[Point]:
                 before = None
             case events.Progressed(report):
                 seconds = rate = None
-                if before is not None and before.process != report.process:
+                if before is not None and before.source != report.source:
                     before = None
                 if before is not None and report.time > before.time and report.step > before.step:
                     spent = report.time - before.time

@@ -52,6 +52,11 @@ class Progress:
     """Whether it is from the output, see `job.progress`."""
 
     @property
+    def source(self) -> tuple[str, bool]:
+        """What its time is from: the launcher's clock says when a line was printed."""
+        return self.process, self.printed
+
+    @property
     def reached(self) -> str:
         """``step 120 of 240``."""
         return f"step {self.step:,}" + (f" of {self.total:,}" if self.total is not None else "")
@@ -131,7 +136,7 @@ class Pace:
     def add(self, report: Progress) -> None:
         last = self._reports[-1] if self._reports else report
         again = report.step < last.step or (report.tokens or 0) < (last.tokens or 0)
-        if again or report.process != last.process:
+        if again or report.source != last.source:
             # It resumed from a checkpoint or began to count again, or another one represents the
             # job, whose clock may differ.
             self._reports.clear()
