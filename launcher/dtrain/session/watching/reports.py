@@ -25,8 +25,10 @@ class ProgressReports:
     """
 
     def __init__(self, plan: LaunchPlan, recorder: Recorder, steps: StepWatch) -> None:
-        self._last: tuple[dict[str, int], dict[str, int]] = {}, {}
-        """The last step of each worker that has reported one, and of each that has printed one."""
+        self._reported: dict[str, int] = {}
+        """The last step of each worker that has reported one."""
+        self._printed: dict[str, int] = {}
+        """The last step of each worker that has printed one."""
         self.told = False
         """Whether a worker reports its progress through `dtrain.runtime`."""
         self._representative = Representative()
@@ -48,7 +50,8 @@ class ProgressReports:
     def step(self) -> int | None:
         """The last step of the worker that is furthest: which report comes last is chance. What is
         printed only counts without other reports."""
-        return max(self._last[not self.told].copy().values(), default=None)
+        last = self._reported if self.told else self._printed
+        return max(last.copy().values(), default=None)
 
     def add(self, host: str, file: str, fields: Any) -> bool:
         """Add a report from a worker's ``file``. Returns False if it reports no activity.
@@ -77,7 +80,8 @@ class ProgressReports:
         return fields.get("waits") is None
 
     def _show(self, host: str, report: Progress) -> None:
-        self._last[report.printed][report.process] = report.step
+        last = self._printed if report.printed else self._reported
+        last[report.process] = report.step
         self._recorder.observer.on_event(events.ProgressReported(host, report))
         if self._representative.reports(report):
             # `dtrain report` counts the time until the first step as the start.
