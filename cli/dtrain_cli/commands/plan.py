@@ -57,6 +57,9 @@ def plan(
     ] = None,
     experts: Annotated[int | None, option("Model: experts in each layer.")] = None,
     experts_per_token: Annotated[int | None, option("Model: experts per token.")] = None,
+    mtp: Annotated[
+        int | None, option("Further tokens that each position predicts (MTP); default: 0.")
+    ] = None,
     vocab: Annotated[int | None, option("Vocabulary size.")] = None,
     seq_len: Annotated[int | None, option("Tokens in one sequence.")] = None,
     global_batch: Annotated[

@@ -13,6 +13,7 @@ from dtrain.parallelism.cluster.efficiency import Efficiency, of_gpu
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Gpu, GpuCluster, Precision
 from dtrain.parallelism.cluster.probe import Probe
 from dtrain.parallelism.constraints import check_sizes
+from dtrain.parallelism.model.further import with_further_tokens
 from dtrain.parallelism.model.shape import Shape
 from dtrain.parallelism.model.sizes import parse_count
 from dtrain.parallelism.question import KEPT, Question
@@ -39,7 +40,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     found = cluster_of(request, spec, table, ask, probe)
     cluster = found.cluster
     training = (spec.job.training if spec else None) or Training()
-    shape = shape_of(request, training)
+    shape = with_further_tokens(shape_of(request, training), request.mtp or 0)
     precision, note = _precision(request, training, cluster.gpu)
     shape = replace(shape, lora=lora_of(request, shape, precision))
     batch, batch_source = batch_of(request, training, shape, cluster)

@@ -44,6 +44,8 @@ class PlanRequest:
     """A Hugging Face ``config.json``."""
     sizes: Mapping[str, int | None] = field(default_factory=dict)
     """Values of `MODEL_SIZES`; at least ``layers`` and ``hidden``."""
+    mtp: int | None = None
+    """Further tokens that the model predicts at each position."""
     vocab: int | None = None
     seq_len: int | None = None
     global_batch: int | None = None

@@ -30,6 +30,7 @@ The columns:
   may say that it ``exchanges tokens again``.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
+- Notes name the further tokens that a model predicts (``MTP 1``).
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
 - Notes also say what differs in memory: ``Triton kernels for loss and norms and SwiGLU``,
   ``reshard_after_forward=False``, ``mem_efficient_linear=False``, ``gathered in fp32``, ``the loop

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.model.further import with_further_tokens
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
 from planner.published.rows import Row, UnusableError, count, number
@@ -68,6 +69,17 @@ def known(name: str) -> Shape | None:
 
 
 def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
+    """The model, with the further tokens that it predicts if the notes say so (``MTP 1``).
+
+    Raises:
+        UnusableError: layers or hidden size are not known.
+    """
+    further = re.search(r"\bMTP (\d)", row.get("notes", ""))
+    shape = _without_further_tokens(row, tensor=tensor, seq_len=seq_len)
+    return with_further_tokens(shape, int(further[1]) if further else 0)
+
+
+def _without_further_tokens(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
     """The row's columns, completed from the published model with its name, or from its family.
 
     A column always overrides the name. If both leave a value open, the family's default applies:

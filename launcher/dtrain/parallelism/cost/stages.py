@@ -40,7 +40,8 @@ class StageRank:
     @cached_property
     def embedding(self) -> float:
         """Parameters of the embedding."""
-        return self.shape.embedding_parameters / self.layout.tensor if self.first else 0.0
+        held = has_embedding(self.shape, self.layout, self.stage)
+        return self.shape.embedding_parameters / self.layout.tensor if held else 0.0
 
 
 def stage_layers(shape: Shape, layout: Layout, fullest: str = "") -> tuple[int, ...]:
@@ -202,6 +203,13 @@ def _spread(layers: int, stages: int, head: float) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def has_embedding(shape: Shape, layout: Layout, stage: int) -> bool:
+    """Return whether a stage has the embedding. The last one may have a copy, which a tied output
+    layer is already."""
+    copied = stage == layout.pipeline - 1 and not shape.tied
+    return stage == 0 or (copied and any(part.embeds for part in shape.every_part))
+
+
 def parameters_of_stage(
     shape: Shape, layout: Layout, layers: int, stage: int
 ) -> tuple[float, float]:
@@ -215,7 +223,7 @@ def parameters_of_stage(
         dense = moe * (shape.layer_parameters(moe=True) - every)
         dense += (layers - moe) * shape.layer_parameters(moe=False)
         routed = moe * every
-    if stage == 0:
+    if has_embedding(shape, layout, stage):
         dense += shape.embedding_parameters
     if stage == layout.pipeline - 1 and not (shape.tied and stage == 0):
         dense += shape.head_parameters
