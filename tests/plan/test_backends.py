@@ -11,7 +11,7 @@ import pytest
 
 from dtrain.diagnostics import UsageError
 from dtrain.launchplan.build import build
-from dtrain.parallelism.answer.alternatives import faster_backend, hidden_exchange
+from dtrain.parallelism.answer.alternatives import faster_backend, hidden_exchange, whole_graph
 from dtrain.parallelism.backends import refusals
 from dtrain.parallelism.cluster.efficiency import of_family
 from dtrain.parallelism.cluster.hardware import Precision
@@ -327,6 +327,37 @@ def test_a_plan_says_what_exchanges_beside_the_computation_would_gain() -> None:
     assert f"would take {hidden.time.total:.1f} s for this layout" in line
     assert "`overlap_experts`" in line
     assert hidden_exchange(ask("llama-3-8b", "h100-80gb", 32).answer()) == ""
+
+
+def test_a_plan_says_what_one_graph_of_a_step_would_gain() -> None:
+    fixed = {"tensor": 1, "pipeline": 2, "context": 1, "expert": 32, "micro_batch": 1}
+    asked = PlanRequest(
+        model="deepseek-v3",
+        gpus=256,
+        gpu="gb300",
+        precision="fp8",
+        global_batch=4096,
+        overlap_experts=True,
+        fixed=fixed,
+    )
+    answer = pose(asked).answer()
+    graph = pose(replace(asked, cuda_graph=True)).answer()
+    assert answer.question.backend == graph.question.backend == "megatron"
+    assert graph.best.time.host == 0
+    same = graph.question.candidate(answer.best.layout)
+    line = whole_graph(answer)
+    assert f"would take {same.time.total:.1f} s for this layout" in line
+    assert any("--cuda-graph-impl full_iteration" in note for note in graph.notes)
+    assert whole_graph(graph) == ""
+    # Long micro-batches keep the GPU busy.
+    assert whole_graph(ask("llama-3-70b", "h100-80gb", 64).answer()) == ""
+
+
+def test_only_megatron_has_one_graph_of_a_step() -> None:
+    asked = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100", cuda_graph=True)
+    assert pose(asked).answer().question.backend == "megatron"
+    with pytest.raises(UsageError, match="does not support a CUDA graph of the whole step"):
+        pose(replace(asked, backend="torchtitan")).answer()
 
 
 def test_only_megatron_exchanges_beside_the_computation_and_without_full_recompute() -> None:

@@ -118,6 +118,21 @@ def test_the_overlap_of_experts_stays_in_the_file_until_a_plan_has_none(
     assert "# --overlap-moe-expert-parallel-comm and what `dtrain help keys`" in file.read_text()
 
 
+def test_the_graph_of_a_step_stays_in_the_file_until_a_plan_has_none(
+    dtrain: Any, tmp_path: Path
+) -> None:
+    plan = ("plan", "--model", "llama-3-8b", "--backend", "megatron", "--output", "c.yaml")
+    asked = ("--gpu", "h100", "--gpus", "16", "--cuda-graph")
+    file = tmp_path / "c.yaml"
+    for more, graph in ((asked, True), (("c.yaml",), True), (("c.yaml", "--no-cuda-graph"), False)):
+        done = dtrain(*plan, *more)
+        assert done.returncode == 0, done.stderr
+        assert read(file).job.training.cuda_graph is graph  # type: ignore[union-attr]
+        assert ("a CUDA graph of the whole step needs" in " ".join(done.stdout.split())) is graph
+    # The note in the file.
+    assert "# --cuda-graph-impl full_iteration and what `dtrain help keys`" in file.read_text()
+
+
 @pytest.mark.parametrize(
     ("fixed", "strategy"),
     [

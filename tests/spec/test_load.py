@@ -123,7 +123,7 @@ def test_every_key_is_read() -> None:
         sequence_parallel=True,
         offload=True,
     )
-    assert work.training == Training(512, "bf16", 2048, 32, False)
+    assert work.training == Training(512, "bf16", 2048, 32, False, False)
     assert work.expected == Expected(7.15, 6.3, 66.4, 640.2, 312)
     assert work.restart == Restart(3, 120.0)
     assert work.elastic == Elastic(4)

@@ -14,7 +14,7 @@ import typer
 
 from dtrain import api
 from dtrain.diagnostics import ExitCode, UsageError
-from dtrain.parallelism.answer.alternatives import faster_backend, hidden_exchange
+from dtrain.parallelism.answer.alternatives import faster_backend, hidden_exchange, whole_graph
 from dtrain.parallelism.cluster.hardware import PRECISIONS
 from dtrain.parallelism.question import Answer
 from dtrain.planning.request import FIXABLE, MODEL_SIZES, PlanRequest
@@ -108,6 +108,10 @@ def plan(
     overlap_experts: Annotated[
         bool | None,
         flag("Software that computes while experts exchange tokens; default: from FILE, else not."),
+    ] = None,
+    cuda_graph: Annotated[
+        bool | None,
+        flag("Software with one CUDA graph of a whole step; default: from FILE, else not."),
     ] = None,
     gpus: Annotated[int | None, option("Cluster: total number of GPUs.")] = None,
     gpu: Annotated[
@@ -250,8 +254,8 @@ def _layouts(
 ) -> str:
     """Write the requested files, and return the text for stdout."""
     # Each output imports what it needs: most plans read and write no file.
-    others = filter(None, (faster_backend(answer), hidden_exchange(answer)))
-    notes = (*answer.notes, *others)
+    others = (faster_backend(answer), hidden_exchange(answer), whole_graph(answer))
+    notes = (*answer.notes, *filter(None, others))
     done: list[str] = []
     if output is not None:
         done.append(_write_layout(answer, output, file, settings or ()))

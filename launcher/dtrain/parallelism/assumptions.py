@@ -302,6 +302,7 @@ class Assumptions(KeepsHash):
         *,
         narrow_states: bool = False,
         hides_exchange: bool = False,
+        one_graph: bool = False,
     ) -> Assumptions:
         """Return what ``backend`` does on a GPU. FlashAttention-2 needs an A100 or newer; on older
         GPUs, PyTorch has a kernel that keeps no score matrix either, and other software has none.
@@ -313,6 +314,7 @@ class Assumptions(KeepsHash):
             quantized=fp8_copies(gpu) if precision == "fp8" and backend == "megatron" else 0.0,
             narrow_states=narrow_states,
             hides_exchange=hides_exchange,
+            one_graph=one_graph,
             expert_kernels=BACKENDS[backend].expert_kernels,
             module_work=BACKENDS[backend].module_work,
             sharding_work=BACKENDS[backend].sharding_work,

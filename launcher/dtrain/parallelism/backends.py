@@ -95,6 +95,8 @@ class Backend:
     """The setting with which parameters, gradients and Adam's moments all have 16 bits, if any."""
     hides_exchange: str = ""
     """The setting with which tokens are exchanged between experts while others compute, if any."""
+    one_graph: str = ""
+    """The setting with which one CUDA graph has a whole step, if any."""
     shards_optimizer_alone: bool = True
     """Whether it has ZeRO-1. torchtitan shards by FSDP2: the gradients too, and at least between
     steps the parameters."""
@@ -144,6 +146,7 @@ BACKENDS: dict[BackendName, Backend] = {
             sharding_work=MEGATRON_FSDP,
             frozen_bits=(16, 8),
             hides_exchange="--overlap-moe-expert-parallel-comm",
+            one_graph="--cuda-graph-impl full_iteration",
         ),
         Backend(
             "torchtitan",
@@ -233,6 +236,7 @@ def refusals(
     *,
     narrow_states: bool = False,
     hides_exchange: bool = False,
+    one_graph: bool = False,
     on_cpus: bool = False,
 ) -> Iterator[str]:
     """Yield the reasons why the layout's backend cannot train ``shape`` this way, if any."""
@@ -252,6 +256,8 @@ def refusals(
         yield "exchanges between experts beside the computation"
     elif hides_exchange and layout.recompute == "full":
         yield "full recompute with exchanges between experts beside the computation"
+    if one_graph and not backend.one_graph:
+        yield "a CUDA graph of the whole step"
     if shape.lora is not None:
         yield from _untrained_adapters(shape.lora, layout)
     if layout.expert > 1 and layout.recompute == "selective" and not backend.recomputes_experts:

@@ -60,6 +60,8 @@ class Question:
     """Whether all states have 16 bits, as in `Assumptions`."""
     hides_exchange: bool = False
     """As in `Assumptions`."""
+    one_graph: bool = False
+    """As in `Assumptions`."""
     framework: Literal["torch", "tensorflow"] = "torch"
     backend: BackendName = "runtime"
     backend_from: Literal["", "backend", "trials", "strategy"] = "backend"
@@ -256,6 +258,7 @@ class Question:
             self.precision,
             narrow_states=self.narrow_states,
             hides_exchange=self.hides_exchange,
+            one_graph=self.one_graph,
             on_cpus=self.cluster.gpu.is_cpu,
         )
 
@@ -270,6 +273,7 @@ class Question:
             backend,
             narrow_states=self.narrow_states,
             hides_exchange=self.hides_exchange,
+            one_graph=self.one_graph,
         )
 
 
@@ -297,6 +301,12 @@ class Answer:
                 f"`{backend.hides_exchange}` in {backend.title} (Megatron-Core 0.14; a pipeline of "
                 "it must be interleaved), or other software such as DualPipe: the script turns it "
                 "on, not dtrain"
+            )
+        if question.one_graph:
+            notes.append(
+                f"a CUDA graph of the whole step needs `{backend.one_graph}` in {backend.title} "
+                "(Megatron-Core 0.18; experts also need a fixed capacity or `--moe-paged-stash`, "
+                "whose buffers the memory does not count): the script turns it on, not dtrain"
             )
         return tuple(notes)
 

@@ -218,6 +218,7 @@ class _Choices:
                 self.assumed.precision,
                 narrow_states=self.assumed.narrow_states,
                 hides_exchange=self.assumed.hides_exchange,
+                one_graph=self.assumed.one_graph,
                 on_cpus=self.cluster.gpu.is_cpu,
             )
         )

@@ -57,6 +57,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         precision=precision,
         narrow_states=_narrow_states(request, training, framework, precision),
         hides_exchange=_hides_exchange(request, training, shape, framework),
+        one_graph=_one_graph(request, training, framework),
         framework=framework,
         backend=backend or "runtime",
         backend_from=_backend_from(request, backend, strategy),
@@ -96,7 +97,7 @@ def _framework(
         raise UsageError(text, hint="use torch or tensorflow")
     names = ("backend", "lora_rank", "state_bits")
     for_torch = [*request.fixed, *(name for name in names if getattr(request, name) is not None)]
-    for_torch += ["overlap_experts"] if request.overlap_experts else []
+    for_torch += [name for name in ("overlap_experts", "cuda_graph") if getattr(request, name)]
     if for_torch:
         raise UsageError(
             f"`{for_torch[0]}` applies only to torch layouts",
@@ -233,6 +234,12 @@ def _hides_exchange(request: PlanRequest, training: Training, shape: Shape, fram
             hint="use `recompute='selective'`",
         )
     return True
+
+
+def _one_graph(request: PlanRequest, training: Training, framework: str) -> bool:
+    """Return whether one CUDA graph has a step: as the request says, or else the cluster file."""
+    given = training.cuda_graph if request.cuda_graph is None else request.cuda_graph
+    return bool(given) and framework == "torch"
 
 
 def _tokens_of(request: PlanRequest, step: int) -> int | None:

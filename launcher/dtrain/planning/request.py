@@ -61,6 +61,8 @@ class PlanRequest:
     """16 or 32: bits of Adam's moments, and whether there is a copy of the parameters in 32."""
     overlap_experts: bool | None = None
     """Whether the software exchanges tokens between experts while it computes others."""
+    cuda_graph: bool | None = None
+    """Whether one CUDA graph has the whole step, so that no GPU waits for its host."""
     gpus: int | None = None
     gpu: str | None = None
     gpus_per_host: int | None = None

@@ -26,6 +26,9 @@ def written(answer: Answer, text: str | None, *, file: str) -> str:
     hides = answer.question.hides_exchange
     if hides or "overlap_experts" in (text or ""):
         training["overlap_experts"] = hides
+    graph = answer.question.one_graph
+    if graph or "cuda_graph" in (text or ""):
+        training["cuda_graph"] = graph
     if text is not None:
         return write_layout(text, keys, file=file)
     cluster = answer.question.cluster

@@ -124,3 +124,5 @@ class Training:
     """32, or 16 if weights, gradients and Adam's moments have no copy in 32. ``None`` means 32."""
     overlap_experts: bool | None = None
     """Whether experts exchange tokens while others are computed. ``None`` means no."""
+    cuda_graph: bool | None = None
+    """Whether one CUDA graph has the whole step. ``None`` means no."""

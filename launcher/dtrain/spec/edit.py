@@ -55,10 +55,11 @@ def write_layout(text: str, keys: Mapping[str, Any], *, file: str = "the cluster
     return mark + edited
 
 
-_OVERLAP = (
-    "  # dtrain does not turn on overlap_experts below: the script does. Megatron-LM needs",
-    "  # --overlap-moe-expert-parallel-comm and what `dtrain help keys` says of the key",
-)
+_BY_SCRIPT = {
+    "overlap_experts": "--overlap-moe-expert-parallel-comm",
+    "cuda_graph": "--cuda-graph-impl full_iteration",
+}
+"""Keys of `job.training` that only the script turns on, and what Megatron-LM needs for each."""
 
 
 def new_file(
@@ -93,7 +94,15 @@ def new_file(
         f"  strategy: {yaml_text.literal(keys['strategy'])}",
         "  # CHANGE: your training script; it gets the layout in the environment variables",
         "  # DTRAIN_LAYOUT and DTRAIN_TRAINING",
-        *(_OVERLAP if keys["training"].get("overlap_experts") else []),
+        *(
+            line
+            for key, setting in _BY_SCRIPT.items()
+            if keys["training"].get(key)
+            for line in (
+                f"  # dtrain does not turn on {key} below: the script does. Megatron-LM needs",
+                f"  # {setting} and what `dtrain help keys` says of the key",
+            )
+        ),
         "  script: train.py",
         *(
             line

@@ -159,6 +159,14 @@ TRAINING = SectionType(
             "a pipeline, and CUDA_DEVICE_MAX_CONNECTIONS above 1, such as 32.",
             example="true",
         ),
+        "cuda_graph": Field(
+            Flag(),
+            "Whether one CUDA graph has the whole step, as `dtrain plan --cuda-graph` assumes. A "
+            "script for Megatron-LM then needs `cuda_graph_impl` full_iteration (Megatron-Core "
+            "0.18), no checks of NaN in losses and gradients, and for experts a fixed capacity or "
+            "`moe_paged_stash`.",
+            example="true",
+        ),
     }
 )
 

@@ -66,6 +66,7 @@ def test_the_cluster_file_overrides_the_script() -> None:
         ("fsdp", None, Training(precision="nvfp4"), "nvfp4 needs"),
         ("fsdp", None, Training(state_bits=16), "keeps weights in 32 bits"),
         ("fsdp", None, Training(overlap_experts=True), "does not exchange tokens beside"),
+        ("fsdp", None, Training(cuda_graph=True), "has no CUDA graph of the whole step"),
         (
             "3d",
             Layout(context=4, data=2),

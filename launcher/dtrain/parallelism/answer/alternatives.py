@@ -343,6 +343,24 @@ def hidden_exchange(answer: Answer) -> str:
     )
 
 
+def whole_graph(answer: Answer) -> str:
+    """Return one line on the time that a step takes as one CUDA graph; '' if that is no large gain,
+    or the backend cannot."""
+    best, question = answer.best, answer.question
+    setting = backend_of(best.layout).one_graph
+    other_device = without_backend(question.cluster.gpu)
+    if not (answer.fits and setting) or question.one_graph or other_device:
+        return ""
+    graph = replace(best, assumed=replace(best.assumed, one_graph=True))
+    if best.time.total / graph.time.total - 1 < CLOSE:
+        return ""
+    return (
+        f"GPUs wait for their hosts in {percent(best.time.host / best.time.total)} of a step: "
+        f"software with one CUDA graph of the whole step (Megatron-LM's `{setting}`) would take "
+        f"{seconds(graph.time.total)} for this layout; plan for it with `cuda_graph`"
+    )
+
+
 def faster_backend(answer: Answer) -> str:
     """Return one line on the fastest other backend; '' if none is faster."""
     question = answer.question

@@ -57,6 +57,10 @@ def resolve(
             "overlap_experts: this runtime does not exchange tokens beside the computation; leave"
             " it out"
         )
+    if training.cuda_graph:
+        raise ValueError(
+            "cuda_graph: this runtime has no CUDA graph of the whole step; leave it out"
+        )
     _one_of("precision", training.precision or "fp32", tuple(COMPUTE))
     fixed = layout is not None and layout.grad_accumulation != 1 and not own_batch
     layout = layout or _batched(_by_name(strategy, world), training)
