@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtrain.diagnostics import UsageError
+from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.cluster.efficiency import OVERLAPPED, of_family, of_gpu
 from dtrain.parallelism.cost.layer import Kernels
 from dtrain.parallelism.cost.speed import flop_per_token
@@ -859,6 +860,40 @@ def test_one_graph_may_have_the_whole_step() -> None:
     for notes in ("CUDA graph of the whole step", "the whole iteration as a CUDA graph"):
         assert run(notes=notes).assumed.one_graph
     assert not run(notes="CUDA graphs of attention").assumed.one_graph
+
+
+def test_recent_recipes_of_megatron_bridge_have_one_graph_of_a_step_with_experts() -> None:
+    def assumed(release: str, **cells: str) -> Assumptions:
+        source = f"NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md [{release} NeMo]"
+        mixture = {"model_name": "Qwen3_30B_A3B", "layers": "", "hidden": "", "heads": ""}
+        sizes = {"tp": "1", "pp": "1", "ep": "8", "n_gpus": "8", "precision": "MXFP8"}
+        return run(**{**mixture, **sizes, "gpu_type": "GB200", "source": source, **cells}).assumed
+
+    for graphed in (assumed("26.06"), assumed("26.06.01")):
+        assert graphed.one_graph and graphed.hides_exchange
+    others = (
+        assumed("26.04"),
+        assumed("26.06", ep="1"),
+        assumed("26.06", precision="BF16"),
+        assumed("26.06", gpu_type="B200"),
+        assumed("26.06", model_name="Nemotron_3_Nano"),
+        assumed("26.06", notes="recompute DERIVED from the recipe of the release"),
+    )
+    for other in others:
+        assert not other.one_graph and not other.hides_exchange
+
+
+def test_recipes_of_megatron_bridge_predict_further_tokens() -> None:
+    def layers(**cells: str) -> int:
+        bare = {"layers": "", "hidden": "", "heads": "", "tp": "1", "pp": "1", "ep": "64"}
+        return run(**{**bare, "model_name": "DeepSeekV3", **cells}).shape.layers
+
+    source = "NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md [26.08 NeMo]"
+    assert layers(source=source) == 62
+    assert layers(source=source, notes="no MTP") == layers(source=source, id="sft-x") == 61
+    assert layers() == 61
+    assert layers(notes="with MTP") == 62
+    assert layers(notes="MTP 2") == 63
 
 
 def test_only_nvidia_s_own_benchmarks_hide_tensor_traffic() -> None:

@@ -129,6 +129,15 @@ _BALANCED = re.compile(
 Megatron-MoE-ModelZoo."""
 
 
+def _is_graphed(row: Row, gpu: Gpu) -> bool:
+    """Whether a run is like those of `Practice.graphs_experts`, and its notes say nothing else.
+    Models with state spaces and DeepSeek-V4 have CUDA graphs of parts, or none."""
+    other = re.search(r"nemotron|deepseek.?v4", row.get("model_name", ""), re.IGNORECASE)
+    said = re.search(r"CUDA graph|recipe of the release", row.get("notes", ""))
+    mixture = (count(row, "ep") or 1) > 1
+    return mixture and gpu.name in ("gb200", "gb300") and not (other or said)
+
+
 def _text(row: Row) -> str:
     return f"{row.get('source', '')} {row.get('id', '')} {row.get('notes', '')}"
 
@@ -149,6 +158,7 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
     text = _text(row)
     # A compiler has no hooks.
     hooks = BACKENDS[practice.backend].sharding_work if practice.transformer_engine else 0.0
+    graphed = practice.graphs_experts and precision == "fp8" and _is_graphed(row, gpu)
     longest_first = "the first batch is the longest" in text
     return Assumptions(
         precision=precision,
@@ -167,8 +177,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         repeats_loss=practice.repeats_loss,
         separate_expansion=re.search(r"\bGPTQ\b", text) is not None,
         blocking="CUDA_LAUNCH_BLOCKING=1" in row.get("notes", ""),
-        one_graph=re.search(r"graph of the whole step|whole iteration as a CUDA graph", text)
-        is not None,
+        one_graph=graphed
+        or re.search(r"graph of the whole step|whole iteration as a CUDA graph", text) is not None,
         expert_kernels=practice.expert_kernels,
         module_work=practice.module_work,
         uneven=0.0 if practice.balanced or _BALANCED.search(text) else UNTRAINED,
@@ -186,7 +196,8 @@ def assumptions_of(row: Row, practice: Practice, gpu: Gpu) -> Assumptions:
         idle=practice.idle,
         reduces_to_all=practice.reduces_to_all,
         hides_tensor=practice.hides_tensor,
-        hides_exchange=practice.hides_exchange
+        hides_exchange=graphed
+        or practice.hides_exchange
         or re.search(r"dualpipe|a2a[- ]?overlap|overlap[-_ ]moe", text, re.IGNORECASE) is not None,
         whole_experts=whole_experts(row, practice),
         sends_copies=sends_copies(text),

@@ -30,7 +30,7 @@ The columns:
   may say that it ``exchanges tokens again``.
 - LoRA, if the source or the id has this word; notes such as ``LoRA rank 32 on all matrices`` and
   ``frozen matrices in 4 bits`` say which; ``GPTQ`` that a kernel for each operation expands these.
-- Notes name the further tokens that a model predicts (``MTP 1``).
+- Notes name the further tokens that a model predicts (``MTP 1``, ``no MTP``).
 - The loss is computed at once, unless the notes say ``loss in N chunks`` or name Liger's kernels.
 - Notes also say what differs in memory: ``Triton kernels for loss and norms and SwiGLU``,
   ``reshard_after_forward=False``, ``mem_efficient_linear=False``, ``gathered in fp32``, ``the loop
@@ -159,7 +159,7 @@ def run_of(row: Row) -> PublishedRun:
     gpu = replace(gpu, sustained=gpu.sustained * practice.sustained)
     layout, known_batch = layout_of(row, practice)
     assumed = assumptions_of(row, practice, gpu)
-    shape = shape_of(row, tensor=layout.tensor, seq_len=practice.seq_len)
+    shape = shape_of(row, practice, tensor=layout.tensor)
     shape = replace(shape, lora=lora_of(row, practice, assumed.precision))
     habits = replace(assumed.habits, buckets=buckets(row, practice, shape, layout))
     assumed = replace(assumed, loss_chunks=loss_chunks(row, shape), habits=habits)

@@ -12,6 +12,7 @@ from dtrain.parallelism.model.further import with_further_tokens
 from dtrain.parallelism.model.models import model
 from dtrain.parallelism.model.shape import Shape
 from planner.published.rows import Row, UnusableError, count, number
+from planner.published.sources import Practice
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,25 @@ def known(name: str) -> Shape | None:
     return None
 
 
-def shape_of(row: Row, *, tensor: int, seq_len: int | None) -> Shape:
-    """The model, with the further tokens that it predicts if the notes say so (``MTP 1``).
+def shape_of(row: Row, practice: Practice, *, tensor: int) -> Shape:
+    """The model, with the further tokens that it predicts.
 
     Raises:
         UnusableError: layers or hidden size are not known.
     """
-    further = re.search(r"\bMTP (\d)", row.get("notes", ""))
-    shape = _without_further_tokens(row, tensor=tensor, seq_len=seq_len)
-    return with_further_tokens(shape, int(further[1]) if further else 0)
+    shape = _without_further_tokens(row, tensor=tensor, seq_len=practice.seq_len)
+    return with_further_tokens(shape, _further_tokens(row, practice))
+
+
+def _further_tokens(row: Row, practice: Practice) -> int:
+    """As the notes say (``MTP 1``, ``no MTP``), or else as in the source's pretraining."""
+    notes, name = row.get("notes", ""), row.get("model_name", "")
+    if said := re.search(r"\b(no )?MTP\b ?(\d?)", notes):
+        return 0 if said[1] else int(said[2] or 1)
+    if re.search(r"\b(lora|sft)\b|fine.?tun", f"{row.get('id', '')} {notes}", re.IGNORECASE):
+        return 0
+    found = (n for pattern, n in practice.further if re.search(pattern, name, re.IGNORECASE))
+    return next(found, 0)
 
 
 def _without_further_tokens(row: Row, *, tensor: int, seq_len: int | None) -> Shape:

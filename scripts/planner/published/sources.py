@@ -59,6 +59,11 @@ class Practice:
     whole_experts: bool = True
     balanced: bool = False
     """Whether its benchmarks force the balance of experts."""
+    graphs_experts: bool = False
+    """Whether steps of its mixtures in fp8 on GB200s and GB300s are one CUDA graph, and tokens are
+    exchanged beside the computation."""
+    further: tuple[tuple[str, int], ...] = ()
+    """Further tokens (MTP) that models predict in pretraining, by a pattern of their names."""
     accumulates: bool = True
     """Whether the sequences of a step are split into micro-batches, if nothing says how many."""
     fp8_params: bool = False
@@ -112,6 +117,12 @@ parallel."""
 _NEMO = replace(_RECENT, fp32_gradients=False, hides_tensor=True, balanced=True)
 """NeMo's configurations set grad_sync_dtype to bf16, and Megatron-Bridge's scripts/performance
 grad_reduce_in_fp32 to False. Both force the balance of experts, as AutoModel's benchmarks do."""
+_BRIDGE = replace(_NEMO, further=((r"deepseek.?v[34]", 1), (r"nemotron.?3.?(super|ultra)", 2)))
+"""The recipes of Megatron-Bridge (``perf_recipes``). The FLOPs of a token that its tables print are
+those of models with these further tokens."""
+_BRIDGE_2606 = replace(_BRIDGE, graphs_experts=True)
+"""Since release 26.06, recipes for mixtures in mxfp8 have ``cuda_graph_impl`` full_iteration and
+``overlap_moe_expert_parallel_comm``."""
 _MLPERF = replace(_NEMO, module_work=0.0, fp8_params=True)
 """NVIDIA's submissions, which others take over, start kernels as CUDA graphs, and set NeMo's
 ``fp8_params`` if they use fp8."""
@@ -211,6 +222,8 @@ PRACTICES = (
     # Megatron-Bridge and AutoModel measure fine-tuning on whole sequences of mock data.
     (r"NVIDIA/NeMo\b|dgxc", _NEMO_ON_SQUAD),
     (r"MLPerf", _MLPERF),
+    (r"Megatron-Bridge docs/performance-summary(\.md|.*\[26\.(0[6-9]|1\d))", _BRIDGE_2606),
+    (r"Megatron-Bridge docs/performance-summary", _BRIDGE),
     (r"NVIDIA[-/ ]NeMo", _NEMO),
     # The benchmarks of its own repositories: Megatron-LM, and the libraries that follow it.
     (r"^NVIDIA", replace(_RECENT, hides_tensor=True, balanced=True)),
