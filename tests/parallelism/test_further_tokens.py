@@ -94,6 +94,15 @@ def test_a_request_names_the_number() -> None:
     assert asked.shape == FURTHER
 
 
+def test_adapters_and_tensorflow_do_not_go_with_further_tokens() -> None:
+    asked = PlanRequest(model="llama-3-8b", mtp=1, gpus=8)
+    with pytest.raises(UsageError, match="`lora_rank=8`") as caught:
+        pose(replace(asked, lora_rank=8))
+    assert caught.value.hint == "leave it out, or `mtp`"
+    with pytest.raises(UsageError, match="`mtp` applies only to torch"):
+        pose(replace(asked, framework="tensorflow"))
+
+
 @pytest.mark.parametrize(
     ("name", "count", "reason"),
     [

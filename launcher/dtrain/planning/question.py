@@ -97,7 +97,9 @@ def _framework(
         raise UsageError(text, hint="use torch or tensorflow")
     names = ("backend", "lora_rank", "state_bits")
     for_torch = [*request.fixed, *(name for name in names if getattr(request, name) is not None)]
-    for_torch += [name for name in ("overlap_experts", "cuda_graph") if getattr(request, name)]
+    for_torch += [
+        name for name in ("overlap_experts", "cuda_graph", "mtp") if getattr(request, name)
+    ]
     if for_torch:
         raise UsageError(
             f"`{for_torch[0]}` applies only to torch layouts",
