@@ -15,8 +15,8 @@ Hosts = Callable[..., Cluster]
 
 
 @pytest.mark.torch
-def test_a_failure_on_one_of_four_hosts(hosts: Hosts, launcher: Launcher) -> None:
-    cluster = hosts(4)
+def test_a_failure_on_one_of_three_hosts(hosts: Hosts, launcher: Launcher) -> None:
+    cluster = hosts(3)
     file = launcher.file(
         cluster, {"framework": "torch", "script": job("fail.py"), "args": ["2", "raise"]}
     )

@@ -21,8 +21,8 @@ from support.recipes import GPT, alone, corpus, losses
 pytestmark = pytest.mark.netns
 Hosts = Callable[..., Cluster]
 
-STEPS = 7
-WAIT_AT = 4
+STEPS = 4
+WAIT_AT = 2
 """The step in which the host is lost. The last checkpoint is from the step before."""
 BATCH = 12
 

@@ -1,6 +1,6 @@
 """A training script whose first attempts wait, each after a step, until they are asked to stop.
 
-    interrupted.py MODULE OPTIONS    MODULE is a recipe of scripts/recipes/: train_gpt, say
+    interrupted.py MODULE OPTIONS    MODULE is `counted`, or a recipe of scripts/recipes/: train_gpt
 
 WAIT_AT has the step of the first attempt, of the second, and so on: ``3,5``. With WAIT_RANK, only
 this rank waits, and the others meet it in the next step.

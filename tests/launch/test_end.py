@@ -49,11 +49,12 @@ def test_files_are_private(scene: Scene) -> None:
 
 @pytest.mark.torch
 def test_a_failed_worker_ends_the_job_and_is_named_first(scene: Scene) -> None:
-    launch = scene.run(scene.cluster_file(JOBS / "fail.py", args=["2", "raise"]), "--no-check")
+    file = scene.cluster_file(JOBS / "fail.py", slots=1, args=["1", "raise"])
+    launch = scene.run(file, "--no-check")
     assert launch.code == 1
     report = launch.stderr[launch.stderr.index("error: ") :]
-    assert report.startswith("error: rank 2 on node1 exited with status 1\n")
-    assert "ValueError: bad batch on rank 2" in report
+    assert report.startswith("error: rank 1 on node1 exited with status 1\n")
+    assert "ValueError: bad batch on rank 1" in report
     echo = report.find("Connection closed by peer")
     assert echo == -1 or report.index("bad batch") < echo
     shown = scene.command("ps", scene.run_folder().name).wait().stdout

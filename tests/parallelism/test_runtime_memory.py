@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from dtrain.parallelism.cluster.hardware import GIB
 from dtrain.parallelism.cost.memory import stage_memory
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
-from support.limits import HANG
+from support.oracles import ask
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = json.loads(Path(__file__).with_name("memory_cases.json").read_text())
@@ -48,12 +46,8 @@ def test_some_cases_were_not_used_for_the_formulas() -> None:
 @pytest.mark.torch
 def test_a_case_without_a_record() -> None:
     tracker = ROOT / "scripts" / "planner" / "track_memory.py"
-    done = subprocess.run(
-        [sys.executable, str(tracker), json.dumps(SMALL)],
-        capture_output=True, text=True, timeout=HANG, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert planned(SMALL) == pytest.approx(json.loads(done.stdout)["peak"], rel=0.04)
+    answer = ask("dtrain.runtime.torch", tracker, json.dumps(SMALL))
+    assert planned(SMALL) == pytest.approx(answer["peak"], rel=0.04)
 
 
 @pytest.mark.torch

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from dtrain.parallelism.model.shape import Shape
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
 from dtrain.runtime.layout import Layout, Sharding
-from support.limits import HANG
+from support.oracles import ask
 
 RECORD = json.loads(Path(__file__).with_name("oracle_cases.json").read_text())["entries"]
 FRESH = {
@@ -90,12 +88,8 @@ def test_recorded_cases(entry: dict[str, Any]) -> None:
 @pytest.mark.torch
 def test_a_case_not_used_for_the_formulas() -> None:
     oracle = Path(__file__).with_name("fsdp_oracle.py")
-    done = subprocess.run(
-        [sys.executable, str(oracle), json.dumps(FRESH)],
-        capture_output=True, text=True, timeout=HANG, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert allocated(FRESH) == pytest.approx(json.loads(done.stdout)["peak"], rel=0.05)
+    answer = ask("dtrain.runtime.torch", oracle, json.dumps(FRESH))
+    assert allocated(FRESH) == pytest.approx(answer["peak"], rel=0.05)
 
 
 def test_states_of_16_bits_on_one_gpu() -> None:

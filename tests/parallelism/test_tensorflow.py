@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from dtrain.parallelism.question import Question
 from dtrain.parallelism.tensorflow import judge
 from dtrain.parallelism.tensorflow.balance import split
 from dtrain.spec.strategies import STRATEGIES
-from support.limits import HANG
+from support.oracles import ask
 
 HARDWARE = hardware()
 GIB = 2.0**30
@@ -39,11 +37,7 @@ def answer(shape, cluster, *, global_batch, precision="bf16"):
 
 def oracle(*arguments):
     program = Path(__file__).with_name("keras_oracle.py")
-    done = subprocess.run(
-        [sys.executable, str(program), *arguments], capture_output=True, text=True, timeout=HANG
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return ask("tensorflow", program, *arguments)
 
 
 @pytest.mark.tensorflow

@@ -52,7 +52,8 @@ def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
 
 
 def test_two_nodes_of_two_workers_on_this_machine(launcher: Launcher) -> None:
-    done = launcher.run(ROOT / "configs" / "local.yaml", "--", "--steps", "10", "--every", "5")
+    options = ["--no-check", "--", "--steps", "6", "--every", "3"]
+    done = launcher.run(ROOT / "configs" / "local.yaml", *options)
     assert done.code == 0, str(done)
     for rank, host in enumerate(["node0", "node0", "node1", "node1"]):
         found = losses(done.lines(host, rank))

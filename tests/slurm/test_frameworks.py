@@ -15,21 +15,17 @@ pytestmark = [pytest.mark.slurm, pytest.mark.netns]
 
 
 @pytest.mark.parametrize(
-    ("script", "nodes", "slots", "result", "framework"),
+    ("script", "result", "framework"),
     [
         pytest.param(
             "allreduce_torch.py",
-            2,
-            2,
-            {"sum": 10.0},
+            {"sum": 3.0},
             {"framework": "torch", "rendezvous": {"backend": "c10d"}},
             marks=pytest.mark.torch,
             id="torchrun",
         ),
         pytest.param(
             "tf_worker.py",
-            2,
-            1,
             {"slope": 3.0},
             {"framework": "tensorflow", "strategy": "multi_worker_mirrored"},
             marks=pytest.mark.tensorflow,
@@ -42,17 +38,15 @@ def test_processes_meet(
     launcher: Launcher,
     write_job: WriteJob,
     script: str,
-    nodes: int,
-    slots: int,
     result: dict[str, float],
     framework: dict[str, Any],
 ) -> None:
-    cluster = {"slurm": {}, "nodes": nodes, "slots": slots, "gpus": 0, "python": sys.executable}
+    cluster = {"slurm": {}, "nodes": 2, "slots": 1, "gpus": 0, "python": sys.executable}
     file = write_job("", cluster=cluster, script=str(job(script)), **framework)
-    done = launcher.run(file, env=slurm.environment)
+    done = launcher.run(file, "--no-check", env=slurm.environment)
     assert done.code == 0, str(done)
     said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
     found = [json.loads(line) for line in said if line.startswith("{")]
-    assert len(found) == nodes * slots, str(done)
+    assert len(found) == 2, str(done)
     for one in found:
         assert {name: one[name] for name in result} == pytest.approx(result, abs=0.1)

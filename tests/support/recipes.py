@@ -32,8 +32,10 @@ def alone(script: str, folder: Path, options: list[str]) -> list[float]:
     """The losses of one process without a launcher."""
     file = folder / "losses.json"
     imported = "dtrain.runtime.torch" if script == "train_gpt.py" else "tensorflow"
+    # With a thread for each core, those that wait would spin.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = server(imported).start(
-        RECIPES / script, *options, "--losses", file, environment=os.environ
+        RECIPES / script, *options, "--losses", file, environment=environment
     )
     output, _ = process.communicate(HANG)
     assert process.wait() == 0, output

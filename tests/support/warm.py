@@ -13,17 +13,21 @@ would get. What a framework reads from the environment while it is imported must
 
 from __future__ import annotations
 
+import errno
 import functools
 import gc
+import hashlib
 import importlib
 import importlib.util
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -118,17 +122,29 @@ class Process:
 
 
 class Server:
-    """Forks processes that have imported ``modules``. It ends with the process of the tests."""
+    """Forks processes that have imported ``modules``. All workers of pytest share it, and it ends
+    with the pytest that started them."""
 
     def __init__(self, *modules: str) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *modules],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **IMPORTED, "PYTHONPATH": os.pathsep.join(SOURCES)},
-                pass_fds=[theirs.fileno()],
-            )
+        tests = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+        name = f"\0dtrain-tests-{tests}-{hashlib.sha256(repr(modules).encode()).hexdigest()[:16]}"
+        with _socket() as listening:
+            try:
+                listening.bind(name)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                listening.listen(64)
+                subprocess.Popen(
+                    [sys.executable, __file__, str(listening.fileno()), str(tests), *modules],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **IMPORTED, "PYTHONPATH": os.pathsep.join(SOURCES)},
+                    pass_fds=[listening.fileno()],
+                )
+        self._socket = _socket()
+        while self._socket.connect_ex(name) == errno.ECONNREFUSED:
+            time.sleep(0.01)  # another worker does not listen yet
 
     def start(
         self,
@@ -160,6 +176,10 @@ class Server:
         return Process(ours.get("out"), ours.get("err"), ours["status"])
 
 
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 def _number(stream: Stream) -> int:
     """The descriptor of an open file."""
     assert stream is not None
@@ -180,22 +200,39 @@ def dtrain(*arguments: str, **options: Any) -> Process:
     return server(*COMMANDS, *NEEDED_LATER).start(DTRAIN, *arguments, **options)
 
 
-def serve(requests: socket.socket) -> dict[str, Any]:
-    """Fork a process for each request, until the tests end. Returns in each fork, which then is the
-    process: the request."""
+def serve(listening: socket.socket, tests: int) -> dict[str, Any]:
+    """Fork a process for each request, until the process ``tests`` ends. Returns in each fork,
+    which then is the process: the request."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     gc.freeze()
-    while True:
-        message, fds, _, _ = socket.recv_fds(requests, 1 << 20, 3)
-        if not message:
-            os._exit(0)
-        if os.fork() == 0:
-            requests.close()
-            fork_and_wait(*fds)
-            request: dict[str, Any] = json.loads(message)
-            return request
-        for fd in fds:
-            os.close(fd)
+    with selectors.DefaultSelector() as selector:
+        end = os.pidfd_open(tests)
+        for source in (listening, end):
+            selector.register(source, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                source = key.fileobj
+                if source == end:
+                    os._exit(0)
+                assert isinstance(source, socket.socket)
+                if source is listening:
+                    selector.register(source.accept()[0], selectors.EVENT_READ)
+                    continue
+                message, fds, _, _ = socket.recv_fds(source, 1 << 20, 3)
+                if not message:
+                    selector.unregister(source)
+                    source.close()
+                elif os.fork() == 0:
+                    os.close(end)
+                    for other in list(selector.get_map().values()):
+                        if isinstance(other.fileobj, socket.socket):
+                            other.fileobj.close()
+                    selector.close()
+                    fork_and_wait(*fds)
+                    request: dict[str, Any] = json.loads(message)
+                    return request
+                for fd in fds:
+                    os.close(fd)
 
 
 def fork_and_wait(status: int, output: int, errors: int) -> None:
@@ -234,6 +271,6 @@ def become(request: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for module in sys.argv[2:]:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
-    become(serve(socket.socket(fileno=int(sys.argv[1]))))
+    become(serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])))
