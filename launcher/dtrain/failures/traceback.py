@@ -39,8 +39,14 @@ _LOG_LINE = (
 )
 
 
-def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STALE_AFTER) -> str:
-    """The last chain of Python tracebacks in ``stderr``, or else its last lines.
+def last_words(
+    stderr: bytes,
+    *,
+    uncaught: bool = False,
+    stale_after: int = STALE_AFTER,
+    plain_lines: int = PLAIN_LINES,
+) -> str:
+    """The last chain of Python tracebacks in ``stderr``, or else its last ``plain_lines`` lines.
 
     Without the prefixes that torch writes before each line, and without anything that is not
     text. ``uncaught``: the process ended as Python ends after an exception, so a long text after
@@ -63,7 +69,7 @@ def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STAL
         for line, whole in zip(lines, raw, strict=True)
         if line and not re.match(_NATIVE_FRAME, line) and not re.match(_INFORMATION, whole)
     ]
-    return "\n".join(kept[-PLAIN_LINES:])
+    return "\n".join(kept[len(kept) - min(plain_lines, len(kept)) :])
 
 
 def shorten(traceback: str, most: int = MESSAGE_LINES) -> str:
