@@ -88,10 +88,27 @@ def test_a_place_names_the_call_and_the_scripts_line() -> None:
         Frame("/home/ml/train.py", 40, "step"),
         Frame("/home/ml/train.py", 60, "<module>"),
     ]
-    assert str(place(frames)) == "wrapper, called by step (/home/ml/train.py:40)"
+    assert str(place(frames)) == "all_reduce, called by step (/home/ml/train.py:40)"
+    assert str(place(frames[1:])) == "wrapper, called by step (/home/ml/train.py:40)"
     assert str(place(frames[2:])) == "step (/home/ml/train.py:40)"
-    assert str(place(frames[:1])) == "all_reduce"
+    assert str(place(frames[:2])) == "all_reduce"
     assert str(place([])) == "an unknown place"
+
+
+def test_a_collective_within_a_library() -> None:
+    """DeepSpeed 0.19.8: `engine.backward(loss)` reduces gradients."""
+    packages = "/opt/venv/lib/python3.11/site-packages"
+    frames = [
+        Frame(f"{packages}/torch/distributed/distributed_c10d.py", 3252, "all_reduce"),
+        Frame(f"{packages}/torch/distributed/c10d_logger.py", 83, "wrapper"),
+        Frame(f"{packages}/deepspeed/comm/comm.py", 710, "all_reduce"),
+        Frame(f"{packages}/deepspeed/runtime/engine.py", 3431, "backward"),
+        Frame(f"{packages}/deepspeed/utils/nvtx.py", 33, "wrapped_fn"),
+        Frame("/home/ml/train.py", 40, "step"),
+    ]
+    assert str(place(frames)) == "all_reduce in backward, called by step (/home/ml/train.py:40)"
+    assert str(place(frames[2:])) == "backward, called by step (/home/ml/train.py:40)"
+    assert str(place(frames[:-1])) == "all_reduce"
 
 
 def test_the_lock_of_a_build_that_was_killed() -> None:

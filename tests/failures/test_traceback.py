@@ -47,6 +47,24 @@ def test_chained_exceptions_come_whole(how, between):
     assert text.endswith("RuntimeError: third")
 
 
+@pytest.mark.parametrize(
+    "advice",
+    [
+        "is not going to be frozen to produce an executable.",
+        "section in https://docs.python.org/3/library/multiprocessing.html",
+    ],
+)
+def test_a_child_that_cannot_import_the_script_explains_its_parent(advice: str) -> None:
+    """Python writes both messages of multiprocessing, by its version."""
+    frame = 'Traceback (most recent call last):\n  File "a.py", line 1, in b\n'
+    child = f"{frame}RuntimeError: \n        An attempt\n\n        {advice}\n        \n"
+    parent = f"{frame}EOFError\n"
+    found = last_words((child + child + parent).encode())
+    assert (found.count("An attempt"), headline(found)) == (2, "EOFError")
+    other = last_words((child.replace(advice, "to read") + parent).encode())
+    assert "An attempt" not in other
+
+
 def test_the_rank_prefix_of_torch_is_taken_off():
     said = stderr_of("def f():\n  raise RuntimeError('CUDA error\\n\\nFor debugging, see')\nf()")
     prefixed = "\n".join(f"[rank3]: {line}" if line else "" for line in said.decode().split("\n"))

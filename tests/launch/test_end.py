@@ -146,6 +146,24 @@ def test_the_report_of_an_abort_does_not_hide_the_exception_before_it(
     assert not found.is_echo
 
 
+@pytest.mark.parametrize("report", [ABORTS.format(others=""), "terminate called without x\n", ""])
+def test_an_abort_at_the_exit_does_not_hide_the_exception(report: str, tmp_path: Path) -> None:
+    """The process is the first that ends. absl switches on the stacks that Python writes then."""
+    (tmp_path / "node0").mkdir()
+    raised = 'Traceback (most recent call last):\n  File "a", line 1\nValueError: bad batch\n'
+    stack = (
+        "Fatal Python error: Aborted\n\n"
+        "Current thread 0x00007f14271bbb80 (most recent call first):\n"
+        '  File "/lib/python3.11/site-packages/jax/_src/distributed.py", line 199 in shutdown\n'
+    )
+    stderr = tmp_path / "node0" / "worker-0.err"
+    worker = Failure("node0", "worker", 0, 0, 2000, signal="SIGABRT")
+    stderr.write_text(raised + report + stack)
+    assert explained(worker, tmp_path).message == "ValueError: bad batch"
+    stderr.write_text(raised + "INFO step\n" * 20 + report + stack)
+    assert "ValueError" not in explained(worker, tmp_path).message
+
+
 @pytest.mark.parametrize(
     ("end", "words"),
     [

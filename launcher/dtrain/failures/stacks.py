@@ -19,6 +19,9 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9}) in (?P
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>.+) \((?P<file>[^()\n]+):(?P<line>\d{1,9})\)$")
 _FOLDER = re.compile(r"\(.*/")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|\.zip/dtrain/runtime/|^<")
+_WRAPPER = re.compile(r"\w*wrap\w*|inner|decorate_\w+|_fn|_?call_impl|__call__|error_handler")
+"""Functions around the one that the script calls, from decorators and modules."""
+_COLLECTIVES = "/torch/distributed/distributed_c10d.py"
 _BUILD_LOCK = "/torch/utils/file_baton.py"
 """Torch's lock for the build of an extension: a file that stays if the builder is killed."""
 _Who = TypeVar("_Who")
@@ -82,13 +85,24 @@ def place(frames: Sequence[Frame]) -> WaitingPlace:
     """Where these frames wait: the innermost frame of the user's code, if there is one."""
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     above = frames if own is None else frames[: frames.index(own)]
-    call = above[0 if own is None else -1].function if above else ""
+    call = _call([frame.function for frame in reversed(above)])
+    collective = next((f.function for f in reversed(above) if f.file.endswith(_COLLECTIVES)), "")
+    if own is None:
+        call = collective or (above[0].function if above else "")
+    elif collective not in ("", call):
+        call = f"{collective} in {call}"
     if any(frame.file.endswith(_BUILD_LOCK) for frame in above):
         call += (
             " (waits for another process that builds an extension of torch; if none does, remove"
             " the file `lock` that a killed build has left in ~/.cache/torch_extensions)"
         )
     return WaitingPlace(call, "" if own is None else str(own))
+
+
+def _call(functions: Sequence[str]) -> str:
+    """What the script calls, of the functions that it is in, outermost first."""
+    outermost = functions[0] if functions else ""
+    return next((name for name in functions if not _WRAPPER.fullmatch(name)), outermost)
 
 
 def compare(places: Mapping[_Who, WaitingPlace]) -> list[tuple[WaitingPlace, list[_Who]]]:

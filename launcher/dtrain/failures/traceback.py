@@ -25,6 +25,9 @@ _HEADER = r"(?:  \+ Exception Group )?Traceback \(most recent call last\):|Fatal
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
+    # The ends of a message of multiprocessing: the process whose child wrote it fails next.
+    "section in https://docs.python.org/3/library/multiprocessing.html",
+    "is not going to be frozen to produce an executable.",
 )
 _NATIVE_FRAME = r"frame #\d+: |<omitting python frames>|\s+@ +0x"
 """Lines of a native stack trace, which would hide the message."""
@@ -39,8 +42,14 @@ _LOG_LINE = (
 )
 
 
-def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STALE_AFTER) -> str:
-    """The last chain of Python tracebacks in ``stderr``, or else its last lines.
+def last_words(
+    stderr: bytes,
+    *,
+    uncaught: bool = False,
+    stale_after: int = STALE_AFTER,
+    plain_lines: int = PLAIN_LINES,
+) -> str:
+    """The last chain of Python tracebacks in ``stderr``, or else its last ``plain_lines`` lines.
 
     Without the prefixes that torch writes before each line, and without anything that is not
     text. ``uncaught``: the process ended as Python ends after an exception, so a long text after
@@ -63,7 +72,7 @@ def last_words(stderr: bytes, *, uncaught: bool = False, stale_after: int = STAL
         for line, whole in zip(lines, raw, strict=True)
         if line and not re.match(_NATIVE_FRAME, line) and not re.match(_INFORMATION, whole)
     ]
-    return "\n".join(kept[-PLAIN_LINES:])
+    return "\n".join(kept[len(kept) - min(plain_lines, len(kept)) :])
 
 
 def shorten(traceback: str, most: int = MESSAGE_LINES) -> str:
@@ -125,7 +134,7 @@ def _start(lines: list[str], headers: list[int]) -> int:
         return next((number for number in near if re.match(_NATIVE_REPORT, lines[number])), start)
     for earlier in reversed(headers[:-1]):
         before = [line for line in lines[earlier:start] if line]
-        if not before or before[-1] not in _CHAINED:
+        if not before or before[-1].strip() not in _CHAINED:
             break
         start = earlier
     return start

@@ -25,7 +25,8 @@ def watching(then: str, silence: float | None = 0.0, **link: Any) -> tuple[Worke
     watchdog = SimpleNamespace(silence=silence, then=then)
     plan = SimpleNamespace(job=SimpleNamespace(watchdog=watchdog))
     recorder = SimpleNamespace(notice=notices.append)
-    context: Any = SimpleNamespace(plan=plan, recorder=recorder, steps=StepWatch(1))
+    folder = SimpleNamespace(sizes=lambda plan: {})
+    context: Any = SimpleNamespace(plan=plan, recorder=recorder, steps=StepWatch(1), folder=folder)
     usual = {"reachable": True, "reported_end": False}
     host: Any = SimpleNamespace(
         **usual | link,
@@ -151,7 +152,6 @@ def test_workers_that_still_run_long_after_the_others_are_named(
     watch, notices = watching("stop", silence=math.inf)
     job: Any = watch._job
     job.plan.job.framework = framework
-    job.folder = SimpleNamespace(sizes=lambda plan: {})
     watch._hosts["a"].evidence = HostEvidence("a", ())
     ranks = [Process("worker", rank, (), {}, rank=rank) for rank in range(4)]
     evaluator = Process("evaluator", 0, (), {})
@@ -178,6 +178,50 @@ def test_workers_that_still_run_long_after_the_others_are_named(
     assert look_for(20) == ([named] if framework == "torch" else [])
     assert asked == ([False] if framework == "torch" else [])
     assert watch.finished() == [("0", "a", 1.0), ("2", "a", 2.0), ("3", "a", 3.0)]
+
+
+def test_a_worker_that_does_not_end_after_an_exception_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX 0.10.2: a process that fails waits 300 s for the others before it exits."""
+    now = 1000.0
+    monkeypatch.setattr(worker_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    watch, notices = watching("stop", silence=None)
+    job: Any = watch._job
+    job.plan.job.framework = "none"
+    evidence = watch._hosts["a"].evidence = HostEvidence("a", ())
+    files = [tmp_path / f"worker-{rank}.err" for rank in range(4)]
+    streams = [Stream("a", "worker", rank, rank, "stderr", file) for rank, file in enumerate(files)]
+    job.folder = SimpleNamespace(sizes=lambda plan: dict.fromkeys(streams, 1))
+    raised = (
+        'Traceback (most recent call last):\n  File "t.py", line 4, in <module>\nValueError: bad\n'
+    )
+    for file, text in zip(
+        files, ("loading\n", raised, f"{raised}step 4\n" + "step\n" * 5, raised), strict=True
+    ):
+        file.write_text(text)
+    evidence.finished["3"] = 990.0
+    evidence.last_activity = now
+
+    def look_for(seconds: int) -> list[str]:
+        nonlocal now
+        notices.clear()
+        for _ in range(seconds):
+            now += 1.0
+            assert not watch.look()
+        return [*notices]
+
+    named = (
+        "rank 1 on a raised an exception and has not ended: ValueError: bad; it may wait for the"
+        " others"
+    )
+    assert look_for(15) == []
+    assert look_for(15) == [named]
+    evidence.last_activity = now
+    assert look_for(30) == []
+    files[0].write_text(f"[rank0]: {raised}".replace("\n", "\n[rank0]: ").removesuffix("[rank0]: "))
+    evidence.last_activity = now
+    assert look_for(30) == [named.replace("1", "0")]
 
 
 def stuck(streams: list[Stream], **hosts: HostEvidence) -> list[str]:

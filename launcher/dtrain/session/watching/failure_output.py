@@ -9,7 +9,7 @@ from pathlib import Path
 from dtrain.failures.catalogue import FROM_OUTSIDE
 from dtrain.failures.cause import Failure
 from dtrain.failures.launchers import root_words, words_of_rank
-from dtrain.failures.traceback import headline, is_traceback
+from dtrain.failures.traceback import headline, is_traceback, last_words
 from dtrain.launchplan import names
 from dtrain.runs.log_store import changed_since, tail
 
@@ -18,8 +18,10 @@ _STDERR_TAIL = 1 << 20
 _AT_EXIT = 15
 """Lines that a process may write after the exception with which it ends. JAX's coordination service
 writes 13 before it aborts the process."""
-_ABORT = re.compile(rb"^F\d{4} \d\d:\d\d:\d\d\.", re.MULTILINE)
-"""Begins the report of a C++ library (glog, Abseil) that aborts the process."""
+_ABORT = re.compile(
+    rb"^(?:F\d{4} \d\d:\d\d:\d\d\.|terminate called |Fatal Python error: Aborted)", re.MULTILINE
+)
+"""Begins the report of a C++ library (glog, Abseil) that aborts the process, or of its runtime."""
 
 
 def explained(failure: Failure, logs: Path, since: float | None = None) -> Failure:
@@ -37,7 +39,11 @@ def explained(failure: Failure, logs: Path, since: float | None = None) -> Failu
         file = logs / failure.host / f"{name}.err"
         written = tail(file, _STDERR_TAIL)
         if since is None:
-            output = root_words(written, uncaught=failure.code == 1)
+            raised = failure.ended_by == "SIGABRT" and last_words(
+                _before_abort(written), stale_after=_AT_EXIT, plain_lines=0
+            )
+            # A process that ends with an exception may abort at its exit.
+            output = raised or root_words(written, uncaught=failure.code == 1)
         else:
             output = root_words(_before_abort(written), uncaught=False, stale_after=_AT_EXIT)
             if not (is_traceback(output) and changed_since(file, since)):

@@ -13,10 +13,11 @@ from dtrain.failures.cause import workers_on
 from dtrain.failures.stacks import compare, place, stack
 from dtrain.failures.stalls import Stall
 from dtrain.failures.stragglers import Straggler
+from dtrain.failures.traceback import headline, last_words
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.log_store import tail
+from dtrain.runs.log_store import Stream, tail
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.evidence import HostEvidence
 from dtrain.session.watching.steps import StepWatch
@@ -39,6 +40,13 @@ LONG_SILENCE = 600.0
 """Seconds without a sign of life after which a job without a watchdog gets a notice."""
 BETWEEN = 1.0
 """Seconds between two comparisons of all ranks."""
+RAISED_SECONDS = 20.0
+"""Seconds without a sign of life after which workers with an exception are named. A Python that
+ends may wait for its other threads, or in a barrier for all ranks: JAX for 300 s."""
+MAX_HEADLINE = 300
+"""Characters of an exception in a notice."""
+MAX_AFTER = 5
+"""Lines that a worker may write after the exception with which it ends."""
 REST_SECONDS = 60.0
 """Seconds after the last end of a worker until a notice names those that still run: usually all end
 together."""
@@ -109,6 +117,10 @@ class WorkerWatch:
         self._finished = 0
         """Number of workers that have finished."""
         self._name_rest_at = math.inf
+        self._raised: set[tuple[str, str]] = set()
+        """Workers that were named because of an exception."""
+        self._raised_since = math.inf
+        """The beginning of the silence in which exceptions were searched last."""
         self._slow: Straggler | None = None
         self._compare_at = 0.0
 
@@ -227,6 +239,7 @@ class WorkerWatch:
         elif self._silence is Silence.NONE:
             last = (host.evidence.last_activity for host in self._hosts.values())
             self._since = min(now, max(self._since, *last) + excess)
+            self._show_raised(now)
             if silence is None:
                 self._advise(now)
             # An answer to another request would count for this one, and have less.
@@ -240,6 +253,26 @@ class WorkerWatch:
             else:
                 self._silence = Silence.HUNG
         return self._silence is Silence.HUNG
+
+    def _show_raised(self, now: float) -> None:
+        """Name the workers that wrote an exception and still run, once the job is silent."""
+        if now < self._since + RAISED_SECONDS or self._since == self._raised_since:
+            return
+        self._raised_since = self._since
+        found: dict[str, list[tuple[str, str]]] = {}
+        for stream in self._running():
+            written = tail(stream.path, STDERR_TAIL)
+            words = last_words(written, stale_after=MAX_AFTER, plain_lines=0)
+            who = stream.label, stream.host
+            if words and who not in self._raised:
+                found.setdefault(headline(words)[:MAX_HEADLINE], []).append(who)
+                self._raised.add(who)
+        for message, those in found.items():
+            them, has = ("it", "has") if len(those) == 1 else ("they", "have")
+            self._job.recorder.notice(
+                f"{workers_on(those)} raised an exception and {has} not ended: {message};"
+                f" {them} may wait for the others"
+            )
 
     def _advise(self, now: float) -> None:
         """Tell the user of a job without a watchdog, once, that it may hang."""
@@ -266,23 +299,11 @@ class WorkerWatch:
 
     def stuck_workers(self) -> list[str]:
         """Where workers wait: one line for each place."""
-        sizes = self._job.folder.sizes(self._job.plan)
-        # A user may have copied a host's folder.
-        streams = [one for one in sizes if one.fd == "stderr" and one.host in self._hosts]
+        streams = self._running()
         with_ranks = {stream.host for stream in streams if stream.rank is not None}
-        # With a torchrun, its ranks have ended, too.
-        ended = {
-            stream.host
-            for stream in streams
-            if stream.role == "torchrun"
-            and stream.label in self._hosts[stream.host].evidence.finished
-        }
         places = {}
         for stream in streams:
-            evidence = self._hosts[stream.host].evidence
-            if stream.host in ended or stream.label in evidence.finished:
-                continue
-            reported = evidence.stacks.get(stream.label)
+            reported = self._hosts[stream.host].evidence.stacks.get(stream.label)
             if not reported and stream.role == "torchrun" and stream.host in with_ranks:
                 continue  # torchrun only waits for its ranks.
             text = reported or tail(stream.path, STDERR_TAIL).decode(errors="replace")
@@ -296,6 +317,24 @@ class WorkerWatch:
         if len(groups) > 1 and not differences and all(one.isdecimal() for one, _ in places):
             differences = [APART]
         return stacks + differences
+
+    def _running(self) -> list[Stream]:
+        """The stderr of each worker that has not finished."""
+        sizes = self._job.folder.sizes(self._job.plan)
+        # A user may have copied a host's folder.
+        streams = [one for one in sizes if one.fd == "stderr" and one.host in self._hosts]
+        finished = {host: watched.evidence.finished for host, watched in self._hosts.items()}
+        # With a torchrun, its ranks have ended, too.
+        ended = {
+            stream.host
+            for stream in streams
+            if stream.role == "torchrun" and stream.label in finished[stream.host]
+        }
+        return [
+            stream
+            for stream in streams
+            if stream.host not in ended and stream.label not in finished[stream.host]
+        ]
 
     def _differences(self) -> list[str]:
         reports = [host.evidence.ras for host in self._hosts.values()]
