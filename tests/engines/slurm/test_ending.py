@@ -64,7 +64,7 @@ def plan() -> LaunchPlan:
 
 
 def ending(state: SlurmState | None, script: str = "", stopped_by: str = "") -> SlurmEnding:
-    failures = in_order_of_blame(failed_tasks(script, plan(), 5.0))
+    failures = in_order_of_blame(failed_tasks(script, plan(), 5.0).values())
     return SlurmEnding("12", state, plan(), script, failures, stopped_by)
 
 
@@ -113,7 +113,7 @@ def unnamed(script: str, begins: str) -> str:
 
 @pytest.mark.parametrize("begins", UNNAMED)
 def test_a_daemon_that_does_not_name_its_host(begins: str) -> None:
-    (failure,) = failed_tasks(unnamed(IGNORES_TERM, begins), plan(), 5.0)
+    (failure,) = failed_tasks(unnamed(IGNORES_TERM, begins), plan(), 5.0).values()
     assert failure.rank == 0
     report = ending(SlurmState("FAILED", status=137), unnamed(FULL, begins)).report()
     assert "cluster.slurm.options: ['--mem=0']" in report.hint
@@ -161,7 +161,7 @@ def test_every_task_is_named_once() -> None:
 
 
 def test_tasks_that_slurm_ended_did_not_fail() -> None:
-    (failure,) = failed_tasks(IGNORES_TERM, plan(), 5.0)
+    (failure,) = failed_tasks(IGNORES_TERM, plan(), 5.0).values()
     assert failure.rank == 0
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import process_failure
 from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes, term_lead
 from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState
-from dtrain.failures.cause import Failure, Report, all_finished
+from dtrain.failures.cause import Failure, Report, all_finished, ended_early
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 
@@ -72,6 +72,8 @@ class SlurmEnding:
     """The hang for which dtrain ended the job."""
     waits: tuple[str, ...] = ()
     """Where the workers of that job waited."""
+    finished: tuple[tuple[str, str, float], ...] = ()
+    """As `ended_early` gets them."""
 
     def report(self) -> Report:
         state = self.state
@@ -117,8 +119,9 @@ class SlurmEnding:
     def _failed(self, state: SlurmState) -> Report:
         first = next(iter(self.failures), None)
         words = "" if first is not None and first.words else self._script_words()
-        hints = []
-        if first is not None:
+        early, why_early = ended_early(self.failures, self.finished)
+        hints = [why_early]
+        if first is not None and not early:
             # A process without words of its own may have ended as its script says.
             hints.append(replace(first, traceback=first.traceback or words).hint)
         memory = (
@@ -148,7 +151,7 @@ class SlurmEnding:
             ExitCode.JOB_FAILED,
             reason,
             failures=self.failures,
-            problems=(words,) if words else (),
+            problems=tuple(filter(None, (words, early))),
             hint="\n".join(dict.fromkeys(filter(None, hints))),
         )
 
@@ -220,9 +223,9 @@ class SlurmEnding:
         return "\n".join([*dict.fromkeys(own)][-_SCRIPT_LINES:])
 
 
-def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
-    """The tasks that ``srun`` names as failed in one attempt, in its order, without those that
-    Slurm ended after the first failure. ``time``: when the attempt ended, in seconds since the
+def failed_tasks(script: str, plan: LaunchPlan, time: float) -> dict[int, Failure]:
+    """The tasks that ``srun`` names as failed in one attempt, by number in its order, without those
+    that Slurm ended after the first failure. ``time``: when the attempt ended, in seconds since the
     epoch."""
     processes, lines = step_processes(plan), script.splitlines()
     full = {found["host"] for found in _OUT_OF_MEMORY.finditer(script)}
@@ -258,7 +261,17 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
             )
             (ended if stopping and failure.cut_off else found).setdefault(task, failure)
     # Slurm ends the tasks of all hosts at once.
-    return sorted((found or ended).values(), key=lambda failure: not failure.out_of_memory)
+    return dict(sorted((found or ended).items(), key=lambda one: not one[1].out_of_memory))
+
+
+def finished_tasks(
+    plan: LaunchPlan, failed: Container[int], ends: Mapping[int, float]
+) -> Iterator[tuple[str, str, float]]:
+    """The tasks that ended with status 0, as `ended_early` gets them: srun names all others.
+    ``ends``: when each ended."""
+    for number, (part, process) in enumerate(step_processes(plan)):
+        if number in ends and number not in failed:
+            yield process.label, part.host.name, ends[number]
 
 
 def latest_attempt(script: str) -> int:

@@ -80,6 +80,7 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
         "services": bool(services),
         "pyxis": image is not None,
         "uneven": not uniform(plan, main),
+        "ends": bool(plan.run),
         "saved": saved is not None,
         "restart": plan.job.restart.max > 0,
     }
@@ -98,6 +99,7 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
         "service_program": _program(plan, services),
         "kill": [f'{{ sleep {ceil(plan.job.grace)}; kill -TERM "$2"; }} 2>/dev/null &'],
         "container": _container(plan, image),
+        "ends": [f"dtrain_ends={path(plan.run_dir)}/nodes/$dtrain_run"],
         "start_services": _srun("dtrain_service", plan, services, in_allocation=in_allocation),
         "start_processes": _srun("dtrain_process", plan, main, in_allocation=in_allocation),
         "exit_saved": [f'dtrain_exit() {{ echo "$1" >{saved}; exit "$1"; }}'],
@@ -313,6 +315,8 @@ def _srun(
     else:
         options.append(f"--cpus-per-task={cpus * tasks[0].process.ranks}")
     options += ["--kill-on-bad-exit=1", "--wait=0", "--mpi=none", "--input=none", "--export=ALL"]
+    if plan.run and name == "dtrain_process":
+        options.append('--task-epilog="$dtrain_ends/ended"')
     variables = "dtrain_run dtrain_attempt dtrain_hosts dtrain_addresses"
     if _by_pyxis(plan):
         variables += " dtrain_pyxis dtrain_home"
