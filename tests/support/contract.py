@@ -16,11 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from dtrain import hostlist
 from dtrain.messages.telemetry import Sample
 from dtrain.runs import telemetry
+from dtrain.session.reporting.recorder import UNMATCHED
 from support.cluster import Launcher
 from support.launching import Launch
 from support.limits import until
@@ -231,6 +233,27 @@ while not os.path.exists(__file__.replace("program.py", "go")):
         assert done.code == 0, str(done)
         for rank in range(4):
             assert engine.log(rank) == "".join(f"{step}\n" for step in range(60)).encode()
+
+    @pytest.mark.parametrize("line", ["step {step}", "iter {step}"])
+    def test_a_pattern_that_matches_no_line_causes_a_warning(
+        self, engine: Engine, line: str
+    ) -> None:
+        """Only the first launcher sees the line."""
+        program = """\
+import os, time
+print("step 7", flush=True)
+while not os.path.exists(__file__.replace("program.py", "go")):
+    time.sleep(0.1)
+"""
+        launch = engine.start(program, progress={"line": line})
+        launch.until("0] step 7\n")
+        if line.startswith("step"):
+            until(lambda: "step 7" in engine.command("ps", engine.run()).wait().stdout, "a step")
+        launch.kill()
+        engine.go()
+        done = engine.command("attach", engine.run()).wait()
+        assert done.code == 0, str(done)
+        assert (UNMATCHED.split("\n")[0] in done.stderr) is line.startswith("iter"), str(done)
 
 
 HANG = """\
