@@ -234,6 +234,42 @@ while not os.path.exists(__file__.replace("program.py", "go")):
         for rank in range(4):
             assert engine.log(rank) == "".join(f"{step}\n" for step in range(60)).encode()
 
+    @pytest.mark.parametrize("others", ["run on", "end", "fail", "notice"])
+    def test_the_end_of_the_first_host_ends_the_job(self, engine: Engine, others: str) -> None:
+        """As of a driver with Ray's workers. ``notice``: these fail before the driver has ended,
+        because it ends."""
+        program = f"""\
+import os, pathlib, sys, time
+folder, rank = pathlib.Path(__file__).parent, int(os.environ["RANK"])
+(folder / f"up-{{rank}}").touch()
+while len([*folder.glob("up-*")]) < 4:
+    time.sleep(0.05)
+print("up", flush=True)
+if rank < 2 and "{others}" != "fail":
+    (folder / "done").touch()
+    time.sleep(1)
+    sys.exit()
+if "{others}" == "end":
+    sys.exit()
+if rank == 2 and "{others}" == "notice":
+    while not (folder / "done").exists():
+        time.sleep(0.05)
+if rank == 2 and "{others}" != "run on":
+    raise ValueError("no driver")
+time.sleep(500)
+"""
+        launch = engine.start(program, success_policy="first_host")
+        first, second = engine.hosts
+        if others == "fail":
+            report = engine.report(launch)
+            assert report.startswith(f"rank 2 on {second} exited with status 1\n"), report
+            assert "    ValueError: no driver\n" in report, report
+        else:
+            done = launch.wait()
+            assert done.code == 0, str(done)
+            assert f"2 workers on {first}, the first host, finished" in done.stderr
+        assert engine.left() == []
+
     @pytest.mark.parametrize("line", ["step {step}", "iter {step}"])
     def test_a_pattern_that_matches_no_line_causes_a_warning(
         self, engine: Engine, line: str

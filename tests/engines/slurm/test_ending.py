@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtrain.engines.slurm.ending import SlurmEnding, failed_tasks, latest_attempt, of_attempt
-from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT
+from dtrain.engines.slurm.script import OF_SERVICES, PREEMPTED, TIME_LIMIT
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import in_order_of_blame
 from dtrain.launchplan.build import build
@@ -93,6 +93,18 @@ def ending(state: SlurmState | None, script: str = "", stopped_by: str = "") -> 
 def test_the_first_cause(script: str, first: str) -> None:
     report = ending(SlurmState("FAILED", status=143), script).report()
     assert (report.exit_code, report.reason) == (1, first)
+
+
+def test_a_task_of_the_services_is_not_that_of_the_main_step_with_its_number() -> None:
+    file = FILE.replace("script: t.py", "script: t.py, success_policy: first_host")
+    served = build(parse(file, "t.yaml")).on(("a", "b"))
+    fails = f"{OF_SERVICES}srun: error: b: task 1: Exited with exit code 7\n"
+    stops = "srun: launch/slurm: _step_signal: Terminating StepId=1.0\n"
+    others = f"{OF_SERVICES}srun: error: b: task 0: Terminated\nsrun: error: a: tasks 0-1: Killed\n"
+    (failure,) = failed_tasks(fails + stops + others, served, 5.0).values()
+    assert failure.summary == "rank 3 on b exited with status 7"
+    lost = f"{OF_SERVICES}srun: error: Node failure on b\n"
+    assert ending(SlurmState("NODE_FAIL"), lost).report().reason == "Slurm ended job 12: b failed"
 
 
 def test_the_words_of_the_script_explain_a_process_that_has_none() -> None:

@@ -9,14 +9,22 @@ from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import process_failure
-from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes, term_lead
+from dtrain.engines.slurm.script import (
+    OF_SERVICES,
+    PREEMPTED,
+    TIME_LIMIT,
+    step_processes,
+    term_lead,
+)
 from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState
 from dtrain.failures.cause import Failure, Report, all_finished, ended_early
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 
-_TASKS = re.compile(r"srun: error: (\S{1,1000}): tasks? ([\d,-]{1,1000}): (.{1,200})")
-_LOST_NODE = re.compile(r"srun: error: Node failure on (\S{1,1000})")
+_TASKS = re.compile(
+    rf"({OF_SERVICES})?srun: error: (\S{{1,1000}}): tasks? ([\d,-]{{1,1000}}): (.{{1,200}})"
+)
+_LOST_NODE = re.compile(rf"(?:{OF_SERVICES})?srun: error: Node failure on (\S{{1,1000}})")
 _STATUS = re.compile(r"Exited with exit code (\d{1,3})")
 _TIMED = r"\[\d{4}-\d\d-\d\dT[\d:.]{8,15}(?:Z|[+-]\d\d:?\d\d)?\]"
 _STEPD = rf"(?:slurmstepd(?:-(?P<host>\S{{1,1000}}))?:|{_TIMED}) error: "
@@ -26,7 +34,7 @@ _OUT_OF_MEMORY = re.compile(
     _STEPD + ".{0,200}(?:exceeded (?:job )?memory limit|oom[-_ ]kill)", re.I
 )
 _KILLED_BY_KERNEL = "Out Of Memory"
-_OF_SLURM = re.compile(rf"(?:srun|slurmstepd|slurmstepd-\S+): |{_TIMED} error: ")
+_OF_SLURM = re.compile(rf"(?:{OF_SERVICES})?(?:srun|slurmstepd|slurmstepd-\S+): |{_TIMED} error: ")
 _STOPS = re.compile(
     r"srun: (?:launch/slurm: \S{1,100}: )?(?:Terminating |Job step aborted)"
     rf"|{_STEPD}\*\*\* STEP \S{{1,100}} ON \S{{1,1000}} CANCELLED "
@@ -78,7 +86,7 @@ class SlurmEnding:
     def report(self) -> Report:
         state = self.state
         if state is not None and state.state == "COMPLETED":
-            return Report(ExitCode.OK, all_finished(self.plan.world_size))
+            return Report(ExitCode.OK, all_finished(self.plan))
         if self.stopped_by and (state is None or state.state != "NODE_FAIL"):
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         if self.hang:
@@ -224,18 +232,19 @@ class SlurmEnding:
 
 
 def failed_tasks(script: str, plan: LaunchPlan, time: float) -> dict[int, Failure]:
-    """The tasks that ``srun`` names as failed in one attempt, by number in its order, without those
-    that Slurm ended after the first failure. ``time``: when the attempt ended, in seconds since the
-    epoch."""
-    processes, lines = step_processes(plan), script.splitlines()
+    """The tasks that ``srun`` names as failed in one attempt, by number in its order, without
+    those that Slurm ended after the first failure. The services come after the main step.
+    ``time``: when the attempt ended, in seconds since the epoch."""
+    main, lines = step_processes(plan), script.splitlines()
+    processes = main + step_processes(plan, services=True)
     full = {found["host"] for found in _OUT_OF_MEMORY.finditer(script)}
     if None in full and len(plan.hosts) == 1:
         full.add(plan.hosts[0].host.name)
     # In a cgroup, the kernel kills one process, and srun names it.
     full -= {
-        said[1]
+        said[2]
         for said in map(_TASKS.match, lines)
-        if said and said[3].startswith(_KILLED_BY_KERNEL)
+        if said and said[4].startswith(_KILLED_BY_KERNEL)
     }
     found: dict[int, Failure] = {}
     ended: dict[int, Failure] = {}
@@ -244,11 +253,12 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> dict[int, Failur
         stopping |= _STOPS.match(line) is not None
         if not (said := _TASKS.match(line)):
             continue
-        status = _STATUS.match(said[3])
-        name = _SIGNALS.get(said[3].removesuffix(" (core dumped)").strip())
-        if killed := said[3].startswith(_KILLED_BY_KERNEL):
+        status = _STATUS.match(said[4])
+        name = _SIGNALS.get(said[4].removesuffix(" (core dumped)").strip())
+        if killed := said[4].startswith(_KILLED_BY_KERNEL):
             name = "SIGKILL"
-        for task in _numbers(said[2], len(processes)):
+        first, end = (len(main), len(processes)) if said[1] else (0, len(main))
+        for task in (first + number for number in _numbers(said[3], end - first)):
             part, process = processes[task]
             failure = process_failure(
                 part,
