@@ -29,6 +29,28 @@ time.sleep(3600)
 """
 
 
+def test_a_worker_that_fails_before_the_first_host_has_finished_starts_the_job_again(
+    scene: Scene,
+) -> None:
+    program = """\
+import os, sys, time
+if os.environ["RANK"] == "0":
+    time.sleep(20 if os.environ["DTRAIN_ATTEMPT"] == "1" else 0)
+elif os.environ["DTRAIN_ATTEMPT"] == "1":
+    raise ValueError("bad batch")
+else:
+    time.sleep(500)
+"""
+    file = scene.cluster_file(
+        scene.script(program), slots=1, success_policy="first_host", restart={"max": 1}
+    )
+    done = scene.run(file)
+    assert done.code == 0, str(done)
+    assert "rank 1 on node1 exited with status 1" in done.stderr
+    assert "1 worker on node0, the first host, finished" in done.stderr
+    assert scene.leftovers() == []
+
+
 def test_done(scene: Scene) -> None:
     launch = scene.run(scene.cluster_file(scene.script(TALK)))
     assert launch.code == 0, str(launch)

@@ -57,6 +57,35 @@ if os.environ["DTRAIN_ATTEMPT"] == "1":
     assert slurm.run("squeue", "--noheader", "--format=%i") == job
 
 
+def test_a_service_that_fails_starts_the_job_again(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob, allocation: Mapping[str, str]
+) -> None:
+    """The driver ends with status 0 on TERM. Another service has ended with status 0 before."""
+    program = """\
+import os, signal, sys, time
+rank = os.environ["RANK"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+if rank == "2":
+    sys.exit()
+if os.environ["DTRAIN_ATTEMPT"] == "1":
+    time.sleep(2)
+    if rank == "3":
+        raise ValueError("bad batch")
+    time.sleep(500)
+if rank == "3":
+    time.sleep(500)
+time.sleep(3)
+"""
+    file = write_job(program, success_policy="first_host", restart={"max": 1})
+    done = launcher.run(file, env=allocation)
+    assert done.code == 0, str(done)
+    first, second = (node.name for node in slurm.nodes[:2])
+    assert f"rank 3 on {second} exited with status 1; job " in done.stderr
+    assert "starts again (restart 1)" in done.stderr
+    assert f"2 workers on {first}, the first host, finished" in done.stderr
+    slurm.wait_for("the watchers' end", lambda: "watch" not in steps(slurm))
+
+
 def test_a_job_that_hangs_starts_again(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob, allocation: Mapping[str, str]
 ) -> None:

@@ -485,6 +485,33 @@ time.sleep(500)
     assert sent == [("restarted", 1), ("failed", 2)]
 
 
+def test_a_rank_that_ended_early_is_named(
+    slurm: Slurm, launcher: Launcher, write_job: WriteJob
+) -> None:
+    """Each attempt has its own ends."""
+    program = """\
+import os, time
+rank, attempt = int(os.environ["RANK"]), os.environ["DTRAIN_ATTEMPT"]
+if rank == 0 or (rank == 1 and attempt == "1"):
+    raise SystemExit
+time.sleep(2 if rank < 3 else 500)
+raise ConnectionError("Connection closed by peer")
+"""
+    file = write_job(program, framework="torch", restart={"max": 1})
+    launch = launcher.start(file, env=slurm.environment)
+    launch.until("is queued again (restart 1)")
+    (run,) = (launcher.home / "runs").iterdir()
+    number = json.loads((run / "run.json").read_text())["job_id"]
+    slurm.start_again(number)
+    done = launch.wait()
+    assert done.code == 1, str(done)
+    first, second = (node.name for node in slurm.nodes[:2])
+    report = done.stderr.partition("\nerror: ")[2]
+    assert re.match(f"rank (1 on {first}|2 on {second}) exited with status 1\n", report), report
+    assert f"rank 0 on {first} had already ended, with status 0\n" in report
+    assert "hint: some ranks ended while others still needed them\n" in report
+
+
 def test_a_job_that_is_requeued_from_outside(
     slurm: Slurm, launcher: Launcher, write_job: WriteJob
 ) -> None:

@@ -39,6 +39,11 @@ from dtrain.spec.progress_line import PrintedLine, fault
         ),
         ("step {step} loss {loss}", "step 1_000 loss -.5", {"step": 1000, "loss": -0.5}),
         ("* {step} of", "at 7 of 9", {"step": 7}),
+        ("tokens {tokens}, loss {loss}.", "tokens 1,234, loss 4.5.", {"tokens": 1234, "loss": 4.5}),
+        ("step {step} loss {loss}", "step 5, loss 4. lr 3", {"step": 5, "loss": 4}),
+        ("{epoch}.{step}: {loss}", "3.250: 4.5", {"epoch": 3, "step": 250, "loss": 4.5}),
+        ("({step},{total})", "(5,10)", {"step": 5, "total": 10}),
+        ("({step}, {total})", "(1,005, 10)", {"step": 1005, "total": 10}),
         ("'loss': '{loss}'", "{'loss': '6.952', 'epoch': '0.13'}", {"loss": 6.952}),
     ],
 )
@@ -76,6 +81,9 @@ def test_a_hostile_line_takes_no_longer_than_any_other() -> None:
     """With one expression for the whole pattern, it would take hours."""
     pattern = PrintedLine("a {step} *" + "b*" * 20 + "c {loss}")
     assert pattern.read("a 1 " + "b 1 " * 1000) is None
+    for text in ("1,", "1_", "1"):
+        for pattern in map(PrintedLine, ("{a} {b} {c} {step}", "1{step} {total}", "{a},{step} x")):
+            assert pattern.read(text * 50_000) is None
 
 
 @pytest.mark.parametrize(
@@ -83,6 +91,7 @@ def test_a_hostile_line_takes_no_longer_than_any_other() -> None:
     [
         ("a loss", "has no number, such as {step}"),
         ("step {step} of {step}", "has {step} twice"),
+        ("step {step}0", "has a digit right after a number, {step}0"),
         ("step {step}{loss}", "has nothing between the numbers {step}{loss}"),
         ("step {step}" + "".join(f" {{m{n}}}" for n in range(32)), "more than 32"),
         ("step {step}, {1} of {} and {a-b}", ""),

@@ -16,11 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from dtrain import hostlist
 from dtrain.messages.telemetry import Sample
 from dtrain.runs import telemetry
+from dtrain.session.reporting.recorder import UNMATCHED
 from support.cluster import Launcher
 from support.launching import Launch
 from support.limits import until
@@ -231,6 +233,63 @@ while not os.path.exists(__file__.replace("program.py", "go")):
         assert done.code == 0, str(done)
         for rank in range(4):
             assert engine.log(rank) == "".join(f"{step}\n" for step in range(60)).encode()
+
+    @pytest.mark.parametrize("others", ["run on", "end", "fail", "notice"])
+    def test_the_end_of_the_first_host_ends_the_job(self, engine: Engine, others: str) -> None:
+        """As of a driver with Ray's workers. ``notice``: these fail before the driver has ended,
+        because it ends."""
+        program = f"""\
+import os, pathlib, sys, time
+folder, rank = pathlib.Path(__file__).parent, int(os.environ["RANK"])
+(folder / f"up-{{rank}}").touch()
+while len([*folder.glob("up-*")]) < 4:
+    time.sleep(0.05)
+print("up", flush=True)
+if rank < 2 and "{others}" != "fail":
+    (folder / "done").touch()
+    time.sleep(1)
+    sys.exit()
+if "{others}" == "end":
+    sys.exit()
+if rank == 2 and "{others}" == "notice":
+    while not (folder / "done").exists():
+        time.sleep(0.05)
+if rank == 2 and "{others}" != "run on":
+    raise ValueError("no driver")
+time.sleep(500)
+"""
+        launch = engine.start(program, success_policy="first_host")
+        first, second = engine.hosts
+        if others == "fail":
+            report = engine.report(launch)
+            assert report.startswith(f"rank 2 on {second} exited with status 1\n"), report
+            assert "    ValueError: no driver\n" in report, report
+        else:
+            done = launch.wait()
+            assert done.code == 0, str(done)
+            assert f"2 workers on {first}, the first host, finished" in done.stderr
+        assert engine.left() == []
+
+    @pytest.mark.parametrize("line", ["step {step}", "iter {step}"])
+    def test_a_pattern_that_matches_no_line_causes_a_warning(
+        self, engine: Engine, line: str
+    ) -> None:
+        """Only the first launcher sees the line."""
+        program = """\
+import os, time
+print("step 7", flush=True)
+while not os.path.exists(__file__.replace("program.py", "go")):
+    time.sleep(0.1)
+"""
+        launch = engine.start(program, progress={"line": line})
+        launch.until("0] step 7\n")
+        if line.startswith("step"):
+            until(lambda: "step 7" in engine.command("ps", engine.run()).wait().stdout, "a step")
+        launch.kill()
+        engine.go()
+        done = engine.command("attach", engine.run()).wait()
+        assert done.code == 0, str(done)
+        assert (UNMATCHED.split("\n")[0] in done.stderr) is line.startswith("iter"), str(done)
 
 
 HANG = """\

@@ -90,6 +90,22 @@ def test_a_user_of_a_windows_domain_with_a_space(resolver: Resolver) -> None:
     assert resolver.resolve(host).user == "CORP\\m #l"
 
 
+@pytest.mark.parametrize("user", ["CORP\\\\ml", "a\\\\\\b\\c"])
+def test_every_backslash_of_a_name_is_kept(resolver: Resolver, user: str) -> None:
+    assert resolver.resolve(Host("gpu01", "gpu01", ssh=Ssh(user=user))).user == user
+
+
+def test_an_error_beside_a_name_with_a_backslash_has_its_place(
+    resolver: Resolver, tmp_path: Path
+) -> None:
+    config = tmp_path / "own"
+    config.write_text("Host *\n  Port 2201\n  Colour blue\n")
+    ssh = Ssh(user="CORP\\ml", jump="CORP\\jo@one", config=str(config))
+    with pytest.raises(ConnectError, match="Bad configuration option: colour") as caught:
+        resolver.resolve(Host("gpu01", "gpu01", ssh=ssh))
+    assert f"{config}: line 3: Bad" in caught.value.message
+
+
 @pytest.mark.parametrize("user", ["ml", "CORP\\ml"])
 def test_a_jump_host_with_a_user_of_a_windows_domain(
     user: str, tmp_path: Path, resolver: Resolver

@@ -17,7 +17,9 @@ from dtrain.failures.catalogue import End, Explanation, explain
 from dtrain.failures.kernel import KernelMessage
 from dtrain.failures.stragglers import Straggler
 from dtrain.launchplan import names
+from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
+from dtrain.wording import counted
 
 SIGNALLED = 128
 """A shell reports a signal as this exit status plus the signal's number."""
@@ -206,9 +208,14 @@ def signal_name(number: int) -> str | None:
         return None
 
 
-def all_finished(workers: int) -> str:
+def all_finished(plan: LaunchPlan) -> str:
     """The reason of a report after success."""
-    return "the worker finished" if workers == 1 else f"all {workers} workers finished"
+    if any(plan.job.serves(part.node_rank) for part in plan.hosts):
+        first = plan.hosts[0]
+        its = counted(sum(process.ranks for process in first.processes), "worker")
+        return f"{its} on {first.host.name}, the first host, finished"
+    count = plan.world_size
+    return "the worker finished" if count == 1 else f"all {count} workers finished"
 
 
 CLOSE = 0.05

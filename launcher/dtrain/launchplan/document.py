@@ -19,6 +19,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
 
     ``strategy_reason`` is empty unless dtrain chose the strategy. ``node_variables`` are more
     environment variables, as shell text, because only the node knows their values.
+    A ``service`` runs until the processes that are none are done, and is then stopped.
     A process is bound to the NUMA node of its ``bound_to_gpus``, if they share one.
     Where an engine chooses the hosts, their names and addresses are null. What depends on them has
     example values, and so has what is only known when the job starts.
@@ -49,6 +50,7 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
                         "environment": dict(process.environment),
                         "node_variables": completed_by_node(process.node_variables),
                         "bound_to_gpus": list(process.bound_to_gpus),
+                        "service": process.service,
                     }
                     for process in part.processes
                 ],

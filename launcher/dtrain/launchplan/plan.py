@@ -34,7 +34,8 @@ class Process:
     ranks: int = 1
     """Number of worker processes that it runs: more than one for torchrun."""
     service: bool = False
-    """Runs until the other processes finish, and is then stopped (parameter servers)."""
+    """Runs until the other processes finish, and is then stopped (parameter servers, and with
+    ``success_policy: first_host`` all processes of the other hosts)."""
     node_variables: Mapping[str, NodeVariable] = field(default_factory=dict)
     """Variables that the node adds for this process. They override the host's."""
     bound_to_gpus: tuple[int, ...] = ()

@@ -93,6 +93,7 @@ def _rank(
         rank=rank,
         argv=fill_all(program_of(job, python), values),
         environment=environment | process_environment(job, host, values),
+        service=job.serves(node_rank),
         node_variables=process_variables("worker", rank, scripted=world.scripted),
     )
 
@@ -115,6 +116,7 @@ def _torchrun(
         ranks=world.ranks_by_node[node_rank],
         argv=(python, "-m", "torch.distributed.run", *options, *fill_all(program, values)),
         environment=_torchrun_logs(spec),
+        service=job.serves(node_rank),
         node_variables=process_variables("torchrun", node_rank, scripted=world.scripted),
     )
 

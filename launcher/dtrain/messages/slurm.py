@@ -17,7 +17,7 @@ from dtrain.messages.agent import (
     Telemetry,
     read_event,
 )
-from dtrain.messages.decode import Length, decode, decode_named
+from dtrain.messages.decode import Length, Range, decode, decode_named
 from dtrain.records import dataclass
 
 JobId = Annotated[str, re.compile(r"[0-9]{1,10}")]
@@ -67,7 +67,17 @@ class Cancelling:
     """The answer to ``cancel``."""
 
 
-MachineMessage = StreamFound | ProgressReport | Telemetry | Notice | Event
+@dataclass(frozen=True, slots=True)
+class TaskEnded:
+    """srun says of some tasks with which status: of those that failed."""
+
+    task: Annotated[int, Range(0, 10**6)]
+    """Its number in the main step."""
+    time: float
+    """Seconds since the epoch, on the clock of the shared folder."""
+
+
+MachineMessage = StreamFound | ProgressReport | TaskEnded | Telemetry | Notice | Event
 """An event is evidence about the workers."""
 
 
@@ -125,6 +135,7 @@ _MESSAGES: dict[str, Callable[..., SlurmMessage]] = {
 _OF_MACHINES: dict[str, Callable[..., MachineMessage]] = {
     "stream": StreamFound,
     "progress": ProgressReport,
+    "ended": TaskEnded,
     "sample": Telemetry,
     "average": Telemetry,
     "notice": Notice,

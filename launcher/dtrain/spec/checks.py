@@ -38,6 +38,7 @@ def check(document: Section, problems: Problems) -> None:
         _check_roles(job, problems)
         _check_rendezvous(job, problems)
         _check_elastic(cluster, job, problems)
+        _check_success_policy(job, problems)
         _check_progress(job.section("progress"), problems)
 
 
@@ -256,6 +257,17 @@ def _check_elastic(cluster: Section, job: Section, problems: Problems) -> None:
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     return fold(listed[:200])[:80] if len(listed) > 1 else either(listed)
+
+
+def _check_success_policy(job: Section, problems: Problems) -> None:
+    first = job.get("success_policy") == "first_host"
+    if first and job.get("framework") == "tensorflow":
+        problems.add(
+            "success_policy: first_host is not for tensorflow, whose tasks have roles",
+            job.place("success_policy"),
+            "remove it: ps and evaluator tasks, and the workers of parameter servers, end with the"
+            " other tasks",
+        )
 
 
 def _check_progress(progress: Section, problems: Problems) -> None:

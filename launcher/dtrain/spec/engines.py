@@ -46,6 +46,7 @@ FEATURES = (
         ("job.sync",),
     ),
     Feature("restarts", ("job.restart.max",)),
+    Feature("end with the processes of the first host", ("job.success_policy",)),
     Feature(
         "containers of apptainer and enroot",
         ("job.container",),

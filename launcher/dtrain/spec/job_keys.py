@@ -8,7 +8,7 @@ from dtrain.hostlist import MAX_HOSTS
 from dtrain.spec import progress_line
 from dtrain.spec import value_rules as rules
 from dtrain.spec.layout_keys import EXPECTED, LAYOUT, TRAINING
-from dtrain.spec.model import LAUNCH_ROLES, EngineName, Framework, RendezvousBackend
+from dtrain.spec.model import LAUNCH_ROLES, EngineName, Framework, RendezvousBackend, SuccessPolicy
 from dtrain.spec.placeholders import NAMES
 from dtrain.spec.ports import PortRange
 from dtrain.spec.scalars import Choice, Duration, Integer, Text
@@ -269,6 +269,14 @@ JOB = SectionType(
             "Restart without a lost host if no spare is left. The sizes tensor, pipeline, context "
             "and expert stay the same, and data shrinks (TensorFlow: the number of workers).",
             otherwise="the job ends",
+        ),
+        "success_policy": Field(
+            Choice(get_args(SuccessPolicy)),
+            "Which processes must end with status 0 for the job to succeed: those of all hosts, or "
+            "those of the first host alone. With first_host, dtrain then stops the others, such as "
+            "servers and workers of Ray; one that fails before then fails the job.",
+            default="all_hosts",
+            example="first_host",
         ),
         "progress": Field(
             SectionType(

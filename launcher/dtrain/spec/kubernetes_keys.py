@@ -240,6 +240,12 @@ def _check_api(section: Section, job: Section, problems: Problems) -> None:
                 restart.key_place("max"),
                 "remove it: the TrainingRuntime sets it; or use 'api: jobset'",
             )
+        if job.get("success_policy") == "first_host":
+            problems.add(
+                "a TrainJob succeeds only when all its pods do, so it has no success_policy",
+                job.place("success_policy"),
+                "remove it, or use 'api: jobset'",
+            )
     elif "runtime" in section:
         problems.add(
             "cluster.kubernetes.runtime has no effect, because the job is a JobSet",

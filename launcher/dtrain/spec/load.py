@@ -193,7 +193,7 @@ def _container(container: Section, *, slurm: bool) -> Container:
 
 _UNCHANGED = (
     "framework", "script", "module", "command", "binding", "args", "workdir", "setup", "env",
-    "secrets", "grace", "on_disconnect", "lease",
+    "secrets", "success_policy", "grace", "on_disconnect", "lease",
 )  # fmt: skip
 """Keys of ``job`` whose values are those of `Job`."""
 

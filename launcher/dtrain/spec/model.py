@@ -15,6 +15,7 @@ from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout, Training
 
 Framework = Literal["torch", "tensorflow", "jax", "none"]
+SuccessPolicy = Literal["all_hosts", "first_host"]
 RendezvousBackend = Literal["direct", "static", "c10d"]
 HostKeys = Literal["strict", "accept-new"]
 TransportName = Literal["ssh", "local"]
@@ -290,6 +291,8 @@ class Job:
     expected: Expected | None = None
     restart: Restart = Restart()
     elastic: Elastic | None = None
+    success_policy: SuccessPolicy = "all_hosts"
+    """``first_host``: the job is done when the processes of the first host are."""
     progress: PrintedSteps | None = None
     watchdog: Watchdog = Watchdog()
     grace: float = 10.0
@@ -297,6 +300,10 @@ class Job:
     on_disconnect: Literal["stop", "keep"] = "keep"
     lease: float = 300.0
     """Seconds without a launcher after which ``on_disconnect: stop`` stops the job."""
+
+    def serves(self, node_rank: int) -> bool:
+        """Whether the processes of a host run until those of the first host are done."""
+        return self.success_policy == "first_host" and node_rank > 0
 
     @property
     def ranked(self) -> bool:

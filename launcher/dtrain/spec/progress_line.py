@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_/]{0,63})\}")
 _COUNTS = ("step", "total")
-_COUNT = r"\s*([0-9][0-9,_]*)"
-_NUMBER = r"\s*([-+]?(?:[0-9][0-9,_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?i:nan|inf))"
-_SPACE = re.compile(r"(\s+)")
+_DIGITS = 60
+"""Most digits of a number, after the first one."""
 NEEDS_STEP = "needs {step}, such as step {step} * loss {loss}"
 """The end of a sentence about lines without a step."""
 MOST = 32
@@ -33,6 +32,8 @@ class PrintedLine:
             raise ValueError(f"has {{{twice}}} twice")
         if touching := re.search(_PLACE.pattern * 2, pattern):
             raise ValueError(f"has nothing between the numbers {touching[0]}")
+        if digit := re.search(_PLACE.pattern + "[0-9]", pattern):
+            raise ValueError(f"has a digit right after a number, {digit[0]}")
         if len(names) > MOST:
             raise ValueError(TOO_MANY)
         self._names = names
@@ -71,18 +72,41 @@ def fault(pattern: str) -> str:
 
 
 def _expression(part: str) -> re.Pattern[str]:
-    pieces = []
-    # A split by a pattern with one group returns texts and groups in turn.
-    for number, piece in enumerate(_PLACE.split(part)):
-        if number % 2:
-            pieces.append(_COUNT if piece in _COUNTS else _NUMBER)
-        else:
-            pieces += [r"\s+" if _SPACE.fullmatch(one) else re.escape(one)
-                       for one in _SPACE.split(piece) if one]  # fmt: skip
-    # `loss: {loss}` also matches `loss:4.2`: the number takes the spaces before it. Between two
-    # numbers, `{step} {loss}`, is a space: else it would match the digits of one.
-    text = re.sub(r"(?<!\))\\s\+\\s\*", r"\\s*", "".join(pieces)).replace(r"\s+\s*", r"\s+")
-    # A part begins where its first number or word begins: a search tries no other place in a long
-    # row of spaces or digits.
-    text = re.sub(r"^\\s\*", r"(?<![0-9])", text)
-    return re.compile(re.sub(r"^\\s\+|\\s\+$", "", text))
+    """The expression. It takes time linear in the length of a line, because a number is taken as a
+    whole or not at all, and is short."""
+    # A split by a pattern with one group returns texts and names in turn.
+    pieces = _PLACE.split(part.strip())
+    text = ""
+    for at, piece in enumerate(pieces):
+        last = at + 1 == len(pieces)
+        if at % 2:
+            text += _number(piece, (at + 1) // 2, pieces[at + 1], joined=at + 2 < len(pieces))
+            continue
+        words = piece.split()
+        if at and piece[:1].isspace():
+            text += r"\s+"
+        text += r"\s+".join(map(re.escape, words))
+        # `loss: {loss}` also matches `loss:4.2`.
+        if words and not last:
+            text += r"\s*"
+        elif not at and not last:
+            text += r"(?<![0-9])"
+    return re.compile(text)
+
+
+def _number(name: str, group: int, after: str, *, joined: bool) -> str:
+    """The expression of a number. ``after``: the text that follows it; ``joined``: whether another
+    number follows that."""
+    between = after if joined else ""  # belongs to neither number: `{epoch}.{step}`
+    marks = "".join(mark for mark in ",_" if mark != between)
+    digits = rf"[0-9](?:[{marks}]?[0-9]){{0,{_DIGITS}}}"
+    if after[:1] not in (",", "_"):  # the end of `step 5, loss 2` for `step {step} loss {loss}`
+        digits += rf"[{marks}]*"
+    text = digits
+    if name not in _COUNTS:
+        some = "+" if after[:1] == "." else "*"
+        fraction = "" if between == "." else rf"(?:\.[0-9]{some})?"
+        exponent = "" if between in ("e", "E") else r"(?:[eE][-+]?[0-9]+)?"
+        text = rf"[-+]?(?:{digits}{fraction}|\.[0-9]+){exponent}|[-+]?(?i:nan|inf)"
+    # What a lookahead has found is not tried again in a shorter form.
+    return rf"(?=({text}))(?:\{group})(?![0-9])"

@@ -38,7 +38,7 @@ from dtrain.transport.ssh_names import (
     standard_tokens,
 )
 from dtrain.transport.ssh_options import Options, SshConfigError, check
-from dtrain.transport.ssh_query import SshQuery
+from dtrain.transport.ssh_query import ConfigText, SshQuery, option_lines
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 ALIVE_INTERVAL, ALIVE_COUNT = 15.0, 3
@@ -233,8 +233,7 @@ class Resolver:
         )
         self._ssh = ssh if account else None
         self._included = _including(self._home / ".ssh" / "config", SYSTEM_CONFIG)
-        self._queries: dict[str, SshQuery] = {}
-        """By the text that they have as a configuration file."""
+        self._queries: dict[ConfigText, SshQuery] = {}
         self._default_config: str | None = None
         if account and self._home != Path(account.pw_dir):  # ssh ignores HOME
             self._default_config = STDIN
@@ -350,20 +349,18 @@ class Resolver:
                     "`ssh` in the cluster file, and there `config: /dev/null`",
                 )
             return Options({key: (str(value),) for key, value in given.items() if value}, {})
-        file, text = config or self._default_config, self._included
+        file, text, before = config or self._default_config, self._included, ""
         # OpenSSH 10.6 refuses such names as arguments, but accepts them in a file.
         if "\\" in (ssh.user or "") + (ssh.jump or ""):
             file, text = STDIN, _read(config) if config else text
-            if ssh.jump:
-                jumps = ",".join(spec.strip() for spec in ssh.jump.split(","))
-                text, given["proxyjump"] = f"ProxyJump {jumps}\n{text}", None
-            if ssh.user:
-                text, given["user"] = f'User "{ssh.user}"\n{text}', None
+            before = option_lines(ssh.user, ssh.jump)
+            given["user"] = given["proxyjump"] = None
         arguments = ["-F", str(file)] if file else []
         for flag, value in zip(("-l", "-p", "-J"), given.values(), strict=True):
             if value is not None:
                 arguments += [flag, str(value)]
-        query = self._queries.setdefault(text, SshQuery(self._ssh, text))
+        config_file = ConfigText(text, before, str(config or ""))
+        query = self._queries.setdefault(config_file, SshQuery(self._ssh, config_file))
         return query.options(name, arguments, files)
 
     def _route(

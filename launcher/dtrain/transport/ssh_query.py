@@ -42,6 +42,40 @@ class _Answer:
     """See `dtrain.transport.ssh_config_names.patterns`."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigText:
+    """The configuration file that ``-F /dev/stdin`` names."""
+
+    text: str = ""
+    before: str = ""
+    """Lines in front of the text."""
+    file: str = ""
+    """Where the text is from, for errors; empty if only files that it includes have errors."""
+
+    def located(self, error: str) -> str:
+        """ssh's message with the file and the line where the user finds the error."""
+        if not self.file:
+            return error
+        return re.sub(
+            rf"{STDIN}(:? line )(\d+)",
+            lambda place: f"{self.file}{place[1]}{int(place[2]) - self.before.count(chr(10))}",
+            error,
+        )
+
+
+def option_lines(user: str | None, jump: str | None) -> str:
+    """The options ``-l`` and ``-J`` as lines of a configuration file."""
+    lines = ""
+    if user:
+        # In quotes, ssh reads two backslashes as one, and one before another character as itself.
+        escaped = re.sub(r"\\(?=\\)", r"\\\\", user)
+        lines += f'User "{escaped}"\n'
+    if jump:
+        jumps = ",".join(spec.strip() for spec in jump.split(","))
+        lines += f"ProxyJump {jumps}\n"
+    return lines
+
+
 class SshQuery:
     """Runs ``ssh -G`` for hosts, once for all whose names the configuration treats alike.
     Thread-safe.
@@ -49,10 +83,13 @@ class SshQuery:
     Caches an answer until one of its configuration files changes.
     """
 
-    def __init__(self, program: str, config: str = "", timeout: float = TIMEOUT) -> None:
-        """``config``: the text of the configuration file that ``-F /dev/stdin`` names."""
+    def __init__(
+        self, program: str, config: ConfigText | None = None, timeout: float = TIMEOUT
+    ) -> None:
+        config = config or ConfigText()
         self._program = program
-        self._config = os.fsencode(config)
+        self._located = config.located
+        self._config = os.fsencode(config.before + config.text)
         self._timeout = timeout
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(PARALLEL)
@@ -127,7 +164,7 @@ class SshQuery:
         lines = messages.decode(errors="replace").splitlines()
         if status != 0:
             raise SshConfigError(
-                _complaint(lines) or f"`ssh -G {host}` exited with status {status}"
+                self._located(_complaint(lines)) or f"`ssh -G {host}` exited with status {status}"
             )
         reported = [
             Path(match[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtrain.engines.slurm.ending import SlurmEnding, failed_tasks, latest_attempt, of_attempt
-from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT
+from dtrain.engines.slurm.script import OF_SERVICES, PREEMPTED, TIME_LIMIT
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.failures.cause import in_order_of_blame
 from dtrain.launchplan.build import build
@@ -64,7 +64,7 @@ def plan() -> LaunchPlan:
 
 
 def ending(state: SlurmState | None, script: str = "", stopped_by: str = "") -> SlurmEnding:
-    failures = in_order_of_blame(failed_tasks(script, plan(), 5.0))
+    failures = in_order_of_blame(failed_tasks(script, plan(), 5.0).values())
     return SlurmEnding("12", state, plan(), script, failures, stopped_by)
 
 
@@ -95,6 +95,18 @@ def test_the_first_cause(script: str, first: str) -> None:
     assert (report.exit_code, report.reason) == (1, first)
 
 
+def test_a_task_of_the_services_is_not_that_of_the_main_step_with_its_number() -> None:
+    file = FILE.replace("script: t.py", "script: t.py, success_policy: first_host")
+    served = build(parse(file, "t.yaml")).on(("a", "b"))
+    fails = f"{OF_SERVICES}srun: error: b: task 1: Exited with exit code 7\n"
+    stops = "srun: launch/slurm: _step_signal: Terminating StepId=1.0\n"
+    others = f"{OF_SERVICES}srun: error: b: task 0: Terminated\nsrun: error: a: tasks 0-1: Killed\n"
+    (failure,) = failed_tasks(fails + stops + others, served, 5.0).values()
+    assert failure.summary == "rank 3 on b exited with status 7"
+    lost = f"{OF_SERVICES}srun: error: Node failure on b\n"
+    assert ending(SlurmState("NODE_FAIL"), lost).report().reason == "Slurm ended job 12: b failed"
+
+
 def test_the_words_of_the_script_explain_a_process_that_has_none() -> None:
     full = "/var/spool/job1/slurm_script: line 9: echo: write error: No space left on device\n"
     report = ending(SlurmState("FAILED", status=1), ONE_FAILS + full).report()
@@ -113,7 +125,7 @@ def unnamed(script: str, begins: str) -> str:
 
 @pytest.mark.parametrize("begins", UNNAMED)
 def test_a_daemon_that_does_not_name_its_host(begins: str) -> None:
-    (failure,) = failed_tasks(unnamed(IGNORES_TERM, begins), plan(), 5.0)
+    (failure,) = failed_tasks(unnamed(IGNORES_TERM, begins), plan(), 5.0).values()
     assert failure.rank == 0
     report = ending(SlurmState("FAILED", status=137), unnamed(FULL, begins)).report()
     assert "cluster.slurm.options: ['--mem=0']" in report.hint
@@ -161,7 +173,7 @@ def test_every_task_is_named_once() -> None:
 
 
 def test_tasks_that_slurm_ended_did_not_fail() -> None:
-    (failure,) = failed_tasks(IGNORES_TERM, plan(), 5.0)
+    (failure,) = failed_tasks(IGNORES_TERM, plan(), 5.0).values()
     assert failure.rank == 0
 
 

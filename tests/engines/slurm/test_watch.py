@@ -47,8 +47,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return RunFolder.create("run-1")
 
 
-def followed(folder: RunFolder, observer: Observer) -> SlurmJob:
-    record = Record("run-1", Request("c.yaml", "/", FILE), 29500, "python3", 1e9, job_id="7")
+def followed(folder: RunFolder, observer: Observer, file: str = FILE) -> SlurmJob:
+    record = Record("run-1", Request("c.yaml", "/", file), 29500, "python3", 1e9, job_id="7")
     return SlurmJob(record, folder, Caller(observer), {})
 
 
@@ -84,6 +84,37 @@ def test_the_last_phases_of_a_job_are_journaled(folder: RunFolder) -> None:
     phases = [event.seconds for event in found if isinstance(event, events.PhasesSpent)]
     assert phases == [{"data": 0.25}, {"data": 0.75}]
     assert isinstance(found[-1], events.Finished)
+
+
+@pytest.mark.parametrize(
+    ("finished", "said", "early"),
+    [
+        (4.0, "RuntimeError: Connection closed by peer", True),
+        (6.0, "RuntimeError: Connection closed by peer", False),
+        (4.0, "ValueError: bad batch", False),
+        (None, "RuntimeError: Connection closed by peer", False),
+    ],
+)
+def test_a_rank_that_ended_early_is_named_if_others_lose_their_connection_to_it(
+    folder: RunFolder, finished: float | None, said: str, *, early: bool
+) -> None:
+    job = followed(folder, Observer(), FILE.replace("nodes: 1", "nodes: 2"))
+    job.number("7")
+    job.update(SlurmState("FAILED", status=1, hosts=("n1", "n2")))
+    stderr = folder.logs / "n2" / "rank-1.err"
+    stderr.parent.mkdir(parents=True)
+    stderr.write_text(f"{said}\n")
+    for number, then in enumerate((finished, 5.0)):
+        if then is not None:
+            job.task_ended(f"n{number + 1}", number, then)
+    assert [label for label, _, _ in job.watch.workers.finished()] == ["0", "1"][finished is None :]
+    job.script_said("srun: error: n2: task 1: Exited with exit code 1\n")
+    report = job.ended("")
+    assert report.reason == "rank 1 on n2 exited with status 1"
+    assert [failure.time for failure in report.failures] == [5.0]
+    named = ("rank 0 on n1 had already ended, with status 0",)
+    assert report.problems == (named if early else ())
+    assert ("the same number of steps" in report.hint) is early
 
 
 def test_a_cancellation_that_is_repeated_is_recorded_once(folder: RunFolder) -> None:

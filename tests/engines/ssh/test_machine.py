@@ -11,6 +11,7 @@ import pytest
 from dtrain.engines.ssh.machine import (
     CLEANING,
     FAILURE_GRACE,
+    SERVICE_SECONDS,
     TABLE,
     AbortHost,
     Alarm,
@@ -191,8 +192,29 @@ def test_a_service_may_finish_before_the_workers() -> None:
 
 
 def test_a_service_that_dies_early_fails_the_run() -> None:
-    state, _ = run(running(service=True), WorkerExited(SERVICE, True))
-    assert state.outcome is AttemptOutcome.WORKER_FAILED
+    state, actions = run(running(service=True), WorkerExited(SERVICE, True))
+    assert (state.phase, actions) == (AttemptPhase.RUNNING, [SetAlarm(SERVICE_SECONDS)])
+    assert run(state, Alarm())[0].outcome is AttemptOutcome.WORKER_FAILED
+    assert run(state, WorkerExited(WORKERS[1], True))[0].outcome is AttemptOutcome.WORKER_FAILED
+
+
+def test_a_service_that_fails_as_the_workers_are_done_does_not_fail_the_run() -> None:
+    """It may be the first to notice."""
+    failed = [WorkerExited(WORKERS[0], False), WorkerExited(SERVICE, True)]
+    state, _ = run(running(service=True), *failed, WorkerExited(WORKERS[1], False), HostEnded("b"))
+    assert state.outcome is AttemptOutcome.DONE
+    assert run(state, Alarm())[0].outcome is AttemptOutcome.DONE
+
+
+def test_a_host_whose_service_has_failed_may_end_before_the_alarm() -> None:
+    workers = [WorkerId("a", "worker", 0)]
+    state = begin(HOSTS, workers, [SERVICE], grace=10.0)
+    events = [HostReady("a"), HostReady("b"), WorkerExited(SERVICE, True), HostEnded("b")]
+    state, _ = run(state, *events)
+    assert (state.phase, state.outcome) == (AttemptPhase.RUNNING, None)
+    assert run(state, Alarm())[0].outcome is AttemptOutcome.WORKER_FAILED
+    done, _ = run(state, WorkerExited(workers[0], False))
+    assert done.outcome is AttemptOutcome.DONE
 
 
 def test_a_refusal_waits_for_the_other_hosts() -> None:

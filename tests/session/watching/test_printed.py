@@ -103,15 +103,6 @@ def test_the_step_and_the_loss_on_lines_of_their_own() -> None:
     assert report(reader, stream(1), b"{'loss': '9'}\n") is None
 
 
-def test_only_output_without_a_step_is_unmatched() -> None:
-    reader = printed()
-    assert reader.unmatched
-    reader.add(stream(1), b"Step 1\n")
-    assert reader.unmatched
-    reader.add(stream(1), b"step 1 loss 5\n")
-    assert not reader.unmatched
-
-
 def test_an_endless_line_takes_little_memory() -> None:
     reader = printed()
     for _ in range(100):
@@ -185,4 +176,3 @@ def test_an_evaluator_counts_only_if_no_worker_prints() -> None:
 def test_without_the_key_nothing_is_read() -> None:
     reader = printed("job: {framework: none, script: t.py}")
     assert step(reader, stream(0), b"step 5 loss 1\n") is None
-    assert not reader.unmatched

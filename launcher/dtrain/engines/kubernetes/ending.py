@@ -60,7 +60,7 @@ class KubernetesEnding:
         # A job that is gone was cleaned up, if its processes were done.
         gone = self.state is None and done(self.plan, [ending.pod for ending in self.pods])
         if self.finished or gone or (self.state is not None and self.state.done):
-            return Report(ExitCode.OK, all_finished(self.plan.world_size))
+            return Report(ExitCode.OK, all_finished(self.plan))
         if self.stopped_by:
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         again = any(ending.pod.again for ending in self.pods)

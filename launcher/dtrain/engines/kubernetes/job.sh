@@ -44,6 +44,8 @@ dtrain_label() {
 dtrain_status= dtrain_deadline= dtrain_processes=() dtrain_readers=() dtrain_names=()
 dtrain_left=()
 #if services
+# Whether the pod need not wait at its end.
+dtrain_works=
 dtrain_main=() dtrain_done=
 #end
 dtrain_stop() {
@@ -53,6 +55,9 @@ dtrain_stop() {
 }
 dtrain_term() {
   echo "[dtrain] TERM"
+  #if services
+  dtrain_works=1
+  #end
   dtrain_status=${dtrain_status:-143}
   dtrain_stop
 }
@@ -83,7 +88,7 @@ for ((dtrain_local_rank = 0; dtrain_local_rank < dtrain_count; dtrain_local_rank
   dtrain_processes+=($!)
   dtrain_names+=("$dtrain_name")
   #if services
-  [ -n "$dtrain_service" ] || dtrain_main+=("$dtrain_local_rank")
+  [ -n "$dtrain_service" ] || dtrain_main+=("$dtrain_local_rank") dtrain_works=1
   #end
 done
 trap - EXIT
@@ -145,5 +150,12 @@ while [ "$dtrain_patience" != 0 ] && kill -0 "${dtrain_readers[@]}"; do
   read -r -t 0.05 -u 9
   dtrain_patience=${dtrain_patience:+$((dtrain_patience - 1))}
 done
+#if services
+# A pod that only serves may have failed because the others are done: Kubernetes then has
+# some seconds to see that.
+if ((dtrain_status)) && [ -z "$dtrain_works" ]; then
+  read -r -t 5 -u 9
+fi
+#end
 echo "[dtrain] ends"
 exit $((dtrain_status))

@@ -146,6 +146,8 @@ def _numbers(plan: LaunchPlan, tasks: list[Task]) -> Iterator[str]:
         size = len(plan.hosts[0].processes)
         yield f"dtrain_rank=$((dtrain_node_rank * {size} + dtrain_local_rank))"
         yield f"dtrain_role={tasks[0].process.role} dtrain_index=$dtrain_rank"
+        if plan.job.success_policy == "first_host":
+            yield "((dtrain_node_rank == 0)) && dtrain_service= || dtrain_service=1"
     else:
         own = [[*numbers(task), f"dtrain_service={'1' * task.process.service}"] for task in tasks]
         yield from _case(tasks, map("; ".join, own))

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dtrain.diagnostics import ExitCode
 from dtrain.engines.followed_run import process_failure
-from dtrain.engines.slurm.script import PREEMPTED, TIME_LIMIT, step_processes, term_lead
+from dtrain.engines.slurm.script import (
+    OF_SERVICES,
+    PREEMPTED,
+    TIME_LIMIT,
+    step_processes,
+    term_lead,
+)
 from dtrain.engines.slurm.state import NO_OUTPUT, SlurmState
-from dtrain.failures.cause import Failure, Report, all_finished
+from dtrain.failures.cause import Failure, Report, all_finished, ended_early
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 
-_TASKS = re.compile(r"srun: error: (\S{1,1000}): tasks? ([\d,-]{1,1000}): (.{1,200})")
-_LOST_NODE = re.compile(r"srun: error: Node failure on (\S{1,1000})")
+_TASKS = re.compile(
+    rf"({OF_SERVICES})?srun: error: (\S{{1,1000}}): tasks? ([\d,-]{{1,1000}}): (.{{1,200}})"
+)
+_LOST_NODE = re.compile(rf"(?:{OF_SERVICES})?srun: error: Node failure on (\S{{1,1000}})")
 _STATUS = re.compile(r"Exited with exit code (\d{1,3})")
 _TIMED = r"\[\d{4}-\d\d-\d\dT[\d:.]{8,15}(?:Z|[+-]\d\d:?\d\d)?\]"
 _STEPD = rf"(?:slurmstepd(?:-(?P<host>\S{{1,1000}}))?:|{_TIMED}) error: "
@@ -26,7 +34,7 @@ _OUT_OF_MEMORY = re.compile(
     _STEPD + ".{0,200}(?:exceeded (?:job )?memory limit|oom[-_ ]kill)", re.I
 )
 _KILLED_BY_KERNEL = "Out Of Memory"
-_OF_SLURM = re.compile(rf"(?:srun|slurmstepd|slurmstepd-\S+): |{_TIMED} error: ")
+_OF_SLURM = re.compile(rf"(?:{OF_SERVICES})?(?:srun|slurmstepd|slurmstepd-\S+): |{_TIMED} error: ")
 _STOPS = re.compile(
     r"srun: (?:launch/slurm: \S{1,100}: )?(?:Terminating |Job step aborted)"
     rf"|{_STEPD}\*\*\* STEP \S{{1,100}} ON \S{{1,1000}} CANCELLED "
@@ -72,11 +80,13 @@ class SlurmEnding:
     """The hang for which dtrain ended the job."""
     waits: tuple[str, ...] = ()
     """Where the workers of that job waited."""
+    finished: tuple[tuple[str, str, float], ...] = ()
+    """As `ended_early` gets them."""
 
     def report(self) -> Report:
         state = self.state
         if state is not None and state.state == "COMPLETED":
-            return Report(ExitCode.OK, all_finished(self.plan.world_size))
+            return Report(ExitCode.OK, all_finished(self.plan))
         if self.stopped_by and (state is None or state.state != "NODE_FAIL"):
             return Report(ExitCode.INTERRUPTED, self.stopped_by)
         if self.hang:
@@ -117,8 +127,9 @@ class SlurmEnding:
     def _failed(self, state: SlurmState) -> Report:
         first = next(iter(self.failures), None)
         words = "" if first is not None and first.words else self._script_words()
-        hints = []
-        if first is not None:
+        early, why_early = ended_early(self.failures, self.finished)
+        hints = [why_early]
+        if first is not None and not early:
             # A process without words of its own may have ended as its script says.
             hints.append(replace(first, traceback=first.traceback or words).hint)
         memory = (
@@ -148,7 +159,7 @@ class SlurmEnding:
             ExitCode.JOB_FAILED,
             reason,
             failures=self.failures,
-            problems=(words,) if words else (),
+            problems=tuple(filter(None, (words, early))),
             hint="\n".join(dict.fromkeys(filter(None, hints))),
         )
 
@@ -220,19 +231,20 @@ class SlurmEnding:
         return "\n".join([*dict.fromkeys(own)][-_SCRIPT_LINES:])
 
 
-def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
-    """The tasks that ``srun`` names as failed in one attempt, in its order, without those that
-    Slurm ended after the first failure. ``time``: when the attempt ended, in seconds since the
-    epoch."""
-    processes, lines = step_processes(plan), script.splitlines()
+def failed_tasks(script: str, plan: LaunchPlan, time: float) -> dict[int, Failure]:
+    """The tasks that ``srun`` names as failed in one attempt, by number in its order, without
+    those that Slurm ended after the first failure. The services come after the main step.
+    ``time``: when the attempt ended, in seconds since the epoch."""
+    main, lines = step_processes(plan), script.splitlines()
+    processes = main + step_processes(plan, services=True)
     full = {found["host"] for found in _OUT_OF_MEMORY.finditer(script)}
     if None in full and len(plan.hosts) == 1:
         full.add(plan.hosts[0].host.name)
     # In a cgroup, the kernel kills one process, and srun names it.
     full -= {
-        said[1]
+        said[2]
         for said in map(_TASKS.match, lines)
-        if said and said[3].startswith(_KILLED_BY_KERNEL)
+        if said and said[4].startswith(_KILLED_BY_KERNEL)
     }
     found: dict[int, Failure] = {}
     ended: dict[int, Failure] = {}
@@ -241,11 +253,12 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
         stopping |= _STOPS.match(line) is not None
         if not (said := _TASKS.match(line)):
             continue
-        status = _STATUS.match(said[3])
-        name = _SIGNALS.get(said[3].removesuffix(" (core dumped)").strip())
-        if killed := said[3].startswith(_KILLED_BY_KERNEL):
+        status = _STATUS.match(said[4])
+        name = _SIGNALS.get(said[4].removesuffix(" (core dumped)").strip())
+        if killed := said[4].startswith(_KILLED_BY_KERNEL):
             name = "SIGKILL"
-        for task in _numbers(said[2], len(processes)):
+        first, end = (len(main), len(processes)) if said[1] else (0, len(main))
+        for task in (first + number for number in _numbers(said[3], end - first)):
             part, process = processes[task]
             failure = process_failure(
                 part,
@@ -258,7 +271,17 @@ def failed_tasks(script: str, plan: LaunchPlan, time: float) -> list[Failure]:
             )
             (ended if stopping and failure.cut_off else found).setdefault(task, failure)
     # Slurm ends the tasks of all hosts at once.
-    return sorted((found or ended).values(), key=lambda failure: not failure.out_of_memory)
+    return dict(sorted((found or ended).items(), key=lambda one: not one[1].out_of_memory))
+
+
+def finished_tasks(
+    plan: LaunchPlan, failed: Container[int], ends: Mapping[int, float]
+) -> Iterator[tuple[str, str, float]]:
+    """The tasks that ended with status 0, as `ended_early` gets them: srun names all others.
+    ``ends``: when each ended."""
+    for number, (part, process) in enumerate(step_processes(plan)):
+        if number in ends and number not in failed:
+            yield process.label, part.host.name, ends[number]
 
 
 def latest_attempt(script: str) -> int:

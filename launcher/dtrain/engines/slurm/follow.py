@@ -211,6 +211,8 @@ class SlurmFollower:
                     job.output.add(host, found)
             case messages.FromMachine(host, ProgressReport() as report):
                 job.watch.worker_said(host, report)
+            case messages.FromMachine(host, messages.TaskEnded(task, then)):
+                job.task_ended(host, task, then)
             case messages.FromMachine(host, Notice(text)):
                 job.watch.notice(host, text)
             case messages.FromMachine(host, other):

@@ -11,11 +11,13 @@ from dtrain.engines.followed_run import FollowedRun, not_begun
 from dtrain.engines.slurm.ending import (
     SlurmEnding,
     failed_tasks,
+    finished_tasks,
     latest_attempt,
     lost_hosts,
     of_attempt,
 )
 from dtrain.engines.slurm.output import JobOutput, roles, torchruns
+from dtrain.engines.slurm.script import step_processes
 from dtrain.engines.slurm.state import SlurmState
 from dtrain.engines.slurm.step import program_start
 from dtrain.engines.slurm.submission import SubmitError, job_order
@@ -44,6 +46,10 @@ class SlurmJob(FollowedRun):
         self.watch = JobWatch(self.plan, self.folder, self.recorder)
         self._state: SlurmState | None = None
         self._script = ""
+        self._labels = [process.label for _, process in step_processes(self.plan)]
+        """Those of the tasks of the main step."""
+        self._ends: dict[int, float] = {}
+        """When each of these tasks ended."""
         self._stopping = False
 
     def follow_order(self) -> Following:
@@ -103,6 +109,12 @@ class SlurmJob(FollowedRun):
         if before is None or (state.word, state.detail) != (before.word, before.detail):
             self._show_hosts(state)
         return state.final
+
+    def task_ended(self, host: str, number: int, then: float) -> None:
+        """A task of the main step has ended, with any status."""
+        if number < len(self._labels):
+            self._ends[number] = then
+            self.watch.ended(host, self._labels[number], then)
 
     def script_said(self, text: str) -> None:
         """``text`` is the end of what the job's script has written."""
@@ -205,16 +217,21 @@ class SlurmJob(FollowedRun):
             self._allocate(hosts)
         script = of_attempt(self._script, self.record.attempt)
         failed = failed_tasks(script, self.plan, time.time())
+        numbers = {self.explained(failure): number for number, failure in failed.items()}
         workers = self.watch.workers
         return SlurmEnding(
             job=job,
             state=self._state,
             plan=self.plan,
             script=script,
-            failures=in_order_of_blame(map(self.explained, failed)),
+            failures=tuple(
+                replace(failure, time=self._ends.get(numbers[failure], failure.time))
+                for failure in in_order_of_blame(numbers)
+            ),
             stopped_by=stopped_by,
             hang=workers.why,
             waits=tuple(workers.whereabouts()) if workers.why else (),
+            finished=tuple(finished_tasks(self.plan, failed, self._ends)),
         )
 
     # The end of the run --------------------------------------------------------------------------

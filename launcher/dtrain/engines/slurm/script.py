@@ -48,6 +48,11 @@ TIME_LIMIT = "the time limit is near"
 PREEMPTED = "another job has preempted this one"
 """What the script writes after a preemption in which its processes had time to end."""
 
+SERVICES = "dtrain_service"
+"""The function of the script, and the name of the step, of processes that serve the others."""
+OF_SERVICES = "dtrain: services: "
+"""In front of what srun says about the tasks of that step."""
+
 _IDENTITY = (
     "dtrain_rank=$SLURM_PROCID dtrain_local_rank=$SLURM_LOCALID dtrain_node_rank=$SLURM_NODEID"
 )
@@ -76,10 +81,12 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
     if plan.run and not in_allocation:
         saved = sh(path(plan.run_dir), "/nodes/", word(plan.run), "/status")
     leave = "exit" if saved is None else "dtrain_exit"
+    unfinished = "$dtrain_stopped$dtrain_broken" if services else "$dtrain_stopped"
     blocks = {
         "services": bool(services),
         "pyxis": image is not None,
         "uneven": not uniform(plan, main),
+        "ends": bool(plan.run),
         "saved": saved is not None,
         "restart": plan.job.restart.max > 0,
     }
@@ -98,19 +105,22 @@ def render(plan: LaunchPlan, *, in_allocation: bool = False) -> str:
         "service_program": _program(plan, services),
         "kill": [f'{{ sleep {ceil(plan.job.grace)}; kill -TERM "$2"; }} 2>/dev/null &'],
         "container": _container(plan, image),
-        "start_services": _srun("dtrain_service", plan, services, in_allocation=in_allocation),
+        "ends": [f"dtrain_ends={path(plan.run_dir)}/nodes/$dtrain_run"],
+        "start_services": _srun(SERVICES, plan, services, in_allocation=in_allocation),
         "start_processes": _srun("dtrain_process", plan, main, in_allocation=in_allocation),
         "exit_saved": [f'dtrain_exit() {{ echo "$1" >{saved}; exit "$1"; }}'],
-        "exit_done": [f'((dtrain_status == 0)) && [ -z "$dtrain_stopped" ] && {leave} 0'],
+        "exit_done": [f'((dtrain_status == 0)) && [ -z "{unfinished}" ] && {leave} 0'],
         "again": _again(plan, in_allocation=in_allocation),
         "exit": [f'{leave} "$dtrain_status"'],
     }
     return fill(SCRIPT.read_text("utf-8"), blocks, gaps)
 
 
-def step_processes(plan: LaunchPlan) -> list[tuple[HostPlan, Process]]:
-    """The processes of the main step, in the order of srun's task numbers."""
-    return [(task.part, task.process) for task in tasks_of(plan) if not task.process.service]
+def step_processes(plan: LaunchPlan, *, services: bool = False) -> list[tuple[HostPlan, Process]]:
+    """The processes of the main step, or of that of the services, in the order of srun's task
+    numbers."""
+    found = [task for task in tasks_of(plan) if task.process.service is services]
+    return [(task.part, task.process) for task in found]
 
 
 def batch_options(plan: LaunchPlan) -> Iterator[str]:
@@ -313,14 +323,18 @@ def _srun(
     else:
         options.append(f"--cpus-per-task={cpus * tasks[0].process.ranks}")
     options += ["--kill-on-bad-exit=1", "--wait=0", "--mpi=none", "--input=none", "--export=ALL"]
+    if plan.run and name == "dtrain_process":
+        options.append('--task-epilog="$dtrain_ends/ended"')
     variables = "dtrain_run dtrain_attempt dtrain_hosts dtrain_addresses"
     if _by_pyxis(plan):
         variables += " dtrain_pyxis dtrain_home"
         options.append('"${dtrain_container[@]}"')
     if plan.job.rendezvous.port is None:
         variables += " dtrain_port"
+    # srun counts the tasks of each step from 0.
+    mark = f' 2> >(sed -u "s/^srun: error: /{OF_SERVICES}&/" >&2)' if name == SERVICES else ""
     yield f"{prefix}srun {' '.join(options)} \\"
-    yield f'  bash -c "$(declare -p {variables}; declare -f {name}); {name}" &'
+    yield f'  bash -c "$(declare -p {variables}; declare -f {name}); {name}"{mark} &'
 
 
 def _by_pyxis(plan: LaunchPlan) -> Container | None:

@@ -90,6 +90,12 @@ class JobWatch:
         if self.progress.add(host, report.name, report.said):
             self.heard(host)
 
+    def ended(self, host: str, label: str, then: float) -> None:
+        """A worker has ended, with any status: the job ends soon after one that has failed. Where
+        the workers of a hang waited counts, although they are killed."""
+        if host in self._machines and not self._ended:
+            self._machines[host].evidence.finished[label] = then
+
     def notice(self, host: str, text: str) -> None:
         """The program on the login node has a notice about the host."""
         if host in self._machines:

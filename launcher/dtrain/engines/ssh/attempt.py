@@ -31,7 +31,6 @@ from dtrain.node.waiting import next_item
 from dtrain.runs import events, restart
 from dtrain.session.relays.relay import close_all
 from dtrain.session.stopping.control import Force
-from dtrain.session.watching.printed import UNMATCHED
 from dtrain.session.watching.worker_watch import WorkerWatch
 from dtrain.wording import login_waits
 
@@ -102,11 +101,7 @@ class Attempt:
                 link.launch()
             pack(checked=self._context.inspection is not None)
 
-        report = self._follow(begin)
-        # A launcher that attaches has not seen the lines before.
-        if self._state.outcome is AttemptOutcome.DONE and self._context.printed.unmatched:
-            self._context.recorder.notice(UNMATCHED)
-        return report
+        return self._follow(begin)
 
     def attach(
         self,

@@ -156,7 +156,7 @@ class Ending:
         """One line. ``failures`` starts with the first cause."""
         match state.outcome:
             case AttemptOutcome.DONE | None:
-                return all_finished(self.context.plan.world_size)
+                return all_finished(self.context.plan)
             case AttemptOutcome.INTERRUPTED:
                 return self.interrupted_by
             case AttemptOutcome.WORKER_FAILED if self.watch.why:

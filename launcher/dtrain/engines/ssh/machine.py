@@ -33,6 +33,9 @@ COLLECT_PROBLEMS = 3.0
 FAILURE_GRACE = 3.0
 """Maximum seconds between TERM and KILL after a failure: peers of a dead worker only hang, and
 their GPUs are needed."""
+SERVICE_SECONDS = 5.0
+"""Seconds that the job has to finish once a service has failed: it may have failed because the
+others are done."""
 CLEANING = 10.0
 """Seconds after the grace period in which a host should report that it is clean."""
 
@@ -92,6 +95,7 @@ class AttemptState:
     outcome: AttemptOutcome | None = None
     started: bool = False
     """Whether the workers have started."""
+    service_failed: bool = False
 
     @property
     def running(self) -> list[str]:
@@ -311,11 +315,16 @@ def _interrupted_early(state: AttemptState, event: Interrupted) -> _Step:
 
 
 def _worker_exited(state: AttemptState, event: WorkerExited) -> _Step:
-    if event.failed:
+    service = event.worker in state.services.get(event.worker.host, ())
+    if event.failed and not service:
         return _stop_soon(state, AttemptOutcome.WORKER_FAILED)
     awaited = _without(state.awaited, event.worker)
     services = _without(state.services, event.worker)
-    state = replace(state, awaited=awaited, services=services)
+    first = event.failed and not state.service_failed
+    failed = state.service_failed or event.failed
+    state = replace(state, awaited=awaited, services=services, service_failed=failed)
+    if first:
+        return state, [SetAlarm(SERVICE_SECONDS)]
     if awaited:
         return state, []
     if services:
@@ -323,6 +332,12 @@ def _worker_exited(state: AttemptState, event: WorkerExited) -> _Step:
     # Each host ends by itself once its processes have; the alarm catches a host that does not.
     done = replace(state, phase=AttemptPhase.STOPPING, outcome=AttemptOutcome.DONE)
     return done, [SetAlarm(CLEANING)]
+
+
+def _service_failed(state: AttemptState, event: Alarm) -> _Step:
+    if not state.service_failed:
+        return state, []
+    return _stop_soon(state, AttemptOutcome.WORKER_FAILED)
 
 
 def _host_ended(state: AttemptState, event: HostEnded) -> _Step:
@@ -454,6 +469,6 @@ TABLE: dict[type[AttemptEvent], _Row] = {
     LauncherFailed: (
         _broken_early, _broken_early, _broken, _ignore, _ignore, _ignore, _ignore),
     Alarm: (
-        _ignore, _give_up, _ignore, _force, _give_up_hosts, _ignore, _ignore),
+        _ignore, _give_up, _service_failed, _force, _give_up_hosts, _ignore, _ignore),
 }
 # fmt: on

@@ -1,8 +1,10 @@
-"""Sends what the workers of a job report through `dtrain.runtime`."""
+"""Sends what the workers of a job report through `dtrain.runtime`, and when they end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
 
 from dtrain.node.agent.progress import ProgressFiles
@@ -13,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dtrain.node.agent.launcher_channel import LauncherChannel
 
+ENDED = re.compile(rb"([0-9]{1,6})\.ended")
+"""A file that Slurm writes after a task of the main step, see ``job.sbatch``."""
 SECONDS = 1.0
 """Between two reads: the files are in a folder that all machines share."""
 
@@ -25,6 +29,7 @@ class SlurmWorkerReports:
         self._attached = attached
         self._channel = channel
         self._hosts: dict[bytes, ProgressFiles] = {}
+        self._ended: set[bytes] = set()
         self._due = 0.0
 
     def send(self, *, last: bool) -> None:
@@ -42,3 +47,13 @@ class SlurmWorkerReports:
                 self._channel.report(
                     "progress", host=shown(host), name=name, offset=offset, said=report
                 )
+            self._send_ends(host, place)
+
+    def _send_ends(self, host: bytes, place: bytes) -> None:
+        for name in listed(place):
+            number = ENDED.fullmatch(name)
+            if number and name not in self._ended:
+                with contextlib.suppress(OSError):
+                    then = os.lstat(os.path.join(place, name)).st_mtime
+                    self._channel.report("ended", host=shown(host), task=int(number[1]), time=then)
+                    self._ended.add(name)

@@ -13,13 +13,18 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.events import JournalEvent
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.journal import Journal
+from dtrain.runs.journal import Journal, JournalReader
 from dtrain.session.reporting.observer import Observer
 from dtrain.spec.model import Job
 
 SLOW = 5.0
 """Seconds after which the user learns what is waited for."""
 
+UNMATCHED = (
+    "warning: no line of the output has the {step} of job.progress.line\n"
+    "hint: compare the pattern with a line: a pattern is literal, except for * and spaces"
+    " (`dtrain help programs`)"
+)
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that nobody sets, and that goes on while this machine sleeps."""
 MAX_NOTICE, MAX_NOTICES = 500, 20
@@ -117,11 +122,23 @@ class Recorder:
         self.observer.on_event(events.HostsPlanned(plan))
 
     def finished(self, report: Report, job: Job) -> None:
-        """The job is over. If its file expects something, show it beside what was measured."""
+        """The job is over. If its file expects something, show it beside what was measured. If it
+        has a pattern for steps that no line matched, say so."""
         if job.expected is not None:
             from dtrain.runs.summary import against_plan
 
             with contextlib.suppress(DtrainError):  # the folder may be damaged
                 if text := against_plan(self._folder, self.now()):
                     self.notice(text)
+        if job.progress is not None and report.ok and not self._has_progress():
+            self.notice(UNMATCHED)
         self.record(events.Finished(report))
+
+    def _has_progress(self) -> bool:
+        """Whether a launcher of this run has seen a step. True if the journal may lack it."""
+        with contextlib.suppress(DtrainError):
+            if self._incomplete:
+                return True
+            journaled = JournalReader(self._folder.journal).read()
+            return any(isinstance(event, events.Progressed) for _, event in journaled)
+        return True

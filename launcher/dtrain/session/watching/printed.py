@@ -16,11 +16,6 @@ MAX_LINE = 1024
 """Bytes of a line that are searched, and of an unfinished line that are kept."""
 MAX_PIECE = 1 << 16
 """Bytes at the end of new output that are searched."""
-UNMATCHED = (
-    "warning: no line of the output has the {step} of job.progress.line\n"
-    "hint: compare the pattern with a line: a pattern is literal, except for * and spaces"
-    " (`dtrain help programs`)"
-)
 _LINE_END = re.compile(rb"[\r\n]")
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 
@@ -46,11 +41,6 @@ class PrintedProgress:
         self._time = 0.0
         """When it printed the step: a later line with the loss must not change the rate."""
         self._lock = threading.Lock()
-
-    @property
-    def unmatched(self) -> bool:
-        """Whether no line of the output had a step, and no worker reports its progress."""
-        return bool(self._lines) and self._first is None and not self._reports.told
 
     def add(self, stream: Stream, piece: bytes) -> None:
         """Report the last numbers in new output of a worker, if it has some, as `dtrain.runtime`
