@@ -214,3 +214,16 @@ def test_a_line_of_a_library_log_is_no_part_of_a_message():
     aborts = b"F1122 11:33:30.808732     137 client.h:80] Terminating process because of errors\n"
     text = last_words(stderr_of("raise ValueError('bad batch')") + aborts)
     assert text.endswith("ValueError: bad batch")
+
+
+def test_an_exception_that_python_ignores_does_not_hide_the_one_that_ends_the_process():
+    said = stderr_of(
+        "class Loader:\n"
+        "  def __del__(self): raise AttributeError('no workers')\n"
+        "loader = Loader()\n"
+        "raise ValueError('bad batch')"
+    )
+    assert said.index(b"bad batch") < said.index(b"no workers")
+    text = last_words(said, uncaught=True)
+    assert text.endswith("ValueError: bad batch"), text
+    assert text == last_words(said)

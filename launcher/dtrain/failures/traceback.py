@@ -29,6 +29,9 @@ _CHAINED = (
     "section in https://docs.python.org/3/library/multiprocessing.html",
     "is not going to be frozen to produce an executable.",
 )
+_IGNORED = "Exception ignored "
+"""Begins the line above the traceback of an exception that nothing could catch, such as in
+``__del__``: the process goes on."""
 _NATIVE_FRAME = r"frame #\d+: |<omitting python frames>|\s+@ +0x"
 """Lines of a native stack trace, which would hide the message."""
 _NATIVE_REPORT = r"terminate called |\[?[EF]\d{3,4} \d\d:\d\d:|F\d{4} "
@@ -37,7 +40,7 @@ _INFORMATION = (
 )
 """Lines that each start of TensorFlow or torch writes, and that explain no end."""
 _LOG_LINE = (
-    r"\[?[EWIF]\d{2,4}[ :]|\d{4}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING"
+    rf"{_IGNORED}|\[?[EWIF]\d{{2,4}}[ :]|\d{{4}}-\d\d-\d\d[ T]\d\d:|\[\w+ \d|\w+: WARNING"
     r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[?(?i:step|epoch|iter)\w* \d|.{0,80}?\d%\|"
 )
 
@@ -60,7 +63,11 @@ def last_words(
     text = framer.feed(_ends(stderr, uncaught)) + framer.flush()
     raw = [clean(line).rstrip() for line in split(text)]
     lines = [re.sub(_PREFIX, "", line) for line in raw]
-    headers = [number for number, line in enumerate(lines) if re.match(_HEADER, line)]
+    headers = [
+        number
+        for number, line in enumerate(lines)
+        if re.match(_HEADER, line) and not (number and lines[number - 1].startswith(_IGNORED))
+    ]
     if headers:
         end = _end(raw, lines, headers[-1], len(lines) if uncaught else MESSAGE_LINES)
         if sum(1 for line in raw[end:] if line) <= stale_after:
