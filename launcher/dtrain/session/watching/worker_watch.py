@@ -17,7 +17,7 @@ from dtrain.failures.traceback import headline, last_words
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs import events
 from dtrain.runs.folder import RunFolder
-from dtrain.runs.log_store import Stream, tail
+from dtrain.runs.log_store import Stream, changed_since, tail
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.evidence import HostEvidence
 from dtrain.session.watching.steps import StepWatch
@@ -47,6 +47,12 @@ MAX_HEADLINE = 300
 """Characters of an exception in a notice."""
 MAX_AFTER = 5
 """Lines that a worker may write after the exception with which it ends."""
+GOES_ON_SECONDS = 60.0
+"""Seconds. A job that still shows signs of life so long after the last line of a worker does not
+wait for it: the worker has caught its exception."""
+MAX_RAISED = 3
+"""Different exceptions that are shown at once."""
+TRACEBACK = b"Traceback (most recent call last):"
 REST_SECONDS = 60.0
 """Seconds after the last end of a worker until a notice names those that still run: usually all end
 together."""
@@ -206,7 +212,8 @@ class WorkerWatch:
             return
         elif now >= self._name_rest_at and self._connected:
             self._name_rest_at = math.inf
-            if self._job.plan.job.framework == "none":
+            job = self._job.plan.job
+            if job.framework == "none" or job.success_policy == "first_host":
                 return  # its processes may be independent
             rest = [
                 (process.label, part.host.name)
@@ -259,19 +266,29 @@ class WorkerWatch:
         if now < self._since + RAISED_SECONDS or self._since == self._raised_since:
             return
         self._raised_since = self._since
+        ends_after = time.time() - (now - self._since) - GOES_ON_SECONDS
         found: dict[str, list[tuple[str, str]]] = {}
         for stream in self._running():
-            written = tail(stream.path, STDERR_TAIL)
-            words = last_words(written, stale_after=MAX_AFTER, plain_lines=0)
             who = stream.label, stream.host
-            if words and who not in self._raised:
+            if who in self._raised or not changed_since(stream.path, ends_after):
+                continue
+            written = tail(stream.path, STDERR_TAIL)
+            if TRACEBACK not in written:
+                continue  # a parse takes milliseconds, and there may be thousands of workers
+            if words := last_words(written, stale_after=MAX_AFTER, plain_lines=0):
                 found.setdefault(headline(words)[:MAX_HEADLINE], []).append(who)
                 self._raised.add(who)
-        for message, those in found.items():
+        most_first = sorted(found.items(), key=lambda group: -len(group[1]))
+        for message, those in most_first[:MAX_RAISED]:
             them, has = ("it", "has") if len(those) == 1 else ("they", "have")
             self._job.recorder.notice(
                 f"{workers_on(those)} raised an exception and {has} not ended: {message};"
                 f" {them} may wait for the others"
+            )
+        if rest := [who for _, those in most_first[MAX_RAISED:] for who in those]:
+            has = "has" if len(rest) == 1 else "have"
+            self._job.recorder.notice(
+                f"{workers_on(rest)} raised other exceptions and {has} not ended"
             )
 
     def _advise(self, now: float) -> None:
