@@ -8,6 +8,7 @@ their own problems (``GIVING_UP``). Then all hosts undo their preparation.
 
 The first ``AttemptOutcome`` stays: every worker finished, a worker failed, a host failed, or the
 user stopped it. A host that is lost after all of its workers have finished does not fail the job.
+If a service fails, the workers have some seconds to finish before that fails the job.
 From the outcome on, the goal is that nothing is left running (``STOPPING``): each host gets a stop
 command, and reports when it is clean. A second stop request, or a host that takes too long, turns
 the request into a kill (``KILLING``). Hosts that still do not answer are given up, and the report
