@@ -9,7 +9,11 @@ import pytest
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.backends import BACKENDS, refusals
 from dtrain.parallelism.cost.speed import flop_per_token
-from dtrain.parallelism.cost.stages import parameters_of_stage, stage_layers
+from dtrain.parallelism.cost.stages import (
+    kinds_of_stages,
+    parameters_of_stage,
+    stage_layers,
+)
 from dtrain.parallelism.model.further import with_further_tokens
 from dtrain.parallelism.model.models import model
 from dtrain.planning.question import pose
@@ -83,6 +87,38 @@ def test_last_stage_has_a_copy_of_the_embedding(tied: bool) -> None:
     assert last[1] - last[0] == whole[1] - whole[0] + layer + copy
 
 
+@pytest.mark.parametrize(
+    ("name", "count"), [("nemotron-3-super", 1), ("deepseek-v3", 2), ("llama-3.2-1b", 3)]
+)
+def test_last_stage_has_all_layers_that_predict_further_tokens(name: str, count: int) -> None:
+    shape = with_further_tokens(model(name), count)
+    layers = shape.pattern[-shape.further :]
+    assert len(layers) == count * (2 if "nemotron" in name else 1)
+    for pipeline in range(2, shape.separable + 1):
+        for pieces in range(1, shape.separable // pipeline + 1):
+            layout = Layout(backend="megatron", pipeline=pipeline, virtual_pipeline=pieces, data=1)
+            *others, last = kinds_of_stages(shape, layout)
+            assert layers[0] in last and not any(layers[0] in stage for stage in others)
+            counts = stage_layers(shape, layout)
+            assert counts[-1] >= shape.further and sum(counts) == shape.layers
+            assert min(counts) > 0
+
+
+def test_more_stages_than_pieces_are_refused() -> None:
+    # The last of 17 stages has all three.
+    asked = PlanRequest(model="llama-3.2-1b", mtp=3, gpus=18, gpus_per_host=1, global_batch=18)
+    with pytest.raises(UsageError, match="`pipeline=18` is more stages than the 17"):
+        pose(replace(asked, fixed={"pipeline": 18})).answer()
+
+
+def test_interleaved_pipelines_are_considered_as_without_further_tokens() -> None:
+    asked = PlanRequest(model="llama-3-8b", gpus=16, gpu="h100", backend="megatron")
+    asked = replace(asked, fixed={"pipeline": 4, "tensor": 1, "micro_batch": 1})
+    plans = [pose(replace(asked, mtp=count)).search() for count in (0, 1)]
+    found = [{each.layout.virtual_pipeline for each in plan.layouts} for plan in plans]
+    assert found[0] == found[1]
+
+
 def test_only_megatron_has_them() -> None:
     for name in BACKENDS:
         found = [*refusals(FURTHER, Layout(backend=name, data=8), "bf16")]
@@ -96,9 +132,12 @@ def test_a_request_names_the_number() -> None:
 
 def test_adapters_and_tensorflow_do_not_go_with_further_tokens() -> None:
     asked = PlanRequest(model="llama-3-8b", mtp=1, gpus=8)
-    with pytest.raises(UsageError, match="`lora_rank=8`") as caught:
+    with pytest.raises(UsageError, match="`mtp=1` does not go with `lora_rank`"):
         pose(replace(asked, lora_rank=8))
-    assert caught.value.hint == "leave it out, or `mtp`"
+    # A model without adapters has none without further tokens either.
+    with pytest.raises(UsageError, match="`lora_rank=8`") as caught:
+        pose(replace(asked, lora_rank=8, model="nemotron-3-super"))
+    assert caught.value.hint == "leave it out, or choose another model"
     with pytest.raises(UsageError, match="`mtp` applies only to torch"):
         pose(replace(asked, framework="tensorflow"))
 

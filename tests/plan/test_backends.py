@@ -360,6 +360,13 @@ def test_only_megatron_has_one_graph_of_a_step() -> None:
         pose(replace(asked, backend="torchtitan")).answer()
 
 
+def test_devices_without_cuda_have_no_cuda_graph() -> None:
+    asked = PlanRequest(model="llama-3-8b", gpus=8, gpu="tpu-v5p", cuda_graph=True)
+    with pytest.raises(UsageError, match="`cuda_graph`: tpu-v5p has no CUDA graphs") as caught:
+        pose(asked)
+    assert caught.value.hint == "leave it out"
+
+
 def test_only_megatron_exchanges_beside_the_computation_and_without_full_recompute() -> None:
     mixture = PlanRequest(model="mixtral-8x7b", gpus=16, gpu="h100", overlap_experts=True)
     answer = pose(mixture).answer()
@@ -421,7 +428,7 @@ def test_published_layouts_with_uneven_pieces_are_planned() -> None:
     ):
         question = replace(ask(name, "h100-80gb", 256, "megatron"), fixed=fixed, shape=model(name))
         assert question.answer().plan.considered
-        with pytest.raises(UsageError, match="does not divide"):
+        with pytest.raises(UsageError, match="whose pieces do not divide the"):
             replace(question, backend="runtime").answer()
         many = {**fixed, "virtual_pipeline": 32}
         with pytest.raises(UsageError, match="pieces"):

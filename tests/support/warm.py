@@ -24,6 +24,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -127,24 +128,18 @@ class Server:
 
     def __init__(self, *modules: str) -> None:
         tests = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-        name = f"\0dtrain-tests-{tests}-{hashlib.sha256(repr(modules).encode()).hexdigest()[:16]}"
-        with _socket() as listening:
-            try:
-                listening.bind(name)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                listening.listen(64)
-                subprocess.Popen(
-                    [sys.executable, __file__, str(listening.fileno()), str(tests), *modules],
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, **IMPORTED, "PYTHONPATH": os.pathsep.join(SOURCES)},
-                    pass_fds=[listening.fileno()],
-                )
+        imports = hashlib.sha256(repr(modules).encode()).hexdigest()[:16]
+        self.address = f"\0dtrain-tests-{tests}-{imports}"
         self._socket = _socket()
-        while self._socket.connect_ex(name) == errno.ECONNREFUSED:
-            time.sleep(0.01)  # another worker does not listen yet
+        while True:
+            _serve_at(self.address, tests, modules)
+            try:
+                self._socket.connect(self.address)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)  # another worker does not listen yet, or its server has ended
+        if _user(self._socket) != os.geteuid():
+            raise PermissionError("another user has the socket of the tests")
 
     def start(
         self,
@@ -176,8 +171,32 @@ class Server:
         return Process(ours.get("out"), ours.get("err"), ours["status"])
 
 
+def _serve_at(address: str, tests: int, modules: tuple[str, ...]) -> None:
+    """Start a server unless there is one."""
+    with _socket() as listening:
+        try:
+            listening.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return
+        listening.listen(64)
+        subprocess.Popen(
+            [sys.executable, __file__, str(listening.fileno()), str(tests), *modules],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **IMPORTED, "PYTHONPATH": os.pathsep.join(SOURCES)},
+            pass_fds=[listening.fileno()],
+        )
+
+
 def _socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _user(connected: socket.socket) -> int:
+    """The user of the process at the other end. Any user can connect to a socket without a file."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def _number(stream: Stream) -> int:
@@ -216,7 +235,11 @@ def serve(listening: socket.socket, tests: int) -> dict[str, Any]:
                     os._exit(0)
                 assert isinstance(source, socket.socket)
                 if source is listening:
-                    selector.register(source.accept()[0], selectors.EVENT_READ)
+                    connected, _ = source.accept()
+                    if _user(connected) == os.geteuid():
+                        selector.register(connected, selectors.EVENT_READ)
+                    else:
+                        connected.close()
                     continue
                 message, fds, _, _ = socket.recv_fds(source, 1 << 20, 3)
                 if not message:

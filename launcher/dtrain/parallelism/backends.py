@@ -224,9 +224,9 @@ def most_pieces(shape: Shape, layout: Layout) -> int:
     A piece has at least one layer. If that fills the stages evenly, the embedding and the output
     layer each take the place of one (Megatron-LM's ``--account-for-embedding-in-pipeline-split``).
     """
-    places = shape.layers + 2
+    places = shape.separable + 2
     ends_count = backend_of(layout).uneven_pieces and places % layout.pipeline == 0
-    return places if ends_count else shape.layers
+    return places if ends_count else shape.separable
 
 
 def refusals(

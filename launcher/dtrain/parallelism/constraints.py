@@ -93,11 +93,11 @@ def check(
             f"{also}",
             (t for t in gpus if not any(unit % t for unit in units)),
         )
-    if "pipeline" in known and known["pipeline"] > shape.layers:
+    if "pipeline" in known and known["pipeline"] > shape.separable:
         raise refuse(
             "pipeline",
-            f"is more stages than the model has layers ({shape.layers})",
-            (p for p in gpus if p <= shape.layers),
+            f"is more stages than the {shape.separable} into which the model can be cut",
+            (p for p in gpus if p <= shape.separable),
         )
     if "context" in known and known["context"] > 1 and shape.seq_len % (2 * known["context"]):
         raise refuse(
@@ -246,14 +246,6 @@ def _check_pieces(
                 f"but the model has {shape.layers} layers",
                 hint=f"use `virtual_pipeline` at most {most // stages}",
             )
-    elif shape.layers % (stages * pieces):
-        raise UsageError(
-            f"`virtual_pipeline={pieces}` with {stages} stages does not divide the model's "
-            f"{shape.layers} layers",
-            hint=_use("virtual_pipeline", divisors(shape.layers // stages), "")
-            if shape.layers % stages == 0
-            else f"an interleaved pipeline needs stages that divide {shape.layers}",
-        )
     if {"data", "micro_batch"} <= set(known):
         steps = global_batch // layout.data // layout.micro_batch
         for misfit in uneven_rounds(replace(layout, grad_accumulation=steps)):

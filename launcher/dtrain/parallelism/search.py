@@ -231,7 +231,7 @@ class _Choices:
             if gpus % tensor or any(unit % tensor for unit in shape.tensor_units):
                 continue
             for pipeline in self.of("pipeline", divisors(gpus // tensor)):
-                if gpus % (tensor * pipeline) or pipeline > shape.layers:
+                if gpus % (tensor * pipeline) or pipeline > shape.separable:
                     continue
                 ranks = gpus // (tensor * pipeline)
                 for context in self.of("context", _divisors(ranks, LARGEST_CONTEXT)):
@@ -309,12 +309,12 @@ class _Choices:
         if p == 1 or steps % p:
             # Interleaving needs whole rounds of micro-batches.
             return (1,)
-        if layers % p == 0:
-            return _pieces_of(layers // p)
-        if backend_of(split).uneven_pieces and (layers + 2) % p == 0:
-            # The embedding and the output layer each take the place of a layer.
-            return _pieces_of((layers + 2) // p)
-        return (1,)
+        alike = [layers]
+        if backend_of(split).uneven_pieces:
+            # The embedding and the output layer each take the place of a layer; and the last piece
+            # may have the layers that predict further tokens beside as many others.
+            alike += [layers + 2, layers - self.shape.further]
+        return next((_pieces_of(each // p) for each in alike if each % p == 0), (1,))
 
     def _recomputes(self, split: Layout) -> Iterable[str]:
         if split.offload_activations:

@@ -75,7 +75,7 @@ def lora_of(request: PlanRequest, shape: Shape, precision: Precision) -> Lora | 
     if shape.every_part or shape.pattern:
         raise UsageError(
             f"`lora_rank={rank}`: dtrain plans adapters only for stacks of attention and MLPs",
-            hint=f"leave it out, or {'`mtp`' if request.mtp else 'choose another model'}",
+            hint="leave it out, or choose another model",
         )
     if not 1 <= rank <= shape.hidden:
         raise UsageError(

@@ -40,9 +40,10 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
     found = cluster_of(request, spec, table, ask, probe)
     cluster = found.cluster
     training = (spec.job.training if spec else None) or Training()
-    shape = with_further_tokens(shape_of(request, training), request.mtp or 0)
+    shape = shape_of(request, training)
     precision, note = _precision(request, training, cluster.gpu)
     shape = replace(shape, lora=lora_of(request, shape, precision))
+    shape = with_further_tokens(shape, request.mtp or 0)
     batch, batch_source = batch_of(request, training, shape, cluster)
     check_sizes(shape, batch)
     notes = (note, without_backend(cluster.gpu), too_few_tokens(cluster, batch, shape.seq_len))
@@ -57,7 +58,7 @@ def pose(request: PlanRequest, ask: AskQueue | None = None, probe: Probe | None 
         precision=precision,
         narrow_states=_narrow_states(request, training, framework, precision),
         hides_exchange=_hides_exchange(request, training, shape, framework),
-        one_graph=_one_graph(request, training, framework),
+        one_graph=_one_graph(request, training, framework, cluster.gpu),
         framework=framework,
         backend=backend or "runtime",
         backend_from=_backend_from(request, backend, strategy),
@@ -238,10 +239,21 @@ def _hides_exchange(request: PlanRequest, training: Training, shape: Shape, fram
     return True
 
 
-def _one_graph(request: PlanRequest, training: Training, framework: str) -> bool:
-    """Return whether one CUDA graph has a step: as the request says, or else the cluster file."""
-    given = training.cuda_graph if request.cuda_graph is None else request.cuda_graph
-    return bool(given) and framework == "torch"
+def _one_graph(request: PlanRequest, training: Training, framework: str, gpu: Gpu) -> bool:
+    """Return whether one CUDA graph has a step: as the request says, or else the cluster file.
+
+    Raises:
+        UsageError: the device has no CUDA graphs.
+    """
+    source, hint, given = "`cuda_graph`", "leave it out", request.cuda_graph
+    if given is None:
+        source, hint = f"{request.file}: job.training.cuda_graph", "use `cuda_graph=False`"
+        given = training.cuda_graph
+    if not given or framework != "torch":
+        return False
+    if without_backend(gpu):
+        raise UsageError(f"{source}: {gpu.name} has no CUDA graphs", hint=hint)
+    return True
 
 
 def _tokens_of(request: PlanRequest, step: int) -> int | None:

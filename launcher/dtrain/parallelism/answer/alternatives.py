@@ -64,7 +64,7 @@ def textbook(answer: Answer) -> str:
         )
         for tensor in divisors(inside)
         if not any(unit % tensor for unit in shape.tensor_units)
-        and inside // tensor <= shape.layers
+        and inside // tensor <= shape.separable
     ]
     least = min(candidates, key=lambda one: one.memory.total, default=None)
     if least is None or least.fits:

@@ -133,7 +133,7 @@ def _kinds_of_stages(
     """Stage i has every piece whose number leaves the remainder i, as in Megatron-LM. ``alike``:
     pieces have equal numbers of layers, or one more."""
     found: tuple[Counter[Shape], ...] = tuple(Counter() for _ in range(stages))
-    start, pieces = 0, min(stages * pieces, shape.layers)
+    start, pieces = 0, min(stages * pieces, shape.separable)
     counts = _alike(shape.layers, pieces) if alike else _cut(shape, pieces)
     for piece, count in enumerate(counts):
         found[piece % stages].update(shape.pattern[start : start + count])
@@ -149,11 +149,13 @@ def _counts(shape: Shape, stages: int, pieces: int) -> tuple[int, ...]:
 def _cut(shape: Shape, pieces: int) -> tuple[int, ...]:
     """Return the layers of each piece of a pipeline: those whose largest has the least FLOPs; equal
     numbers of layers if that is within 5 %. Earlier pieces, which hold more micro-batches, get
-    fewer layers."""
+    fewer layers. The last one has all layers that predict further tokens."""
     weights = [
         (kind.layer_flop + attention_flop(kind, causal=True)) * kind.seq_len
         for kind in shape.pattern
     ]
+    together = shape.layers - shape.separable
+    weights[-together - 1 :] = [sum(weights[-together - 1 :])]
     head = 2.0 * shape.head_parameters * (shape.target_len or shape.seq_len)
     least, most = max(sum(weights) / pieces, *weights), sum(weights)
     for _ in range(30):
@@ -165,9 +167,10 @@ def _cut(shape: Shape, pieces: int) -> tuple[int, ...]:
         starts = range(0, len(weights), each)
         largest = max(sum(weights[start : start + each]) for start in starts)
         if largest <= 1.05 * most:
-            return (each,) * pieces
+            return (*(each,) * (pieces - 1), each + together)
     counts = _filled(weights, head, pieces, most)
-    return counts or (*(each for _ in range(pieces - 1)), len(weights) - each * (pieces - 1))
+    counts = counts or (*(each,) * (pieces - 1), len(weights) - each * (pieces - 1))
+    return (*counts[:-1], counts[-1] + together)
 
 
 def _filled(weights: list[float], head: float, pieces: int, limit: float) -> tuple[int, ...] | None:
@@ -206,8 +209,8 @@ def _spread(layers: int, stages: int, head: float) -> tuple[int, ...]:
 def has_embedding(shape: Shape, layout: Layout, stage: int) -> bool:
     """Return whether a stage has the embedding. The last one may have a copy, which a tied output
     layer is already."""
-    copied = stage == layout.pipeline - 1 and not shape.tied
-    return stage == 0 or (copied and any(part.embeds for part in shape.every_part))
+    copied = shape.further and stage == layout.pipeline - 1 and not shape.tied
+    return stage == 0 or bool(copied)
 
 
 def parameters_of_stage(

@@ -48,7 +48,8 @@ def with_further_tokens(shape: Shape, count: int) -> Shape:
     These layers are the last one with attention, and if that has no MLP, the last one with one.
 
     Raises:
-        UsageError: the number is not possible, or the model does not predict the next token.
+        UsageError: the number is not possible, the model does not predict the next token, or only
+            adapters are trained.
     """
     if not count:
         return shape
@@ -59,6 +60,8 @@ def with_further_tokens(shape: Shape, count: int) -> Shape:
             f"`mtp={count}`: {shape.name or 'this model'} does not predict the next token",
             hint="leave it out, or choose another model",
         )
+    if shape.lora is not None:
+        raise UsageError(f"`mtp={count}` does not go with `lora_rank`", hint="leave one out")
     layers = shape.pattern or _every_layer(shape)
     first, *others = _block(layers)
     first = replace(first, parts=(FurtherToken(), *first.parts))
