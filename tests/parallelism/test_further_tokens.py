@@ -14,7 +14,11 @@ from dtrain.parallelism.cost.stages import (
     parameters_of_stage,
     stage_layers,
 )
-from dtrain.parallelism.model.further import with_further_tokens
+from dtrain.parallelism.model.further import (
+    further_layers,
+    most_stages,
+    with_further_tokens,
+)
 from dtrain.parallelism.model.models import model
 from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
@@ -92,15 +96,15 @@ def test_last_stage_has_a_copy_of_the_embedding(tied: bool) -> None:
 )
 def test_last_stage_has_all_layers_that_predict_further_tokens(name: str, count: int) -> None:
     shape = with_further_tokens(model(name), count)
-    layers = shape.pattern[-shape.further :]
+    layers = shape.pattern[-further_layers(shape) :]
     assert len(layers) == count * (2 if "nemotron" in name else 1)
-    for pipeline in range(2, shape.separable + 1):
-        for pieces in range(1, shape.separable // pipeline + 1):
+    for pipeline in range(2, most_stages(shape) + 1):
+        for pieces in range(1, most_stages(shape) // pipeline + 1):
             layout = Layout(backend="megatron", pipeline=pipeline, virtual_pipeline=pieces, data=1)
             *others, last = kinds_of_stages(shape, layout)
             assert layers[0] in last and not any(layers[0] in stage for stage in others)
             counts = stage_layers(shape, layout)
-            assert counts[-1] >= shape.further and sum(counts) == shape.layers
+            assert counts[-1] >= further_layers(shape) and sum(counts) == shape.layers
             assert min(counts) > 0
 
 

@@ -69,7 +69,8 @@ class Cancelling:
 
 @dataclass(frozen=True, slots=True)
 class TaskEnded:
-    """srun says of some tasks with which status: of those that failed."""
+    """A task of the main step ended. With which status, only srun says, and only of those that
+    failed."""
 
     task: Annotated[int, Range(0, 10**6)]
     """Its number in the main step."""

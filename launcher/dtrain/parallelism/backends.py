@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dtrain.parallelism.cluster.hardware import PRECISIONS, Gpu, Precision
 from dtrain.parallelism.model.adapters import Lora
+from dtrain.parallelism.model.further import most_stages
 from dtrain.parallelism.model.parts import CrossAttention, LayerPart, Modulation, Twin
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import dataclass
@@ -224,9 +225,9 @@ def most_pieces(shape: Shape, layout: Layout) -> int:
     A piece has at least one layer. If that fills the stages evenly, the embedding and the output
     layer each take the place of one (Megatron-LM's ``--account-for-embedding-in-pipeline-split``).
     """
-    places = shape.separable + 2
+    places = most_stages(shape) + 2
     ends_count = backend_of(layout).uneven_pieces and places % layout.pipeline == 0
-    return places if ends_count else shape.separable
+    return places if ends_count else most_stages(shape)
 
 
 def refusals(

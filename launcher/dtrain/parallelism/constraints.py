@@ -11,6 +11,7 @@ from typing import Any, get_args
 from dtrain.diagnostics import UsageError
 from dtrain.parallelism.backends import backend_of, most_pieces
 from dtrain.parallelism.cluster.hardware import GpuCluster
+from dtrain.parallelism.model.further import most_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import SIZES, BackendName, Layout, Recompute, Sharding
 from dtrain.runtime.layout_rules import contradictions, uneven_rounds
@@ -93,11 +94,11 @@ def check(
             f"{also}",
             (t for t in gpus if not any(unit % t for unit in units)),
         )
-    if "pipeline" in known and known["pipeline"] > shape.separable:
+    if "pipeline" in known and known["pipeline"] > most_stages(shape):
         raise refuse(
             "pipeline",
-            f"is more stages than the {shape.separable} into which the model can be cut",
-            (p for p in gpus if p <= shape.separable),
+            f"is more stages than the {most_stages(shape)} into which the model can be cut",
+            (p for p in gpus if p <= most_stages(shape)),
         )
     if "context" in known and known["context"] > 1 and shape.seq_len % (2 * known["context"]):
         raise refuse(

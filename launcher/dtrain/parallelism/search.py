@@ -18,6 +18,7 @@ from dtrain.parallelism.cluster.efficiency import Efficiency
 from dtrain.parallelism.cluster.hardware import GpuCluster
 from dtrain.parallelism.constraints import divisors, sound
 from dtrain.parallelism.cost.candidate import Candidate
+from dtrain.parallelism.model.further import further_layers, most_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, changed, dataclass
 from dtrain.runtime.layout import BackendName, Layout
@@ -231,7 +232,7 @@ class _Choices:
             if gpus % tensor or any(unit % tensor for unit in shape.tensor_units):
                 continue
             for pipeline in self.of("pipeline", divisors(gpus // tensor)):
-                if gpus % (tensor * pipeline) or pipeline > shape.separable:
+                if gpus % (tensor * pipeline) or pipeline > most_stages(shape):
                     continue
                 ranks = gpus // (tensor * pipeline)
                 for context in self.of("context", _divisors(ranks, LARGEST_CONTEXT)):
@@ -313,7 +314,7 @@ class _Choices:
         if backend_of(split).uneven_pieces:
             # The embedding and the output layer each take the place of a layer; and the last piece
             # may have the layers that predict further tokens beside as many others.
-            alike += [layers + 2, layers - self.shape.further]
+            alike += [layers + 2, layers - further_layers(self.shape)]
         return next((_pieces_of(each // p) for each in alike if each % p == 0), (1,))
 
     def _recomputes(self, split: Layout) -> Iterable[str]:

@@ -14,6 +14,7 @@ from dtrain.parallelism.backends import BACKENDS, backend_of, without_backend
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import CLOSE, RAN_OUT, ROOMY, Candidate
 from dtrain.parallelism.cost.memory import Memory
+from dtrain.parallelism.model.further import most_stages
 from dtrain.parallelism.question import Answer, Question
 from dtrain.parallelism.search import compared_time
 from dtrain.records import dataclass
@@ -64,7 +65,7 @@ def textbook(answer: Answer) -> str:
         )
         for tensor in divisors(inside)
         if not any(unit % tensor for unit in shape.tensor_units)
-        and inside // tensor <= shape.separable
+        and inside // tensor <= most_stages(shape)
     ]
     least = min(candidates, key=lambda one: one.memory.total, default=None)
     if least is None or least.fits:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from dtrain.parallelism.assumptions import Assumptions
 from dtrain.parallelism.backends import backend_of
 from dtrain.parallelism.model.flop import attention_flop
+from dtrain.parallelism.model.further import further_layers, most_stages
 from dtrain.parallelism.model.shape import Shape
 from dtrain.records import cached_property, dataclass
 from dtrain.runtime.layout import Layout, layers_of_stages
@@ -133,7 +134,7 @@ def _kinds_of_stages(
     """Stage i has every piece whose number leaves the remainder i, as in Megatron-LM. ``alike``:
     pieces have equal numbers of layers, or one more."""
     found: tuple[Counter[Shape], ...] = tuple(Counter() for _ in range(stages))
-    start, pieces = 0, min(stages * pieces, shape.separable)
+    start, pieces = 0, min(stages * pieces, most_stages(shape))
     counts = _alike(shape.layers, pieces) if alike else _cut(shape, pieces)
     for piece, count in enumerate(counts):
         found[piece % stages].update(shape.pattern[start : start + count])
@@ -154,7 +155,7 @@ def _cut(shape: Shape, pieces: int) -> tuple[int, ...]:
         (kind.layer_flop + attention_flop(kind, causal=True)) * kind.seq_len
         for kind in shape.pattern
     ]
-    together = shape.layers - shape.separable
+    together = shape.layers - most_stages(shape)
     weights[-together - 1 :] = [sum(weights[-together - 1 :])]
     head = 2.0 * shape.head_parameters * (shape.target_len or shape.seq_len)
     least, most = max(sum(weights) / pieces, *weights), sum(weights)
@@ -209,8 +210,8 @@ def _spread(layers: int, stages: int, head: float) -> tuple[int, ...]:
 def has_embedding(shape: Shape, layout: Layout, stage: int) -> bool:
     """Return whether a stage has the embedding. The last one may have a copy, which a tied output
     layer is already."""
-    copied = shape.further and stage == layout.pipeline - 1 and not shape.tied
-    return stage == 0 or bool(copied)
+    copied = stage == layout.pipeline - 1 and not shape.tied
+    return stage == 0 or (copied and further_layers(shape) > 0)
 
 
 def parameters_of_stage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 from dtrain.diagnostics import UsageError
@@ -24,7 +25,6 @@ class FurtherToken(LayerPart):
     title: ClassVar[str] = "predictions of further tokens (MTP)"
     short: ClassVar[str] = "MTP"
     own_sum: ClassVar[bool] = False
-    embeds: ClassVar[bool] = True
 
     def parameters(self, hidden: int) -> int:
         return 2 * hidden * hidden + 3 * hidden
@@ -75,6 +75,23 @@ def with_further_tokens(shape: Shape, count: int) -> Shape:
         pattern=pattern,
         target_len=shape.seq_len * (1 + count),
     )
+
+
+@lru_cache(maxsize=4096)
+def further_layers(shape: Shape) -> int:
+    """Return the number of layers at the end that predict further tokens."""
+    first = (
+        place
+        for place, kind in enumerate(shape.pattern)
+        if any(isinstance(part, FurtherToken) for part in kind.parts)
+    )
+    return len(shape.pattern) - next(first, len(shape.pattern))
+
+
+def most_stages(shape: Shape) -> int:
+    """Return the maximum number of pieces of a pipeline. Megatron-Core has all layers that predict
+    further tokens on one stage (``get_mtp_num_layers_to_build``)."""
+    return shape.layers - max(0, further_layers(shape) - 1)
 
 
 def _every_layer(shape: Shape) -> tuple[Shape, ...]:

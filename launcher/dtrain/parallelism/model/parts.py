@@ -26,8 +26,6 @@ class LayerPart:
     """Kernels of a forward pass."""
     attends: ClassVar[bool] = False
     """Whether these FLOPs are flash attention's; otherwise, those of a scan in chunks."""
-    embeds: ClassVar[bool] = False
-    """Whether it reads the embedding, of which the last pipeline stage then has a copy."""
 
     def parameters(self, hidden: int) -> int:
         """Parameters, with a norm of the part's input if it has one."""

@@ -105,22 +105,6 @@ class Shape(KeepsHash):
         """The parts of all kinds of layers."""
         return (*self.parts, *(part for kind, _ in self.kinds for part in kind.parts))
 
-    @cached_property
-    def further(self) -> int:
-        """Layers at the end that predict further tokens."""
-        places = (place for place, kind in enumerate(self.pattern) if kind._embeds)
-        return len(self.pattern) - next(places, len(self.pattern))
-
-    @property
-    def _embeds(self) -> bool:
-        return any(part.embeds for part in self.parts)
-
-    @property
-    def separable(self) -> int:
-        """The maximum number of pieces of a pipeline. Megatron-Core has all layers that predict
-        further tokens on one stage (``get_mtp_num_layers_to_build``)."""
-        return self.layers - max(0, self.further - 1)
-
     @property
     def attended_share(self) -> float:
         """Scores of sparse attention as a share of all scores under a causal mask: each token has
