@@ -35,7 +35,7 @@ def test_a_worker_that_fails_before_the_first_host_has_finished_starts_the_job_a
     program = """\
 import os, sys, time
 if os.environ["RANK"] == "0":
-    time.sleep(20 if os.environ["DTRAIN_ATTEMPT"] == "1" else 0)
+    time.sleep(500 if os.environ["DTRAIN_ATTEMPT"] == "1" else 0)
 elif os.environ["DTRAIN_ATTEMPT"] == "1":
     raise ValueError("bad batch")
 else:

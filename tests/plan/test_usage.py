@@ -35,7 +35,11 @@ M = ("--model-size", "100B")
         ((*M, "--price-per-gpu-hour", "2"), "--price-per-gpu-hour is for the days", "--tokens"),
         ((*M, "--tensor", "8", "--pipeline", "16"), "= 128", "--pipeline 1, 2, 4 or 8"),
         ((*M, "--tensor", "8", "--pipeline", "8", "--data", "2"), "= 128", "--data 1"),
-        ((*M, "--pipeline", "8", "--virtual-pipeline", "3"), "80 layers", "1, 2, 5 or 10"),
+        (
+            (*M, "--pipeline", "8", "--virtual-pipeline", "3", "--backend", "runtime"),
+            "pieces do not divide the 80 layers",
+            "--backend megatron",
+        ),
         ((*M, "--pipeline", "1", "--virtual-pipeline", "2"), "pipeline is 1", "set --pipeline to"),
         ((*M, "--data", "64", "--global-batch", "100"), "100 sequences", "--global-batch 128"),
         ((*M, "--data", "2", "--global-batch", "1"), "the batch of 1 sequence", "--data 1"),
