@@ -97,40 +97,45 @@ def test_states_of_16_bits_stay_in_the_file_until_a_plan_has_others(
         assert ('training.dtype = "bfloat16"' in done.stdout) is (bits == 16)
 
 
-def test_the_overlap_of_experts_stays_in_the_file_until_a_plan_has_none(
-    dtrain: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("key", "model", "note", "setting"),
+    [
+        (
+            "overlap_experts",
+            "mixtral-8x7b",
+            "exchanges between experts beside the computation need",
+            "--overlap-moe-expert-parallel-comm",
+        ),
+        (
+            "cuda_graph",
+            "llama-3-8b",
+            "a CUDA graph of the whole step needs",
+            "--cuda-graph-impl full_iteration",
+        ),
+    ],
+)
+def test_what_the_script_turns_on_stays_in_the_file_until_a_plan_has_none(
+    dtrain: Any, tmp_path: Path, key: str, model: str, note: str, setting: str
 ) -> None:
-    plan = ("plan", "--model", "mixtral-8x7b", "--backend", "megatron", "--output", "c.yaml")
-    asked = ("--gpu", "h100", "--gpus", "16", "--overlap-experts")
+    plan = ("plan", "--model", model, "--backend", "megatron", "--output", "c.yaml")
+    option = key.replace("_", "-")
+    asked = ("--gpu", "h100", "--gpus", "16", f"--{option}")
     file = tmp_path / "c.yaml"
-    for more, overlaps in ((asked, True), (("c.yaml",), True),
-                           (("c.yaml", "--no-overlap-experts"), False)):  # fmt: skip
+    for more, on in ((asked, True), (("c.yaml",), True), (("c.yaml", f"--no-{option}"), False)):
         done = dtrain(*plan, *more)
         assert done.returncode == 0, done.stderr
-        assert read(file).job.training.overlap_experts is overlaps  # type: ignore[union-attr]
-        text = " ".join(done.stdout.split())
-        assert ("exchanges between experts beside the computation need" in text) is overlaps
-    dtrain(*plan, *asked)
+        assert getattr(read(file).job.training, key) is on
+        assert (note in " ".join(done.stdout.split())) is on
+        # The note of the new file stays.
+        assert f"# {setting} and what `dtrain help keys`" in file.read_text()
+
+
+def test_the_overlap_in_the_file_of_a_model_without_experts(dtrain: Any, tmp_path: Path) -> None:
+    asked = ("--model", "mixtral-8x7b", "--gpu", "h100", "--gpus", "16", "--overlap-experts")
+    assert dtrain("plan", *asked, "--output", "c.yaml").returncode == 0
     done = dtrain("plan", "c.yaml", "--model", "llama-3-8b")
     assert "c.yaml: job.training.overlap_experts is for models with experts" in done.stderr
     assert "hint: use --no-overlap-experts, or choose" in done.stderr
-    # The note in the file.
-    assert "# --overlap-moe-expert-parallel-comm and what `dtrain help keys`" in file.read_text()
-
-
-def test_the_graph_of_a_step_stays_in_the_file_until_a_plan_has_none(
-    dtrain: Any, tmp_path: Path
-) -> None:
-    plan = ("plan", "--model", "llama-3-8b", "--backend", "megatron", "--output", "c.yaml")
-    asked = ("--gpu", "h100", "--gpus", "16", "--cuda-graph")
-    file = tmp_path / "c.yaml"
-    for more, graph in ((asked, True), (("c.yaml",), True), (("c.yaml", "--no-cuda-graph"), False)):
-        done = dtrain(*plan, *more)
-        assert done.returncode == 0, done.stderr
-        assert read(file).job.training.cuda_graph is graph  # type: ignore[union-attr]
-        assert ("a CUDA graph of the whole step needs" in " ".join(done.stdout.split())) is graph
-    # The note in the file.
-    assert "# --cuda-graph-impl full_iteration and what `dtrain help keys`" in file.read_text()
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,21 @@ def written(answer: Answer, text: str | None, *, file: str) -> str:
     """
     from dtrain.spec.edit import new_file, write_layout
 
-    keys = keys_of(answer.question, answer.best.layout) | {"expected": _expected(answer)}
-    training = keys["training"]
-    narrow = answer.question.narrow_states
-    if narrow or "state_bits" in (text or ""):
+    question = answer.question
+    keys = keys_of(question, answer.best.layout) | {"expected": _expected(answer)}
+    narrow, hides, graph = question.narrow_states, question.hides_exchange, question.one_graph
+    switches = (
+        ("state_bits", narrow, 16 if narrow else 32),
+        ("overlap_experts", hides, hides),
+        ("cuda_graph", graph, graph),
+    )
+    for key, on, value in switches:
         # The value of an earlier plan must not stay.
-        training["state_bits"] = 16 if narrow else 32
-    hides = answer.question.hides_exchange
-    if hides or "overlap_experts" in (text or ""):
-        training["overlap_experts"] = hides
-    graph = answer.question.one_graph
-    if graph or "cuda_graph" in (text or ""):
-        training["cuda_graph"] = graph
+        if on or key in (text or ""):
+            keys["training"][key] = value
     if text is not None:
         return write_layout(text, keys, file=file)
-    cluster = answer.question.cluster
+    cluster = question.cluster
     width = max(2, len(str(cluster.hosts)))
     return new_file(
         [f"gpu{number:0{width}}" for number in range(1, cluster.hosts + 1)],
