@@ -37,12 +37,12 @@ def test_a_command_with_placeholders(scene: Scene) -> None:
 
 
 def test_one_process_for_each_host(scene: Scene) -> None:
-    command = ["sh", "-c", 'echo "$RANK of $WORLD_SIZE: $0"', "{gpus} of {total_gpus}"]
+    command = ["sh", "-c", 'echo "$RANK of $WORLD_SIZE: $0"', "{gpus} of {total_gpus} on {addresses}"]
     file = scene.cluster_file("", framework="none", command=command, per="host")
     done = scene.run(file)
     assert done.code == 0, str(done)
-    assert done.lines("node0", 0) == ["0 of 2: 2 of 4"], str(done)
-    assert done.lines("node1", 1) == ["1 of 2: 2 of 4"]
+    assert done.lines("node0", 0) == ["0 of 2: 2 of 4 on 127.0.0.1,127.0.0.1"], str(done)
+    assert done.lines("node1", 1) == ["1 of 2: 2 of 4 on 127.0.0.1,127.0.0.1"]
 
 
 def test_a_shell_script(scene: Scene) -> None:

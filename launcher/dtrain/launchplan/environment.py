@@ -102,6 +102,7 @@ def placeholders(
         "nodes": str(len(hosts)),
         "gpus": str(hosts[node_rank].workers),
         "total_gpus": str(gpus),
+        "addresses": joined(",", (host.address for host in hosts)),
         "master_addr": hosts[0].address,
         "master_port": launched.port,
         "host": hosts[node_rank].name,

@@ -19,8 +19,8 @@ from dtrain.spec.source import Scalar
 PER_PROCESS = ("rank", "local_rank")
 """Placeholders that differ between the processes of one host."""
 NAMES = (
-    *PER_PROCESS, "node_rank", "world_size", "nodes", "gpus", "total_gpus", "master_addr",
-    "master_port", "host", "run", "attempt",
+    *PER_PROCESS, "node_rank", "world_size", "nodes", "gpus", "total_gpus", "addresses",
+    "master_addr", "master_port", "host", "run", "attempt",
 )  # fmt: skip
 _PLACEHOLDER = re.compile(rf"(?<!\$)\{{({'|'.join(NAMES)})\}}")
 _LOOKALIKE = re.compile(r"(?<!\$)\{\s*([A-Za-z][A-Za-z _-]{0,20}?)\s*\}")
