@@ -37,7 +37,8 @@ def test_a_command_with_placeholders(scene: Scene) -> None:
 
 
 def test_one_process_for_each_host(scene: Scene) -> None:
-    command = ["sh", "-c", 'echo "$RANK of $WORLD_SIZE: $0"', "{gpus} of {total_gpus} on {addresses}"]
+    command = ["sh", "-c", 'echo "$RANK of $WORLD_SIZE: $0 on $1"', "{gpus} of {total_gpus}"]
+    command += ["{addresses}"]
     file = scene.cluster_file("", framework="none", command=command, per="host")
     done = scene.run(file)
     assert done.code == 0, str(done)

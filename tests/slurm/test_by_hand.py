@@ -83,7 +83,7 @@ def test_environment_is_that_of_an_ssh_launch(slurm: Slurm, tmp_path: Path) -> N
             f"gpus: 2, python: {python}, run_dir: {slurm.shared}/runs}}\n"
             f"job: {{{program}, workdir: {slurm.shared}, script: train.py, env: {{LIST: a b}}, "
             "args: ['{node_rank}', '$x y', '{total_gpus} of {nodes}', '{addresses}', '{host}', "
-            "\"\\t'\\n\"]}\n"
+            '"\\t\'\\n"]}\n'
         )
         text = f"name: {name}\ncluster: {{slurm: {{}}, nodes: 2, {rest}"
         over_ssh = f"name: {name}\ncluster: {{hosts: [{names}], overrides: {{{addresses}}}, {rest}"
