@@ -20,6 +20,8 @@ import pwd
 import stat
 import struct
 
+from dtrain.node.descriptors import closing_fd
+
 TYPE_CHECKING = False  # importing typing costs as much as importing json
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -162,28 +164,21 @@ class Trust:
     def open_path(self, path: bytes, flags: int) -> int:
         """`open_file` by its whole path. Raises UnsafeError and OSError."""
         folder, where = self.open_folder(os.path.dirname(path))
-        try:
+        with closing_fd(folder):
             return self.open_file(os.path.basename(path), flags, folder, where)
-        finally:
-            os.close(folder)
 
     def check_script(self, path: bytes) -> None:
         """Raises UnsafeError if another user can change a script or its folder."""
         for _ in range(MAX_DETOURS):
             folder, where = self.open_folder(os.path.dirname(path))
-            try:
-                fd = os.open(os.path.basename(path), COMPONENT, dir_fd=folder)
-                try:
-                    status = os.fstat(fd)
-                    if not stat.S_ISLNK(status.st_mode):
-                        self.check(fd, os.path.join(where, os.path.basename(path)))
-                        return
-                    self.check_link(status, os.fstat(folder), path)
-                    path = os.path.join(where, os.readlink(b"", dir_fd=fd))
-                finally:
-                    os.close(fd)
-            finally:
-                os.close(folder)
+            name = os.path.basename(path)
+            with closing_fd(folder), closing_fd(os.open(name, COMPONENT, dir_fd=folder)) as fd:
+                status = os.fstat(fd)
+                if not stat.S_ISLNK(status.st_mode):
+                    self.check(fd, os.path.join(where, name))
+                    return
+                self.check_link(status, os.fstat(folder), path)
+                path = os.path.join(where, os.readlink(b"", dir_fd=fd))
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
     def check(self, fd: int, path: bytes, *, above: bool = False) -> None:
@@ -286,15 +281,12 @@ class Walk:
         return None
 
     def _target(self, part: bytes, path: bytes) -> bytes:
-        fd = os.open(part, COMPONENT, dir_fd=self.fd)
-        try:
+        with closing_fd(os.open(part, COMPONENT, dir_fd=self.fd)) as fd:
             status = os.fstat(fd)
             if not stat.S_ISLNK(status.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             self._trust.check_link(status, os.fstat(self.fd), path)
             return os.readlink(b"", dir_fd=fd)
-        finally:
-            os.close(fd)
 
     def make(self, part: bytes, private: bool) -> bool:
         """Create a folder here. False if another process has just created it."""

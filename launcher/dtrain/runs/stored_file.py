@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from dtrain.diagnostics import UsageError
+from dtrain.node.descriptors import closing_fd
 from dtrain.node.trust import Trust, UnsafeError
 
 _T = TypeVar("_T")
@@ -42,15 +43,6 @@ def open_output(path: Path) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return fd
-
-
-@contextmanager
-def closing_fd(fd: int) -> Iterator[int]:
-    """Closes a file descriptor at the end of the block."""
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def unreadable(path: Path, error: OSError) -> UsageError:

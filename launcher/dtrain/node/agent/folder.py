@@ -7,6 +7,7 @@ import errno
 import os
 
 from dtrain.node.agent.wire import RefusedError, raw, shown, write_all
+from dtrain.node.descriptors import closing_fd
 from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
@@ -151,8 +152,5 @@ def create(name: bytes, folder: int, flags: int = 0) -> int:
 
 
 def save(name: bytes, folder: int, data: bytes) -> None:
-    fd = create(name, folder)
-    try:
+    with closing_fd(create(name, folder)) as fd:
         write_all(fd, data)
-    finally:
-        os.close(fd)
