@@ -186,7 +186,7 @@ class Trust:
         name is ``path``. ``above`` is true for a folder on the way to the one that is used."""
         status = os.fstat(fd)
         mode = status.st_mode
-        if not self.owns(status) and not (above and status.st_uid == foreign_uid()):
+        if not self.trusts(status.st_uid) and not (above and status.st_uid == foreign_uid()):
             self._refuse(status, path, "")
         if above and mode & stat.S_ISVTX:
             return
@@ -198,15 +198,12 @@ class Trust:
 
     def check_link(self, status: os.stat_result, holder: os.stat_result, path: bytes) -> None:
         """Raises UnsafeError if an untrusted user can change a symbolic link."""
-        if holder.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not self.owns(status):
+        if holder.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not self.trusts(status.st_uid):
             why = "is a symbolic link that belongs to %s" % user_of(status.st_uid)
             raise UnsafeError(path, why, "remove it")
 
-    def owns(self, status: os.stat_result) -> bool:
-        """Whether a file belongs to the user, to root or to a member of the trusted group."""
-        return self._trusts(status.st_uid)
-
-    def _trusts(self, uid: int) -> bool:
+    def trusts(self, uid: int) -> bool:
+        """Whether a user is this one, root or a member of the trusted group."""
         return uid in (0, self.uid) or (self.gid is not None and belongs(uid, self.gid))
 
     def shares(self, status: os.stat_result) -> bool:
@@ -221,7 +218,7 @@ class Trust:
         """
         users, groups = writers_in_list(fd, status.st_gid)
         for uid in users:
-            if not self._trusts(uid):
+            if not self.trusts(uid):
                 return "%s, by an access control list," % user_of(uid)
         for gid in groups:
             private = any(is_private(gid, uid) for uid in (self.uid, status.st_uid))
@@ -235,7 +232,7 @@ class Trust:
         remedy = "run `chmod g-w,o-w %s`" % printable(path) if writers and not shared else ""
         trusted = "you or root" if self._group is None else "you, root or %s" % self._group
         owner = "belongs to %s" % user_of(status.st_uid)
-        if not self.owns(status):
+        if not self.trusts(status.st_uid):
             owner += ", not to %s" % trusted
         mode = " (mode %04o)" % stat.S_IMODE(status.st_mode)
         gid, group = status.st_gid, ""

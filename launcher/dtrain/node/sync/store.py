@@ -68,7 +68,7 @@ class SnapshotStore:
             status = os.stat(self._name, dir_fd=self._parent, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        if not self._trust.owns(status):
+        if not self._trust.trusts(status.st_uid):
             raise self._occupied("belongs to %s" % user_of(status.st_uid))
         if stat.S_ISLNK(status.st_mode):
             folder, name = os.path.split(os.readlink(self._name, dir_fd=self._parent))
