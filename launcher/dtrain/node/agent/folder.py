@@ -8,6 +8,7 @@ import os
 
 from dtrain.node.agent.wire import RefusedError, raw, shown, write_all
 from dtrain.node.descriptors import closing_fd
+from dtrain.node.files import nearest_folder
 from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
@@ -79,10 +80,7 @@ def cannot_write(error: OSError, folder: bytes) -> RefusedError:
     where = shown(error.filename if isinstance(error.filename, bytes) else folder)
     hint = "point `cluster.run_dir` at a folder on this host that you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        parent = folder
-        while not os.path.isdir(parent):
-            parent = os.path.dirname(parent)
-        disk = os.statvfs(parent)
+        disk = os.statvfs(nearest_folder(folder))
         quota = "your quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
         free = "%d bytes free" % (disk.f_bavail * disk.f_frsize)
         if disk.f_files and not disk.f_favail:
