@@ -23,7 +23,7 @@ from dtrain.messages.agent import Time
 from dtrain.messages.decode import ProtocolError, decode, parse_object
 from dtrain.node.descriptors import closing_fd
 from dtrain.runs.events import EVENTS, JournalEvent
-from dtrain.runs.stored_file import open_stored, unreadable
+from dtrain.runs.stored_file import open_stored, stored_reader, unreadable
 
 SCHEMA = 1
 MAX_LINE = 1 << 26
@@ -107,7 +107,7 @@ class JournalReader:
         Raises UsageError if there is something else in its place, or another user can change it.
         """
         try:
-            with os.fdopen(open_stored(self.path, os.O_RDONLY), "rb") as file:
+            with stored_reader(self.path) as file:
                 file.seek(self._offset)
                 while line := file.readline(MAX_LINE):
                     whole = line.endswith(b"\n")

@@ -15,7 +15,7 @@ from dtrain.node.descriptors import closing_fd
 from dtrain.records import dataclass
 from dtrain.runs import arrival_times
 from dtrain.runs.storage import storing
-from dtrain.runs.stored_file import open_output, open_stored
+from dtrain.runs.stored_file import open_output, stored_reader
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """In a run's folder, which no other user can change. If a pipe is in a file's place, to open it
@@ -119,7 +119,7 @@ class LogWriter:
 def tail(path: Path, max_bytes: int) -> bytes:
     """The last ``max_bytes`` bytes of a file; empty if it is missing."""
     try:
-        with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
+        with stored_reader(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - max_bytes))
             return file.read(max_bytes)
