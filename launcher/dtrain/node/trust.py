@@ -135,6 +135,11 @@ class Trust:
         finally:
             walk.close()
 
+    def check_folder(self, path: bytes, own: int = 0) -> None:
+        """Raises UnsafeError if another user can change a folder, and OSError. For ``own`` see
+        `open_folder`."""
+        os.close(self.open_folder(path, own=own)[0])
+
     def open_file(
         self, name: bytes, flags: int, folder: int, where: bytes, mode: int = 0o600
     ) -> int:

@@ -300,12 +300,11 @@ def _runs() -> Path:
 def _trusted(folder: Path) -> bool:
     """Whether a folder exists. Raises StorageError if another user can change it."""
     try:
-        fd, _ = Trust().open_folder(os.fsencode(folder))
+        Trust().check_folder(os.fsencode(folder))
     except UnsafeError as error:
         raise storage_error(folder, error) from None
     except OSError:
         return False
-    os.close(fd)
     return True
 
 

@@ -53,7 +53,7 @@ def check_workdir(
     be missing unless the folder is ``complete``."""
     key = "`job.workdir`"
     try:
-        os.close(trust.open_folder(workdir)[0])
+        trust.check_folder(workdir)
         key = "`job.script`"
         if script is not None:
             try:

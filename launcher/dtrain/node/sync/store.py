@@ -189,8 +189,7 @@ class SnapshotStore:
         found = []
         for name in os.listdir(b"."):
             if NAME.fullmatch(name):
-                where = os.path.join(self.container, name)
-                os.close(self._trust.open_folder(where, own=1)[0])
+                self._trust.check_folder(os.path.join(self.container, name), own=1)
                 tree = self.read_manifest(name)
                 if tree is None:
                     if name != current:
