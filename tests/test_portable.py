@@ -18,6 +18,7 @@ PACKAGE = ROOT / "launcher/dtrain"
 ON_LINUX = ("node/", "runtime/", "transport/local.py")
 SHARED = (
     "boot",
+    "descriptors",
     "host_name",
     "launchers",
     "listening",

@@ -10,9 +10,7 @@ from dtrain.node.agent.wire import VERSION
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.reporting.recorder import Recorder
-from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.reports import ProgressReports
-from dtrain.session.watching.steps import StepWatch
 from dtrain.spec.load import parse
 from support.scripted import ScriptedHosts
 
@@ -26,8 +24,7 @@ GONE = {"type": "refused", "what": "gone", "reason": "no run", "hint": ""}
 def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) -> AttemptContext:
     plan = build(parse(file, "cluster.yaml"), run="run")
     place = RunFolder(folder)
-    recorder, steps = Recorder(place, Observer()), StepWatch(plan.world_size)
-    progress = ProgressReports(plan, recorder, steps)
+    recorder = Recorder(place, Observer())
     return AttemptContext(
         plan=plan,
         movable_port=False,
@@ -38,7 +35,5 @@ def context_of(transport: ScriptedHosts, folder: Path, file: str = TWO_HOSTS) ->
         folder=place,
         recorder=recorder,
         inspection=None,
-        steps=steps,
-        progress=progress,
-        printed=PrintedProgress(plan, progress),
+        progress=ProgressReports(plan, recorder),
     )

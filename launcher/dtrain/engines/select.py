@@ -14,12 +14,12 @@ from dtrain.transport.select import Transports
 @contextmanager
 def engine(request: Request, caller: Caller, *, starts: bool = False) -> Iterator[Engine]:
     """The engine of ``request``. ``starts``: whether it starts the job next."""
-    if request.spec().cluster.kubernetes is not None:
+    cluster = request.spec().cluster
+    if cluster.kubernetes is not None:
         from dtrain.engines.kubernetes.session import KubernetesEngine
 
         yield KubernetesEngine(request, caller)
         return
-    cluster = request.spec().cluster
     kind: Callable[..., Engine]
     with closing(Transports(request.base, caller.ask, caller.observer.notice)) as transport:
         transport.prepare(cluster.hosts[: None if cluster.slurm is None else 1])

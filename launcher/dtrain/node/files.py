@@ -61,6 +61,13 @@ def listed(path: AnyStr) -> list[AnyStr]:
         return []
 
 
+def nearest_folder(path: AnyStr) -> AnyStr:
+    """The lowest folder on the way to an absolute path that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
 def numbered(folder: str, prefix: str) -> list[int]:
     """The numbers of the entries that are named ``prefix`` and a number."""
     names = (name[len(prefix) :] for name in listed(folder) if name.startswith(prefix))

@@ -20,6 +20,8 @@ import pwd
 import stat
 import struct
 
+from dtrain.node.descriptors import closing_fd
+
 TYPE_CHECKING = False  # importing typing costs as much as importing json
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -133,6 +135,11 @@ class Trust:
         finally:
             walk.close()
 
+    def check_folder(self, path: bytes, own: int = 0) -> None:
+        """Raises UnsafeError if another user can change a folder, and OSError. For ``own`` see
+        `open_folder`."""
+        os.close(self.open_folder(path, own=own)[0])
+
     def open_file(
         self, name: bytes, flags: int, folder: int, where: bytes, mode: int = 0o600
     ) -> int:
@@ -162,28 +169,21 @@ class Trust:
     def open_path(self, path: bytes, flags: int) -> int:
         """`open_file` by its whole path. Raises UnsafeError and OSError."""
         folder, where = self.open_folder(os.path.dirname(path))
-        try:
+        with closing_fd(folder):
             return self.open_file(os.path.basename(path), flags, folder, where)
-        finally:
-            os.close(folder)
 
     def check_script(self, path: bytes) -> None:
         """Raises UnsafeError if another user can change a script or its folder."""
         for _ in range(MAX_DETOURS):
             folder, where = self.open_folder(os.path.dirname(path))
-            try:
-                fd = os.open(os.path.basename(path), COMPONENT, dir_fd=folder)
-                try:
-                    status = os.fstat(fd)
-                    if not stat.S_ISLNK(status.st_mode):
-                        self.check(fd, os.path.join(where, os.path.basename(path)))
-                        return
-                    self.check_link(status, os.fstat(folder), path)
-                    path = os.path.join(where, os.readlink(b"", dir_fd=fd))
-                finally:
-                    os.close(fd)
-            finally:
-                os.close(folder)
+            name = os.path.basename(path)
+            with closing_fd(folder), closing_fd(os.open(name, COMPONENT, dir_fd=folder)) as fd:
+                status = os.fstat(fd)
+                if not stat.S_ISLNK(status.st_mode):
+                    self.check(fd, os.path.join(where, name))
+                    return
+                self.check_link(status, os.fstat(folder), path)
+                path = os.path.join(where, os.readlink(b"", dir_fd=fd))
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
     def check(self, fd: int, path: bytes, *, above: bool = False) -> None:
@@ -191,7 +191,7 @@ class Trust:
         name is ``path``. ``above`` is true for a folder on the way to the one that is used."""
         status = os.fstat(fd)
         mode = status.st_mode
-        if not self.owns(status) and not (above and status.st_uid == foreign_uid()):
+        if not self.trusts(status.st_uid) and not (above and status.st_uid == foreign_uid()):
             self._refuse(status, path, "")
         if above and mode & stat.S_ISVTX:
             return
@@ -203,15 +203,12 @@ class Trust:
 
     def check_link(self, status: os.stat_result, holder: os.stat_result, path: bytes) -> None:
         """Raises UnsafeError if an untrusted user can change a symbolic link."""
-        if holder.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not self.owns(status):
+        if holder.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not self.trusts(status.st_uid):
             why = "is a symbolic link that belongs to %s" % user_of(status.st_uid)
             raise UnsafeError(path, why, "remove it")
 
-    def owns(self, status: os.stat_result) -> bool:
-        """Whether a file belongs to the user, to root or to a member of the trusted group."""
-        return self._trusts(status.st_uid)
-
-    def _trusts(self, uid: int) -> bool:
+    def trusts(self, uid: int) -> bool:
+        """Whether a user is this one, root or a member of the trusted group."""
         return uid in (0, self.uid) or (self.gid is not None and belongs(uid, self.gid))
 
     def shares(self, status: os.stat_result) -> bool:
@@ -226,7 +223,7 @@ class Trust:
         """
         users, groups = writers_in_list(fd, status.st_gid)
         for uid in users:
-            if not self._trusts(uid):
+            if not self.trusts(uid):
                 return "%s, by an access control list," % user_of(uid)
         for gid in groups:
             private = any(is_private(gid, uid) for uid in (self.uid, status.st_uid))
@@ -240,7 +237,7 @@ class Trust:
         remedy = "run `chmod g-w,o-w %s`" % printable(path) if writers and not shared else ""
         trusted = "you or root" if self._group is None else "you, root or %s" % self._group
         owner = "belongs to %s" % user_of(status.st_uid)
-        if not self.owns(status):
+        if not self.trusts(status.st_uid):
             owner += ", not to %s" % trusted
         mode = " (mode %04o)" % stat.S_IMODE(status.st_mode)
         gid, group = status.st_gid, ""
@@ -286,15 +283,12 @@ class Walk:
         return None
 
     def _target(self, part: bytes, path: bytes) -> bytes:
-        fd = os.open(part, COMPONENT, dir_fd=self.fd)
-        try:
+        with closing_fd(os.open(part, COMPONENT, dir_fd=self.fd)) as fd:
             status = os.fstat(fd)
             if not stat.S_ISLNK(status.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             self._trust.check_link(status, os.fstat(self.fd), path)
             return os.readlink(b"", dir_fd=fd)
-        finally:
-            os.close(fd)
 
     def make(self, part: bytes, private: bool) -> bool:
         """Create a folder here. False if another process has just created it."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dtrain.runs.stored_file import closing_fd, open_output
+from dtrain.node.descriptors import closing_fd
+from dtrain.runs.stored_file import open_output
 
 _ENTRY = struct.Struct("<IQ")
 _BLOCK = 256

@@ -27,11 +27,12 @@ from dtrain.diagnostics import UsageError
 from dtrain.launchplan import names
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import excerpt
+from dtrain.node.descriptors import closing_fd
 from dtrain.node.trust import Trust, UnsafeError
 from dtrain.records import dataclass
 from dtrain.runs.log_store import Stream
 from dtrain.runs.storage import StorageError, home, storage_error, storing
-from dtrain.runs.stored_file import RUN_NAME, check_host_name, closing_fd, open_stored
+from dtrain.runs.stored_file import RUN_NAME, check_host_name, open_stored
 
 _LOGS_NAME = re.compile(r"logs(?:-([0-9]{1,7}))?")
 _STREAM_NAME = re.compile(r"[a-z]+-[0-9]{1,9}\.(?:out|err)")
@@ -299,12 +300,11 @@ def _runs() -> Path:
 def _trusted(folder: Path) -> bool:
     """Whether a folder exists. Raises StorageError if another user can change it."""
     try:
-        fd, _ = Trust().open_folder(os.fsencode(folder))
+        Trust().check_folder(os.fsencode(folder))
     except UnsafeError as error:
         raise storage_error(folder, error) from None
     except OSError:
         return False
-    os.close(fd)
     return True
 
 

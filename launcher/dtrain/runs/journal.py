@@ -21,8 +21,9 @@ from pathlib import Path
 
 from dtrain.messages.agent import Time
 from dtrain.messages.decode import ProtocolError, decode, parse_object
+from dtrain.node.descriptors import closing_fd
 from dtrain.runs.events import EVENTS, JournalEvent
-from dtrain.runs.stored_file import open_stored, unreadable
+from dtrain.runs.stored_file import open_stored, stored_reader, unreadable
 
 SCHEMA = 1
 MAX_LINE = 1 << 26
@@ -68,16 +69,13 @@ class Journal:
         line = encode(time, event)
         with self._lock:
             try:
-                fd = self._open()
-                try:
+                with closing_fd(self._open()) as fd:
                     size = os.fstat(fd).st_size
                     # A crash or a full disk may have cut the last line short.
                     torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
                     line = b"\n" * torn + line
                     if os.write(fd, line) < len(line):  # the rest did not fit
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                finally:
-                    os.close(fd)
             except OSError as error:
                 return error
         return None
@@ -109,7 +107,7 @@ class JournalReader:
         Raises UsageError if there is something else in its place, or another user can change it.
         """
         try:
-            with os.fdopen(open_stored(self.path, os.O_RDONLY), "rb") as file:
+            with stored_reader(self.path) as file:
                 file.seek(self._offset)
                 while line := file.readline(MAX_LINE):
                     whole = line.endswith(b"\n")

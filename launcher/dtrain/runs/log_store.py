@@ -11,10 +11,11 @@ from typing import Literal
 
 from dtrain.launchplan import names
 from dtrain.messages.decode import ProtocolError
+from dtrain.node.descriptors import closing_fd
 from dtrain.records import dataclass
 from dtrain.runs import arrival_times
 from dtrain.runs.storage import storing
-from dtrain.runs.stored_file import closing_fd, open_output, open_stored
+from dtrain.runs.stored_file import open_output, stored_reader
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """In a run's folder, which no other user can change. If a pipe is in a file's place, to open it
@@ -86,8 +87,7 @@ class LogWriter:
                 with contextlib.suppress(OSError):
                     arrival_times.add(self.path, second, self.size)
                     self._second = second
-            fd = os.open(self.path, _WRITE, 0o600)
-            try:
+            with closing_fd(os.open(self.path, _WRITE, 0o600)) as fd:
                 if not payload.lstrip(b"\0"):  # perhaps a hole of the worker's file, of gigabytes
                     end = self.size + len(new)
                     if os.fstat(fd).st_size < end:
@@ -100,8 +100,6 @@ class LogWriter:
                     written = os.pwrite(fd, new, self.size)
                     self.size += written
                     new = new[written:]
-            finally:
-                os.close(fd)
         return self.size
 
     def is_within_line(self, size: int) -> bool:
@@ -121,7 +119,7 @@ class LogWriter:
 def tail(path: Path, max_bytes: int) -> bytes:
     """The last ``max_bytes`` bytes of a file; empty if it is missing."""
     try:
-        with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
+        with stored_reader(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - max_bytes))
             return file.read(max_bytes)

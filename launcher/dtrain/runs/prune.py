@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dtrain.diagnostics import DtrainError, UsageError
+from dtrain.node.descriptors import closing_fd
 from dtrain.node.trust import Trust
 from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.status import RunStatus
 from dtrain.runs.storage import home, storing
-from dtrain.runs.stored_file import closing_fd
 
 USUAL_AGE = 30 * 86400.0
 """Seconds since the end of a run."""

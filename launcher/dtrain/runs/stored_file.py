@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from dtrain.diagnostics import UsageError
+from dtrain.node.descriptors import closing_fd
 from dtrain.node.trust import Trust, UnsafeError
 
 _T = TypeVar("_T")
@@ -34,6 +35,11 @@ def open_stored(path: Path, flags: int) -> int:
     return Trust().open_path(os.fsencode(path), flags)
 
 
+def stored_reader(path: Path) -> BinaryIO:
+    """A file of `open_stored`, to be read. Raises UnsafeError and OSError."""
+    return os.fdopen(open_stored(path, os.O_RDONLY), "rb")
+
+
 def open_output(path: Path) -> int:
     """A file descriptor to read a worker's output. Raises OSError, also for anything but a regular
     file: it never waits for the other end of a pipe."""
@@ -42,15 +48,6 @@ def open_output(path: Path) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return fd
-
-
-@contextmanager
-def closing_fd(fd: int) -> Iterator[int]:
-    """Closes a file descriptor at the end of the block."""
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def unreadable(path: Path, error: OSError) -> UsageError:
@@ -101,7 +98,7 @@ def read_object(
     from dtrain.messages.decode import ProtocolError, parse_object  # json takes time to import
 
     try:
-        with os.fdopen(open_stored(path, os.O_RDONLY), "rb") as file:
+        with stored_reader(path) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
             raise ProtocolError(f"larger than {limit >> 20} MiB")

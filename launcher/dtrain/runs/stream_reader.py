@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtrain.runs.stored_file import closing_fd, open_output
+from dtrain.node.descriptors import closing_fd
+from dtrain.runs.stored_file import open_output
 
 _BLOCK = 64 << 10
 """Bytes that are read at once from the end."""
@@ -43,12 +44,9 @@ class StreamReader:
         return piece
 
     def _load(self, end: int, size: int) -> None:
-        fd = open_output(self._path)
-        try:
+        with closing_fd(open_output(self._path)) as fd:
             self._begin = min(end, _data_from(fd, self.offset))
             self._block = os.pread(fd, min(size, end - self._begin), self._begin)
-        finally:
-            os.close(fd)
         self._end = self._begin + len(self._block)
         self.offset = self._begin if self._block else end
 

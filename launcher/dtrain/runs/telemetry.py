@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from dtrain.messages.decode import ProtocolError, parse_object
 from dtrain.messages.telemetry import Sample
-from dtrain.runs.stored_file import check_host_name, open_stored, replaced
+from dtrain.runs.stored_file import check_host_name, open_stored, replaced, stored_reader
 
 PERIOD = 10.0
 """Seconds of an average."""
@@ -36,7 +36,7 @@ _TIME = re.compile(rb'\{"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?),')
 def latest(folder: Path, host: str) -> Sample | None:
     """The last sample of a host of the run in ``folder``; None if there is none."""
     try:
-        with os.fdopen(open_stored(_file(folder, host, ".now"), os.O_RDONLY), "rb") as file:
+        with stored_reader(_file(folder, host, ".now")) as file:
             return _sample(file.readline(MAX_LINE))
     except (OSError, ValueError):
         return None
@@ -46,7 +46,7 @@ def sampled(folder: Path, host: str, most: int) -> Iterator[Sample]:
     """At most ``most`` averages of a host, evenly over time, oldest first, without what its ranks
     use. Decodes no more than these, so that a report of a long run is quick."""
     try:
-        with os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file:
+        with stored_reader(_file(folder, host)) as file:
             total = max((elapsed for elapsed, _ in _averages(file)), default=0.0)
             file.seek(0)
             last = -1
@@ -74,10 +74,7 @@ def _averages(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
 def last_time(folder: Path, host: str) -> int:
     """The time of a host's last average in seconds since the epoch, rounded up; 0 without any."""
     found: Sample | None = None
-    with (
-        contextlib.suppress(OSError, ValueError),
-        os.fdopen(open_stored(_file(folder, host), os.O_RDONLY), "rb") as file,
-    ):
+    with contextlib.suppress(OSError, ValueError), stored_reader(_file(folder, host)) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * MAX_LINE))
         found = next(filter(None, map(_sample, reversed(file.readlines()))), None)
     return round_up(found) if found is not None else 0
@@ -115,7 +112,7 @@ class TelemetryWriter:
         if self._limit and self._averages.stat().st_size <= self._limit:
             return
         daily = DAILY * max(1 / self._hosts, len(newest.gpus) / GPUS)
-        with os.fdopen(open_stored(self._averages, os.O_RDONLY), "rb") as file:
+        with stored_reader(self._averages) as file:
             elapsed = max((elapsed for elapsed, _ in _averages(file)), default=0.0)
             self._limit = int(daily * max(1.0, elapsed / 86400))
             if os.fstat(file.fileno()).st_size <= self._limit:

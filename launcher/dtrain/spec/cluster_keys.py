@@ -16,7 +16,7 @@ from dtrain.spec.slurm_keys import SLURM
 SSH = SectionType(
     {
         "user": Field(
-            Text(rules.user),
+            Text(rules.one_word),
             "SSH user.",
             otherwise="from the SSH configuration, else your own user name",
             example="ml",
@@ -79,7 +79,7 @@ OVERRIDE = SectionType(
             rules.PORT, "Port of this host's sshd.", otherwise="ssh.port", example="2222"
         ),
         "user": Field(
-            Text(rules.user), "SSH user on this host.", otherwise="ssh.user", example="ubuntu"
+            Text(rules.one_word), "SSH user on this host.", otherwise="ssh.user", example="ubuntu"
         ),
         "gpus": Field(
             rules.GPUS,

@@ -103,7 +103,7 @@ JOB = SectionType(
             SectionType(
                 {
                     "image": Field(
-                        Text(rules.image),
+                        Text(rules.one_word),
                         "Image that every host has: a name (docker, podman, enroot), or a file "
                         "(apptainer, enroot).",
                         required=True,

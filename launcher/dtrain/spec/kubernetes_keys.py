@@ -60,7 +60,7 @@ def _names(check: Check, advice: str) -> ListOf[str]:
 KUBERNETES = SectionType(
     {
         "image": Field(
-            Text(rules.image),
+            Text(rules.one_word),
             "Image of the container, with bash, the framework and your code.",
             required=True,
             example="registry.example.com/team/train:1",

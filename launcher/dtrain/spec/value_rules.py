@@ -46,7 +46,7 @@ def option_safe(text: str) -> str:
     return "cannot start with '-'" if text.startswith("-") else ""
 
 
-def user(text: str) -> str:
+def one_word(text: str) -> str:
     return "cannot contain spaces" if re.search(r"\s", text) else option_safe(text)
 
 
@@ -72,10 +72,6 @@ def unix_group(text: str) -> str:
     if re.fullmatch(r"[^\s:/,-][^:/,\x00-\x1f\x7f]*", text) and not text.isdigit():
         return ""
     return "must be the name of a Unix group on the hosts"
-
-
-def image(text: str) -> str:
-    return "cannot contain spaces" if re.search(r"\s", text) else option_safe(text)
 
 
 def mount(text: str) -> str:

@@ -38,8 +38,7 @@ class ProxyCommand:
             )
         self._tail = Tail()
         self._ended = threading.Event()
-        self._attendant = threading.Thread(target=self._attend, daemon=True)
-        self._attendant.start()
+        threading.Thread(target=self._attend, daemon=True).start()
         self._closing = threading.Lock()
         self._closed = False
 

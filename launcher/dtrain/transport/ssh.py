@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import paramiko
 
@@ -45,10 +45,9 @@ from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.server_key import CertificateError, HostKey, read_host_key
 from dtrain.transport.ssh_connection import SshConnection
 from dtrain.transport.ssh_transport import ClientTransport, HostKeyProofError
-from dtrain.transport.threads import blocking
+from dtrain.transport.threads import blocking, fulfil
 
 _Jump: TypeAlias = SshConnection | ControlMaster
-_Result = TypeVar("_Result")
 
 HANDSHAKES = 64
 """Limit on handshakes in progress, over all hosts."""
@@ -104,7 +103,7 @@ class SshTransport:
         """Begin to connect to ``hosts``. `connect` returns these connections."""
         for host in islice(hosts, EARLY):
             early = self._early[host.name] = Future[SshConnection]()
-            blocking.run(partial(_fulfil, early, partial(self._connect, host)))
+            blocking.run(partial(fulfil, early, partial(self._connect, host)))
 
     def connect(self, host: Host) -> SshConnection:
         """Raises ConnectError, HostKeyError or AuthError, each with a hint."""
@@ -269,7 +268,7 @@ class SshTransport:
             if pending is None:
                 pending = self._jumps[via] = Future()
         if mine:
-            _fulfil(pending, lambda: self._open_jump(via))
+            fulfil(pending, lambda: self._open_jump(via))
         try:
             return pending.result()
         except NodeError as error:
@@ -313,15 +312,6 @@ class SshTransport:
                 return
             self._noticed.add(text)
         self._notice_once(text)
-
-
-def _fulfil(promise: Future[_Result], work: Callable[[], _Result]) -> None:
-    """Make ``promise`` return or raise what ``work`` does, unless it is cancelled already."""
-    if promise.set_running_or_notify_cancel():
-        try:
-            promise.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - `result` raises it
-            promise.set_exception(error)
 
 
 def _close(opened: Future[Any]) -> None:

@@ -21,6 +21,7 @@ from dtrain.records import dataclass
 from dtrain.transport.memory_file import STDIN, memory_file
 from dtrain.transport.ssh_config_names import HostPatterns, OptionValues, patterns, renamed
 from dtrain.transport.ssh_options import ALIASES, Options, SshConfigError
+from dtrain.transport.threads import fulfil
 
 TIMEOUT = 30.0
 """Seconds for one query: `Match exec` can run any program, and names may need DNS."""
@@ -107,7 +108,7 @@ class SshQuery:
         return Options(self._answer(host, tuple(arguments), files).values, defaults)
 
     def _answer(self, host: str, arguments: _Arguments, files: Sequence[Path]) -> _Answer:
-        key = arguments, host
+        query, key = (host, arguments, files), (arguments, host)
         with self._lock:
             known = self._answers.get(key)
             if known and known.done() and (known.exception() or _changed(known.result().stamps)):
@@ -116,11 +117,7 @@ class SshQuery:
             if known is None:
                 known = self._answers[key] = Future()
         if mine:
-            try:
-                answer = self._shared(host, arguments, files) or self._ask(host, arguments, files)
-                known.set_result(answer)
-            except BaseException as error:  # noqa: BLE001 - `result` raises it
-                known.set_exception(error)
+            fulfil(known, lambda: self._shared(*query) or self._ask(*query))
         return known.result()
 
     def _shared(self, host: str, arguments: _Arguments, files: Sequence[Path]) -> _Answer | None:

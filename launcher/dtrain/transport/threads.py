@@ -8,11 +8,27 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 IDLE_SECONDS = 10.0
 """Seconds after which an idle thread ends."""
 _GOLDEN_RATIO = 0.618034
 """The fractional parts of its multiples are spread evenly, however many there are."""
+
+
+_Result = TypeVar("_Result")
+
+
+def fulfil(promise: Future[_Result], work: Callable[[], _Result]) -> None:
+    """Make ``promise`` return or raise what ``work`` does, unless it is cancelled already."""
+    if promise.set_running_or_notify_cancel():
+        try:
+            promise.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            promise.set_exception(error)
 
 
 class Threads:

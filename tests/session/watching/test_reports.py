@@ -17,7 +17,6 @@ from dtrain.runtime import steps
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.reports import ProgressReports
-from dtrain.session.watching.steps import StepWatch
 from dtrain.spec.load import parse
 
 PLAN = build(
@@ -49,7 +48,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def reports_to(recorder: Recorder) -> ProgressReports:
-    return ProgressReports(PLAN, recorder, StepWatch(PLAN.world_size))
+    return ProgressReports(PLAN, recorder)
 
 
 def test_a_report_during_the_end_is_journaled_once(folder: RunFolder) -> None:

@@ -26,9 +26,7 @@ from dtrain.runs.folder import RunFolder
 from dtrain.runs.record import Record
 from dtrain.runs.storage import StorageError
 from dtrain.session.caller import Caller
-from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.reports import ProgressReports
-from dtrain.session.watching.steps import StepWatch
 
 SAVE_SECONDS = 1.0
 """Seconds between two times that the positions in the logs are stored."""
@@ -78,11 +76,7 @@ class KubernetesJob(FollowedRun):
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
-        self._begin_progress()
-
-    def _begin_progress(self) -> None:
-        self._progress = ProgressReports(self.plan, self.recorder, StepWatch(self.plan.world_size))
-        self._printed = PrintedProgress(self.plan, self._progress)
+        self._progress = ProgressReports(self.plan, self.recorder)
 
     @property
     def name(self) -> str:
@@ -178,7 +172,7 @@ class KubernetesJob(FollowedRun):
             return
         for stream, (size, piece) in grown.items():
             self.recorder.observer.output(stream, size)
-            self._printed.add(stream, piece)
+            self._progress.add_output(stream, piece)
         now = time.monotonic()
         if now >= self._save_due:
             self._save_due = now + SAVE_SECONDS
@@ -280,7 +274,7 @@ class KubernetesJob(FollowedRun):
         self._progress.close()
         step = self._progress.step
         self.next_attempt(self._ending("").failed(), "all pods start again", step=step)
-        self._begin_progress()
+        self._progress = ProgressReports(self.plan, self.recorder)
         self.pods.clear()
         self._deleted.clear()
         self.hosts.begin_attempt()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 from dtrain.diagnostics import ConnectError, NodeError, PrepareError
@@ -16,6 +17,7 @@ from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import answer_of
 from dtrain.session.facts.everywhere import in_thread
 from dtrain.session.stopping.control import Force
+from dtrain.transport.threads import fulfil
 
 GONE_SECONDS = 30.0
 """Seconds beyond ``job.grace`` in which deleted pods must be gone."""
@@ -169,15 +171,9 @@ class LaunchedJob:
         """As `Client.request`, but another request to stop does not wait for a server that accepts
         connections and does not answer: it raises ConnectError."""
         answer: Future[dict[str, Any]] = Future()
-
-        def request() -> None:
-            try:
-                answer.set_result(self._client.request(method, path, body, **query))
-            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-                answer.set_exception(error)
-
         before = self._asked()
-        in_thread(request)
+        ask = partial(self._client.request, method, path, body, **query)
+        in_thread(lambda: fulfil(answer, ask))
         while not wait([answer], STOP_POLL).done:
             if self._asked() > before:
                 if method != "GET":

@@ -17,9 +17,7 @@ from dtrain.runs.log_store import Stream
 from dtrain.session.relays.relay import PING_SECONDS
 from dtrain.session.reporting.recorder import Recorder
 from dtrain.session.watching.evidence import HostEvidence
-from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.reports import ProgressReports
-from dtrain.session.watching.steps import StepWatch
 from dtrain.session.watching.telemetry import HostTelemetry
 from dtrain.session.watching.worker_watch import WorkerWatch
 
@@ -62,9 +60,8 @@ class JobWatch:
         """Whether the job runs, and reports of it arrive."""
         self.unwatched = False
         """Whether the watchers could not start."""
-        self.steps = StepWatch(plan.world_size)
-        self.progress = ProgressReports(plan, recorder, self.steps)
-        self._printed = PrintedProgress(plan, self.progress)
+        self.progress = ProgressReports(plan, recorder)
+        self.steps = self.progress.steps
         self._machines: dict[str, WatchedMachine] = {}
         self.allocated(plan)
         self.workers = WorkerWatch(self, self._machines, LONGEST_PAUSE)
@@ -84,7 +81,7 @@ class JobWatch:
     def printed(self, stream: Stream, piece: bytes) -> None:
         """A worker has printed something new."""
         self.heard(stream.host)
-        self._printed.add(stream, piece)
+        self.progress.add_output(stream, piece)
 
     def worker_said(self, host: str, report: ProgressReport) -> None:
         if self.progress.add(host, report.name, report.said):

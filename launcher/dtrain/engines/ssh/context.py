@@ -15,7 +15,6 @@ from dtrain.launchplan.plan import LaunchPlan
 from dtrain.records import dataclass
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.recorder import Recorder
-from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.reports import ProgressReports
 from dtrain.session.watching.steps import StepWatch
 from dtrain.spec.model import Host
@@ -39,12 +38,8 @@ class AttemptContext:
     recorder: Recorder
     inspection: Inspection | None
     """The checks of all hosts before the launch; None if they are off or done."""
-    steps: StepWatch
-    """What the ranks of this attempt report about their steps."""
     progress: ProgressReports
-    """Their progress."""
-    printed: PrintedProgress
-    """The part of it that they print."""
+    """What the workers of this attempt report and print."""
     proven_hosts: Set[str] = frozenset()
     """Hosts on which an earlier attempt ran the job."""
     spares: Spares = field(default_factory=Spares)
@@ -53,3 +48,7 @@ class AttemptContext:
     contact: Contact = field(default_factory=Contact)
     posts: queue.SimpleQueue[Post] = field(default_factory=queue.SimpleQueue)
     """What the attempt handles next."""
+
+    @property
+    def steps(self) -> StepWatch:
+        return self.progress.steps

@@ -36,9 +36,7 @@ from dtrain.runtime.layout_rules import MisfitError
 from dtrain.session.beginning import earlier_run, files_to_send, new_run
 from dtrain.session.caller import Caller
 from dtrain.session.run import Run
-from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.reports import ProgressReports
-from dtrain.session.watching.steps import StepWatch
 from dtrain.sync import Tree
 from dtrain.transport.contract import Transport
 
@@ -279,8 +277,6 @@ class SshEngine:
                 base=self._request.base,
                 report=lambda found: run.recorder.record(events.Findings(tuple(found))),
             )
-        steps = StepWatch(plan.world_size)
-        progress = ProgressReports(plan, run.recorder, steps)
         context = AttemptContext(
             plan=plan,
             movable_port=movable_port,
@@ -291,9 +287,7 @@ class SshEngine:
             folder=run.folder,
             recorder=run.recorder,
             inspection=inspection,
-            steps=steps,
-            progress=progress,
-            printed=PrintedProgress(plan, progress),
+            progress=ProgressReports(plan, run.recorder),
             proven_hosts=frozenset(self._proven),
             spares=Spares(self._usable_spares(run)),
             all_hosts=self._spec.cluster.hosts + self._spec.cluster.spares,

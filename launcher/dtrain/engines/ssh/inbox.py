@@ -145,7 +145,7 @@ class Inbox:
             self._outage.progressed()
             self._evidence.last_activity = time.monotonic()
             self._context.recorder.observer.output(*kept)
-            self._context.printed.add(kept[0], frame.payload)
+            self._context.progress.add_output(kept[0], frame.payload)
 
     def _cannot_store(self, error: StorageError) -> None:
         # The job is about to be stopped, which still needs the host's events.

@@ -12,6 +12,7 @@ import time
 from dtrain.node.agent.folder import RESERVED, create
 from dtrain.node.agent.wire import MAX_PAYLOAD, encode
 from dtrain.node.agent.worker_files import Lines, decode, open_regular
+from dtrain.node.descriptors import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,7 +153,5 @@ def damage(path: bytes) -> str:
         return "is missing"
     except OSError:
         return "is not the supervisor's file"
-    try:
+    with closing_fd(fd):
         return "is too short" if os.fstat(fd).st_size < RESERVED else ""
-    finally:
-        os.close(fd)

@@ -7,6 +7,8 @@ import errno
 import os
 
 from dtrain.node.agent.wire import RefusedError, raw, shown, write_all
+from dtrain.node.descriptors import closing_fd
+from dtrain.node.files import nearest_folder
 from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
@@ -51,7 +53,7 @@ def check_workdir(
     be missing unless the folder is ``complete``."""
     key = "`job.workdir`"
     try:
-        os.close(trust.open_folder(workdir)[0])
+        trust.check_folder(workdir)
         key = "`job.script`"
         if script is not None:
             try:
@@ -78,10 +80,7 @@ def cannot_write(error: OSError, folder: bytes) -> RefusedError:
     where = shown(error.filename if isinstance(error.filename, bytes) else folder)
     hint = "point `cluster.run_dir` at a folder on this host that you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        parent = folder
-        while not os.path.isdir(parent):
-            parent = os.path.dirname(parent)
-        disk = os.statvfs(parent)
+        disk = os.statvfs(nearest_folder(folder))
         quota = "your quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
         free = "%d bytes free" % (disk.f_bavail * disk.f_frsize)
         if disk.f_files and not disk.f_favail:
@@ -151,8 +150,5 @@ def create(name: bytes, folder: int, flags: int = 0) -> int:
 
 
 def save(name: bytes, folder: int, data: bytes) -> None:
-    fd = create(name, folder)
-    try:
+    with closing_fd(create(name, folder)) as fd:
         write_all(fd, data)
-    finally:
-        os.close(fd)

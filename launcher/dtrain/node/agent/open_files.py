@@ -33,10 +33,6 @@ def raise_limit() -> Limits:
     return soft, hard
 
 
-def set_limit(limits: Limits) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
 def require_files(request: SupervisorRequest) -> None:
     """Raises RefusedError if our limit is too low for the job: a relay would lose output."""
     ranks = sum(body["ranks"] for body in request["processes"] if body["role"] == "torchrun")

@@ -6,9 +6,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import signal
 
-from dtrain.node.agent.open_files import set_limit
 from dtrain.node.agent.presentation import present
 from dtrain.node.agent.sweep import PR_SET_PDEATHSIG
 from dtrain.node.agent.wire import RefusedError, shown
@@ -70,7 +70,7 @@ def spawn(
             wanted = {0: null, 1: outputs[0], 2: outputs[1], **(extra or {})}
             writing = _arrange(wanted, writing)
             if open_files is not None:
-                set_limit(open_files)
+                resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             os.chdir(workdir)
             if main is None:

@@ -12,6 +12,8 @@ import json
 import os
 import stat
 
+from dtrain.node.descriptors import closing_fd
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -84,10 +86,8 @@ def size_of(path: bytes) -> int:
         fd = open_regular(path)
     except OSError:
         return 0
-    try:
+    with closing_fd(fd):
         return os.fstat(fd).st_size
-    finally:
-        os.close(fd)
 
 
 class Lines:

@@ -52,7 +52,7 @@ def why_unsafe_to_run(request: JobOrder) -> Json | None:
 
     def check(trust: Trust) -> None:
         workdir = os.fsencode(expand(request["workdir"]))
-        os.close(trust.open_folder(workdir)[0])
+        trust.check_folder(workdir)
         if script := request.get("script"):
             trust.check_script(os.path.join(workdir, os.fsencode(script)))
 

@@ -29,7 +29,7 @@ def folder_to_run_in(request: JobOrder) -> str:
             os.listdir(workdir)
         else:
             # If this succeeds, no other user can create or replace the folder.
-            os.close(Trust(request["trust_group"]).open_folder(os.fsencode(workdir))[0])
+            Trust(request["trust_group"]).check_folder(os.fsencode(workdir))
     except OSError:
         home = os.path.expanduser("~")
         return home if os.access(home, os.X_OK) else "/"

@@ -6,7 +6,7 @@ import os
 
 from dtrain.node.facts.files import expand, why_unsafe
 from dtrain.node.facts.probing import reason_of
-from dtrain.node.files import text_of, user_name
+from dtrain.node.files import nearest_folder, text_of, user_name
 from dtrain.node.trust import Trust
 
 TYPE_CHECKING = False
@@ -48,15 +48,14 @@ def unsafe(request: GatherOrder, name: str, path: str) -> Json | None:
     not."""
 
     def check(trust: Trust) -> None:
-        os.close(trust.open_folder(os.fsencode(expand(path)), own=1)[0])
+        trust.check_folder(os.fsencode(expand(path)), own=1)
 
     return why_unsafe(request, name, check)
 
 
 def folder(path: str) -> Json:
-    wanted = there = expand(path)
-    while not os.path.isdir(there) and there != "/":
-        there = os.path.dirname(there)
+    wanted = expand(path)
+    there = nearest_folder(wanted)
     status, owner = os.statvfs(there), os.stat(there).st_uid
     return {
         "path": wanted,

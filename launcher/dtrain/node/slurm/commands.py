@@ -13,6 +13,7 @@ import time
 from dtrain.node.agent.folder import expand
 from dtrain.node.agent.wire import raw, shown, write_all
 from dtrain.node.agent.worker_files import read_regular
+from dtrain.node.descriptors import closing_fd
 from dtrain.node.trust import Trust, UnsafeError
 
 TYPE_CHECKING = False
@@ -210,11 +211,8 @@ class BatchJob:
 
     def save(self, name: bytes, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.path(name), flags, 0o600)
-        try:
+        with closing_fd(os.open(self.path(name), flags, 0o600)) as fd:
             write_all(fd, data)
-        finally:
-            os.close(fd)
 
     def saved(self, name: bytes) -> str:
         return (read_regular(self.path(name), 512) or b"").decode("ascii", "replace").strip()
@@ -239,13 +237,11 @@ def own_variables() -> dict[str, str]:
 @contextlib.contextmanager
 def locked(folder: bytes) -> Iterator[int]:
     """Only one program at a time submits a run, on any login node."""
-    fd = os.open(os.path.join(folder, b"lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with closing_fd(os.open(os.path.join(folder, b"lock"), flags, 0o600)) as fd:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
-    finally:
-        os.close(fd)
 
 
 def make_private(folder: bytes, trust_group: str | None) -> None:

@@ -12,6 +12,7 @@ from dtrain.launchplan.names import rank_name
 from dtrain.node.agent.launcher_channel import LauncherChannel
 from dtrain.node.agent.wire import CHUNK, shown
 from dtrain.node.agent.worker_files import GrowingFile, open_regular, size_of
+from dtrain.node.descriptors import closing_fd
 from dtrain.node.files import listed
 
 STREAM = re.compile(rb"([a-z]+)-(0|[1-9][0-9]{0,8})\.(?:out|err)")
@@ -140,12 +141,9 @@ class Outputs:
             if not last and size <= file.offset and size == file.size:
                 return False
             # Opened for each piece: there may be more files than a process may have open.
-            fd = open_regular(path)
-            try:
+            with closing_fd(open_regular(path)) as fd:
                 data = os.pread(fd, CHUNK, file.offset)
                 file.size = os.fstat(fd).st_size
-            finally:
-                os.close(fd)
         except OSError:
             return False
         if data:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 
+from dtrain.node.files import nearest_folder
 from dtrain.node.trust import printable
 
 TYPE_CHECKING = False
@@ -61,9 +62,7 @@ def explain(error: OSError, workdir: bytes) -> SyncRefusedError:
     """A system error as a refusal for the user."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         folder = os.path.join(os.path.expanduser(b"~"), os.path.expanduser(workdir))
-        while not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
-        return no_space(os.path.realpath(folder))
+        return no_space(os.path.realpath(nearest_folder(folder)))
     where = workdir if error.filename is None else error.filename
     where = os.path.abspath(where if isinstance(where, bytes) else os.fsencode(str(where)))
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -12,6 +12,7 @@ import stat
 import time
 
 from dtrain.node.agent.wire import encode, raw
+from dtrain.node.descriptors import closing_fd
 from dtrain.node.sync.errors import SyncRefusedError
 from dtrain.node.sync.manifest import Manifest
 from dtrain.node.sync.snapshots import Snapshot
@@ -67,7 +68,7 @@ class SnapshotStore:
             status = os.stat(self._name, dir_fd=self._parent, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        if not self._trust.owns(status):
+        if not self._trust.trusts(status.st_uid):
             raise self._occupied("belongs to %s" % user_of(status.st_uid))
         if stat.S_ISLNK(status.st_mode):
             folder, name = os.path.split(os.readlink(self._name, dir_fd=self._parent))
@@ -77,19 +78,15 @@ class SnapshotStore:
         if not stat.S_ISDIR(status.st_mode):
             raise self._occupied("is a file")
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self._name, flags, dir_fd=self._parent)
-        try:
+        with closing_fd(os.open(self._name, flags, dir_fd=self._parent)) as fd:
             if os.listdir(fd):
                 raise self._occupied("is a folder with files that dtrain did not put there")
-        finally:
-            os.close(fd)
         return None
 
     def check_moved(self) -> None:
         """Raises SyncRefusedError if the snapshots are no longer at their path."""
-        fd, _ = self._trust.open_folder(self.container, own=1)
-        same = os.path.samestat(os.fstat(fd), os.fstat(self._fd))
-        os.close(fd)
+        with closing_fd(self._trust.open_folder(self.container, own=1)[0]) as fd:
+            same = os.path.samestat(os.fstat(fd), os.fstat(self._fd))
         if not same:
             raise SyncRefusedError(
                 "%s was moved while files were being sent" % printable(self.container),
@@ -192,8 +189,7 @@ class SnapshotStore:
         found = []
         for name in os.listdir(b"."):
             if NAME.fullmatch(name):
-                where = os.path.join(self.container, name)
-                os.close(self._trust.open_folder(where, own=1)[0])
+                self._trust.check_folder(os.path.join(self.container, name), own=1)
                 tree = self.read_manifest(name)
                 if tree is None:
                     if name != current:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.storage import storing
-from dtrain.runs.stored_file import open_stored
+from dtrain.runs.stored_file import open_stored, stored_reader
 from dtrain.session.stopping.control import Control
 from dtrain.session.stopping.signals import are_handled
 
@@ -73,7 +73,7 @@ def send(folder: RunFolder, pid: int, *, force: bool) -> bool:
 
 def _lines(folder: RunFolder) -> list[str]:
     try:
-        with os.fdopen(open_stored(folder.path / FILE, os.O_RDONLY), "rb") as file:
+        with stored_reader(folder.path / FILE) as file:
             return file.read(MAX_BYTES).decode(errors="replace").split("\n")[:-1]
     except OSError:
         return []

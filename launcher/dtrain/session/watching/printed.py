@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import speaker
-from dtrain.session.watching.reports import ProgressReports
 from dtrain.spec.progress_line import PrintedLine
 
 MAX_LINE = 1024
@@ -23,12 +24,12 @@ _COLOR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 class PrintedProgress:
     """The progress in the output of one attempt. Threads may call it at the same time.
 
-    Several workers may print: the lowest rank among them counts for the job. Nothing that is
-    printed counts once a worker reports its progress through `dtrain.runtime`.
+    Several workers may print: the lowest rank among them counts for the job.
     """
 
-    def __init__(self, plan: LaunchPlan, reports: ProgressReports) -> None:
-        self._reports = reports
+    def __init__(self, plan: LaunchPlan, report: Callable[[str, str, Any], object]) -> None:
+        """``report`` gets what it finds: see `ProgressReports.add`."""
+        self._report = report
         wanted = plan.job.progress
         self._lines = [] if wanted is None else [PrintedLine(line) for line in wanted.line]
         self._total = None if wanted is None else wanted.total
@@ -45,7 +46,7 @@ class PrintedProgress:
     def add(self, stream: Stream, piece: bytes) -> None:
         """Report the last numbers in new output of a worker, if it has some, as `dtrain.runtime`
         would."""
-        if not self._lines or self._reports.told:
+        if not self._lines:
             return
         index = stream.index if stream.rank is None else stream.rank
         worker = stream.role == "evaluator", index, stream.label
@@ -65,7 +66,7 @@ class PrintedProgress:
             known = {"total": self._total, **self._known}
             fields = {name: known.pop(name, None) for name in ("step", "total", "loss")}
             report = {"event": "progress", "time": self._time, "tokens": None, "metrics": known}
-            self._reports.add(stream.host, self._file, {**report, **fields, "printed": True})
+            self._report(stream.host, self._file, {**report, **fields, "printed": True})
 
     def _last(self, stream: Stream, piece: bytes) -> dict[str, int | float]:
         """The last numbers of each kind of line."""

@@ -10,8 +10,10 @@ from typing import Any
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.messages.decode import ProtocolError, excerpt
 from dtrain.runs import events
+from dtrain.runs.log_store import Stream
 from dtrain.runs.progress import Progress, Representative, StepReport, speaker
 from dtrain.session.reporting.recorder import Recorder
+from dtrain.session.watching.printed import PrintedProgress
 from dtrain.session.watching.steps import StepWatch
 
 JOURNAL_SECONDS = 10.0
@@ -24,18 +26,20 @@ class ProgressReports:
     Any thread may call it. The threads of two hosts may at worst journal a report too many.
     """
 
-    def __init__(self, plan: LaunchPlan, recorder: Recorder, steps: StepWatch) -> None:
+    def __init__(self, plan: LaunchPlan, recorder: Recorder) -> None:
+        self.steps = StepWatch(plan.world_size)
+        """What the ranks report about their steps."""
+        self._output = PrintedProgress(plan, self.add)
         self._reported: dict[str, int] = {}
         """The last step of each worker that has reported one."""
         self._printed: dict[str, int] = {}
         """The last step of each worker that has printed one."""
-        self.told = False
+        self._told = False
         """Whether a worker reports its progress through `dtrain.runtime`."""
         self._representative = Representative()
         self._speaker = speaker(plan)
         """Its phases are those of the job: they add up only for one process."""
         self._recorder = recorder
-        self._steps = steps
         self._phases: Mapping[str, float] = {}
         self._begun = False
         """Whether a step is in the journal."""
@@ -50,7 +54,7 @@ class ProgressReports:
     def step(self) -> int | None:
         """The last step of the worker that is furthest: which report comes last is chance. What is
         printed only counts without other reports."""
-        last = self._reported if self.told else self._printed
+        last = self._reported if self._told else self._printed
         return max(last.copy().values(), default=None)
 
     def add(self, host: str, file: str, fields: Any) -> bool:
@@ -66,18 +70,24 @@ class ProgressReports:
             match fields.get("event"):
                 case "progress":
                     progress = Progress.read(process, fields)
-                    self.told |= not progress.printed
+                    self._told |= not progress.printed
                     self._show(host, progress)
                     if progress.step == progress.total:
-                        self._steps.end(process)
+                        self.steps.end(process)
                 case "steps":
                     report = StepReport.read(process, fields)
                     self._journal_phases(report)
-                    self._steps.add(host, report, time.monotonic())
+                    self.steps.add(host, report, time.monotonic())
         except ProtocolError as error:
             text = f"{host}: ignored a report of {excerpt(process)}: {error}"
             self._recorder.notice_once(text, kind=f"reports of {host}")
         return fields.get("waits") is None
+
+    def add_output(self, stream: Stream, piece: bytes) -> None:
+        """Add the progress in new output of a worker, which counts until a worker reports its
+        progress through `dtrain.runtime`."""
+        if not self._told:
+            self._output.add(stream, piece)
 
     def _show(self, host: str, report: Progress) -> None:
         last = self._printed if report.printed else self._reported
