@@ -99,7 +99,7 @@ class ProgressReports:
             return
         rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
         self._phases, self._done = report.phases, report.done
-        spent = events.PhasesSpent(report.time, report.done, report.phases)
+        spent = events.PhasesSpent(report.time, report.done, report.phases, report.process)
         self._journal(spent, at_once=rare)
 
     def _journal(self, event: events.JournalEvent, *, at_once: bool) -> None:
