@@ -171,6 +171,7 @@ class Attempt:
             self._show_failure()
             if self._state.phase is AttemptPhase.RUNNING:
                 self._isolation.look(self._state.running)
+                self._context.progress.write_due()
                 if self._watch.look():
                     return Post(machine.Hung())
 
