@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -25,7 +26,10 @@ def test_tail_shows_the_last_lines_of_each_worker_from_all_attempts(
         (run / "logs-2/n1" / name).write_text(second)
     shown = completed("logs", "run-1", "--tail", "2", environment=os.environ)
     assert [line[-1] for line in shown.stdout.splitlines()] == ["b", "c", "f", "g"]
-    assert [line[-1] for line in shown.stderr.splitlines()] == ["h"]
+    assert shown.stderr == "[n1 1] h\ndtrain: output of attempt 2\n"
+    shown = completed("logs", "run-1", "--json", "--rank", "0", environment=os.environ)
+    lines = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [(line["attempt"], line["text"]) for line in lines] == [(1, "a"), (1, "b"), (2, "c")]
 
 
 def test_a_run_without_output_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ class Run:
         self._tell_phases()
 
     def _tell_phases(self) -> None:
-        self.write(events.PhasesSpent(self.now + self.skew, self.step, dict(self.phases)))
+        self.write(events.PhasesSpent(self.now + self.skew, self.step, dict(self.phases), "rank-0"))
 
     def fail(self, attempt: int, stopping: float, wait: float, step: int) -> None:
         """A worker fails; the next attempt begins after ``wait`` and continues after ``step``."""
@@ -187,6 +187,18 @@ def test_a_host_whose_clock_is_set_tells_the_same(by: float) -> None:
     run.skew += by
     run.train(100, data=0.5)
     run.save(20)
+    run.end()
+    check(run, goodput(run.records, now=0))
+
+
+@pytest.mark.parametrize("ahead", [-600.0, 600.0])
+def test_the_first_report_is_of_a_host_with_another_clock(ahead: float) -> None:
+    run = Run()
+    run.spend("start", 30)
+    first = Progress("rank-2", run.now + ahead, 1, 10_000, 1.0, None, {})
+    run.write(events.Progressed(first))
+    run.begin(0)
+    run.train(100, data=0.2)
     run.end()
     check(run, goodput(run.records, now=0))
 

@@ -30,6 +30,7 @@ def test_all_events(workers):
     shown = [json.loads(line) for line in out.text().splitlines()]
     assert all(event.pop("schema") == 1 for event in shown)
     line = {"event": "line", "host": "node0", "role": "worker", "index": 1, "rank": 1, "time": 99}
+    line["attempt"] = 1
     assert shown[:-1] == [
         {
             "event": "started",

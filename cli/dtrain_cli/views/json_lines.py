@@ -73,6 +73,7 @@ class JsonLines(RunReceiver):
             "rank": stream.rank,
             "stream": stream.fd,
             "time": second,
+            "attempt": stream.attempt,
             "text": "",
         }
         # All these lines share every field but the text.

@@ -57,6 +57,8 @@ class Plain(RunReceiver):
         """For what arrived in that second."""
         self._stamps: dict[Stream, str] = {}
         """For lines that have not ended."""
+        self._attempt = 1
+        """Of the output that was shown last."""
         self._widths = (0, 0)
         self._workers = 0
         self._hosts = 0
@@ -84,6 +86,7 @@ class Plain(RunReceiver):
                 self._notice(self._count(plan))
             case events.OutputFollows(plan):
                 self._know(plan)
+                self._attempt = 1  # it is that of all attempts
             case events.HostState(host, state):
                 self._host_state(host, state)
             case events.Findings(findings):
@@ -103,6 +106,7 @@ class Plain(RunReceiver):
         self._know(plan)
 
     def _know(self, plan: LaunchPlan) -> None:
+        self._attempt = plan.attempt
         self._progress_line.expect(plan)
         self._workers = plan.world_size
         self._hosts = len(plan.hosts)
@@ -159,6 +163,10 @@ class Plain(RunReceiver):
             self._put("stderr", f"{head} {clean(line)}\n")
 
     def lines(self, stream: Stream, text: str, partial: str, second: int | None) -> None:
+        if stream.attempt != self._attempt:
+            self._fold(math.inf)
+            self._attempt = stream.attempt
+            self._notice(f"output of attempt {stream.attempt}")
         if self.timed and second != self._second:
             self._second, self._stamp = second, f"{_timestamp(second)} "
         stamp = self._stamp

@@ -14,6 +14,7 @@ from dtrain.launchplan.environment import NodeVariable
 from dtrain.launchplan.plan import HostPlan, LaunchPlan, Process
 from dtrain.spec.problems import visible
 from dtrain.wording import counted
+from dtrain_cli.views import names
 
 _NUMBER = re.compile(r"\d{1,18}")  # `int` refuses thousands of digits
 _NAMED = "  DTRAIN_HOST="
@@ -54,8 +55,8 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
     hosts = hostlist.fold(plan.host_names)
     how = f"torch, {job.rendezvous.backend}" if job.framework == "torch" else job.framework
     strategy = f", {job.strategy}" if job.strategy else ""
-    processes, count = counted(plan.world_size, "process"), counted(len(plan.hosts), "host")
-    yield f"{plan.name}: {processes} on {count} {hosts} ({how}{strategy})"
+    count = f"{counted(plan.world_size, 'process')} on {counted(len(plan.hosts), 'host')}"
+    yield f"{plan.name}: {count} {hosts} ({how}{strategy})"
     if job.strategy_reason:
         yield f"strategy  {job.strategy} (auto): {job.strategy_reason}"
     if job.sync is not None:
@@ -64,7 +65,11 @@ def _summary(plan: LaunchPlan) -> Iterator[str]:
         yield f"container {_inline(job.container.image)} ({job.container.engine})"
     for line in job.setup:
         yield f"setup     {_inline(line)}"
-    if any(process.bound_to_gpus for part in plan.hosts for process in part.processes):
+    processes = [process for part in plan.hosts for process in part.processes]
+    services = [process.label for process in processes if process.service]
+    if services:
+        yield f"services  {names.workers(services)}: stopped when all others are done"
+    if any(process.bound_to_gpus for process in processes):
         yield "binding   each process to the NUMA node of its GPUs, if they share one"
 
 

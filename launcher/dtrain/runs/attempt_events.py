@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import field
+from itertools import chain
 
 from dtrain.failures.cause import Report
 from dtrain.records import dataclass
@@ -36,8 +37,9 @@ class AttemptEvents:
     begin: float
     end: float = math.inf
     """When the next attempt begins, or the run ends."""
-    reports: list[_Reports] = field(default_factory=lambda: [_Reports()])
-    """More than one if the clock was set."""
+    reports: dict[str, list[_Reports]] = field(default_factory=dict)
+    """By process: they may be on hosts with different clocks. More than one if the clock was set.
+    """
     hung: list[tuple[float, float]] = field(default_factory=list)
     apart: dict[str, float] = field(default_factory=dict)
     """Hosts that cannot be reached, each with the time since when."""
@@ -57,16 +59,16 @@ class AttemptEvents:
         """The reports, on the launcher's clock."""
         return [
             (at + reports.clock.offset, step, phases)
-            for reports in self.reports
+            for reports in chain(*self.reports.values())
             for at, step, phases in reports.points
         ]
 
     def add(self, then: float, event: JournalEvent) -> None:
         match event:
             case events.Progressed(report):
-                self._point(then, report.time, report.step, None)
-            case events.PhasesSpent(at, step, seconds):
-                self._point(then, at, step, seconds)
+                self._point(report.process, then, report.time, report.step, None)
+            case events.PhasesSpent(at, step, seconds, process):
+                self._point(process, then, at, step, seconds)
             case events.StallChanged(found):
                 if self.hung and self.hung[-1][1] == math.inf:
                     self.hung[-1] = (self.hung[-1][0], then)
@@ -79,11 +81,10 @@ class AttemptEvents:
             case events.AttemptFailed(attempt=result, report=report):
                 self.failed = then
                 self._failed(report)
-                reports = self.reports[-1]
-                if result.step is not None and reports.points and self.stopped < math.inf:
+                if result.step is not None and self.reports and self.stopped < math.inf:
                     # The journal has only some of its reports, and not the last one.
-                    at = self.stopped - reports.clock.offset
-                    reports.points.append((at, result.step, None))
+                    last = (self.stopped, result.step, None)
+                    self.reports[""] = [*self.reports.get("", ()), _Reports(HostClock(0.0), [last])]
             case events.Finished(report):
                 self.end = then
                 self._failed(report)
@@ -97,11 +98,14 @@ class AttemptEvents:
         if self.queued is not None:
             self.waits.append((self.queued, self.end))
 
-    def _point(self, then: float, at: float, step: int, phases: Mapping[str, float] | None) -> None:
-        if self.reports[-1].clock.was_set(then, at):
-            self.reports.append(_Reports())
-        self.reports[-1].clock.add(then, at)
-        self.reports[-1].points.append((at, step, phases))
+    def _point(
+        self, process: str, then: float, at: float, step: int, phases: Mapping[str, float] | None
+    ) -> None:
+        reports = self.reports.setdefault(process, [_Reports()])
+        if reports[-1].clock.was_set(then, at):
+            reports.append(_Reports())
+        reports[-1].clock.add(then, at)
+        reports[-1].points.append((at, step, phases))
 
     def _host_state(self, then: float, host: str, state: str) -> None:
         if state == ShownState.RUNNING:

@@ -171,6 +171,8 @@ class PhasesSpent(JournalEvent):
     """The last step that it had done."""
     seconds: Annotated[Mapping[str, Annotated[float, Range(0, 1e7)]], Length(8)]
     """By phase, see `dtrain.runtime.steps.PHASES`."""
+    process: str = ""
+    """Which one it is; empty from an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)

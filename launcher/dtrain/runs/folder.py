@@ -256,7 +256,7 @@ class RunFolder:
         role, index = names.parsed(name.partition(".")[0])
         role = "worker" if role == "rank" else role
         rank = index if ranked and role == "worker" else None
-        return Stream(host, role, index, rank, fd, self.logs / host / name)
+        return Stream(host, role, index, rank, fd, self.logs / host / name, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Stream:
     rank: int | None
     fd: Literal["stdout", "stderr"]
     path: Path
+    attempt: int = 1
 
     @property
     def label(self) -> str:

@@ -204,7 +204,9 @@ CLUSTER = SectionType(
         "ssh": Field(SSH, "SSH settings. They override the SSH configuration."),
         "python": Field(
             Text(rules.option_safe),
-            "Python interpreter on the hosts, 3.8 or newer, for the workers and dtrain's agent.",
+            "Python interpreter on the hosts, 3.8 or newer, for the workers and dtrain's agent. "
+            "That of a conda or virtual environment needs no activation: its folder comes first in "
+            "PATH.",
             default="python3",
             example="/opt/venv/bin/python",
         ),

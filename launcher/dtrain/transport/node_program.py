@@ -39,7 +39,10 @@ def failure(
     printed = f"{said}\n{shown}".strip()
     # A version manager (pyenv) explains itself in several lines.
     why = f" ({said[-MAX_PRINTED:]})" if said else ""
-    hint = "set cluster.python to the path of a Python 3.8 or newer on the host"
+    hint = (
+        "set cluster.python to the path of a Python 3.8 or newer on the host, in an environment to"
+        " its bin/python"
+    )
     if status == TOO_OLD:
         last = said.rpartition("\n")[2].removeprefix("dtrain: ")
         reason = f"{python} cannot run dtrain: {last or 'it is too old'}"

@@ -14,6 +14,7 @@ from dtrain.launchplan.build import build
 from dtrain.messages.agent import StreamFound
 from dtrain.node.agent.worker_files import open_regular
 from dtrain.node.slurm.outputs import Outputs
+from dtrain.node.slurm.reports import SlurmWorkerReports
 from dtrain.runs.folder import RunFolder
 from dtrain.spec.load import parse
 
@@ -41,7 +42,7 @@ def test_a_truncated_file_is_reported_once(tmp_path: Path, attached: bool, last:
     file.write_text("" if attached else "a line\n")
     offsets = {"a": {"worker-0.out": 7}} if attached else {}
     outputs = Outputs(bytes(tmp_path), offsets, {"worker": 1}, {}, channel)
-    assert outputs.send(last=False) is not attached
+    assert outputs.send(last=False) == (0 if attached else 7)
     file.write_bytes(b"")
     assert not outputs.send(last=last) and not outputs.send(last=last)
     text = "worker-0.out was truncated: its output is missing until it again has 7 bytes"
@@ -92,3 +93,33 @@ def test_a_truncated_file_is_not_opened_again(
     assert len(opened) == 2
     file.write_text("a line\nand another\n")
     assert outputs.send(last=False)
+
+
+def test_a_host_s_folder_is_listed_once_for_its_output_and_its_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be in a slow shared folder, as those of a hundred other hosts."""
+    place = tmp_path / "a"
+    place.mkdir()
+    (place / "worker-0.out").write_text("a line\n")
+    (place / "rank-0.progress").write_text('{"event": "progress"}\n')
+    (place / "0.ended").touch()
+    said: list[str] = []
+    channel: Any = SimpleNamespace(
+        report=lambda kind, **body: said.append(kind), send_data=lambda *data: None
+    )
+    listed: list[str] = []
+    listdir = os.listdir
+
+    def counted(path: bytes) -> list[bytes]:
+        listed.append(os.path.basename(os.fsdecode(path)))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    outputs = Outputs(bytes(tmp_path), {}, {"worker": 1}, {}, channel)
+    reports = SlurmWorkerReports(bytes(tmp_path), False, channel)
+    outputs.send(last=False)
+    for _ in range(2):
+        reports.send(outputs.names, last=False)
+    assert said == ["stream", "progress", "ended"]
+    assert listed.count("a") == 1

@@ -164,6 +164,25 @@ def test_stored_output_of_several_streams_comes_in_the_order_of_its_arrival(
 
 
 @pytest.mark.parametrize("by_arrival", [False, True])
+def test_all_output_of_an_attempt_comes_before_that_of_the_next_one(
+    tmp_path: Path, by_arrival: bool
+) -> None:
+    """Also the end of a line that has no newline, such as a progress bar."""
+    shown: list[str] = []
+    receiver = receiver_of(lambda stream, text, partial, second: shown.append(text))
+    feed = Feed(receiver, by_arrival=by_arrival)
+    with feed.pause():
+        for attempt, rank in ((2, 0), (1, 1), (1, 0)):
+            path = tmp_path / f"{attempt}-{rank}.out"
+            path.write_text(f"{attempt} begins\n{attempt} ends")
+            stream = Stream("a", "worker", rank, rank, "stdout", path, attempt)
+            feed.output(stream, path.stat().st_size)
+    feed.close()
+    assert feed.wait(HANG)
+    assert [int(line[0]) for text in shown for line in text.splitlines()] == [1] * 4 + [2] * 2
+
+
+@pytest.mark.parametrize("by_arrival", [False, True])
 @pytest.mark.parametrize("interruption", ["mute", "pause"])
 def test_an_interruption_does_not_wait_for_all_output(
     tmp_path: Path, interruption: str, by_arrival: bool

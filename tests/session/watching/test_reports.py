@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dtrain.runs.progress import StepReport
 from dtrain.runtime import steps
 from dtrain.session.reporting.observer import Observer
 from dtrain.session.reporting.recorder import Recorder
-from dtrain.session.watching.reports import ProgressReports
+from dtrain.session.watching.reports import JOURNAL_SECONDS, ProgressReports
 from dtrain.spec.load import parse
 
 PLAN = build(
@@ -93,6 +94,20 @@ def test_the_first_step_is_journaled_at_once(folder: RunFolder) -> None:
         reports.add("gpu01", "rank-0.progress", made(step))
     journaled = [event for _, event in JournalReader(folder.journal).read()]
     assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [0, 1]
+
+
+def test_the_last_step_of_a_job_that_hangs_is_journaled(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = reports_to(Recorder(folder, Observer()))
+    for step in (1, 2, 3):
+        reports.add("gpu01", "rank-0.progress", made(step))
+    reports.write_due()  # too soon
+    now = time.monotonic() + JOURNAL_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    reports.write_due()
+    journaled = [event for _, event in JournalReader(folder.journal).read()]
+    assert [one.report.step for one in journaled if isinstance(one, events.Progressed)] == [1, 3]
 
 
 def test_the_journal_has_the_lowest_rank_that_reports(folder: RunFolder) -> None:

@@ -85,6 +85,7 @@ class KubernetesFollower:
         while True:
             with contextlib.suppress(queue.Empty):
                 self._handle(self._readers.events.get(timeout=TICK))
+            job.progress.write_due()
             if self._control.left:
                 return None
             if self._control.force > self._stopped_with and (report := self._stop()) is not None:

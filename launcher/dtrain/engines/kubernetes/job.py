@@ -76,7 +76,15 @@ class KubernetesJob(FollowedRun):
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
+<<<<<<< HEAD
         self._progress = ProgressReports(self.plan, self.recorder)
+=======
+        self._begin_progress()
+
+    def _begin_progress(self) -> None:
+        self.progress = ProgressReports(self.plan, self.recorder, StepWatch(self.plan.world_size))
+        self._printed = PrintedProgress(self.plan, self.progress)
+>>>>>>> user
 
     @property
     def name(self) -> str:
@@ -271,8 +279,8 @@ class KubernetesJob(FollowedRun):
 
     def begin_next_attempt(self) -> list[FollowedPod]:
         """Returns the pods whose log can be read from now on."""
-        self._progress.close()
-        step = self._progress.step
+        self.progress.close()
+        step = self.progress.step
         self.next_attempt(self._ending("").failed(), "all pods start again", step=step)
         self._progress = ProgressReports(self.plan, self.recorder)
         self.pods.clear()
@@ -306,7 +314,7 @@ class KubernetesJob(FollowedRun):
     # The end of the run --------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self._progress.close()
+        self.progress.close()
         # On a full disk, a later process reads some lines again.
         with contextlib.suppress(StorageError):
             self._positions.save()

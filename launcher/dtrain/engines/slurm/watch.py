@@ -125,6 +125,7 @@ class JobWatch:
 
     def look(self) -> None:
         """Show what has changed, and add to `orders`."""
+        self.progress.write_due()
         if not self._begun or self._ended:
             return
         if self.workers.look():

@@ -40,7 +40,7 @@ LONGEST_PAUSE = 1.0
 DRAIN_POLL = 0.2
 FIRST_CAUSE_SECONDS = 0.5
 """Seconds after the first failure in which other hosts may report an earlier one."""
-WAITING_NOTICE_SECONDS = 30.0
+WAITING_NOTICE_SECONDS = 10.0
 """Seconds after which a notice names the hosts that are not ready yet."""
 
 
@@ -171,6 +171,7 @@ class Attempt:
             self._show_failure()
             if self._state.phase is AttemptPhase.RUNNING:
                 self._isolation.look(self._state.running)
+                self._context.progress.write_due()
                 if self._watch.look():
                     return Post(machine.Hung())
 

@@ -43,13 +43,16 @@ class ProgressFiles:
         self.advanced = False
         """Whether the last `read` found new data, valid or not. There may be more."""
 
-    def read(self, over: bool = False) -> Iterator[tuple[str, int, Json]]:
-        """The new reports: file name, offset of the next line, and fields.
+    def read(
+        self, over: bool = False, names: list[bytes] | None = None
+    ) -> Iterator[tuple[str, int, Json]]:
+        """The new reports: file name, offset of the next line, and fields. ``names``: of the files
+        in the folder, for a caller that has just listed it.
 
         If the run is ``over``, only the last reports matter: skip to the end of large files.
         """
         self.advanced = False
-        for file in listed(self._folder):
+        for file in listed(self._folder) if names is None else names:
             if not re.fullmatch(PROGRESS_FILE, file):
                 continue
             path = os.path.join(self._folder, file)

@@ -20,7 +20,7 @@ import time
 
 from dtrain.node.agent.folder import RESERVED, expand
 from dtrain.node.agent.launcher_channel import LauncherChannel
-from dtrain.node.agent.wire import PREAMBLE, raw
+from dtrain.node.agent.wire import CHUNK, PREAMBLE, raw
 from dtrain.node.agent.worker_files import read_regular
 from dtrain.node.slurm.allocated import AllocationScript
 from dtrain.node.slurm.commands import OUTPUT, BatchJob, CommandResult
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 CLOCKS = re.compile(r"\b(?:RunTime|LastSchedEval)=\S*")
 """What changes in the state of a job although nothing has happened."""
 QUEUED = re.compile(r"\bJobState=(?:PENDING|CONFIGURING)\b")
-POLL = 0.1
-"""Seconds between two looks at the output files."""
+POLL, LONGEST_POLL = 0.1, 2.0
+"""Seconds between two looks at the output files: more if a look takes long, as it does where many
+files are in a slow shared folder."""
 FIRST_LOOK, LAST_LOOK = 1.0, 10.0
 """Seconds between two questions to the controller: more while the job's state does not change."""
 QUIET = 1.0
@@ -153,19 +154,20 @@ class JobRelay:
                 if self._cancel(job, self._kill):
                     self._kill = None
                 watch.hurry()
-            busy = False
+            begun, sent, pause = time.monotonic(), 0, POLL
             if self._finish_at:
-                busy = outputs.send(last=True)
-                reports.send(last=True)
-                if busy:
+                sent = outputs.send(last=True)
+                reports.send(outputs.names, last=True)
+                if sent:
                     self._finish_at = time.monotonic() + QUIET
             elif not self._queued:
-                busy = outputs.send(last=False)
-                reports.send(last=False)
+                sent = outputs.send(last=False)
+                reports.send(outputs.names, last=False)
                 watchers.poll(job.number)
+                pause = min(max(POLL, 9 * (time.monotonic() - begun)), LONGEST_POLL)
             elif outputs.any():
                 watch.hurry()  # the launcher learns the hosts before it gets their output
-            if not busy and select.select([self._wake], [], [], POLL)[0]:
+            if sent < CHUNK and select.select([self._wake], [], [], pause)[0]:
                 os.read(self._wake, 4096)
 
     def _obey(self, order: LaterOrder, job: BatchJob, watchers: Watchers) -> None:

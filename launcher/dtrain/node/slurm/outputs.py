@@ -58,18 +58,22 @@ class Outputs:
         self._files: dict[bytes, StreamFile] = {}
         self._latest: dict[tuple[str, str], bytes] = {}
         self._list_at = 0.0
+        self.names: dict[bytes, list[bytes]] = {}
+        """What is in the folder of each host. Made anew once a second: on a busy shared folder,
+        each listing takes long."""
 
-    def send(self, *, last: bool) -> bool:
-        """Send new data; return whether there was any. ``last``: open every file, because a shared
+    def send(self, *, last: bool) -> int:
+        """Send new data, at most `CHUNK` bytes of each file. Returns the bytes of the longest
+        piece: after fewer, there is no more now. ``last``: open every file, because a shared
         folder may know the size only then."""
         now = time.monotonic()
         if last or now >= self._list_at:
             self._list_at = now + LIST_SECONDS
             self._find()
-        found = False
+        longest = 0
         for path, file in list(self._files.items()):
-            found |= self._send(path, file, last)
-        return found
+            longest = max(longest, self._send(path, file, last))
+        return longest
 
     def any(self) -> bool:
         """Whether a machine has written something; looks every few seconds."""
@@ -81,9 +85,12 @@ class Outputs:
         return any(map(os.path.isdir, paths))
 
     def _find(self) -> None:
-        for host in listed(self._folder):
+        self.names = {
+            host: listed(os.path.join(self._folder, host)) for host in listed(self._folder)
+        }
+        for host, names in self.names.items():
             place = os.path.join(self._folder, host)
-            for name in listed(place):
+            for name in names:
                 found = STREAM.fullmatch(name)
                 # A program may keep files of its own there.
                 if found and int(found[2]) < self._roles.get(found[1].decode(), 0):
@@ -135,20 +142,20 @@ class Outputs:
             self._latest[host, name] = path
             self._channel.report("stream", id=number, host=host, name=name)
 
-    def _send(self, path: bytes, file: StreamFile, last: bool) -> bool:
+    def _send(self, path: bytes, file: StreamFile, last: bool) -> int:
         try:
             size = os.stat(path).st_size
             if not last and size <= file.offset and size == file.size:
-                return False
+                return 0
             # Opened for each piece: there may be more files than a process may have open.
             with closing_fd(open_regular(path)) as fd:
                 data = os.pread(fd, CHUNK, file.offset)
                 file.size = os.fstat(fd).st_size
         except OSError:
-            return False
+            return 0
         if data:
             self._channel.send_data(file.number, file.end, data)
             file.offset += len(data)
         elif file.is_truncated(file.size):
             self._channel.report("notice", host=file.host, text=file.truncation(file.name))
-        return bool(data)
+        return len(data)

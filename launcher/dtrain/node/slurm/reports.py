@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 
 from dtrain.node.agent.progress import ProgressFiles
 from dtrain.node.agent.wire import shown
-from dtrain.node.files import listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 
 ENDED = re.compile(rb"([0-9]{1,6})\.ended")
 """A file that Slurm writes after a task of the main step, see ``job.sbatch``."""
-SECONDS = 1.0
-"""Between two reads: the files are in a folder that all machines share."""
 
 
 class SlurmWorkerReports:
@@ -30,27 +26,26 @@ class SlurmWorkerReports:
         self._channel = channel
         self._hosts: dict[bytes, ProgressFiles] = {}
         self._ended: set[bytes] = set()
-        self._due = 0.0
+        self._names: dict[bytes, list[bytes]] = {}
 
-    def send(self, *, last: bool) -> None:
-        """Send new reports. ``last``: at once."""
-        if time.monotonic() < self._due and not last:
+    def send(self, names: dict[bytes, list[bytes]], *, last: bool) -> None:
+        """Send new reports. ``names`` is what `Outputs` has found in the folder of each host:
+        nothing is read until it has looked again."""
+        if names is self._names:
             return
-        self._due = time.monotonic() + SECONDS
-        for host in listed(self._folder):
+        self._names = names
+        for host, found in names.items():
             place = os.path.join(self._folder, host)
             if host not in self._hosts:
-                if not os.path.isdir(place):
-                    continue
                 self._hosts[host] = ProgressFiles(place, {}, self._attached)
-            for name, offset, report in self._hosts[host].read(last):
+            for name, offset, report in self._hosts[host].read(last, found):
                 self._channel.report(
                     "progress", host=shown(host), name=name, offset=offset, said=report
                 )
-            self._send_ends(host, place)
+            self._send_ends(host, place, found)
 
-    def _send_ends(self, host: bytes, place: bytes) -> None:
-        for name in listed(place):
+    def _send_ends(self, host: bytes, place: bytes, names: list[bytes]) -> None:
+        for name in names:
             number = ENDED.fullmatch(name)
             if number and name not in self._ended:
                 with contextlib.suppress(OSError):

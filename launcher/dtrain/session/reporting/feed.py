@@ -19,7 +19,15 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dtrain.runs.arrival_times import ArrivalTimes
-from dtrain.runs.events import Finished, NoticeShown, ProgressReported, RunEvent, RunLeft, Sampled
+from dtrain.runs.events import (
+    AttemptPlanned,
+    Finished,
+    NoticeShown,
+    ProgressReported,
+    RunEvent,
+    RunLeft,
+    Sampled,
+)
 from dtrain.runs.stream_reader import StreamReader
 from dtrain.screen import ScreenFramer
 from dtrain.session.reporting.observer import Observer
@@ -133,6 +141,8 @@ class Feed(Observer):
         self._read_at = 0.0
         self._passed = 0
         """Bytes passed on since the last flush."""
+        self._attempt: int | None = 1
+        """Of the last part that was passed on."""
         self._ending = False
         self._report: Report | None = None
         self._error: BaseException | None = None
@@ -151,6 +161,13 @@ class Feed(Observer):
                 self._end(report)
             case RunLeft():
                 self._end(None)
+            case AttemptPlanned(plan):
+
+                def begin() -> None:
+                    self._end_lines(plan.attempt)
+                    self._receiver.on_event(event)
+
+                self._call(begin)
             case _:
                 self._call(lambda: self._receiver.on_event(event))
 
@@ -301,7 +318,8 @@ class Feed(Observer):
         return known
 
     def _pass_on(self) -> None:
-        """Pass on the next data of each stream; with ``by_arrival``, all data."""
+        """Pass on the next data of each stream; with ``by_arrival``, all data. What is left of an
+        attempt's output comes before that of the next one."""
         if self._parts is None:
             self._parts = self._next_parts()
         for part in self._parts:
@@ -313,7 +331,8 @@ class Feed(Observer):
         self._parts = None
 
     def _next_parts(self) -> Iterator[_Part]:
-        unread = list(enumerate(self._unread))
+        first = min((one.stream.attempt for one in self._unread), default=0)
+        unread = [*enumerate(one for one in self._unread if one.stream.attempt == first)]
         if not self._by_arrival:
             ends = [min(one.end, one.reader.offset + _TURN) for _, one in unread]
             return chain.from_iterable(
@@ -324,6 +343,7 @@ class Feed(Observer):
 
     def _read(self, second: int, number: int, followed: _Position, until: int) -> None:
         """Pass on one part of a stream."""
+        self._end_lines(followed.stream.attempt)
         followed.second = None if second < 0 else second
         reader = followed.reader
         while reader.offset < until:
@@ -347,17 +367,28 @@ class Feed(Observer):
         if reader.offset >= followed.end:
             self._unread.pop(followed, None)
 
+    def _end_lines(self, attempt: int | None = None) -> None:
+        """Pass on the lines without a newline that attempts before ``attempt`` ended with; None:
+        those of all attempts."""
+        if attempt == self._attempt or self._muted:
+            return
+        self._attempt = attempt
+        for stream, followed in self._followed.items():
+            ended = attempt is None or stream.attempt < attempt
+            if ended and (text := followed.framer.flush()):
+                self._receiver.lines(stream, text, "", followed.second)
+
     def _flush(self) -> None:
         self._passed = 0
         self._receiver.flush(time.monotonic())
 
     def _finish(self) -> None:
-        paths: dict[StreamKey, str] = {}
-        for stream, followed in self._followed.items():
-            paths[stream.host, stream.role, stream.index, stream.fd] = str(stream.path)
-            if not self._muted and (text := followed.framer.flush()):
-                self._receiver.lines(stream, text, "", followed.second)
+        self._end_lines()
         if self._report is not None:
+            paths: dict[StreamKey, str] = {
+                (stream.host, stream.role, stream.index, stream.fd): str(stream.path)
+                for stream in self._followed
+            }
             self._receiver.finished(self._report, paths)
         else:
             self._receiver.suspend()

@@ -109,15 +109,22 @@ class ProgressReports:
             return
         rare = any(report.phases.get(name) != before.get(name) for name in ("save", "load"))
         self._phases, self._done = report.phases, report.done
-        spent = events.PhasesSpent(report.time, report.done, report.phases)
+        spent = events.PhasesSpent(report.time, report.done, report.phases, report.process)
         self._journal(spent, at_once=rare)
 
     def _journal(self, event: events.JournalEvent, *, at_once: bool) -> None:
         self._unwritten[event.kind] = event
+        if at_once:
+            self._due.pop(event.kind, None)
+        self.write_due()
+
+    def write_due(self) -> None:
+        """Journal what had to wait. Called all the time: a job that hangs reports nothing more."""
         now = time.monotonic()
-        if at_once or now >= self._due.get(event.kind, 0.0):
-            self._due[event.kind] = now + JOURNAL_SECONDS
-            self._write(event.kind)
+        for kind in [*self._unwritten]:
+            if now >= self._due.get(kind, 0.0):
+                self._due[kind] = now + JOURNAL_SECONDS
+                self._write(kind)
 
     def close(self) -> None:
         """Journal the last step and the last phases: no more reports follow."""
