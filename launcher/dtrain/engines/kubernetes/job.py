@@ -76,15 +76,7 @@ class KubernetesJob(FollowedRun):
         self._kept_open_until = math.inf
         self._finished = False
         """Whether the processes were done when dtrain deleted the job."""
-<<<<<<< HEAD
-        self._progress = ProgressReports(self.plan, self.recorder)
-=======
-        self._begin_progress()
-
-    def _begin_progress(self) -> None:
-        self.progress = ProgressReports(self.plan, self.recorder, StepWatch(self.plan.world_size))
-        self._printed = PrintedProgress(self.plan, self.progress)
->>>>>>> user
+        self.progress = ProgressReports(self.plan, self.recorder)
 
     @property
     def name(self) -> str:
@@ -180,7 +172,7 @@ class KubernetesJob(FollowedRun):
             return
         for stream, (size, piece) in grown.items():
             self.recorder.observer.output(stream, size)
-            self._progress.add_output(stream, piece)
+            self.progress.add_output(stream, piece)
         now = time.monotonic()
         if now >= self._save_due:
             self._save_due = now + SAVE_SECONDS
@@ -282,7 +274,7 @@ class KubernetesJob(FollowedRun):
         self.progress.close()
         step = self.progress.step
         self.next_attempt(self._ending("").failed(), "all pods start again", step=step)
-        self._progress = ProgressReports(self.plan, self.recorder)
+        self.progress = ProgressReports(self.plan, self.recorder)
         self.pods.clear()
         self._deleted.clear()
         self.hosts.begin_attempt()
