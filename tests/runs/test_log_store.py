@@ -47,6 +47,12 @@ def test_layout_and_permissions(folder):
     assert RunFolder.all() == [folder]
 
 
+def test_only_workers_of_a_job_with_ranks_have_one(folder):
+    names = ("worker-1.out", "rank-3.err", "torchrun-0.out")
+    assert [stream(folder, name).rank for name in names] == [1, 3, None]
+    assert folder.stream("gpu01", "worker-1.out", ranked=False).rank is None
+
+
 def test_a_run_has_a_separate_folder(folder):
     with pytest.raises(FileExistsError):
         RunFolder.create("run-1")
