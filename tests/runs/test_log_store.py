@@ -117,6 +117,16 @@ def test_one_process_at_a_time_is_in_charge(folder):
     folder.claim().close()
 
 
+def test_a_launcher_may_be_the_first_process_of_its_container(folder, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    claim = folder.claim()
+    assert folder.holder() == Holder(1)
+    for damaged in ("1\n\n", "0\nm boot pid:[1]\n", "4194305\nm boot pid:[1]\n"):
+        (folder.path / "launcher").write_text(damaged)
+        assert folder.holder() is None
+    claim.close()
+
+
 def test_a_forked_process_is_not_in_charge_of_the_run_of_another_one(folder):
     claim = folder.claim()
     inherited = os.dup(claim._fd)  # as fork does
