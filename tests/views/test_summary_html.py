@@ -211,6 +211,8 @@ def test_the_comparison_fits_a_terminal(run: Summary) -> None:
     rows = [line.split() for line in text.splitlines()]
     assert ["wall", "time", "5", "min", "20", "s", "5", "min", "20", "s", "1.00"] in rows
     assert ["second", "x" * 60, "n[1-2]", "failed"] in rows
+    text = comparison(run, replace(run, curve=()), Paper(80, color=False, unicode=True))
+    assert ["last", "loss", "0.02075", "-"] in [line.split() for line in text.splitlines()]
     assert max(len(line) for line in text.splitlines()[4:]) < 80
 
 
