@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dtrain.checks import Evidence, Finding, HostFacts
+from dtrain.checks.bandwidth import Collective
 from dtrain.checks.judgement import before_launch, judge
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.build import build
@@ -501,6 +502,10 @@ def test_a_run_is_stopped_by_the_name_of_its_launch() -> None:
         assert ("grep" in found.remedy) == (f"DTRAIN_RUN_ID={run}.2" in found.remedy)
 
 
+def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    assert Collective(hosts=2, ranks=4, size=10**9, seconds=2.0).bus == 0.75e9
+
+
 def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
     third = {"names": {"hosts": {}, "own": {"addresses": ["127.0.1.1"]}}}
     jax = "framework: jax, script: train.py"
@@ -509,6 +514,8 @@ def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
     assert "127.0.1.1" in found.seen and "/etc/hosts" in found.remedy
     assert summaries(evidence(same, third)) == []
     assert summaries(evidence(same, third, plan(jax, gpus=1))) == []
+    unknown = {"names": {"hosts": {}, "own": {"addresses": []}}}
+    assert summaries(evidence(same, unknown, plan(jax))) == []
 
 
 @pytest.mark.parametrize(
@@ -526,6 +533,12 @@ def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
             {"engine": True, "failed": "warning\npermission denied: /var/run/docker.sock"},
             "docker does not work: permission denied: /var/run/docker.sock",
             "usermod -aG docker",
+        ),
+        (
+            "docker",
+            {"engine": True, "failed": "Cannot connect to the Docker daemon"},
+            "docker does not work: Cannot connect to the Docker daemon",
+            "run there: docker info",
         ),
         (
             "podman",
