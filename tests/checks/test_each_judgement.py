@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dtrain.checks import Evidence, Finding, HostFacts
-from dtrain.checks.bandwidth import Collective
 from dtrain.checks.judgement import before_launch, judge
 from dtrain.diagnostics import ConnectError
 from dtrain.launchplan.build import build
@@ -500,10 +499,6 @@ def test_a_run_is_stopped_by_the_name_of_its_launch() -> None:
         assert f"run {run}.2 " in found.seen
         assert f"dtrain stop {run}," in found.remedy
         assert ("grep" in found.remedy) == (f"DTRAIN_RUN_ID={run}.2" in found.remedy)
-
-
-def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
-    assert Collective(hosts=2, ranks=4, size=10**9, seconds=2.0).bus == 0.75e9
 
 
 def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
