@@ -33,12 +33,6 @@ def test_only_hosts_that_count_on_are_folded(hosts: str, overrides: str, heads: 
     assert [line.split()[0] for line in text.splitlines() if "  node rank " in line] == heads
 
 
-def test_what_some_hosts_share_is_not_said_of_every_process() -> None:
-    overrides = "{a: {env: {A: 1}}, b: {env: {A: 1}}}"
-    file = FILE.format(hosts="a, b, c", overrides=overrides)
-    assert as_text(build(parse(file.encode(), "f.yaml"))).count("A=1") == 2
-
-
 def test_an_argument_of_thousands_of_digits() -> None:
     digits = "9" * 10_000
     file = f"cluster: {{hosts: [a], gpus: 1}}\njob: {{framework: torch, script: '{digits}'}}\n"
