@@ -509,6 +509,8 @@ def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
     assert "127.0.1.1" in found.seen and "/etc/hosts" in found.remedy
     assert summaries(evidence(same, third)) == []
     assert summaries(evidence(same, third, plan(jax, gpus=1))) == []
+    unknown = {"names": {"hosts": {}, "own": {"addresses": []}}}
+    assert summaries(evidence(same, unknown, plan(jax))) == []
 
 
 @pytest.mark.parametrize(
@@ -526,6 +528,12 @@ def test_collectives_of_jax_on_cpus_go_where_the_own_name_leads() -> None:
             {"engine": True, "failed": "warning\npermission denied: /var/run/docker.sock"},
             "docker does not work: permission denied: /var/run/docker.sock",
             "usermod -aG docker",
+        ),
+        (
+            "docker",
+            {"engine": True, "failed": "Cannot connect to the Docker daemon"},
+            "docker does not work: Cannot connect to the Docker daemon",
+            "run there: docker info",
         ),
         (
             "podman",

@@ -102,6 +102,7 @@ def test_a_minority_is_reported_and_a_tie_reports_all() -> None:
         ([(x, y) for x in "ab" for y in "cd"], ["a,b and c,d"]),
         ([(x, y) for x in "abcd" for y in "abcd" if x != y], ["a,b,c,d and any other host"]),
         ([], []),
+        ([("a", "a"), ("a", "?")], []),
     ],
 )
 def test_pairs_are_reported_as_groups(failed: list[tuple[str, str]], expected: list[str]) -> None:

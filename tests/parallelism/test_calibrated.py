@@ -30,6 +30,7 @@ job:
   script: train.py
   training: {global_batch: 32, seq_len: 2048, precision: bf16}
   layout: {tensor: 4, data: 2, sharding: optimizer, micro_batch: 2, grad_accumulation: 8}
+  expected: {step_time: 2.0}
 """
 
 
@@ -132,7 +133,12 @@ def test_a_run_is_read_from_its_folder(
     folder.journal.write_bytes(b"".join(journal.encode(1e9, event) for event in written))
     (error,) = learned(question, ["run"]).calibration
     assert (error.run, error.measured_s) == ("run-1", 2.0)
-    plain = FILE.replace("  layout:", "  env: {}\n  # layout:")
-    Record("run-1", Request("c.yaml", "/", plain), 29500, "python3", 1.0).save(folder.path)
-    with pytest.raises(UsageError, match=r"no job\.layout"):
-        learned(question, ["run-1"])
+    fewer = replace(Record.load(folder.path), dropped={"b": 1})
+    fewer.save(folder.path)
+    with pytest.raises(UsageError, match="run-1 continued without some of its hosts"):
+        learned(question, ["run"])
+    for key in ("layout", "training"):
+        plain = FILE.replace(f"  {key}:", f"  # {key}:")
+        Record("run-1", Request("c.yaml", "/", plain), 29500, "python3", 1.0).save(folder.path)
+        with pytest.raises(UsageError, match=r"no job\.layout"):
+            learned(question, ["run-1"])

@@ -83,6 +83,11 @@ def test_a_rank_that_failed_or_differs_is_named() -> None:
         probe(evidence(report(0), failed))
     with pytest.raises(PrepareError, match=r"b: .*it has A40, and a has cpu"):
         probe(evidence(report(0), report(1, device="A40")))
+    silent = {name: value for name, value in report(1).items() if name != "compute"}
+    with pytest.raises(PrepareError, match="b: measuring its speed: it reports no measurement"):
+        probe(evidence(report(0), silent))
+    with pytest.raises(PrepareError, match="a: measuring its speed: it reports no measurement"):
+        probe(evidence())
     lost = PrepareError("b", "checking the host", "no answer")
     with pytest.raises(PrepareError, match="no answer"):
         probe(evidence(report(0), report(1), failures=(lost,)))

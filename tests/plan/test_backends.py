@@ -277,15 +277,22 @@ def test_states_of_16_bits_are_half_as_large_and_torchtitans() -> None:
     ("asked", "error"),
     [
         ({"state_bits": 8}, "`state_bits=8` is not known"),
+        ({"lora_rank": 8, "base_bits": 5}, "`base_bits=5` is not known"),
         ({"precision": "fp8"}, "`state_bits=16` needs bf16, not fp8"),
         ({"framework": "tensorflow"}, "`state_bits` applies only to torch"),
         ({"framework": "tensorflow", "backend": "megatron"}, "`backend` applies only to torch"),
     ],
 )
-def test_states_of_16_bits_are_refused(asked: dict[str, Any], error: str) -> None:
+def test_bits_of_states_and_frozen_weights_are_refused(asked: dict[str, Any], error: str) -> None:
     request = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100-80gb", state_bits=16)
     with pytest.raises(UsageError, match=error):
         pose(replace(request, **asked))
+
+
+def test_the_units_of_what_failures_cost() -> None:
+    asked = PlanRequest(model="llama-3-8b", gpus=8, gpu="h100", tokens="1T", restart_minutes=10.0)
+    found = pose(replace(asked, failure_rate=4.0, storage_gbs=2.0)).reliability
+    assert (found.failures, found.restart, found.storage) == (4.0, 600.0, 2.0)
 
 
 def test_states_of_16_bits_in_the_file(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ def said(then: float, time: float, host: str = "n1") -> tuple[float, JournalEven
 
 
 def test_the_fastest_report_gives_the_offset() -> None:
-    hello: JournalEvent = RelayHello("n1", {"python": "3.12.1", "time": HOUR + 0.5})
-    clocks = HostClocks([(1.0, hello), said(11, HOUR + 10.9), said(500, HOUR + 12)])
+    hello: JournalEvent = RelayHello("n1", {"python": "3.12.1", "time": HOUR + 10.9})
+    clocks = HostClocks([said(1, HOUR + 0.5), (11.0, hello), said(500, HOUR + 12)])
     assert clocks.ours("n1", HOUR + 20) == pytest.approx(20.1)
     assert clocks.ours("n2", 20) == 20
 

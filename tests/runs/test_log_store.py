@@ -47,6 +47,12 @@ def test_layout_and_permissions(folder):
     assert RunFolder.all() == [folder]
 
 
+def test_only_workers_of_a_job_with_ranks_have_one(folder):
+    names = ("worker-1.out", "rank-3.err", "torchrun-0.out")
+    assert [stream(folder, name).rank for name in names] == [1, 3, None]
+    assert folder.stream("gpu01", "worker-1.out", ranked=False).rank is None
+
+
 def test_a_run_has_a_separate_folder(folder):
     with pytest.raises(FileExistsError):
         RunFolder.create("run-1")
@@ -109,6 +115,16 @@ def test_one_process_at_a_time_is_in_charge(folder):
     claim.close()
     assert folder.in_charge() is None
     folder.claim().close()
+
+
+def test_a_launcher_may_be_the_first_process_of_its_container(folder, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    claim = folder.claim()
+    assert folder.holder() == Holder(1)
+    for damaged in ("1\n\n", "0\nm boot pid:[1]\n", "4194305\nm boot pid:[1]\n"):
+        (folder.path / "launcher").write_text(damaged)
+        assert folder.holder() is None
+    claim.close()
 
 
 def test_a_forked_process_is_not_in_charge_of_the_run_of_another_one(folder):

@@ -91,7 +91,9 @@ def test_a_return_to_a_checkpoint_is_no_negative_pace() -> None:
 
 def test_a_count_of_tokens_that_begins_again_is_no_negative_pace() -> None:
     pace = Pace()
+    pace.add(report(-1.0, 49))
     pace.add(report(0.0, 50, 5000))
+    assert pace.tokens_per_second is None
     pace.add(report(1.0, 51, 100))
     assert pace.tokens_per_second is None
     pace.add(report(2.0, 52, 200))

@@ -81,6 +81,7 @@ def test_the_cluster_file_overrides_the_configuration(resolve: Resolve, tmp_path
     assert (endpoint.port, endpoint.user, endpoint.timeout) == (22, "root", 30.0)
     assert endpoint.identities == (tmp_path / "cluster" / "id",)
     assert endpoint.user_known_hosts == (tmp_path / "cluster" / "known",)
+    assert resolve("", identity="id").default_identities == ()
 
 
 def test_a_config_of_the_cluster_file_replaces_the_users_own(

@@ -144,6 +144,17 @@ def test_types_of_keys(
         connection.close()
 
 
+def test_a_signature_that_the_user_excludes(
+    transport: SshTransport, tmp_path: Path, keys: Keys, known: Path, home: Path
+) -> None:
+    known.write_text(TRUSTED.format(ca=keys.public("ca")))
+    (home / ".ssh" / "config").write_text("CASignatureAlgorithms rsa-sha2-512\n")
+    with certified_sshd(tmp_path, keys, keys.sign(*NAME)) as sshd:
+        excluded = "signed it with ssh-ed25519, which CASignatureAlgorithms excludes"
+        with pytest.raises(HostKeyError, match=excluded):
+            transport.connect(host_on(sshd, known_hosts=str(known)))
+
+
 @dataclass(frozen=True)
 class Refused:
     """A certificate, the contents of known_hosts, and why dtrain refuses."""

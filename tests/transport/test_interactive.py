@@ -175,13 +175,6 @@ def test_the_configuration_can_forbid_questions(
     assert person.prompts == []
 
 
-def test_a_server_that_allows_nothing(transport: SshTransport, serve: Serve) -> None:
-    server, host = serve(type("", (TwoFactor,), {"methods": ("",)}))
-    with server, pytest.raises(AuthError, match="it allows no authentication method") as caught:
-        transport.connect(host)
-    assert "AuthenticationMethods" in caught.value.hint
-
-
 def test_methods_with_hostile_names(transport: SshTransport, serve: Serve) -> None:
     name = "\x1b]0;owned\x07pass\u202eword" + "x" * 100_000
     server, host = serve(type("", (TwoFactor,), {"methods": (name,)}))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.diagnostics import ConnectError
+from dtrain.transport import proxy_command
 from dtrain.transport.ssh import SshTransport
 from support.limits import HANG
 from support.sshd import Sshd, host_on
@@ -124,10 +125,15 @@ def test_an_ssh_that_was_dropped_is_started_again(
 
 
 def test_a_program_that_stays_silent_is_ended(
-    transport: SshTransport, sshd: Sshd, home: Path, tmp_path: Path
+    transport: SshTransport,
+    sshd: Sshd,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(proxy_command, "KILL_AFTER", 0.1)
     pid = tmp_path / "pid"
-    text = f"ProxyCommand sh -c 'trap \"\" TERM; echo $$ >{pid}; while read -r line; do :; done'\n"
+    text = f"ProxyCommand sh -c 'trap \"\" TERM; echo $$ >{pid}; exec sleep 500'\n"
     (home / ".ssh" / "config").write_text(text)
     with pytest.raises(ConnectError, match="is still running"):
         transport.connect(host_on(sshd, connect_timeout=8.0))

@@ -161,6 +161,13 @@ def test_alike_hosts_fold_and_odd_ones_stand_out():
     assert " gpu07 GPU 2: clock throttled by heat (66 °C, 1,980 of 1,980 MHz)" in shown(one)
 
 
+def test_a_gpu_may_not_know_its_highest_clock():
+    values = gpu(2, slowed=0x40)
+    values[8] = None
+    lines = shown(board(1, gpu01=[values]))
+    assert " gpu01 GPU 2: clock throttled by heat (66 °C)" in lines
+
+
 def test_hosts_of_slow_and_of_hanging_ranks_stand_apart():
     one = board(64, gpu07=[gpu(2, slowed=0x40)], gpu08=[gpu(1, ecc=3)])
     one.on_event(

@@ -103,8 +103,8 @@ def test_the_summary_has_the_numbers_of_the_run(run: Summary) -> None:
     assert (spent["steps"], spent["waiting"], spent["other"]) == pytest.approx(
         (239, 6, 14), abs=0.1
     )
-    measured = {one.what: one.measured for one in run.differences}
-    assert measured == pytest.approx({"step time": 1.0, "MFU": 2.5, "peak memory": 39.0625})
+    measured = {one.what: (one.planned, one.measured) for one in run.differences}
+    assert measured == {"step time": (1.0, 1.0), "MFU": (2.5, 2.5), "peak memory": (40, 39.0625)}
     assert run.differs == ""
 
 
@@ -211,6 +211,8 @@ def test_the_comparison_fits_a_terminal(run: Summary) -> None:
     rows = [line.split() for line in text.splitlines()]
     assert ["wall", "time", "5", "min", "20", "s", "5", "min", "20", "s", "1.00"] in rows
     assert ["second", "x" * 60, "n[1-2]", "failed"] in rows
+    text = comparison(run, replace(run, curve=()), Paper(80, color=False, unicode=True))
+    assert ["last", "loss", "0.02075", "-"] in [line.split() for line in text.splitlines()]
     assert max(len(line) for line in text.splitlines()[4:]) < 80
 
 

@@ -64,9 +64,10 @@ def _measurements(evidence: Evidence) -> list[Facts]:
                 report["error"],
                 hint="find what is wrong with the hosts: dtrain check FILE --bandwidth",
             )
-    if not reports or any("compute" not in report for _, report in reports):
+    silent = [host for host, report in reports if "compute" not in report]
+    if silent or not reports:
         raise PrepareError(
-            reports[0][0] if reports else evidence.plan.hosts[0].host.name,
+            silent[0] if silent else evidence.plan.hosts[0].host.name,
             ATTEMPTED,
             "it reports no measurement",
             hint="`probe` does not measure in containers; plan without it",

@@ -184,11 +184,10 @@ class RunFolder:
         except BlockingIOError:
             text = os.read(fd, 401).decode(errors="replace")
             pid, machine, mark, *_ = (part.strip() for part in f"{text}\n\n".split("\n"))
-            # 1 is never a launcher, and 0 and negative numbers would signal whole groups.
-            if not (pid.isdecimal() and 1 < int(pid) <= MAX_PID):
+            # 0 would signal a whole group. A launcher in a container may be process 1 there.
+            if not (machine and pid.isdecimal() and 0 < int(pid) <= MAX_PID):
                 return None
-            here = machine in ("", _this_machine())
-            elsewhere = "" if here else excerpt(machine.split(" ")[0])
+            elsewhere = "" if machine == _this_machine() else excerpt(machine.split(" ")[0])
             return Holder(int(pid), elsewhere, signals=mark != _NO_SIGNALS)
         except OSError:
             return None

@@ -117,6 +117,7 @@ def test_a_new_token_is_read_from_the_context_of_the_launch(
     with pytest.raises(AuthError, match="the kubeconfig cannot be used"):
         client.request("GET", "/version")
     assert set(asked) == {("http://prod.test", "of-prod")}
+    assert client.host == "prod.test"
 
 
 def test_the_code_is_an_archive(tmp_path: Path) -> None:

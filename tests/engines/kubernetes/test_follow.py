@@ -485,8 +485,32 @@ def test_output_is_awaited_for_as_long_as_it_arrives(
     assert "could not be read to its end" in shown.notices[-1]
 
 
-def test_a_job_that_another_process_has_deleted(job: KubernetesJob) -> None:
+def test_a_pod_that_the_watch_has_not_shown_is_read(job: KubernetesJob) -> None:
+    """It started and failed between two answers."""
+    deleted: list[str] = []
+
     def answer(method: str, path: str) -> dict[str, Any]:
-        return {"items": []} if path.endswith("/pods") else absent(method, path)
+        if method == "DELETE":
+            deleted.append(path)
+        if path.endswith("/pods"):
+            watches = threading.current_thread().name == "dtrain-kubernetes-pods"
+            return {"items": [] if watches or deleted else [pod("a", **ended(1))]}
+        return absent(method, path) if deleted else FAILED
+
+    def log() -> Generator[list[bytes]]:
+        yield [BEGINS, BEGINS.replace(b"[dtrain] begins", b"[worker-0] x")]
+
+    followed(job, answer, a=log)
+    assert (job.folder.logs / "node0" / "worker-0.out").read_text() == "x\n"
+
+
+def test_a_job_that_another_process_has_deleted(job: KubernetesJob, shown: Shown) -> None:
+    refusals = iter([refuse])
+
+    def answer(method: str, path: str) -> dict[str, Any]:
+        if path.endswith("/pods"):
+            return {"items": []}
+        return next(refusals, absent)(method, path)
 
     assert followed(job, answer).reason == "c-1 was deleted outside dtrain"
+    assert shown.notices[0].endswith("connection refused; the job goes on, trying again")

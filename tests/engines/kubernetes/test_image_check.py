@@ -35,6 +35,7 @@ UNSCHEDULABLE = {
     "phase": "Pending",
     "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
 }
+ON_ITS_WAY = {"phase": "Pending"}
 LATE = {"phase": "Failed", "reason": "DeadlineExceeded"}
 
 
@@ -55,7 +56,8 @@ class Server:
                 raise ConnectError(self.host, "DELETE", "connection refused")
         if path.endswith("selfsubjectaccessreviews"):
             return {"status": {"allowed": True}}
-        return {"metadata": {"name": "dtrain-check-1"}, "status": self._status}
+        spec = {"nodeName": "" if self._status is UNSCHEDULABLE else "m"}
+        return {"metadata": {"name": "dtrain-check-1"}, "spec": spec, "status": self._status}
 
 
 def findings(server: Server) -> list[tuple[Severity, str]]:
@@ -67,6 +69,7 @@ def findings(server: Server) -> list[tuple[Severity, str]]:
     ("status", "why"),
     [
         (UNSCHEDULABLE, "Unschedulable"),
+        (ON_ITS_WAY, "its pod did not start within 0 s"),
         (LATE, "DeadlineExceeded"),
         ({"phase": "Failed"}, "its pod ended in the phase Failed"),
     ],
@@ -74,7 +77,8 @@ def findings(server: Server) -> list[tuple[Severity, str]]:
 def test_a_pod_that_does_not_run_is_a_warning(
     status: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_check, "QUEUED_SECONDS", 0.0)
+    for limit in ("QUEUED_SECONDS", "START_SECONDS"):
+        monkeypatch.setattr(image_check, limit, 0.0)
     server = Server(status)
     warned = (Severity.WARNING, f"dtrain did not look into the image: {why}")
     assert findings(server) == [warned]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dtrain.engines.slurm.ending import SlurmEnding, failed_tasks, latest_attempt, of_attempt
@@ -166,6 +168,12 @@ def preempted(why: str) -> str:
 def test_why_a_job_starts_again(script: str, words: str) -> None:
     for said in (script, *(unnamed(script, begins) for begins in UNNAMED)):
         assert ending(SlurmState("PENDING"), said).before_restart().reason == words
+
+
+def test_a_hang_says_where_the_workers_waited() -> None:
+    hung = replace(ending(SlurmState("CANCELLED")), hang="no output", waits=("rank 0 waited",))
+    for report in (hung.report(), hung.before_restart()):
+        assert (report.reason, report.problems) == ("no output", ("rank 0 waited",))
 
 
 def test_every_task_is_named_once() -> None:

@@ -12,6 +12,7 @@ import pytest
 from dtrain.engines.slurm.output import JobOutput
 from dtrain.launchplan.build import build
 from dtrain.messages.agent import StreamFound
+from dtrain.messages.decode import ProtocolError
 from dtrain.node.agent.worker_files import open_regular
 from dtrain.node.slurm.outputs import Outputs
 from dtrain.node.slurm.reports import SlurmWorkerReports
@@ -27,6 +28,18 @@ def test_output_names_the_hosts_of_a_job_that_ended_at_once(tmp_path: Path) -> N
     assert output.hosts() == ()
     output.add("a", StreamFound(2, "worker-1.out"))
     assert output.hosts() == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(2, "worker-9.out"), (2, "../worker-1.out"), (1, "worker-1.out")]
+)
+def test_a_stream_that_the_job_cannot_have_is_refused(
+    tmp_path: Path, number: int, name: str
+) -> None:
+    output = JobOutput(RunFolder(tmp_path), build(parse(FILE, "t.yaml")))
+    output.add("a", StreamFound(1, "worker-0.out"))
+    with pytest.raises(ProtocolError, match="unexpected"):
+        output.add("a", StreamFound(number, name))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["runs", "over"])

@@ -175,6 +175,12 @@ def test_the_site_may_choose_the_partition() -> None:
     assert finding.subject == "cluster.gpus"
 
 
+@pytest.mark.parametrize(("nodes", "free"), [(2, True), (3, False)])
+def test_one_of_several_partitions_may_have_enough_free_machines(nodes: int, free: bool) -> None:
+    judge = judge_of(f"slurm: {{partition: 'cpu,gpu'}}, nodes: {nodes}")
+    assert judge.free(partitions.read(SCONTROL, SINFO), ACCEPTED) is free
+
+
 def test_hidden_partitions_are_not_proposed() -> None:
     (finding,) = judged("slurm: {partition: owl}, nodes: 1")
     assert finding.expected == "one of the cluster's partitions: cpu, gpu"

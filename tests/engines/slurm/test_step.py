@@ -22,7 +22,7 @@ from dtrain.spec.load import parse
 
 PLAN = build(
     parse(
-        "cluster: {slurm: {}, nodes: 2, gpus: 2}\njob: {framework: none, script: t.py}\n",
+        "cluster: {slurm: {cpus: 4}, nodes: 2, gpus: 2}\njob: {framework: none, script: t.py}\n",
         "job.yaml",
     )
 )
@@ -65,6 +65,7 @@ def test_the_folder_of_runs_is_left_as_it_was(tmp_path: Path, before: bool) -> N
                 done = subprocess.run(command, check=False)
                 return CommandAnswer("sh", done.returncode, "", "")
             assert len([*runs.glob("check-*")]) == 1
+            assert "--cpus-per-task=8" in command
             return CommandAnswer("srun", 1, "", "no machine")
 
     assert _in_step(plan, Here(), str).hosts == ()

@@ -124,6 +124,17 @@ def test_a_cancellation_that_is_repeated_is_recorded_once(folder: RunFolder) -> 
     assert [*map(type, journaled(folder))] == [events.StopRequested, *[events.NoticeShown] * 2]
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_slurm_or_the_script_may_be_first_to_know_of_another_attempt(
+    folder: RunFolder, restarts: int
+) -> None:
+    job = followed(folder, Observer())
+    assert not job.has_restarted()
+    job.update(SlurmState("RUNNING", hosts=("n1",), restarts=restarts))
+    job.script_said("" if restarts else "dtrain: attempt 2\n")
+    assert job.has_restarted()
+
+
 def test_machines_are_watched_although_the_record_cannot_be_saved(folder: RunFolder) -> None:
     """As on a full disk. The job still runs on them."""
     job = followed(folder, Observer())
