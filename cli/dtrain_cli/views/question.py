@@ -167,12 +167,13 @@ def _failures(cluster: GpuCluster, training: TrainingCost) -> str:
         if most.endswith(" days"):
             least, most = least.removesuffix(" days"), most.removesuffix(" days")
         spread = f" ({least} to {most} with other published rates)"
+    save = names.duration(math.ceil(found.save_s))
     price = "" if training.price is None else f" at a price of {units.amount(training.price)}"
     return (
         f"With failures, expect {_days(found.days)}{spread} and "
         f"{_hours(cluster, found.gpu_hours)}{price}, a goodput of "
         f"{found.goodput * 100:.1f} %: {often}, "
         f"{names.duration(found.restart_s)} until it trains again, and a checkpoint of "
-        f"{units.amount(found.checkpoint_gb)} GB, saved in {names.duration(found.save_s)}, every "
+        f"{units.amount(found.checkpoint_gb)} GB, saved in {save}, every "
         f"{names.duration(found.interval_s)}."
     )

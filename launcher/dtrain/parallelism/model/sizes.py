@@ -89,8 +89,8 @@ def shape_for_size(
     )
     if found is None:
         raise UsageError(
-            f"`model_size={parameters:g}` does not suit a `vocab` of {vocab}: with its embedding, "
-            f"no typical layers reach that size",
+            f"`model_size={parameters:.9g}` does not suit a `vocab` of {vocab}: with its "
+            "embedding, no typical layers reach that size",
             hint="use a smaller vocabulary, or give `layers`, `hidden` and `heads`",
         )
     _, hidden, layers, ffn, head_size = found
