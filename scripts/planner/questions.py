@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks the planner 100 questions, and compares its answers with what an expert expects of them.
+"""Asks the planner questions, and compares its answers with what an expert expects of them.
 
     scripts/planner/questions.py [--text] [OPTIONS ...]
 

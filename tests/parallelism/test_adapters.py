@@ -53,6 +53,14 @@ def test_a_frozen_model_needs_two_thirds_of_the_flop(name: str) -> None:
     assert 0.66 < flop_per_token(frozen) / flop_per_token(whole) < 0.75
 
 
+def test_the_products_of_large_adapters_take_time() -> None:
+    fast = [
+        candidate(adapted("llama-3-8b", Lora(rank)), Layout(backend="megatron")).speed.mfu
+        for rank in (16, 1024, 4096)
+    ]
+    assert max(fast) < 0.8
+
+
 @pytest.mark.parametrize("backend", ["megatron", "torchtitan"])
 def test_only_adapters_have_gradients_and_states(backend: BackendName) -> None:
     layout = Layout(backend=backend, recompute="full", grad_accumulation=2)

@@ -108,7 +108,7 @@ def test_an_empty_calibration_changes_nothing() -> None:
         ("[]", r"my.json: holds a list, not an object"),
         ('{"gem": []}', r"my.json: no such part: gem"),
         ('{"schema": 2}', r"my.json: schema 2 is not 1"),
-        ('{"gemm": {}}', r"my.json: gemm: an object, not a list"),
+        ('{"gemm": {}}', r"my.json: gemm: must be a list, not an object"),
         ('{"gemm": [1]}', r"my.json: gemm\[0\]: a number, not an object"),
         ('{"gemm": [{"m": 1, "k": 1, "n": 1}]}', r"my.json: gemm\[0\]: no tflops"),
         ('{"gemm": [{"m": 0, "k": 1, "n": 1, "tflops": 1}]}', r"m is 0, not a positive number"),

@@ -117,9 +117,7 @@ def training_time(answer: Answer) -> str:
     training, cluster = answer.training(answer.best), answer.question.cluster
     if not training:
         return ""
-    machines = counted(cluster.hosts, "host")
-    if not cluster.gpu.is_cpu:
-        machines = counted(cluster.gpus, "GPU")
+    machines = counted(cluster.hosts, "host") if cluster.gpu.is_cpu else cluster.devices
     return (
         f"{units.large(training.tokens)} tokens take {_days(training.days)} on {machines}: "
         f"{counted(training.steps, 'step')}, {_hours(cluster, training.gpu_hours)}, "
@@ -131,7 +129,7 @@ def _hours(cluster: GpuCluster, gpu_hours: float) -> str:
     """Of GPUs; of whole hosts, if processes are what shares them."""
     if cluster.gpu.is_cpu:
         return f"{units.amount(gpu_hours * cluster.hosts / cluster.gpus)} host-hours"
-    return f"{units.amount(gpu_hours)} GPU-hours"
+    return f"{units.amount(gpu_hours)} {cluster.gpu.unit}-hours"
 
 
 def _days(days: float) -> str:
@@ -146,7 +144,7 @@ def _energy(answer: Answer, training: TrainingCost) -> str:
     if energy < 1:
         energy, unit = energy * 1000, "kWh"
     return (
-        f" The GPUs use at most {units.amount(energy)} {unit}, at "
+        f" The {answer.question.cluster.gpu.unit}s use at most {units.amount(energy)} {unit}, at "
         f"{answer.question.cluster.gpu.watts:g} W each; hosts, network and cooling come on top."
     )
 
@@ -169,12 +167,13 @@ def _failures(cluster: GpuCluster, training: TrainingCost) -> str:
         if most.endswith(" days"):
             least, most = least.removesuffix(" days"), most.removesuffix(" days")
         spread = f" ({least} to {most} with other published rates)"
+    save = names.duration(math.ceil(found.save_s))
     price = "" if training.price is None else f" at a price of {units.amount(training.price)}"
     return (
         f"With failures, expect {_days(found.days)}{spread} and "
         f"{_hours(cluster, found.gpu_hours)}{price}, a goodput of "
         f"{found.goodput * 100:.1f} %: {often}, "
         f"{names.duration(found.restart_s)} until it trains again, and a checkpoint of "
-        f"{found.checkpoint_gb:,.0f} GB, saved in {names.duration(found.save_s)}, every "
+        f"{units.amount(found.checkpoint_gb)} GB, saved in {save}, every "
         f"{names.duration(found.interval_s)}."
     )

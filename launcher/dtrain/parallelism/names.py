@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from dtrain.diagnostics import UsageError
+from dtrain.wording import either
 
 _Row = TypeVar("_Row", bound="_Named")
 
@@ -43,10 +44,11 @@ def find(spellings: Iterable[str], rows: Iterable[_Row], what: str, otherwise: s
     names = [row.name for row in rows]
     close = nearest(name, names)
     # A prefix such as "h100" may match several names: suggest all of them.
-    suggestions = [known for known in names if wanted and wanted in key(known)][:4] or close
+    alike = [known for known in names if wanted and wanted in key(known)]
+    suggestions = sorted(alike, key=lambda known: key(known).index(wanted))[:4] or close
     hint = otherwise[:1].lower() + otherwise[1:]
     if suggestions:
-        hint = f"did you mean {' or '.join(suggestions)}? {otherwise}".strip()
+        hint = f"did you mean {either(suggestions)}? {otherwise}".strip()
     raise UsageError(f"{name!r} is not a {what} that dtrain knows", hint=hint)
 
 

@@ -209,10 +209,11 @@ class Question:
 
     @property
     def pinned(self) -> bool:
-        """Whether all parallel sizes are fixed, so that the question is about one layout."""
-        if not any(size in self.fixed for size in SIZES):
-            return False
-        known, _ = constraints.completed(self.cluster, self.fixed)
+        """Whether all parallel sizes are fixed, so that the question is about one layout. On one
+        GPU, a size has no other value: then all must be given."""
+        known = self.fixed
+        if self.cluster.gpus > 1 and any(size in known for size in SIZES):
+            known, _ = constraints.completed(self.cluster, self.fixed)
         return all(size in known for size in SIZES)
 
     def search(self, **fixed: Any) -> Plan:

@@ -423,4 +423,4 @@ def _kind(candidate: Candidate) -> str:
         "full": "everything sharded (ZeRO-3, FSDP)",
         "hybrid": "sharded in each host, copied across (HSDP)",
     }[layout.sharding]
-    return ", ".join(filter(None, [" x ".join(parts), sharding]))
+    return ", ".join(filter(None, [" x ".join(parts), sharding])) or f"one {cluster.gpu.unit}"

@@ -107,9 +107,15 @@ class _OfFile:
         # A GPU may have several names.
         gpus_by_name = {gpu.name: gpu for gpu in map(self.table.gpu, kinds)}
         if len(gpus_by_name) > 1:
+            has = f"{self.name} has {either(gpus_by_name, 'and')}"
+            if len({gpu.maker for gpu in gpus_by_name.values()}) > 1:
+                raise UsageError(
+                    f"{has}: those of different makers cannot communicate in one job",
+                    hint="list only hosts with GPUs of one maker",
+                )
             self.notes.append(
-                f"{self.name} has {' and '.join(gpus_by_name)}: planned with the speed of the "
-                "slowest and the least memory, because each step waits for all GPUs"
+                f"{has}: planned with the speed of the slowest and the least memory, because each "
+                "step waits for all GPUs"
             )
         self._note_overrides(of_file)
         gbps = self.request.network_gbps

@@ -96,7 +96,7 @@ def _framework(
     if framework != "tensorflow":
         text = f"`framework={framework!r}`: dtrain cannot plan for it"
         raise UsageError(text, hint="use torch or tensorflow")
-    names = ("backend", "lora_rank", "state_bits")
+    names = ("backend", "lora_rank", "state_bits", "tokens")
     for_torch = [*request.fixed, *(name for name in names if getattr(request, name) is not None)]
     for_torch += [
         name for name in ("overlap_experts", "cuda_graph", "mtp") if getattr(request, name)
@@ -277,7 +277,7 @@ def _of_a_training(request: PlanRequest, key: str) -> float | None:
     if value is None:
         return None
     if not 1 / LARGEST <= value <= LARGEST:
-        hint = f"a number from {1 / LARGEST:g} to {LARGEST:g}"
+        hint = "a number above 0" if value <= 0 else f"from {1 / LARGEST:g} to {LARGEST:g}"
         raise UsageError(f"`{key}={value:g}` is not possible", hint=hint)
     if request.tokens is None:
         raise UsageError(f"`{key}` is for the days of a training", hint="add `tokens`, such as 2T")

@@ -37,7 +37,8 @@ def contradictions(layout: Layout, name: Callable[[str], str] = str) -> Iterator
         yield MisfitError(
             "sharding",
             f"{name('sharding')} is {layout.sharding}, but there is only one data rank",
-            f"remove {name('sharding')}, or reduce {name('tensor')} or {name('pipeline')}",
+            f"remove {name('sharding')}"
+            + f", or reduce {name('tensor')} or {name('pipeline')}" * (layout.world_size > 1),
         )
     if layout.shard is not None and layout.sharding != "hybrid":
         yield MisfitError(

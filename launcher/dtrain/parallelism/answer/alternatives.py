@@ -19,7 +19,7 @@ from dtrain.parallelism.question import Answer, Question
 from dtrain.parallelism.search import compared_time
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
-from dtrain.wording import counted
+from dtrain.wording import counted, plural
 
 LOOKED_AT = 100
 """Best layouts of which one may be the reserve."""
@@ -184,7 +184,7 @@ def _kinds(answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
     inside = cluster.gpus_per_host
     kinds: list[tuple[str, dict[str, Any]]] = []
     if layout.offload:
-        kinds.append((f"The optimizer on the GPU{'s' if cluster.gpus > 1 else ''}", {}))
+        kinds.append((f"The optimizer on the {plural(cluster.gpus, cluster.gpu.unit)}", {}))
     if cluster.gpus > 1:
         kinds += [
             ("Plain DDP", {**alone, "sharding": "none"}),

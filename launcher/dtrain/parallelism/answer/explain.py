@@ -174,7 +174,8 @@ def _offloaded(candidate: Candidate) -> Iterator[str]:
     size += f", of which PyTorch pins {gib(host.pinned)}" if known else ""
     yield f"Keep {what} in the {where} memory (offload): {size}."
     if not candidate.fits_host:
-        yield f"The usual host of so many {cluster.gpu.name} has only {host_room(candidate)}."
+        gpus = f"{min(cluster.gpus, cluster.gpus_per_host)} × {cluster.gpu.name}"
+        yield f"The usual host of {gpus} has only {host_room(candidate)}."
     if known and backend_of(layout).runtime_memory:
         yield "The time assumes `AdamW(…, fused=True)`."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
@@ -9,13 +10,13 @@ from typing import Any, Literal
 from dtrain.parallelism.answer.alternatives import other_backend, unconstrained
 from dtrain.parallelism.answer.explain import brief, host_room
 from dtrain.parallelism.answer.units import gib, seconds
-from dtrain.parallelism.backends import BACKENDS, OTHER_SOFTWARE, without_backend
+from dtrain.parallelism.backends import BACKENDS, without_backend
 from dtrain.parallelism.cluster.hardware import MAX_GPUS, Gpu, GpuCluster, Precision
 from dtrain.parallelism.constraints import divisors
 from dtrain.parallelism.cost.candidate import Candidate
 from dtrain.parallelism.model.adapters import Lora
 from dtrain.parallelism.question import Answer, Question
-from dtrain.parallelism.search import rank_key
+from dtrain.parallelism.search import compared_time, rank_key
 from dtrain.runtime.layout import BackendName
 from dtrain.wording import counted, either
 
@@ -48,7 +49,9 @@ def remedies(answer: Answer) -> tuple[str, ...]:
         found.append(_only_adapters(question))
         if not fixed.get("offload"):
             found.append(_offload(question))
-    found += [_narrow_states(question), _chunked_loss(question, offloaded=answer.fits)]
+    # Offload is better than what takes much longer.
+    most = compared_time(answer.best) if answer.fits else math.inf
+    found += [_narrow_states(question, most), _chunked_loss(question, most)]
     if free is None:
         found += [_more_gpus(question), _other_gpu(question)]
     return tuple(sentence for sentence in found if sentence)
@@ -68,9 +71,10 @@ def _without_constraints(question: Question, free: Candidate | None) -> Iterator
         yield _fits("Without the constraints", free)
 
 
-def _fits(change: str, one: Candidate | None) -> str:
-    """Say that a layout fits after a ``change``; '' if there is no such layout."""
-    if one is None:
+def _fits(change: str, one: Candidate | None, most: float = math.inf) -> str:
+    """Say that a layout fits after a ``change``; '' if there is none with steps of at most ``most``
+    seconds."""
+    if one is None or one.time.total > most:
         return ""
     return (
         f"{change}, {brief(one)} fits: {gib(one.memory.total)}, {seconds(one.time.total)} a step."
@@ -128,8 +132,9 @@ def _fewer_adapters(question: Question) -> str:
     return _fits("With `lora_targets='attention'`", replace(question, shape=fewer).fastest())
 
 
-def _narrow_states(question: Question) -> str:
-    """Find a layout that fits, with the optimizer on the GPUs, if all states have 16 bits."""
+def _narrow_states(question: Question, most: float) -> str:
+    """Find a layout that fits, with the optimizer on the GPUs, if all states have 16 bits. For
+    ``most`` see `_fits`."""
     if question.narrow_states or question.precision != "bf16" or question.shape.lora is not None:
         return ""
     narrow = replace(question, narrow_states=True, backend="torchtitan")
@@ -138,7 +143,9 @@ def _narrow_states(question: Question) -> str:
     if question.backend_required and question.backend != "torchtitan":
         wanted.append("`backend='torchtitan'`")
     return _fits(
-        f"To fine-tune with weights and Adam's states in bf16, with {' and '.join(wanted)}", one
+        f"To fine-tune with weights and Adam's states in bf16, with {' and '.join(wanted)}",
+        one,
+        most,
     )
 
 
@@ -159,11 +166,12 @@ def _only_adapters(question: Question) -> str:
     return ""
 
 
-def _chunked_loss(question: Question, *, offloaded: bool) -> str:
+def _chunked_loss(question: Question, most: float) -> str:
     """Find the fastest layout that does not fit only because its logits all exist at once. With
-    offload if none does without, unless layouts with offload fit already (``offloaded``)."""
+    offload if none does without, unless layouts with offload fit already: then a step takes at most
+    ``most`` seconds."""
     inside = replace(question, backend="torchtitan")
-    choices = [False] if offloaded else [False, True]
+    choices = [False, True] if most == math.inf else [False]
     if "offload" in question.fixed:
         choices = [question.fixed["offload"]]
     for offload in choices:
@@ -180,6 +188,7 @@ def _chunked_loss(question: Question, *, offloaded: bool) -> str:
         f"With a loss that computes the logits of {LOSS_CHUNKS} parts of a sequence one after the "
         f"other{software}",
         one,
+        most,
     )
 
 
@@ -293,10 +302,13 @@ def _suffices(gpus: str, question: Question, one: Candidate) -> str:
 
 
 def _like(gpu: Gpu, now: Gpu, question: Question) -> bool:
+    machine = question.hardware.machine
+    usual = min(question.cluster.gpus_per_host, machine(now.machine).gpus_per_host)
     return (
         gpu.memory > now.memory * 1.05
         and _precision(gpu, question) in gpu.flops
-        and all((gpu.family == name) == (now.family == name) for name in ("cdna", *OTHER_SOFTWARE))
-        # Racks are not sold as single GPUs.
+        and gpu.maker == now.maker
+        # Racks are not sold as single GPUs, and a GH200 has a host of its own.
         and (not gpu.domain or now.domain > 0)
+        and machine(gpu.machine).gpus_per_host >= usual
     )

@@ -169,7 +169,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     rows = table.get(part, [])
     if not isinstance(rows, list):
-        raise UsageError(f"{where}: {part}: {_kind(rows)}, not a list")
+        raise UsageError(f"{where}: {part}: must be a list, not {_kind(rows)}")
     for place, row in enumerate(rows):
         at = f"{where}: {part}[{place}]"
         if not isinstance(row, dict):

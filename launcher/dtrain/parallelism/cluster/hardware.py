@@ -19,6 +19,9 @@ GIB = 2.0**30
 CPU = "cpu"
 """The name and the architecture of a share of a host's CPUs."""
 
+_MAKERS = {"cdna": "AMD", "tpu": "Google", "gaudi": "Intel", "trainium": "AWS"}
+"""By architecture; NVIDIA's are all others."""
+
 USUAL_HOST = 512.0
 """GiB of a host's memory, if nothing says how much it has: an assumption."""
 
@@ -72,9 +75,16 @@ class Gpu:
         return not (self.is_cpu or self.shares_memory)
 
     @property
+    def maker(self) -> str:
+        """Devices of different makers cannot communicate in one job."""
+        return _MAKERS.get(self.family, "NVIDIA")
+
+    @property
     def unit(self) -> str:
         """What a rank of a layout is called."""
-        return "process" if self.is_cpu else "GPU"
+        if self.is_cpu:
+            return "process"
+        return "GPU" if self.maker in ("NVIDIA", "AMD") else "chip"
 
     def peak(self, precision: Precision) -> float:
         """TFLOP/s of dense matrix multiplication.

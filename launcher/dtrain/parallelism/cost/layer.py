@@ -75,14 +75,16 @@ class Kernels(KeyedCosts):
 
     def adapters(self, *, moe: bool) -> float:
         """Seconds of the adapters in the forward pass: thin products, and a sum with the output of
-        each adapted matrix."""
+        each adapted matrix. Memory bounds usual ranks, and FLOP those of hundreds."""
         shape, lora = self.shape, self.shape.lora
         if lora is None:
             return 0.0
         n, t = self.tokens, self.layout.tensor
         # Each adapter's inner and outer width together, over the tokens that pass through it.
         sides = shape.adapter_parameters(moe=moe, active=True) / lora.rank / t
-        return self._memory(3 * BYTES[self.assumed.precision] * n * sides)
+        busy = self._peak(self._wide) * self.efficiency.gemm_share(self._wide)
+        moved = self._memory(3 * BYTES[self.assumed.precision] * n * sides)
+        return max(moved, 2 * n * sides * lora.rank / busy)
 
     def expansion(self, *, moe: bool) -> float:
         """Seconds to expand matrices of 4 bits to 16 in memory, which each pass does again."""

@@ -78,7 +78,7 @@ def shape_for_size(
     if not _SMALLEST <= parameters <= _LARGEST:
         sizes = "give the sizes of the model instead: `layers`, `hidden`, `heads`"
         raise UsageError(
-            f"`model_size={parameters:g}` is not between 2M and 100T parameters",
+            f"`model_size={parameters:.9g}` is not between 2M and 100T parameters",
             hint=f"did you mean {parameters:g}B?" if parameters <= 1000 else sizes,
         )
     vocab = vocab or _usual_vocab(parameters)
@@ -89,8 +89,8 @@ def shape_for_size(
     )
     if found is None:
         raise UsageError(
-            f"`model_size={parameters:g}` does not suit a `vocab` of {vocab}: with its embedding, "
-            f"no typical layers reach that size",
+            f"`model_size={parameters:.9g}` does not suit a `vocab` of {vocab}: with its "
+            "embedding, no typical layers reach that size",
             hint="use a smaller vocabulary, or give `layers`, `hidden` and `heads`",
         )
     _, hidden, layers, ffn, head_size = found
