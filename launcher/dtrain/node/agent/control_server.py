@@ -34,8 +34,8 @@ class ControlServer:
         on_abandoned: Callable[[], None],
         on_signal: Callable[[], object],
     ) -> None:
-        """``relay`` is the one that launches the run. ``on_abandoned`` is called when the last relay has
-        closed its connection."""
+        """``relay`` is the one that launches the run. ``on_abandoned`` is called when the last
+        relay has closed its connection."""
         self._on_command, self._on_abandoned = on_command, on_abandoned
         self._on_signal = on_signal
         self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
