@@ -115,7 +115,9 @@ def test_addresses_that_only_the_launching_machine_can_reach() -> None:
     assert judge(evidence(eth1, of=named, dialed=ways)) == ()
     # But all hosts connect to the first host by its address.
     ways = (dialed("gpu1", "address", error="no route"), dialed("gpu1", "interface"))
-    only(evidence(eth1, of=named, dialed=ways), "error", "network", "gpu1", "gpu3")
+    found = evidence(eth1, of=named, dialed=ways)
+    only(found, "error", "network", "gpu1", "gpu3")
+    assert judge(replace(found, hosts=found.hosts[1:])) == ()  # gpu1 has failed meanwhile
 
 
 def test_a_route_by_another_interface() -> None:

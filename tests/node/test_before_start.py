@@ -70,6 +70,18 @@ def test_a_prepared_launch_waits_for_a_paused_launcher(host: Node) -> None:
     until(lambda: not host.run_dir.exists())
 
 
+def test_a_relay_that_takes_over_starts_a_prepared_launch(host: Node) -> None:
+    """The network was cut just before the start, and the host has not noticed it."""
+    first = host.launch(host.shell("echo started"))
+    first.expect("prepared")
+    second = host.attach(previous=first.pid)
+    second.expect("attached")
+    assert first.wait_for_end() == -signal.SIGKILL
+    second.command("start")
+    second.event("ended")
+    assert second.text("worker-0.out") == "started\n"
+
+
 def test_an_abort_that_arrives_with_the_prepared_launch(host: Node) -> None:
     """The relay has not run for a while, and gets both at once."""
     wait = "touch waits; until rm go; do sleep 0.01; done 2>/dev/null; rm waits"

@@ -44,6 +44,22 @@ def test_a_slow_launcher_gets_all_output(python: str, tmp_path: Path) -> None:
     assert messages[0]["code"] == 0
 
 
+def test_a_stop_ends_what_a_command_has_left(python: str, tmp_path: Path) -> None:
+    script = f"(trap '' TERM; exec sh -c 'echo $$ >{tmp_path}/pid; sleep 600') & wait"
+    request = {"commands": [["sh", "-c", script]], "hidden": [], "limit": None, "grace": 5.0}
+    argv = ["sh", "-c", boot_command(python, "exec")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(framed(program("command")) + protocol.encode_command(request))
+        process.stdin.flush()
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        # Longer than the command itself and its open output are waited for.
+        process.stdin.write(protocol.encode_command({"op": "stop", "grace": 2.0}))
+        process.stdin.flush()
+        process.stdout.read()
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
 def ended(python: str, first: str, *command: str) -> dict[str, Any]:
     """How a command ended, if the program that runs it is started by a shell after ``first``."""
     request = {"commands": [command], "hidden": [], "limit": None, "grace": 5.0}

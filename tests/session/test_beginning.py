@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from dtrain.diagnostics import StoppedError, UsageError
 from dtrain.runs.request import Request
-from dtrain.session.beginning import files_to_send
+from dtrain.runs.storage import StorageError
+from dtrain.session.beginning import files_to_send, new_run
+from dtrain.session.caller import Caller
 from dtrain.session.stopping.control import Control
 
 FILE = """
@@ -67,3 +70,18 @@ def test_a_launch_that_is_stopped_reads_no_more(tmp_path: Path) -> None:
     control.stop()
     with pytest.raises(StoppedError):
         files_to_send(asked, asked.spec(), control)
+
+
+def test_a_run_that_cannot_be_recorded_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
+    asked = request(tmp_path, "script: train.py")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # as on a full disk
+    try:
+        with pytest.raises(StorageError), new_run(asked, Caller()):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [*(tmp_path / "home" / "runs").iterdir()]

@@ -302,7 +302,12 @@ class Node:
         return agent
 
     def attach(
-        self, run: str = "run", offsets: dict[str, int] | None = None, *, outputs: bool = True
+        self,
+        run: str = "run",
+        offsets: dict[str, int] | None = None,
+        *,
+        outputs: bool = True,
+        previous: int | None = None,
     ) -> Agent:
         agent = self.agent(run)
         agent.command(
@@ -316,7 +321,7 @@ class Node:
             interval=0.0,
             offsets=offsets or {},
             outputs=outputs,
-            previous=None,
+            previous=previous,
         )
         return agent
 

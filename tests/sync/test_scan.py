@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -125,6 +126,19 @@ def test_files_that_disappear_during_the_walk_are_not_sent(
     monkeypatch.setattr(walk.os, "scandir", slow)
     tree = folders.scan()
     assert ([file.path for file in tree.files], tree.links) == (["train.py"], ())
+
+
+def test_files_that_disappear_after_their_folder_was_read_are_not_sent(folders: Folders) -> None:
+    folders.write({"train.py": "x", "z.tmp": "y", "cache/a": "1"})
+    removals = iter(
+        [
+            lambda: None,  # before the source is read
+            lambda: shutil.rmtree(folders.source / "cache"),
+            lambda: (folders.source / "z.tmp").unlink(),  # while train.py is read
+        ]
+    )
+    tree = scan(folders.source, (), lambda: bool(next(removals)()))
+    assert [file.path for file in tree.files] == ["train.py"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")

@@ -104,7 +104,14 @@ def test_dropped_connections_are_retried(
 
 
 @pytest.mark.usefixtures("short_pauses")
-@pytest.mark.parametrize("said", [b"Exceeded MaxStartups\r\n", b"Not allowed at this time\r\n"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"Exceeded MaxStartups\r\n",
+        b"Not allowed at this time\r\n",
+        b"SSH-2.0-OpenSSH_10.0\r\n\0\0\4<\t\x14\x8a\x91",  # cut off within its first packet
+    ],
+)
 def test_an_sshd_that_takes_no_connections_for_now_is_retried(
     transport: SshTransport, blob: bytes, host: Callable[..., Host], said: bytes
 ) -> None:

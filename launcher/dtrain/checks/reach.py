@@ -17,11 +17,15 @@ _Pair = tuple[str, str]
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
+    # A host may have been lost while others dialed it. That is reported for itself.
+    here = {host.name for host in evidence.hosts}
     failed = [
         (host.name, found)
         for host in evidence.hosts
         for found in host.dialed
-        if "error" in found and not _is_explained(evidence, host.name, found)
+        if "error" in found
+        and found["host"] in here
+        and not _is_explained(evidence, host.name, found)
     ]
     yield from _others_answer(found for _, found in failed if found["error"] == "wrong")
     yield from _stalled(evidence, [one for one in failed if one[1]["error"] == "stalled"])

@@ -172,7 +172,8 @@ class CommandRelay:
                 command.late = command.status is None
             self._stop(self._grace)
         pause = self._find_ended()
-        for command in self._commands:
+        # While they are stopped, a command may have left processes that ignore TERM.
+        for command in self._commands if self._sweep is None else ():
             if command.complete and not command.reported:
                 command.reported = True
                 for fd in command.outputs:

@@ -72,6 +72,8 @@ class RunFolder:
                 hint="remove the file, or name another folder in DTRAIN_HOME",
             ) from None
         except OSError as error:
+            with contextlib.suppress(OSError):
+                folder.path.rmdir()  # it is empty, if it is there
             raise storage_error(folder.path, error) from None
         return folder
 

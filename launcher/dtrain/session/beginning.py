@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,13 +36,18 @@ def new_run(request: Request, caller: Caller) -> Iterator[tuple[Record, RunFolde
     begun = time.time()
     spec = request.spec()
     name = run_name(spec.name, begun)
+    record = Record(name, request, spec.job.rendezvous.first_port, sys.executable, begun)
     folder = RunFolder.create(name)
-    claim = folder.claim(signals=are_handled())
-    with closing(claim) if claim is not None else nullcontext():
-        port = spec.job.rendezvous.first_port
-        record = Record(name, request, port, sys.executable, begun)
-        # Before anything starts, so that other processes find the run.
-        record.save(folder.path)
+    with ExitStack() as charge:
+        try:
+            if (claim := folder.claim(signals=are_handled())) is not None:
+                charge.enter_context(closing(claim))
+            # Before anything starts, so that other processes find the run.
+            record.save(folder.path)
+        except BaseException:
+            # Without its record, it could only hide the job's last run.
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
         plan = record.plan
         caller.observer.on_event(events.RunLaunched(name, plan, str(folder.path)))
         Journal(folder.journal).write(begun, events.RunStarted(plan.host_names))

@@ -83,7 +83,8 @@ def scan(source: Path, exclude: Sequence[str], stopped: Callable[[], bool] = lam
     found = FolderWalk(source, root)
     found.run(exclusion(exclude), go_on)
     found.refuse_if_bad()
-    files = tuple(_read(root, path, go_on) for path in sorted(found.files))
+    read = (_read(root, path, go_on) for path in sorted(found.files))
+    files = tuple(file for file in read if file is not None)
     folders, links = tuple(sorted(found.folders)), tuple(sorted(found.links))
     return Tree(
         source=Path(os.fsdecode(root)),
@@ -96,8 +97,9 @@ def scan(source: Path, exclude: Sequence[str], stopped: Callable[[], bool] = lam
     )
 
 
-def _read(root: bytes, path: str, go_on: Callable[[], None]) -> File:
-    """Hash one file. Retries once if the file changes while it is read."""
+def _read(root: bytes, path: str, go_on: Callable[[], None]) -> File | None:
+    """Hash one file. Retries once if the file changes while it is read. None if it was removed
+    after the walk, such as a temporary file."""
     for _ in range(2):
         try:
             with open(local_path(root, path), "rb", buffering=0) as file:
@@ -109,6 +111,8 @@ def _read(root: bytes, path: str, go_on: Callable[[], None]) -> File:
                     digest.update(chunk)
                     size += len(chunk)
                 after = os.fstat(file.fileno())
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise UsageError(
                 f"job.sync: {shown(path)} in {os.fsdecode(root)} cannot be read ({error.strerror})",

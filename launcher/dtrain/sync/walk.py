@@ -49,6 +49,8 @@ class FolderWalk:
             try:
                 entries = list(os.scandir(local_path(self._root, folder)))
             except OSError as error:
+                if folder and isinstance(error, FileNotFoundError):
+                    continue  # removed after the folder above it was read
                 name = shown(folder or os.fsdecode(self._root))
                 self._bad.append(f"{name} cannot be read ({error.strerror})")
                 continue

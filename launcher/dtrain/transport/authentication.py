@@ -35,6 +35,8 @@ INTERACTIVE = "keyboard-interactive"
 ANSWER_TRIES = 3
 CONFIRM_SECONDS = 1.0
 """An agent that takes as many seconds to sign has probably asked the user. It does not say so."""
+END_SECONDS = 2.0
+"""Seconds for the thread of a broken connection to end."""
 MOST_SAID = 300
 """Bytes of a server's words that a message shows."""
 
@@ -173,8 +175,8 @@ class _Login:
             self._next_methods(refusal.allowed_types)
         except InteractionError as problem:
             self.unanswered = str(problem)
-        except (paramiko.SSHException, EOFError, OSError):
-            self._raise_if_gone()
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self._raise_if_gone(error)
             if not interaction.asked:
                 self.unanswered = "it asked nothing"
         return False
@@ -196,9 +198,9 @@ class _Login:
             return self._passed(method, handler.wait_for_response(answered))
         except BadAuthenticationType as refusal:
             self._next_methods(refusal.allowed_types)
-        except (paramiko.SSHException, EOFError, OSError):
+        except (paramiko.SSHException, EOFError, OSError) as error:
             self.tried += keys
-            self._raise_if_gone()
+            self._raise_if_gone(error)
         return False
 
     def _passed(self, method: str, more: list[str]) -> bool:
@@ -242,7 +244,10 @@ class _Login:
             )
         self._transport.auth_timeout = left
 
-    def _raise_if_gone(self) -> None:
+    def _raise_if_gone(self, error: Exception) -> None:
+        if not isinstance(error, paramiko.SSHException):
+            # A write has failed. The connection's thread is about to notice it, and to end.
+            self._transport.join(END_SECONDS)
         if self._transport.is_active():
             if time.monotonic() >= self._deadline:
                 self._set_timeout()

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -216,7 +216,9 @@ class SshTransport:
                 ConnectError, stream.explain(), hint=f"check whether `{endpoint.command}` works"
             )
         greeting = transport.live.greeting.decode("latin-1").splitlines()
-        text = next((line for line in greeting if line and not line.startswith("SSH-")), "")
+        # Behind its version, a server sends packets.
+        words = takewhile(lambda line: not line.startswith("SSH-"), greeting)
+        text = next(filter(None, words), "")
         if transport.is_active():
             what = "finish its SSH handshake" if transport.remote_version else "greet as SSH does"
             raise DroppedError(

@@ -25,20 +25,18 @@ MAX_COMMAND = 1 << 20
 
 
 class ControlServer:
-    """Waits for relays, their commands and signals.
-
-    The first relay is the one that launches the run.
-    """
+    """Waits for relays, their commands and signals."""
 
     def __init__(
         self,
-        launcher: socket.socket,
+        relay: socket.socket,
         on_command: Callable[[Command, socket.socket], None],
-        on_launcher_closed: Callable[[], None],
+        on_abandoned: Callable[[], None],
         on_signal: Callable[[], object],
     ) -> None:
-        self._launcher = launcher
-        self._on_command, self._on_launcher_closed = on_command, on_launcher_closed
+        """``relay`` is the one that launches the run. ``on_abandoned`` is called when the last
+        relay has closed its connection."""
+        self._on_command, self._on_abandoned = on_command, on_abandoned
         self._on_signal = on_signal
         self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
         self._listener: socket.socket | None = None
@@ -49,7 +47,7 @@ class ControlServer:
             sock.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         self._poll.register(self._wake, select.POLLIN)
-        self._add(launcher)
+        self._add(relay)
 
     def listen(self, name: bytes) -> None:
         """Accept relays on the abstract socket ``name``. Raises OSError."""
@@ -62,7 +60,9 @@ class ControlServer:
 
     def wait(self, timeout: float | None) -> None:
         """Handle everything that arrives; block for at most ``timeout`` seconds, if given."""
-        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+        ready = [fd for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000)]
+        # The listener first: a relay that takes over connects, and then ends the one before it.
+        for fd in sorted(ready, key=self._clients.__contains__):
             if fd == self._wake.fileno():
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
@@ -108,8 +108,8 @@ class ControlServer:
             self._poll.unregister(fd)
             del self._clients[fd]
             client.close()
-            if client is self._launcher:
-                self._on_launcher_closed()
+            if not self._clients:
+                self._on_abandoned()
             return
         pending += data
         *lines, rest = pending.split(b"\n")

@@ -80,7 +80,7 @@ class Supervisor:
         self._grace = float(request["grace"])
         self._last_command = time.monotonic()
         self._control = ControlServer(
-            relay, self._obey, self._launcher_closed, lambda: reap(self._child_ended)
+            relay, self._obey, self._abandoned, lambda: reap(self._child_ended)
         )
 
     def run(self) -> None:
@@ -328,7 +328,7 @@ class Supervisor:
 
     # Commands
 
-    def _launcher_closed(self) -> None:
+    def _abandoned(self) -> None:
         if not self._started and not self._over:
             self._give_up({"type": "bye"})
 

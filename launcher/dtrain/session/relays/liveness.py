@@ -16,8 +16,9 @@ class PingLimit(IntEnum):
     NORMAL = 4
     BEFORE_HELLO = 12
     """The relay has not sent its first message: a slow host may still be starting Python."""
-    STOPPING = 3
-    """The job is about to stop."""
+    STOPPING = 2
+    """The job is about to stop: a new relay must still report that before the host is given up, see
+    `dtrain.engines.ssh.machine.CLEANING`."""
 
 
 class RelayLiveness:

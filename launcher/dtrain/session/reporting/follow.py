@@ -19,6 +19,8 @@ from dtrain.session.reporting.observer import Observer
 
 POLL = 0.1
 """Seconds between two reads of files that may have grown."""
+REST = 4
+"""Times the work of a read that the next one waits at least: a job may have thousands of files."""
 SAMPLES = 1.0
 """Seconds between two reads of the hosts' telemetry."""
 
@@ -43,9 +45,10 @@ class RunFollower:
         """Follow the run until it is over. None if the process in charge exits first, or if
         ``wait``, which waits for that many seconds, returns true."""
         while True:
-            in_charge = self._folder.in_charge()
+            in_charge, begun = self._folder.in_charge(), time.thread_time()
             self.read_new()
-            if self.state.report is not None or in_charge is None or wait(POLL):
+            pause = max(POLL, REST * (time.thread_time() - begun))
+            if self.state.report is not None or in_charge is None or wait(pause):
                 return self.state.report
 
     def skip(self) -> None:

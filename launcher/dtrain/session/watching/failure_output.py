@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from dtrain.failures.catalogue import FROM_OUTSIDE
@@ -18,6 +19,9 @@ _STDERR_TAIL = 1 << 20
 _AT_EXIT = 15
 """Lines that a process may write after the exception with which it ends. JAX's coordination service
 writes 13 before it aborts the process."""
+_CACHED = 1 << 14
+"""Files whose end is parsed once: thousands of workers may fail, each parse takes milliseconds, and
+the first cause is looked for several times."""
 _ABORT = re.compile(
     rb"^(?:F\d{4} \d\d:\d\d:\d\d\.|terminate called |Fatal Python error: Aborted)", re.MULTILINE
 )
@@ -37,20 +41,40 @@ def explained(failure: Failure, logs: Path, since: float | None = None) -> Failu
         written_by.append(names.rank_name(failure.rank))
     for name in written_by:
         file = logs / failure.host / f"{name}.err"
-        written = tail(file, _STDERR_TAIL)
         if since is None:
-            raised = failure.ended_by == "SIGABRT" and last_words(
-                _before_abort(written), stale_after=_AT_EXIT, plain_lines=0
-            )
-            # A process that ends with an exception may abort at its exit.
-            output = raised or root_words(written, uncaught=failure.code == 1)
+            aborted, uncaught = failure.ended_by == "SIGABRT", failure.code == 1
+            output = _last_words(file, _version(file), aborted=aborted, uncaught=uncaught)
         else:
-            output = root_words(_before_abort(written), uncaught=False, stale_after=_AT_EXIT)
-            if not (is_traceback(output) and changed_since(file, since)):
-                continue
+            output = _raised(file, _version(file)) if changed_since(file, since) else ""
         if output:
             return _with_words(failure, output)
     return failure
+
+
+def _version(file: Path) -> tuple[int, int]:
+    """Changes with the content of a file."""
+    try:
+        status = file.stat(follow_symlinks=False)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(_CACHED)
+def _last_words(file: Path, version: tuple[int, int], *, aborted: bool, uncaught: bool) -> str:
+    written = tail(file, _STDERR_TAIL)
+    # A process that ends with an exception may abort at its exit.
+    before = _before_abort(written) if aborted else b""
+    raised = last_words(before, stale_after=_AT_EXIT, plain_lines=0)
+    return raised or root_words(written, uncaught=uncaught)
+
+
+@lru_cache(_CACHED)
+def _raised(file: Path, version: tuple[int, int]) -> str:
+    """The traceback at the end of a stderr; empty if there is none."""
+    written = _before_abort(tail(file, _STDERR_TAIL))
+    output = root_words(written, uncaught=False, stale_after=_AT_EXIT)
+    return output if is_traceback(output) else ""
 
 
 def explained_by_torchrun(failure: Failure, logs: Path, torchrun: str) -> Failure:
