@@ -191,11 +191,14 @@ def test_a_host_whose_clock_is_set_tells_the_same(by: float) -> None:
     check(run, goodput(run.records, now=0))
 
 
+@pytest.mark.parametrize("process", ["rank-2", "rank-0"], ids=["another host", "printed"])
 @pytest.mark.parametrize("ahead", [-600.0, 600.0])
-def test_the_first_report_is_of_a_host_with_another_clock(ahead: float) -> None:
+def test_the_first_report_has_another_clock(process: str, ahead: float) -> None:
+    """That of its host, or, if the process first prints its steps, the launcher's."""
     run = Run()
+    run.skew = ahead
     run.spend("start", 30)
-    first = Progress("rank-2", run.now + ahead, 1, 10_000, 1.0, None, {})
+    first = Progress(process, run.now, 1, 10_000, 1.0, None, {}, printed=process == "rank-0")
     run.write(events.Progressed(first))
     run.begin(0)
     run.train(100, data=0.2)

@@ -37,9 +37,8 @@ class AttemptEvents:
     begin: float
     end: float = math.inf
     """When the next attempt begins, or the run ends."""
-    reports: dict[str, list[_Reports]] = field(default_factory=dict)
-    """By process: they may be on hosts with different clocks. More than one if the clock was set.
-    """
+    reports: dict[tuple[str, bool], list[_Reports]] = field(default_factory=dict)
+    """By `Progress.source`: their clocks may differ. More than one if the clock was set."""
     hung: list[tuple[float, float]] = field(default_factory=list)
     apart: dict[str, float] = field(default_factory=dict)
     """Hosts that cannot be reached, each with the time since when."""
@@ -66,9 +65,9 @@ class AttemptEvents:
     def add(self, then: float, event: JournalEvent) -> None:
         match event:
             case events.Progressed(report):
-                self._point(report.process, then, report.time, report.step, None)
+                self._point(report.source, then, report.time, report.step, None)
             case events.PhasesSpent(at, step, seconds, process):
-                self._point(process, then, at, step, seconds)
+                self._point((process, False), then, at, step, seconds)
             case events.StallChanged(found):
                 if self.hung and self.hung[-1][1] == math.inf:
                     self.hung[-1] = (self.hung[-1][0], then)
@@ -84,7 +83,7 @@ class AttemptEvents:
                 if result.step is not None and self.reports and self.stopped < math.inf:
                     # The journal has only some of its reports, and not the last one.
                     last = (self.stopped, result.step, None)
-                    self.reports[""] = [*self.reports.get("", ()), _Reports(HostClock(0.0), [last])]
+                    self.reports["", True] = [_Reports(HostClock(0.0), [last])]
             case events.Finished(report):
                 self.end = then
                 self._failed(report)
@@ -99,9 +98,14 @@ class AttemptEvents:
             self.waits.append((self.queued, self.end))
 
     def _point(
-        self, process: str, then: float, at: float, step: int, phases: Mapping[str, float] | None
+        self,
+        source: tuple[str, bool],
+        then: float,
+        at: float,
+        step: int,
+        phases: Mapping[str, float] | None,
     ) -> None:
-        reports = self.reports.setdefault(process, [_Reports()])
+        reports = self.reports.setdefault(source, [_Reports()])
         if reports[-1].clock.was_set(then, at):
             reports.append(_Reports())
         reports[-1].clock.add(then, at)
