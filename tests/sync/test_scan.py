@@ -138,7 +138,7 @@ def test_files_that_disappear_after_their_folder_was_read_are_not_sent(folders: 
         ]
     )
     tree = scan(folders.source, (), lambda: bool(next(removals)()))
-    assert [file.path for file in tree.files] == ["train.py"]
+    assert ([file.path for file in tree.files], tree.folders) == (["train.py"], ())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")

@@ -54,6 +54,8 @@ class FolderWalk:
                 name = shown(folder or os.fsdecode(self._root))
                 self._bad.append(f"{name} cannot be read ({error.strerror})")
                 continue
+            if folder:
+                self.folders.append(folder)
             for entry in entries:
                 if self._too_big():
                     return
@@ -64,7 +66,6 @@ class FolderWalk:
                     if exclusion.match_file(f"{path}/" if is_folder else path):
                         continue
                     if is_folder:
-                        self.folders.append(path)
                         pending.append(path)
                     else:
                         self._add(path, entry)
