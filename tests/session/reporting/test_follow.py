@@ -11,6 +11,7 @@ from dtrain.failures.stalls import Stall
 from dtrain.runs import events, journal
 from dtrain.runs.folder import RunFolder
 from dtrain.runs.journal import Journal
+from dtrain.runs.log_store import Stream
 from dtrain.runs.observed import ObservedRun
 from dtrain.runs.progress import Progress
 from dtrain.session.reporting.follow import RunFollower
@@ -27,10 +28,17 @@ QUEUED = replace(RECORD, request=replace(REQUEST, text=FILE), attempt=1, replace
 class Watching(Observer):
     def __init__(self) -> None:
         self.hosts: list[tuple[str, ...]] = []
+        self.seen: list[object] = []
+        """Attempts that began, and attempts with new output."""
 
     def on_event(self, event: events.RunEvent) -> None:
         if isinstance(event, events.HostsPlanned):
             self.hosts.append(event.plan.host_names)
+        if isinstance(event, events.AttemptPlanned):
+            self.seen.append(("begins", event.plan.attempt))
+
+    def output(self, stream: Stream, size: int) -> None:
+        self.seen.append((stream.attempt, size))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +59,26 @@ def test_hosts_allocated_while_attach_begins(
     watching = Watching()
     RunFollower(folder, record, watching).skip()
     assert watching.hosts == shown
+
+
+def test_the_last_output_of_an_attempt_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the next one has begun since the last look."""
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
+    folder = RunFolder.create("run-1")
+    record = replace(QUEUED, allocated=("n1", "n2"))
+    record.save(folder.path)
+    watching = Watching()
+    follower = RunFollower(folder, record, watching)
+    follower.skip()
+    for attempt in (1, 2):
+        file = replace(folder, attempt=attempt).logs / "n1" / "worker-0.out"
+        file.parent.mkdir(parents=True)
+        file.write_text("x" * attempt)
+    folder.journal.write_bytes(journal.encode(1e9, events.NextAttempt(2, ("n1", "n2"))))
+    follower.read_new()
+    assert watching.seen == [(1, 1), ("begins", 2), (2, 2)]
 
 
 def test_a_watcher_learns_of_another_launcher(

@@ -20,7 +20,8 @@ from dtrain.session.reporting.observer import Observer
 POLL = 0.1
 """Seconds between two reads of files that may have grown."""
 REST = 4
-"""Times the work of a read that the next one waits at least: a job may have thousands of files."""
+"""Each pause lasts at least this many times the processor time of the read before it: a job may
+have thousands of files."""
 SAMPLES = 1.0
 """Seconds between two reads of the hosts' telemetry."""
 
@@ -83,13 +84,16 @@ class RunFollower:
         for then, event in self._journal.read():
             self.state.add(then, event)
             self._forward(event)
+        self._show_output()
+        if time.monotonic() >= self._sample_at:
+            self._sample_at = time.monotonic() + SAMPLES
+            self._show_samples()
+
+    def _show_output(self) -> None:
         for stream, size in self._folder.sizes(self._plan).items():
             if size > self._sizes.get(stream, 0):
                 self._sizes[stream] = size
                 self._observer.output(stream, size)
-        if time.monotonic() >= self._sample_at:
-            self._sample_at = time.monotonic() + SAMPLES
-            self._show_samples()
 
     def _show_samples(self) -> None:
         for part in self._plan.hosts:
@@ -104,6 +108,7 @@ class RunFollower:
             case events.Progressed(report):
                 self._observer.on_event(events.ProgressReported("", report))
             case events.NextAttempt(attempt):
+                self._show_output()  # what the last attempt has written since the last look
                 self._begin(attempt)
             case events.HostsAllocated(hosts):
                 self._allocate(hosts)
