@@ -182,6 +182,34 @@ def test_all_output_of_an_attempt_comes_before_that_of_the_next_one(
     assert [int(line[0]) for text in shown for line in text.splitlines()] == [1] * 4 + [2] * 2
 
 
+def test_output_that_waits_when_the_next_attempt_begins_keeps_its_lines(tmp_path: Path) -> None:
+    """A line that has no end comes before that."""
+    shown: list[str] = []
+    reading, resumed = threading.Event(), threading.Event()
+
+    def show(stream: Stream, text: str, partial: str, second: int | None) -> None:
+        shown.extend(text.splitlines())
+        if text:
+            reading.set()
+            assert resumed.wait(HANG)
+
+    feed = Feed(receiver_of(show, on_event=lambda event: shown.append("begins")))
+    slow, ended = (
+        Stream("a", "worker", rank, rank, "stdout", tmp_path / f"{rank}.out") for rank in (0, 1)
+    )
+    for stream, text in ((ended, "no end"), (slow, ("x" * 98 + "\n") * 5_000)):
+        stream.path.write_text(text)
+        feed.output(stream, len(text))
+        until(lambda: stream in feed._followed)  # noqa: B023 - called in this round
+    assert reading.wait(HANG)
+    feed.on_event(events.AttemptPlanned(SimpleNamespace(attempt=2)))  # type: ignore[arg-type]
+    resumed.set()
+    feed.close()
+    assert feed.wait(HANG)
+    assert set(shown) == {"x" * 98, "no end", "begins"}
+    assert shown.index("no end") == shown.index("begins") - 1
+
+
 @pytest.mark.parametrize("by_arrival", [False, True])
 @pytest.mark.parametrize("interruption", ["mute", "pause"])
 def test_an_interruption_does_not_wait_for_all_output(

@@ -375,7 +375,7 @@ class Feed(Observer):
         self._attempt = attempt
         for stream, followed in self._followed.items():
             ended = attempt is None or stream.attempt < attempt
-            if ended and (text := followed.framer.flush()):
+            if ended and followed not in self._unread and (text := followed.framer.flush()):
                 self._receiver.lines(stream, text, "", followed.second)
 
     def _flush(self) -> None:
