@@ -40,8 +40,8 @@ def failure(
     # A version manager (pyenv) explains itself in several lines.
     why = f" ({said[-MAX_PRINTED:]})" if said else ""
     hint = (
-        "set cluster.python to the path of a Python 3.8 or newer on the host, in an environment to"
-        " its bin/python"
+        "set cluster.python to the path of a Python 3.8 or newer on the host, such as bin/python"
+        " of an environment"
     )
     if status == TOO_OLD:
         last = said.rpartition("\n")[2].removeprefix("dtrain: ")

@@ -64,7 +64,7 @@ class Outputs:
 
     def send(self, *, last: bool) -> int:
         """Send new data, at most `CHUNK` bytes of each file. Returns the bytes of the longest
-        piece: after fewer, there is no more now. ``last``: open every file, because a shared
+        piece: if it is shorter, there is no more now. ``last``: open every file, because a shared
         folder may know the size only then."""
         now = time.monotonic()
         if last or now >= self._list_at:
