@@ -386,6 +386,8 @@ def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
         ),
         # An MI300A has enough memory too, but needs other software.
         (PlanRequest(model="mixtral-8x7b", gpus=8, gpu="h100"), "8 x h200, with 140 GiB each"),
+        # No host has 8 GH200s.
+        (PlanRequest(model="llama-3-70b", gpus=16, gpu="h100"), "16 x h100-nvl, with 93 GiB each"),
         # 8 bytes for each parameter, not 16.
         (
             PlanRequest(
@@ -409,6 +411,14 @@ def test_a_layout_that_may_run_out_of_memory_has_a_reserve_with_room() -> None:
 )  # fmt: skip
 def test_what_would_fit(asked: PlanRequest, remedy: str) -> None:
     assert any(text.startswith(remedy) for text in remedies(pose(asked).answer()))
+
+
+def test_states_of_16_bits_are_no_remedy_where_offload_is_much_faster() -> None:
+    slow = PlanRequest(model="llama-2-13b", gpus=8, gpu="l4", gpus_per_host=1, network_gbps=1.0)
+    answers = [pose(replace(slow, network_gbps=gbps)).answer() for gbps in (1.0, 200.0)]
+    assert all(answer.best.layout.offload for answer in answers)
+    suggested = [any("state_bits" in text for text in remedies(answer)) for answer in answers]
+    assert suggested == [False, True]
 
 
 @pytest.mark.parametrize("family", ["hopper", "cpu"])

@@ -162,6 +162,7 @@ def test_on_tpus_there_is_one_strategy():
     assert large.strategy is None
     assert large.torch is None
     assert "TPUStrategy cannot hold" in large.sentence
+    assert "a chip has 30.7 GiB" in large.sentence
 
 
 def test_states_by_hand():

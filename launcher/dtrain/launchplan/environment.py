@@ -12,7 +12,7 @@ runs the script of a dry run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Literal
 
@@ -90,25 +90,27 @@ class Launched:
         return self.port if self.scripted and not offset else later
 
 
-def placeholders(
-    spec: ClusterFile, launched: Launched, node_rank: int, size: int, gpus: int
-) -> dict[str, str]:
-    """Placeholder values that are the same for all processes of a host; ``size`` is the world
-    size, ``gpus`` the sum of all hosts."""
+def placeholders(spec: ClusterFile, launched: Launched, size: int) -> Iterator[dict[str, str]]:
+    """For each host, the placeholder values that are the same for all its processes; ``size`` is
+    the world size."""
     hosts = spec.cluster.hosts
-    return {
-        "node_rank": number("node_rank", node_rank, scripted=launched.scripted),
+    shared = {
         "world_size": str(size),
         "nodes": str(len(hosts)),
-        "gpus": str(hosts[node_rank].workers),
-        "total_gpus": str(gpus),
+        "total_gpus": str(sum(host.workers for host in hosts)),
         "addresses": joined(",", (host.address for host in hosts)),
         "master_addr": hosts[0].address,
         "master_port": launched.port,
-        "host": hosts[node_rank].name,
         "run": launched.run,
         "attempt": launched.attempt,
     }
+    for node_rank, host in enumerate(hosts):
+        yield {
+            **shared,
+            "node_rank": number("node_rank", node_rank, scripted=launched.scripted),
+            "gpus": str(host.workers),
+            "host": host.name,
+        }
 
 
 def host_environment(

@@ -30,10 +30,9 @@ def rank_hosts(spec: ClusterFile, launched: Launched, local_python: str) -> Iter
         restarts=launched.restarts,
         scripted=launched.scripted,
     )
-    gpus = sum(host.workers for host in hosts)
-    for node_rank, host in enumerate(hosts):
+    for node_rank, values in enumerate(placeholders(spec, launched, world.size)):
+        host = hosts[node_rank]
         python = python_on(host, local_python)
-        values = placeholders(spec, launched, node_rank, world.size, gpus)
         if job.framework == "torch" and job.rendezvous.backend != "direct":
             identity = torchrun.threads(world.ranks_by_node[node_rank])
             if job.rendezvous.backend == "static":  # c10d numbers the nodes itself

@@ -37,13 +37,12 @@ def task_hosts(spec: ClusterFile, launched: Launched, local_python: str) -> Iter
         )
         listening[address] += 1
     shared, own = _tensorflow_identity(spec, tasks)
-    all_gpus = sum(host.workers for host in hosts)
-    for node_rank, host in enumerate(hosts):
+    for node_rank, values in enumerate(placeholders(spec, launched, len(tasks))):
+        host = hosts[node_rank]
         mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
         gpus = _gpus_by_task(mine, job.roles, host)
         chosen = chosen_variables(job, host)
         python = python_on(host, local_python)
-        values = placeholders(spec, launched, node_rank, len(tasks), all_gpus)
         numbered = {
             task: {
                 **values,

@@ -115,7 +115,7 @@ class _OfFile:
                 )
             self.notes.append(
                 f"{has}: planned with the speed of the slowest and the least memory, because each "
-                "step waits for all GPUs"
+                "step waits for all of them"
             )
         self._note_overrides(of_file)
         gbps = self.request.network_gbps

@@ -96,7 +96,10 @@ def _framework(
     if framework != "tensorflow":
         text = f"`framework={framework!r}`: dtrain cannot plan for it"
         raise UsageError(text, hint="use torch or tensorflow")
-    names = ("backend", "lora_rank", "state_bits", "tokens")
+    names = (
+        "backend", "lora_rank", "state_bits", "tokens", "price_per_gpu_hour", "failure_rate",
+        "restart_minutes", "storage_gbs",
+    )  # fmt: skip
     for_torch = [*request.fixed, *(name for name in names if getattr(request, name) is not None)]
     for_torch += [
         name for name in ("overlap_experts", "cuda_graph", "mtp") if getattr(request, name)

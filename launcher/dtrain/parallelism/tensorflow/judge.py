@@ -122,7 +122,8 @@ class _Job:
         else:
             reason = (
                 f"{where} holds a whole copy: {states:,.0f} GiB of variables, Adam's slots and "
-                f"gradients alone, {gib(memory.total)} in all; a GPU has {gib(self.limit)}"
+                f"gradients alone, {gib(memory.total)} in all; a {self.cluster.gpu.unit} has "
+                f"{gib(self.limit)}"
             )
         if name == "tpu":
             reason += (
