@@ -41,5 +41,5 @@ def test_the_one_that_is_not_over(older: str, verb: str) -> None:
 def test_logs_names_the_run_on_stderr_unless_it_was_named(older: str) -> None:
     by_job, by_name = dtrain("logs", "train"), dtrain("logs", older)
     assert by_job.stderr == f"dtrain: output of run {older}\n" + by_name.stderr
-    assert by_name.stderr == ""
+    assert by_name.stderr == "dtrain: output of attempt 2\n"
     assert by_job.stdout == by_name.stdout
