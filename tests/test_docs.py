@@ -311,7 +311,7 @@ def show_help(desk: Desk, command: str) -> None:
     shown = desk.succeeds(command)
     _, _, topic = command.partition("dtrain help ")
     if topic == "":
-        assert [line.split()[0] for line in shown.splitlines()[1:-3]] == [p.stem for p in PAGES]
+        assert [line.split()[0] for line in shown.splitlines()[1:-4]] == [p.stem for p in PAGES]
     elif topic == "failures":
         assert shown in DOCS.values()
     else:

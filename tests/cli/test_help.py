@@ -19,7 +19,7 @@ from dtrain_cli.views.page import drawn
         ("dry-run", "did you mean 'launch'? 'dtrain help' lists the topics"),
         ("stp", "did you mean 'stop'? 'dtrain help' lists the topics"),
         ("../help/keys", f"topics: {', '.join(topics())}"),
-        ("", f"topics: {', '.join(topics())}"),
+        ("mpi", "pages that mention it: cluster-file, programs"),
     ],
 )
 def test_an_unknown_topic(topic: str, hint: str) -> None:
@@ -37,6 +37,16 @@ def test_a_part_of_a_key_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
     help("python")
     headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("## ")]
     assert headings == ["## cluster.python", "## cluster.overrides.HOST.python"]
+
+
+def test_a_word_of_a_heading_finds_its_sections(capsys: pytest.CaptureFixture[str]) -> None:
+    help("torch")
+    assert capsys.readouterr().out.startswith("# ")  # a page's name is its page
+    help("jax")
+    text = capsys.readouterr().out
+    assert text.startswith("## examples: JAX\n")
+    assert text.count("## ") == 1
+    assert "jax.distributed.initialize()" in text
 
 
 def test_a_terminal_shows_commands_instead_of_links(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from typing import Annotated
 
@@ -26,14 +27,15 @@ def help(
     topic: Annotated[
         str | None,
         argument(
-            "A topic, command or key of the cluster file: ssh, ps, job.restart.",
+            "A topic, command, key of the cluster file or word of a heading: ssh, ps, "
+            "job.restart, ray.",
             "TOPIC",
             topic_values,
         ),
     ] = None,
 ) -> None:
     """Show a documentation page; without TOPIC, list the topics."""
-    if topic is None:
+    if not topic:
         output.write(_contents())
         return
     if topic in VERBS and topic not in topics():
@@ -71,31 +73,57 @@ def _contents() -> str:
             *lines,
             "",
             "dtrain help TOPIC shows a page, dtrain help KEY a key of the cluster file",
-            "(dtrain help job.restart), and dtrain COMMAND --help the options of a command.",
+            "(dtrain help job.restart), dtrain help WORD the sections on it (dtrain help jax), and",
+            "dtrain COMMAND --help the options of a command.",
             "",
         ]
     )
 
 
 def _page(topic: str) -> str:
-    """The Markdown of a page, or of the keys that ``topic`` names.
+    """The Markdown of a page, of the keys that ``topic`` names, or of the sections with this word
+    in their heading.
 
     Raises UsageError for an unknown topic.
     """
-    if topic in topics():
-        text = (_PAGES / f"{topic}.md").read_text("utf-8")
-        return _SOURCE.sub(_named, _COMMENT.sub("", text))
+    titles = topics()
+    if topic in titles:
+        return _text(topic)
     by_key = keys()
     # `restart` and `job.restart` both name the key job.restart and all keys below it.
     found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]
+    found = found or list(_sections(topic, titles))
     if found:
         return "".join(found).rstrip() + "\n"
     elsewhere = ELSEWHERE.get(topic, "").partition(" ")[0]
-    if close := elsewhere or nearest(topic, [*topics(), *VERBS, *_names(by_key)]):
+    word = re.compile(rf"\b{re.escape(topic)}", re.IGNORECASE)
+    mention = [] if elsewhere else [title for title in titles if word.search(_text(title))]
+    if mention:
+        hint = f"pages that mention it: {', '.join(mention)}"
+    elif close := elsewhere or nearest(topic, [*titles, *VERBS, *_names(by_key)]):
         hint = f"did you mean {close!r}? 'dtrain help' lists the topics"
     else:
-        hint = f"topics: {', '.join(topics())}"
+        hint = f"topics: {', '.join(titles)}"
     raise UsageError(f"no help topic {topic!r}", hint=hint)
+
+
+def _text(topic: str) -> str:
+    """The Markdown of a page for a reader who may not have the source code."""
+    text = (_PAGES / f"{topic}.md").read_text("utf-8")
+    return _SOURCE.sub(_named, _COMMENT.sub("", text))
+
+
+def _sections(word: str, titles: Iterable[str]) -> Iterator[str]:
+    """The sections with ``word``, or one that begins so, in their heading, with their page's name.
+    The headings of the page of keys are no words."""
+    heading = re.compile(rf"## (.*\b{re.escape(word)})", re.IGNORECASE)
+    for title in sorted({*titles} - {"keys"}):
+        _, *sections = re.split(r"^(?=## )", _text(title), flags=re.M)
+        yield from (
+            heading.sub(rf"## {title}: \1", section, count=1)
+            for section in sections
+            if heading.match(section)
+        )
 
 
 def _named(link: re.Match[str]) -> str:
