@@ -73,7 +73,7 @@ def _contents() -> str:
             *lines,
             "",
             "dtrain help TOPIC shows a page, dtrain help KEY a key of the cluster file",
-            "(dtrain help job.restart), dtrain help WORD the sections on it (dtrain help jax), and",
+            "(job.restart), dtrain help WORD the sections on a word (jax), and",
             "dtrain COMMAND --help the options of a command.",
             "",
         ]
