@@ -115,7 +115,7 @@ def _text(topic: str) -> str:
 
 def _sections(word: str, titles: Iterable[str]) -> Iterator[str]:
     """The sections with ``word``, or one that begins so, in their heading, with their page's name.
-    The headings of the page of keys are no words."""
+    Not those of the page `keys`: `_page` looks there first."""
     heading = re.compile(rf"## (.*\b{re.escape(word)})", re.IGNORECASE)
     for title in sorted({*titles} - {"keys"}):
         _, *sections = re.split(r"^(?=## )", _text(title), flags=re.M)
