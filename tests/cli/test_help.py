@@ -13,6 +13,7 @@ from dtrain_cli.views.page import drawn
     ("topic", "hint"),
     [
         ("securty", "did you mean 'security'? 'dtrain help' lists the topics"),
+        ("secur", "did you mean 'security'? 'dtrain help' lists the topics"),
         ("watchdg", "did you mean 'watchdog'? 'dtrain help' lists the topics"),
         ("job.restrat", "did you mean 'job.restart'? 'dtrain help' lists the topics"),
         ("status", "did you mean 'ps'? 'dtrain help' lists the topics"),
@@ -40,7 +41,7 @@ def test_a_part_of_a_key_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_word_of_a_heading_finds_its_sections(capsys: pytest.CaptureFixture[str]) -> None:
-    help("torch")
+    help("Torch")
     assert capsys.readouterr().out.startswith("# ")  # a page's name is its page
     help("jax")
     text = capsys.readouterr().out

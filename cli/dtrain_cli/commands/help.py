@@ -38,6 +38,7 @@ def help(
     if not topic:
         output.write(_contents())
         return
+    topic = topic.lower()
     if topic in VERBS and topic not in topics():
         app([topic, "--help"], prog_name="dtrain", standalone_mode=False)
         return
@@ -91,16 +92,18 @@ def _page(topic: str) -> str:
         return _text(topic)
     by_key = keys()
     # `restart` and `job.restart` both name the key job.restart and all keys below it.
-    found = [section for key, section in by_key.items() if f".{topic}." in f".{key}."]
+    found = [section for key, section in by_key.items() if f".{topic}." in f".{key}.".lower()]
     found = found or list(_sections(topic, titles))
     if found:
         return "".join(found).rstrip() + "\n"
-    elsewhere = ELSEWHERE.get(topic, "").partition(" ")[0]
+    names = [*titles, *VERBS, *_names(by_key)]
+    begun = next((name for name in names if name.lower().startswith(topic)), None)
+    known = ELSEWHERE.get(topic, "").partition(" ")[0] or begun
     word = re.compile(rf"\b{re.escape(topic)}", re.IGNORECASE)
-    mention = [] if elsewhere else [title for title in titles if word.search(_text(title))]
+    mention = [] if known else [title for title in titles if word.search(_text(title))]
     if mention:
         hint = f"pages that mention it: {', '.join(mention)}"
-    elif close := elsewhere or nearest(topic, [*titles, *VERBS, *_names(by_key)]):
+    elif close := known or nearest(topic, names):
         hint = f"did you mean {close!r}? 'dtrain help' lists the topics"
     else:
         hint = f"topics: {', '.join(titles)}"
