@@ -12,7 +12,8 @@ from dtrain import api
 from dtrain.diagnostics import UsageError
 from dtrain.messages.decode import excerpt
 from dtrain.runs import prune
-from dtrain.runs.status import RunStatus, find_run, statuses
+from dtrain.runs.folder import RunFolder
+from dtrain.runs.status import RunStatus, active, find_run, latest, statuses
 from dtrain.spec.scalars import seconds
 from dtrain_cli import completion, output
 from dtrain_cli.output import stdout_paper
@@ -49,9 +50,8 @@ def ps(
         one = _one(run)
         output.write(view.as_json([one], of=1) if json else view.details(one, stdout_paper()))
         return
-    found = statuses()
-    shown = found if everything else [one for one in found if one.active] or found[-5:]
-    of = len(found)
+    shown = statuses() if everything else active() or latest(5)
+    of = len(RunFolder.all())
     output.write(view.as_json(shown, of=of) if json else view.table(shown, stdout_paper(), of=of))
 
 

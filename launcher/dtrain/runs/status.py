@@ -158,7 +158,7 @@ def status(folder: RunFolder) -> RunStatus:
 
 def statuses() -> list[RunStatus]:
     """All runs of this machine, the latest last."""
-    return sorted(map(_readable_or_not, RunFolder.all()), key=lambda one: one.started)
+    return _in_order(RunFolder.all())
 
 
 def open_folders() -> list[RunFolder]:
@@ -169,8 +169,12 @@ def open_folders() -> list[RunFolder]:
 
 def active() -> list[RunStatus]:
     """The runs that are not over, as far as is known, the latest last."""
-    found = map(_readable_or_not, open_folders())
-    return sorted((one for one in found if one.active), key=lambda one: one.started)
+    return [one for one in _in_order(open_folders()) if one.active]
+
+
+def latest(count: int) -> list[RunStatus]:
+    """At most ``count`` runs whose folders changed last, the latest last."""
+    return _in_order(RunFolder.all()[-count:])
 
 
 def find_run(name: str) -> RunFolder:
@@ -187,6 +191,10 @@ def find_run(name: str) -> RunFolder:
             )
         name = alive[0] if alive else name
     return RunFolder.find(name)
+
+
+def _in_order(folders: Iterable[RunFolder]) -> list[RunStatus]:
+    return sorted(map(_readable_or_not, folders), key=lambda one: one.started)
 
 
 def _readable_or_not(folder: RunFolder) -> RunStatus:
