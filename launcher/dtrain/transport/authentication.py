@@ -1,5 +1,5 @@
-"""Authenticates the user: with public keys in the order of `keys`, and with answers to the
-server's questions (keyboard-interactive) if the server requires them."""
+"""Authenticates the user: with a Kerberos ticket, with public keys in the order of `keys`, and with
+answers to the server's questions (keyboard-interactive) if the server requires them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dtrain.diagnostics import AuthError
 from dtrain.framing import clean
 from dtrain.transport.endpoint import Endpoint
 from dtrain.transport.interactive import RESPONSE_TIMEOUT, Interaction, InteractionError
+from dtrain.transport.kerberos import Context, KerberosError
 from dtrain.transport.keys import (
     AGENT_ONLY,
     NOT_SIGNED,
@@ -27,11 +28,12 @@ from dtrain.transport.keys import (
     UnusableKeyError,
 )
 from dtrain.transport.login_handler import LoginHandler
+from dtrain.transport.login_methods import KEY, QUESTIONS, TICKET
 from dtrain.transport.questions import Ask, never
 from dtrain.transport.retry import DroppedError, Transient
 from dtrain.transport.ssh_transport import ClientTransport
+from dtrain.transport.ticket_login import TicketLogin
 
-INTERACTIVE = "keyboard-interactive"
 ANSWER_TRIES = 3
 CONFIRM_SECONDS = 1.0
 """An agent that takes as many seconds to sign has probably asked the user. It does not say so."""
@@ -60,9 +62,12 @@ def authenticate(
     if attempt.with_nothing():
         return
     candidates, left_out = keyring.candidates(endpoint)
-    waiting = list(candidates)
+    waiting = list(candidates) if KEY in endpoint.methods else []
     while not attempt.hung_up:
-        if waiting and attempt.may_use("publickey"):
+        if attempt.ticket_problem is None and attempt.may_use(TICKET):
+            if attempt.with_ticket():
+                return
+        elif waiting and attempt.may_use(KEY):
             candidate = waiting.pop(0)
             try:
                 if attempt.with_key(candidate):
@@ -70,7 +75,7 @@ def authenticate(
             except UnusableKeyError as problem:
                 left_out.append(f"{candidate.label}: {problem}")
                 attempt.asked |= candidate.from_agent
-        elif attempt.may_use(INTERACTIVE) and not attempt.unanswered:
+        elif attempt.may_use(QUESTIONS) and not attempt.unanswered:
             if attempt.with_answers(ask):
                 return
         else:
@@ -97,6 +102,11 @@ class _Login:
         """The keys that the server refused."""
         self.acceptable = ""
         """The latest key, if the server would accept it."""
+        self.ticket_problem = None if TICKET in endpoint.methods else ""
+        """Why the user's Kerberos ticket did not lead to a login. None if it was not tried, empty
+        if it must not be."""
+        self.ticket_hint = ""
+        """How the user gets a ticket."""
         self.unanswered = ""
         """Why the server's questions did not lead to a login."""
         self.hung_up = ""
@@ -109,7 +119,24 @@ class _Login:
         return self._request("none", handler, partial(handler.auth_none, self._endpoint.user))
 
     def may_use(self, method: str) -> bool:
-        return method == "publickey" if self.methods is None else method in self.methods
+        return method == KEY if self.methods is None else method in self.methods
+
+    def with_ticket(self) -> bool:
+        """Log in with the user's default Kerberos ticket."""
+        endpoint = self._endpoint
+        try:
+            # Kerberos asks its own server for the ticket of this host.
+            with self._excuse():
+                context = Context(endpoint.ticket_host, delegate=endpoint.delegates_ticket)
+                first = context.step(b"")
+        except KerberosError as problem:
+            self.ticket_problem, self.ticket_hint = str(problem), problem.hint
+            return False
+        login = TicketLogin(self._transport, context, first)
+        accepted = self._request(TICKET, login, partial(login.request, endpoint.user))
+        refusal = "" if TICKET in self.passed else "the server refused the ticket"
+        self.ticket_problem = login.problem or refusal
+        return accepted
 
     def with_key(self, candidate: OfferedKey) -> bool:
         self.acceptable = ""
@@ -136,11 +163,11 @@ class _Login:
                     if sent or begun - queued < CONFIRM_SECONDS:
                         self.asked |= time.monotonic() - begun >= CONFIRM_SECONDS
 
-        return self._request("publickey", handler, sign, [candidate.label])
+        return self._request(KEY, handler, sign, [candidate.label])
 
     def with_answers(self, ask: Ask | None) -> bool:
         """Ask the user the server's questions. Called again after a wrong answer."""
-        if ask is None or self._endpoint.batch_mode or not self._endpoint.keyboard_interactive:
+        if ask is None or self._endpoint.batch_mode or QUESTIONS not in self._endpoint.methods:
             self.unanswered = (
                 "there is no terminal to answer its questions"
                 if ask is None
@@ -170,7 +197,7 @@ class _Login:
                 self.asked = self.asked or interaction.asked > 0
                 self._deadline += self._patience - interaction.patience
                 self._patience = interaction.patience
-            return self._passed(INTERACTIVE, more)
+            return self._passed(QUESTIONS, more)
         except BadAuthenticationType as refusal:
             self._next_methods(refusal.allowed_types)
         except InteractionError as problem:
@@ -229,7 +256,7 @@ class _Login:
         """Ask the server whether it would accept the key, without a signature."""
         query = _Query(self._transport, self._endpoint.user, public)
         send = partial(query.auth_publickey, self._endpoint.user, query.placeholder)
-        return self._request("publickey", query, send, [label])
+        return self._request(KEY, query, send, [label])
 
     @property
     def _left(self) -> float:
@@ -289,7 +316,7 @@ class _Query(LoginHandler):
         request.add_byte(cMSG_USERAUTH_REQUEST)
         request.add_string(self._user)
         request.add_string("ssh-connection")
-        request.add_string("publickey")
+        request.add_string(KEY)
         request.add_boolean(False)
         algorithm = self._finalize_pubkey_algorithm(self._public.kind)  # type: ignore[attr-defined]
         request.add_string(algorithm)
@@ -315,7 +342,8 @@ def _refused(
     hint = f"check whether `{endpoint.command}` works; if not, install a key with "
     hint += f"`{endpoint.copy_id(paths[0] if paths else None)}` or load one with `ssh-add`"
     wanted = " or ".join(attempt.methods or [])
-    why = f" ({INTERACTIVE}: {attempt.unanswered})" if attempt.unanswered else ""
+    problems = {QUESTIONS: attempt.unanswered, "Kerberos": attempt.ticket_problem}
+    why = "".join(f" ({name}: {problem})" for name, problem in problems.items() if problem)
     if attempt.methods == []:
         reason = "it allows no authentication method"
         hint = "check AuthenticationMethods and PubkeyAuthentication in its sshd_config"
@@ -330,11 +358,12 @@ def _refused(
         reason += "; ".join(attempt.tried)
         hint = "set `identity` under `ssh` in the cluster file to the right key"
     elif attempt.passed:
-        passed = ["a key" if name == "publickey" else name for name in attempt.passed]
+        named = {KEY: "a key", TICKET: "a Kerberos ticket"}
+        passed = [named.get(name, name) for name in attempt.passed]
         accepted = " and ".join(dict.fromkeys(passed))
         reason = f"it accepted {accepted} but also requires {wanted}{why}"
         hint = _methods_hint(attempt)
-    elif not attempt.may_use("publickey"):
+    elif not attempt.may_use(KEY):
         reason = f"it accepts no keys, only {wanted}{why}"
         hint = _methods_hint(attempt)
     elif attempt.tried:
@@ -351,7 +380,7 @@ def _refused(
         reason += f" (not tried: {'; '.join(left_out)})"
         locked = [entry for entry in left_out if ": encrypted" in entry]
         unloaded = [*locked, *(entry for entry in left_out if entry.endswith(AGENT_ONLY))]
-        if unloaded and attempt.may_use("publickey"):
+        if unloaded and attempt.may_use(KEY):
             files = [
                 str(path)
                 for path in endpoint.identities
@@ -366,13 +395,19 @@ def _refused(
             entry.startswith(f"{path}: ") for path in endpoint.identities for entry in left_out
         ):
             hint = "correct `identity` under `ssh` in the cluster file, or the file that it names"
+    if attempt.ticket_hint:
+        hint = f"{attempt.ticket_hint}, or {hint}" if attempt.may_use(KEY) else attempt.ticket_hint
+    elif attempt.methods == [TICKET] and TICKET not in endpoint.methods:
+        hint = (
+            "set `GSSAPIAuthentication yes` in ssh's configuration, and get a ticket with `kinit`"
+        )
     error = endpoint.error(AuthError, reason, hint=hint)
     error.asked = attempt.asked
     return error
 
 
 def _methods_hint(attempt: _Login) -> str:
-    if not attempt.may_use(INTERACTIVE):
+    if not attempt.may_use(QUESTIONS):
         return "dtrain sends no passwords: configure sshd to accept only a key from this user"
     if attempt.asked:
         return "try again, or configure sshd to accept only a key from this user"

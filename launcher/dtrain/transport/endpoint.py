@@ -25,6 +25,7 @@ from typing import TypeVar
 from dtrain.diagnostics import ConnectError, NodeError
 from dtrain.records import dataclass
 from dtrain.spec.model import Host, Ssh
+from dtrain.transport.login_methods import allowed_methods
 from dtrain.transport.memory_file import STDIN
 from dtrain.transport.ssh_names import (
     HOST,
@@ -109,8 +110,12 @@ class Endpoint:
     algorithms: Algorithms
     batch_mode: bool
     """Whether dtrain must not ask the user anything."""
-    keyboard_interactive: bool
-    """Whether keyboard-interactive authentication is allowed."""
+    methods: frozenset[str]
+    """The allowed ways to log in, see `dtrain.transport.login_methods`."""
+    ticket_host: str
+    """The host's name in Kerberos."""
+    delegates_ticket: bool
+    """Whether the host gets a Kerberos ticket of the user."""
     control_path: Path | None
     """The socket of a connection that `ssh` may hold open (ControlMaster)."""
     custom_known_hosts: bool
@@ -163,20 +168,6 @@ class Endpoint:
             words += ["-o", f"ProxyCommand={self.proxy_command}"]
         words += ["-p", str(self.port), f"{self.user}@{self.address}"]
         return [shlex.quote(word) for word in words]
-
-
-def _answers_questions(options: Options) -> bool:
-    """Whether to answer a server that asks for more than a key. Raises SshConfigError if keys are
-    excluded."""
-    preferred = options.get("preferredauthentications")
-    methods = ["publickey", "keyboard-interactive"] if preferred is None else preferred.split(",")
-    if "publickey" not in methods:
-        raise SshConfigError(
-            f"PreferredAuthentications {preferred} does not include publickey",
-            "dtrain authenticates with keys: add publickey for this host",
-        )
-    asked = options.flag("kbdinteractiveauthentication", default=True)
-    return asked and "keyboard-interactive" in methods
 
 
 def _control_path(options: Options) -> Path | None:
@@ -305,7 +296,9 @@ class Resolver:
             compression=options.flag("compression"),
             algorithms=_algorithms(options),
             batch_mode=options.flag("batchmode"),
-            keyboard_interactive=_answers_questions(options),
+            methods=allowed_methods(options),
+            ticket_host=options.get("gssapiserveridentity") or target,
+            delegates_ticket=options.flag("gssapidelegatecredentials"),
             control_path=_control_path(options),
             custom_known_hosts=ssh.known_hosts is not None,
             config=config_path,

@@ -26,8 +26,8 @@ def _names_in(text: str) -> frozenset[str]:
 HONOURED = _names_in(
     """
     AddressFamily BatchMode BindAddress CASignatureAlgorithms CertificateFile Ciphers Compression
-    ConnectTimeout ControlPath GlobalKnownHostsFile HashKnownHosts HostKeyAlgorithms HostKeyAlias
-    HostName
+    ConnectTimeout ControlPath GlobalKnownHostsFile GSSAPIAuthentication GSSAPIDelegateCredentials
+    GSSAPIServerIdentity HashKnownHosts HostKeyAlgorithms HostKeyAlias HostName
     IdentitiesOnly IdentityAgent IdentityFile KbdInteractiveAuthentication KexAlgorithms MACs Port
     PreferredAuthentications ProxyCommand ProxyJump PubkeyAcceptedAlgorithms RequiredRSASize
     RevokedHostKeys ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking User
@@ -38,12 +38,14 @@ HONOURED = _names_in(
 _FORWARDING = "dtrain forwards nothing"
 
 _REASONS: Mapping[str, str] = {
-    "dtrain uses only keys, and keyboard-interactive if the server requires it": """
-        EnableSSHKeysign GSSAPIAuthentication GSSAPIClientIdentity GSSAPIDelegateCredentials
-        GSSAPIKexAlgorithms GSSAPIKeyExchange GSSAPIRenewalForcesRekey GSSAPIServerIdentity
-        GSSAPITrustDNS HostbasedAcceptedAlgorithms HostbasedAuthentication HostbasedKeyTypes
+    "dtrain uses keys, Kerberos tickets, and keyboard-interactive if the server requires it": """
+        EnableSSHKeysign HostbasedAcceptedAlgorithms HostbasedAuthentication HostbasedKeyTypes
         KbdInteractiveDevices PasswordAuthentication
     """,
+    "dtrain uses Kerberos only to log in, and exchanges keys without it": """
+        GSSAPIKexAlgorithms GSSAPIKeyExchange GSSAPIRenewalForcesRekey
+    """,
+    "krb5.conf says how Kerberos uses DNS": "GSSAPITrustDNS",
     _FORWARDING: """
         ChannelTimeout ClearAllForwardings ExitOnForwardFailure ForwardX11Timeout ForwardX11Trusted
         GatewayPorts PermitRemoteOpen StreamLocalBindMask StreamLocalBindUnlink XAuthLocation
@@ -93,6 +95,7 @@ LEFT_OUT: Mapping[str, str] = {
     "DynamicForward": _FORWARDING,
     "ForwardAgent": "dtrain forwards no agent: nodes cannot use your keys",
     "ForwardX11": _FORWARDING,
+    "GSSAPIClientIdentity": "dtrain uses the default ticket: choose another with KRB5CCNAME",
     "LocalForward": _FORWARDING,
     "RemoteForward": _FORWARDING,
     "SetEnv": "set the environment of workers as `env` in the cluster file",
