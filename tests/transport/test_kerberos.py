@@ -111,6 +111,12 @@ def test_the_host_gets_a_ticket_only_if_configured(
     assert shown in tickets_on(transport, on(server))
 
 
+def test_without_permission_no_key_is_used(transport: SshTransport, sshd: Sshd, home: Path) -> None:
+    configure(home, "GSSAPIAuthentication yes", "PubkeyAuthentication no")
+    with pytest.raises(AuthError, match="allows only a Kerberos ticket"):
+        transport.connect(host_on(sshd))
+
+
 def test_a_server_may_require_a_ticket_and_a_key(
     transport: SshTransport, tmp_path: Path, make_transport: Callable[..., SshTransport]
 ) -> None:

@@ -366,6 +366,9 @@ def _refused(
     elif not attempt.may_use(KEY):
         reason = f"it accepts no keys, only {wanted}{why}"
         hint = _methods_hint(attempt)
+    elif KEY not in endpoint.methods:
+        reason = f"ssh's configuration allows only a Kerberos ticket{why}"
+        hint = f"check whether `{endpoint.command}` works"
     elif attempt.tried:
         reason = f"it refused every key: {'; '.join(attempt.tried)}{why}"
     else:
@@ -396,7 +399,8 @@ def _refused(
         ):
             hint = "correct `identity` under `ssh` in the cluster file, or the file that it names"
     if attempt.ticket_hint:
-        hint = f"{attempt.ticket_hint}, or {hint}" if attempt.may_use(KEY) else attempt.ticket_hint
+        keys = KEY in endpoint.methods and attempt.may_use(KEY)
+        hint = f"{attempt.ticket_hint}, or {hint}" if keys else attempt.ticket_hint
     elif attempt.methods == [TICKET] and TICKET not in endpoint.methods:
         hint = (
             "set `GSSAPIAuthentication yes` in ssh's configuration, and get a ticket with `kinit`"

@@ -19,10 +19,13 @@ def allowed_methods(options: Options) -> frozenset[str]:
         found -= {TICKET}
     if not options.flag("kbdinteractiveauthentication", default=True):
         found -= {QUESTIONS}
+    if options.choice("pubkeyauthentication", "yes") == "no":
+        found -= {KEY}
     if not found & {KEY, TICKET}:
+        wanted = preferred is None or KEY in preferred.split(",")
+        reason = "PubkeyAuthentication no" if wanted else f"PreferredAuthentications {preferred}"
         raise SshConfigError(
-            f"PreferredAuthentications {preferred} does not include publickey",
-            "dtrain authenticates with keys, or with Kerberos tickets after "
-            "`GSSAPIAuthentication yes`: add publickey for this host",
+            f"{reason} excludes keys, and Kerberos tickets are not allowed either",
+            "allow keys for this host, or set `GSSAPIAuthentication yes`",
         )
     return frozenset(found)

@@ -29,9 +29,9 @@ HONOURED = _names_in(
     ConnectTimeout ControlPath GlobalKnownHostsFile GSSAPIAuthentication GSSAPIDelegateCredentials
     GSSAPIServerIdentity HashKnownHosts HostKeyAlgorithms HostKeyAlias HostName
     IdentitiesOnly IdentityAgent IdentityFile KbdInteractiveAuthentication KexAlgorithms MACs Port
-    PreferredAuthentications ProxyCommand ProxyJump PubkeyAcceptedAlgorithms RequiredRSASize
-    RevokedHostKeys ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking User
-    UserKnownHostsFile
+    PreferredAuthentications ProxyCommand ProxyJump PubkeyAcceptedAlgorithms PubkeyAuthentication
+    RequiredRSASize RevokedHostKeys ServerAliveCountMax ServerAliveInterval StrictHostKeyChecking
+    User UserKnownHostsFile
     """
 )
 
@@ -123,9 +123,6 @@ REFUSED: Mapping[str, RefusedValues] = {
     "PKCS11Provider": RefusedValues(("none",), "load the token's keys into the agent: ssh-add -s"),
     "ProxyUseFdpass": RefusedValues(
         ("no",), "use a ProxyCommand that relays data, or ProxyJump", "proxycommand"
-    ),
-    "PubkeyAuthentication": RefusedValues(
-        ("yes", "unbound", "host-bound"), "dtrain logs in with keys: allow them for this host"
     ),
     "RefuseConnection": RefusedValues((), "ssh refuses this host as well"),
     "RekeyLimit": RefusedValues(
