@@ -1,4 +1,4 @@
 from support.cluster import launcher
-from support.kubernetes.fixtures import kubernetes, kubernetes_nodes
+from support.kubernetes.fixtures import desk, kubernetes, kubernetes_nodes
 
-__all__ = ["kubernetes", "kubernetes_nodes", "launcher"]
+__all__ = ["desk", "kubernetes", "kubernetes_nodes", "launcher"]

@@ -16,6 +16,7 @@ from dtrain.session.relays.commands import Commands, Outcome, Receiver, Target
 from dtrain.session.stopping.control import Control
 from dtrain.spec.additions import check_text
 from dtrain.spec.secrets import secret_names
+from dtrain.transport.contract import Transport
 from dtrain.transport.questions import Ask
 from dtrain.transport.select import Transports
 
@@ -46,10 +47,18 @@ def execute(
         check_text(word, f"word {number} of the command")
     if len(argv) == 1:
         argv = ("/bin/sh", "-c", argv[0])
-    chosen = _chosen(_targets(request, record), hosts)
     hidden = (*IDENTITY, *secret_names(request.spec()))
-    with closing(Transports(request.base, ask, notice)) as transport:
-        transport.prepare([target.via for target in chosen])
+    transport: Transport
+    if request.spec().cluster.kubernetes is not None:
+        from dtrain.engines.kubernetes.pod_programs import PodTransport
+
+        transport = pods = PodTransport(request, record)
+        chosen = _chosen(pods.targets, hosts)
+    else:
+        chosen = _chosen(_targets(request, record), hosts)
+        transport = connections = Transports(request.base, ask, notice)
+        connections.prepare([target.via for target in chosen])
+    with closing(transport):
         return Commands(chosen, argv, transport, hidden=hidden, limit=limit).run(receiver, control)
 
 
@@ -66,12 +75,7 @@ def _targets(request: Request, record: Record | None) -> list[Target]:
 
     Raises UsageError if the hosts are not known.
     """
-    cluster = request.spec().cluster
-    if cluster.kubernetes is not None:
-        raise UsageError(
-            "dtrain exec does not reach pods", hint="use `kubectl exec POD -- COMMAND`"
-        )
-    if cluster.slurm is not None:
+    if request.spec().cluster.slurm is not None:
         from dtrain.engines.slurm import step
 
         return step.targets(request, record)

@@ -64,7 +64,7 @@ FEATURES = (
         _NOT_KUBERNETES,
         on_kubernetes="remove it: nothing of dtrain runs in the pods, so it cannot see a hang",
     ),
-    Feature("`dtrain exec` on the machines of a run", engines=_NOT_KUBERNETES),
+    Feature("`dtrain exec` on the machines of a run"),
     Feature("number of machines, from a queue", ("cluster.nodes",), ("slurm", "kubernetes")),
     Feature("`dtrain check`"),
     Feature("`dtrain init`, GPU types for `dtrain plan`", engines=_NOT_KUBERNETES),

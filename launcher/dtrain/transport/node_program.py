@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtrain.diagnostics import ConnectError, PrepareError
+from dtrain.failures.cause import signal_name
 from dtrain.node.boot import REPLACED, TOO_OLD
 from dtrain.node.programs import boot_command, bundled
 from dtrain.transport.contract import Connection, RemoteProcess
@@ -58,6 +59,8 @@ def failure(
         reason = f"{python} cannot be executed{why}"
     else:
         how = "ended" if status is None else f"ended with status {status}"
+        if status is not None and status < 0:
+            how = f"was ended by {signal_name(-status) or f'signal {-status}'}"
         reason = f"the program that dtrain started with {python} {how}"
         reason += f": {printed[-MAX_PRINTED:]}" if printed else ""
         hint = (

@@ -62,6 +62,7 @@ class Kubernetes:
         self.access = Access(folder)
         self.server = Server(self.store, self.access)
         self._kubelet = Kubelet(self.store, self.server.logs, cluster.hosts, folder)
+        self.server.start_program = self._kubelet.start
         self._closing = False
         self._broken: Exception | None = None
         self._controllers = threading.Thread(target=self._control)

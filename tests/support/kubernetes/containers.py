@@ -91,13 +91,15 @@ class Container:
         script = _script(root, settings, said)
         self._errors = root.with_name(f"{root.name}.errors")
         defaults = {"PATH": settings.path, "HOME": "/root", "HOSTNAME": settings.name}
+        self._settings = settings
+        self._environment = {**defaults, **settings.environment}
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [*enter, *unshare, "/bin/bash", "-c", script, "container", *settings.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**defaults, **settings.environment},
+                env=self._environment,
                 pass_fds=[said],
                 start_new_session=True,
             )
@@ -109,6 +111,19 @@ class Container:
         self.missing = state == "missing"
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
+
+    def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start another program in the container."""
+        enter = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "--root", "--wd"]
+        owner = ["-S", str(self._settings.user), "-G", str(self._settings.group)]
+        return subprocess.Popen(
+            [*enter, *owner, *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment,
+            start_new_session=True,
+        )
 
     def _read(self) -> None:
         assert self._process.stdout

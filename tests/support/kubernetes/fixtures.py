@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster
+from support.cluster import Launcher
 from support.kubernetes.cluster import NODES, Kubernetes
+from support.kubernetes.desk import Desk
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +28,8 @@ def kubernetes(kubernetes_nodes: Cluster, tmp_path: Path) -> Iterator[Kubernetes
     kubernetes_nodes.boot(*off)
     with Kubernetes(kubernetes_nodes, folder) as kubernetes:
         yield kubernetes
+
+
+@pytest.fixture
+def desk(kubernetes: Kubernetes, launcher: Launcher) -> Desk:
+    return Desk(kubernetes, launcher)

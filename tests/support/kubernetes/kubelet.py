@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,15 @@ class Kubelet:
 
     def run(self, uid: str) -> PodRun:
         return self._runs[uid]
+
+    def start(self, pod: Object, container: str, argv: list[str]) -> subprocess.Popen[bytes]:
+        """Start a program in a container. Raises ApiError if the container does not run."""
+        run = self._runs.get(pod["metadata"]["uid"])
+        found = run.container(container) if run is not None else None
+        if found is None:
+            message = f'container not found ("{container}")'
+            raise ApiError(500, "InternalError", f"unable to upgrade connection: {message}")
+        return found.start(argv)
 
     def close(self) -> None:
         for run in self._runs.values():
@@ -111,6 +121,11 @@ class PodRun(threading.Thread):
         self._hosts = self.folder / "hosts"
         self._names = ""
         self.write_names([])
+
+    def container(self, name: str) -> Container | None:
+        """A container that has started."""
+        with self._changed:
+            return self._containers.get(name)
 
     def wake(self) -> None:
         with self._changed:

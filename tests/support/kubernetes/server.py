@@ -6,13 +6,14 @@ import contextlib
 import json
 import socket
 import ssl
+import subprocess
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from support.kubernetes import clock, discovery, requests
+from support.kubernetes import clock, discovery, requests, web_socket
 from support.kubernetes.access import Access
 from support.kubernetes.errors import ApiError
 from support.kubernetes.kinds import KINDS, POD, Kind, Object
@@ -25,6 +26,9 @@ WATCH = 60.0
 """Seconds until a watch without a limit ends."""
 
 
+Starter = Callable[[Object, str, list[str]], "subprocess.Popen[bytes]"]
+
+
 class Server:
     """Runs from `start` to `stop`, at the same address every time."""
 
@@ -35,6 +39,8 @@ class Server:
         """By namespace, pod and container."""
         self.requests: list[str] = []
         """Each request's verb and path, without its query."""
+        self.start_program: Starter | None = None
+        """Starts a program in a container."""
         self.removed: set[str] = set()
         """Groups that are not installed."""
         self.watches = 0
@@ -146,6 +152,9 @@ class _Handler(BaseHTTPRequestHandler):
         if target.sub == "log" and target.kind == POD:
             self._stream(self._log(target, query), "text/plain")
             return None
+        if target.sub == "exec" and target.kind == POD:
+            self._exec(target, urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query))
+            return None
         if verb == "watch":
             changes = self._watch(target, query)
             next(changes)  # a bad query is refused before the stream begins
@@ -153,6 +162,20 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         media = self.headers.get("Content-Type", "")
         return requests.answer(api.store, api.access, verb, target, query, body, media)
+
+    def _exec(self, target: Target, query: dict[str, list[str]]) -> None:
+        api = self.server.api
+        if self.headers.get("Upgrade", "").lower() != "websocket":
+            raise ApiError(400, "BadRequest", "you must use a WebSocket")
+        pod = api.store.get(POD, target.namespace, target.name)
+        assert api.start_program
+        process = api.start_program(pod, query["container"][0], query["command"])
+        self.close_connection = True
+        self.send_response(101)
+        for name, value in web_socket.accept(self.headers):
+            self.send_header(name, value)
+        self.end_headers()
+        web_socket.carry(self.connection, process)
 
     def _log(self, target: Target, query: Object) -> Iterator[bytes]:
         api = self.server.api

@@ -10,13 +10,14 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from dtrain.diagnostics import AnswerError, AuthError, ConnectError, PrepareError, UsageError
 from dtrain.engines.kubernetes import credentials
 from dtrain.engines.kubernetes.credentials import Credentials
+from dtrain.engines.kubernetes.kinds import PODS
 from dtrain.messages.decode import ProtocolError, answer_of, excerpt, parse_object
 from dtrain.spec.model import Kubernetes
 
@@ -30,6 +31,7 @@ STREAM_SECONDS = 330.0
 quiet."""
 BUSY_TRIES, BUSY_SECONDS = 5, 5.0
 """Times that a request is sent to a busy server, which names the time to wait; the longest wait."""
+EXEC_PROTOCOLS = "v5.channel.k8s.io,v4.channel.k8s.io"
 _CHUNK = 1 << 16
 
 
@@ -116,6 +118,33 @@ class Client:
         attempted = f"GET {path}"
         once = partial(self._once, "GET", path, None, query, STREAM_SECONDS)
         return self._lines(self._send(once, attempted), attempted)
+
+    def start(self, pod: str, container: str, argv: Sequence[str]) -> Any:
+        """Start a program in a pod. The WebSocket that carries its input and output. Raises as
+        `request`."""
+        import websocket
+
+        path = f"{PODS}/{pod}/exec".format(namespace=self.namespace)
+        attempted = f"GET {path}"
+        streams = [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
+        query = [("container", container), *streams, *(("command", word) for word in argv)]
+        used = self._credentials
+        if used.problem:
+            self._log_in_again(used)
+        for again in (True, False):
+            used = self._credentials
+            server = re.sub("^http", "ws", used.server)
+            url = f"{server}{path}?{urllib.parse.urlencode(query)}"
+            try:
+                return used.web_socket(url, EXEC_PROTOCOLS)
+            except websocket.WebSocketBadStatusException as refusal:
+                if refusal.status_code != 401 or not again:
+                    body = refusal.resp_body or b""
+                    raise self._refusal(refusal.status_code, attempted, body) from None
+                self._log_in_again(used)
+            except (websocket.WebSocketException, OSError) as error:
+                raise ConnectError(self.host, attempted, _words(error)) from None
+        raise AssertionError
 
     def _lines(self, answer: Any, attempted: str) -> Generator[list[bytes]]:
         import urllib3

@@ -70,6 +70,14 @@ class Credentials:
             raise AuthError(self.host, "logging in", wrong, hint=HINT)
         return found
 
+    def web_socket(self, url: str, protocols: str) -> Any:
+        """Raises AuthError, what the package ``websocket`` raises, and OSError."""
+        from kubernetes.stream import ws_client
+
+        headers = {name.lower(): value for name, value in self.headers().items()}
+        headers["sec-websocket-protocol"] = protocols
+        return ws_client.create_websocket(self._configuration, url, headers)
+
 
 def log_in(context: str | None) -> Credentials:
     """Read the kubeconfig, or the service account if this process runs in a pod.

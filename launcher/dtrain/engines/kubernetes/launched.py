@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,10 @@ from dtrain.engines.kubernetes.kinds import CORE, PODS, STRICT, TRAINJOB, job_ki
 from dtrain.launchplan.plan import LaunchPlan
 from dtrain.launchplan.pods import object_name
 from dtrain.messages.decode import answer_of
+from dtrain.runs.record import Record
 from dtrain.session.facts.everywhere import in_thread
 from dtrain.session.stopping.control import Force
+from dtrain.spec.model import Kubernetes
 from dtrain.transport.threads import fulfil
 
 GONE_SECONDS = 30.0
@@ -25,6 +28,13 @@ STOP_POLL = 0.1
 """Seconds between two looks at requests to stop, while a request waits for its answer."""
 _FILES = {"ConfigMap": f"{CORE}/configmaps", "Secret": f"{CORE}/secrets"}
 """Paths of the objects with the job's files, by kind."""
+
+
+def client_of(record: Record, keys: Kubernetes) -> Client:
+    """For the cluster and the namespace of a launch. Raises UsageError, see `Client`."""
+    context = record.context or keys.context
+    namespace = record.namespace or keys.namespace
+    return Client(replace(keys, context=context, namespace=namespace))
 
 
 class LaunchedJob:

@@ -168,6 +168,37 @@ def at(value: Any, path: str, kind: Callable[..., _T]) -> _T | None:
     return decode(kind, without_nulls(value), path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    reason: Word = ""
+    message: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    causes: tuple[_Cause, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """How a program in a pod ended."""
+
+    code: int | None
+    """The exit status, or 128 and the number of a signal; None if it did not start."""
+    message: str
+
+
+def program_end(value: Any) -> ProgramEnd:
+    """From the Status that ends the answer to ``exec``. Raises ProtocolError."""
+    message = at(value, "message", Sentence) or ""
+    if at(value, "status", Word) == "Success":
+        return ProgramEnd(0, message)
+    details = at(value, "details", _Details) or _Details()
+    codes = [one.message for one in details.causes if one.reason == "ExitCode"]
+    numbers = [int(code) for code in codes if re.fullmatch("[0-9]{1,3}", code)]
+    return ProgramEnd(numbers[0] if numbers else None, message)
+
+
 def without_nulls(value: Any) -> Any:
     """The value without fields that are null, which Kubernetes writes for empty lists and maps."""
     if isinstance(value, dict):

@@ -45,6 +45,8 @@ def of_launch(api: str, *, secrets: bool) -> Iterator[Permission]:
 def helpful(keys: Kubernetes) -> Iterator[tuple[Permission, str]]:
     """Permissions that a launch can do without, each with what is missing then."""
     yield Permission("list", "events"), "a launch does not say why pods are missing"
+    for verb in ("create", "get"):  # Kubernetes 1.35 wants both
+        yield Permission(verb, "pods", subresource="exec"), "`dtrain exec` does not reach the pods"
     if keys.queue is not None:
         yield (
             Permission("list", "workloads", kueue.GROUP),

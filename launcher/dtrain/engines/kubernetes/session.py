@@ -15,7 +15,7 @@ from dtrain.engines.kubernetes.client import Client
 from dtrain.engines.kubernetes.files import config_files
 from dtrain.engines.kubernetes.follow import KubernetesFollower
 from dtrain.engines.kubernetes.job import KubernetesJob
-from dtrain.engines.kubernetes.launched import LaunchedJob
+from dtrain.engines.kubernetes.launched import LaunchedJob, client_of
 from dtrain.engines.kubernetes.script import render
 from dtrain.failures.cause import Report
 from dtrain.launchplan.build import build
@@ -63,7 +63,7 @@ class KubernetesEngine:
             return KubernetesFollower(job, client, self._caller.control).follow(submit)
 
     def attach(self, record: Record, folder: RunFolder, secrets: Mapping[str, str]) -> Report:
-        client = self._client(record)
+        client = client_of(record, self._keys)
         with earlier_run(record, folder, self._caller) as folder:
             job = KubernetesJob(record, folder, self._caller, secrets)
             return KubernetesFollower(job, client, self._caller.control).follow(None)
@@ -72,7 +72,7 @@ class KubernetesEngine:
         def asked() -> Force:
             return Force.GIVE_UP if self._caller.control.interrupted else Force.NONE
 
-        launched = LaunchedJob(self._client(record), record.plan, asked)
+        launched = LaunchedJob(client_of(record, self._keys), record.plan, asked)
         if problem := launched.delete_or_report():
             self._caller.observer.notice(problem)
             return False
@@ -81,7 +81,7 @@ class KubernetesEngine:
 
     def status(self, record: Record, known: Mapping[str, HostStatus]) -> Mapping[str, HostStatus]:
         plan = record.plan
-        launched = LaunchedJob(self._client(record), plan)
+        launched = LaunchedJob(client_of(record, self._keys), plan)
         try:
             state, pods = launched.state(), launched.pods()
         except NodeError as error:
@@ -95,9 +95,3 @@ class KubernetesEngine:
             if pod.index < len(plan.hosts):
                 found[plan.host_names[pod.index]] = pod.state, pod.detail
         return {host: known[host].seen(word, detail) for host, (word, detail) in found.items()}
-
-    def _client(self, record: Record) -> Client:
-        """For the cluster and the namespace of the launch."""
-        context = record.context or self._keys.context
-        namespace = record.namespace or self._keys.namespace
-        return Client(replace(self._keys, context=context, namespace=namespace))

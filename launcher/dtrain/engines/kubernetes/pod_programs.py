@@ -1,0 +1,200 @@
+"""Runs programs in the pods of a run, through the API server (the subresource ``exec``)."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from dtrain.diagnostics import ConnectError, UsageError
+from dtrain.engines.kubernetes.client import Client
+from dtrain.engines.kubernetes.launched import LaunchedJob, client_of
+from dtrain.engines.kubernetes.objects import program_end
+from dtrain.launchplan.pods import REPLICATED_JOB
+from dtrain.messages.decode import answer_of, excerpt, parse_object
+from dtrain.runs.record import Record
+from dtrain.runs.request import Request
+from dtrain.session.relays.commands import Target
+from dtrain.spec.model import Host
+from dtrain.transport.contract import TcpStream
+from dtrain.transport.tail import Tail
+
+ATTEMPTED = "running a command"
+_STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
+"""Channels of the protocol v5.channel.k8s.io: the first byte of a message."""
+_PIECE = 1 << 15
+"""Bytes of one message to a program."""
+
+
+class PodTransport:
+    """Connects to the pods of a run."""
+
+    def __init__(self, request: Request, record: Record | None) -> None:
+        """Raises UsageError if no pod runs, and NodeError."""
+        keys = request.spec().cluster.kubernetes
+        assert keys is not None  # noqa: S101 (types)
+        if record is None:
+            raise UsageError(
+                f"{request.file}: Kubernetes creates the pods when the job starts",
+                hint="name a run instead; `dtrain ps` lists the runs",
+            )
+        self._client = client_of(record, keys)
+        self._plan = record.plan
+        running = [pod for pod in LaunchedJob(self._client, self._plan).pods() if pod.running]
+        if not running:
+            raise UsageError(
+                f"no pod of run {record.run} is running",
+                hint=f"`dtrain ps {record.run}` shows its state",
+            )
+        # The pod of the last attempt counts, if an earlier one still terminates.
+        running.sort(key=lambda pod: (pod.attempt, pod.created))
+        self._pods = {pod.index: pod.name for pod in running}
+
+    @property
+    def targets(self) -> list[Target]:
+        plan = self._plan
+        return [Target(part.host.name, part.host, plan.agent_python(part)) for part in plan.hosts]
+
+    def connect(self, host: Host) -> PodConnection:
+        pod = self._pods.get(self._plan.host_names.index(host.name))
+        if pod is None:
+            raise ConnectError(host.name, ATTEMPTED, "its pod does not run")
+        return PodConnection(self._client, host.name, pod)
+
+    def close(self) -> None:
+        """Each process has a connection of its own."""
+
+
+class PodConnection:
+    def __init__(self, client: Client, host: str, pod: str) -> None:
+        self._client = client
+        self._host, self._pod = host, pod
+        self._processes: list[PodProcess] = []
+        self._closed = False
+
+    def start(self, command: str) -> PodProcess:
+        argv = ["/bin/sh", "-c", command]
+        process = PodProcess(self._host, self._client.start(self._pod, REPLICATED_JOB, argv))
+        self._processes.append(process)
+        if self._closed:
+            process.close()
+        return process
+
+    def dial(self, port: int, timeout: float) -> TcpStream:
+        raise ConnectError(self._host, f"connecting to its port {port}", "it is in a pod")
+
+    def close(self) -> None:
+        self._closed = True
+        for process in self._processes:
+            process.close()
+
+
+class PodProcess:
+    """See `dtrain.transport.contract.RemoteProcess`."""
+
+    def __init__(self, host: str, web_socket: Any) -> None:
+        self._host = host
+        self._web_socket = web_socket
+        # TLS connections of Python are not for two threads at once.
+        self._lock = threading.Lock()
+        self._tail = Tail()
+        self._over = self._closed = False
+        self._status: int | None = None
+
+    def write(self, data: bytes) -> None:
+        for start in range(0, len(data), _PIECE):
+            self._send(_STDIN, data[start : start + _PIECE])
+
+    def close_stdin(self) -> None:
+        self._send(_CLOSE, bytes([_STDIN]))
+
+    def _send(self, channel: int, data: bytes) -> None:
+        import websocket
+
+        try:
+            with self._lock:
+                self._web_socket.send_binary(bytes([channel]) + data)
+        except (websocket.WebSocketException, OSError) as error:
+            if not self._over:
+                raise self._broken(error) from None
+
+    def read(self, size: int = 1 << 18) -> bytes:
+        """``size`` is not a limit: a message is at most as long as the API server sends it."""
+        import websocket
+
+        while not self._over:
+            try:
+                self._wait()
+                with self._lock:
+                    kind, message = self._web_socket.recv_data(control_frame=True)
+            except (websocket.WebSocketException, OSError, ValueError) as error:
+                self._over = True
+                if not self._closed:
+                    raise self._broken(error) from None
+                break
+            if kind == websocket.ABNF.OPCODE_CLOSE:
+                self._over = True
+            elif kind in (websocket.ABNF.OPCODE_BINARY, websocket.ABNF.OPCODE_TEXT) and message:
+                channel, data = message[0], bytes(message[1:])
+                if channel == _STDOUT and data:
+                    return data
+                if channel == _STDERR:
+                    self._tail.feed(data)
+                elif channel == _STATUS:
+                    self._take_status(data)
+        return b""
+
+    def _wait(self) -> None:
+        """Wait for something to read. TLS may have decrypted it already."""
+        connection = self._web_socket.sock
+        if not getattr(connection, "pending", int)():
+            poll = select.poll()
+            poll.register(connection, select.POLLIN)
+            poll.poll()
+
+    def _take_status(self, data: bytes) -> None:
+        with answer_of(self._host, ATTEMPTED):
+            end = program_end(parse_object(data))
+        if end.code is None:
+            self._over = True
+            raise ConnectError(self._host, ATTEMPTED, excerpt(end.message))
+        self._status = end.code
+
+    def follow(self, receive: Callable[[bytes | ConnectError], bool]) -> None:
+        def pump() -> None:
+            while receive(data := self._read_or_error()) and data:
+                pass
+
+        threading.Thread(target=pump, daemon=True).start()
+
+    def _read_or_error(self) -> bytes | ConnectError:
+        try:
+            return self.read()
+        except ConnectError as error:
+            return error
+
+    def stderr(self) -> bytes:
+        return self._tail.contents()
+
+    def wait(self, timeout: float | None = None) -> int:
+        while self.read():
+            pass
+        if self._status is None:
+            raise self._broken(None)
+        # Runtimes report 128 and the number of a signal, as shells do.
+        return 128 - self._status if self._status > 128 else self._status
+
+    def close(self) -> None:
+        self._closed = True
+        connection = self._web_socket.sock
+        if connection is not None:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)  # wakes the reader
+            except OSError:
+                return
+
+    def _broken(self, error: Exception | None) -> ConnectError:
+        reason = excerpt(" ".join(str(error).split())) if error else ""
+        return ConnectError(self._host, ATTEMPTED, reason or "the connection to its pod broke")
