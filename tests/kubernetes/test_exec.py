@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.netns]
 
 def waiting(desk: Desk) -> Launch:
     """A job whose workers all run."""
-    launch = desk.start("launch", str(desk.file(WAIT, secrets=["TOKEN"])), TOKEN="hush")
+    secret = {"TOKEN": "hush"}
+    launch = desk.start("launch", str(desk.file(WAIT, secrets=[*secret])), **secret)
     launch.until("the worker waits", count=4)
     return launch
 

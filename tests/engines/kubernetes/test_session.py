@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dtrain.diagnostics import ConnectError, NodeError
-from dtrain.engines.kubernetes import launched
+from dtrain.engines.kubernetes import launched, session
 from dtrain.engines.kubernetes.client import AbsentError
 from dtrain.engines.kubernetes.objects import INDEX_LABEL, RESTART_LABEL
 from dtrain.engines.kubernetes.session import KubernetesEngine
@@ -71,7 +71,8 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
 
     def new(server: Server, text: str = FILE) -> KubernetesEngine:
-        monkeypatch.setattr(launched, "Client", server.client)
+        for module in (session, launched):
+            monkeypatch.setattr(module, "Client", server.client)
         request = Request("c.yaml", "/", text)
         return KubernetesEngine(request, Caller())
 

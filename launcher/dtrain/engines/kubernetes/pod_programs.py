@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -122,11 +123,15 @@ class PodProcess:
 
     def read(self, size: int = 1 << 18) -> bytes:
         """``size`` is not a limit: a message is at most as long as the API server sends it."""
+        return self._next(None)
+
+    def _next(self, deadline: float | None) -> bytes:
+        """As `read`. Raises TimeoutError after ``deadline``, in seconds of the monotonic clock."""
         import websocket
 
         while not self._over:
+            self._wait(deadline)
             try:
-                self._wait()
                 with self._lock:
                     kind, message = self._web_socket.recv_data(control_frame=True)
             except (websocket.WebSocketException, OSError, ValueError) as error:
@@ -146,13 +151,16 @@ class PodProcess:
                     self._take_status(data)
         return b""
 
-    def _wait(self) -> None:
+    def _wait(self, deadline: float | None) -> None:
         """Wait for something to read. TLS may have decrypted it already."""
         connection = self._web_socket.sock
-        if not getattr(connection, "pending", int)():
-            poll = select.poll()
-            poll.register(connection, select.POLLIN)
-            poll.poll()
+        if connection is None or getattr(connection, "pending", int)():
+            return
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        if not poll.poll(left):
+            raise TimeoutError("the program still runs")
 
     def _take_status(self, data: bytes) -> None:
         with answer_of(self._host, ATTEMPTED):
@@ -179,7 +187,8 @@ class PodProcess:
         return self._tail.contents()
 
     def wait(self, timeout: float | None = None) -> int:
-        while self.read():
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._next(deadline):
             pass
         if self._status is None:
             raise self._broken(None)
