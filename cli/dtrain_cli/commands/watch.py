@@ -15,7 +15,7 @@ from dtrain.failures.cause import Report
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.observer import Both
 from dtrain.session.stopping.control import Control
-from dtrain.session.stopping.signals import on_signals, stop_by_signal
+from dtrain.session.stopping.signals import INSIST, STOP, on_signals, stop_by_signal
 from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
 from dtrain_cli.memory import tune_heap
@@ -54,8 +54,8 @@ class Watch:
         display: Display | None = None,
         exports: Exports | None = None,
     ) -> None:
-        """With ``stopping``, Ctrl-C and other signals stop the job; without, they only end the
-        view."""
+        """With ``stopping``, Ctrl-C and other signals stop the job; without, only those of `dtrain
+        stop` do, and the others end the view."""
         tune_heap()
         self._stopping = stopping
         self._detachment = detachment
@@ -124,7 +124,7 @@ class Watch:
             self._enough = self._view_muted
             self._view_muted = True
             self.view.mute()
-        elif self._stopping:
+        elif self._stopping or number in (STOP, INSIST):  # `attach` may be in charge of the run
             stop_by_signal(self.control, number)
         else:
             self.control.leave()
