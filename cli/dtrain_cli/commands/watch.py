@@ -19,7 +19,7 @@ from dtrain.session.stopping.signals import INSIST, STOP, on_signals, stop_by_si
 from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
 from dtrain_cli.memory import tune_heap
-from dtrain_cli.standard import unwritable
+from dtrain_cli.standard import reader_gone, unwritable
 from dtrain_cli.views import Display, Filters, make_view
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class Watch:
         code = work()
         self.view.close()
         self.view.wait(5)
-        return code
+        error = self.view.output_error
+        closed = error is not None and reader_gone(error) and not self._signalled
+        return ExitCode.OUTPUT_CLOSED if closed else code
 
     def running(self, run: str) -> None:
         """Leave the terminal if this launch is detached: all workers have started."""
