@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import pwd
 import shutil
@@ -73,7 +74,11 @@ class Cluster:
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=STATE))
         self.folder.chmod(0o755)
-        (self.folder / "owner").write_text(_identity(os.getpid()))
+        # Locked while this process runs, which another container may not see.
+        self._owner = (self.folder / "owner").open("w")
+        fcntl.flock(self._owner, fcntl.LOCK_EX)
+        self._owner.write(_identity(os.getpid()))
+        self._owner.flush()
         self.identity = self.folder / "identity"
         self.known_hosts = self.folder / "known_hosts"
         self.hosts: list[Host] = []
@@ -210,6 +215,7 @@ class Cluster:
             self._switch.stdin.close()
             self._switch = None
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._owner.close()
 
     def _in_switch(self) -> list[str]:
         assert self._switch
@@ -350,7 +356,9 @@ def _sweep() -> None:
         # A new folder has no owner yet: keep it for a minute.
         with contextlib.suppress(OSError):
             if not _owner(folder) and time.time() - folder.stat().st_mtime > 60:
-                shutil.rmtree(folder, ignore_errors=True)
+                with (folder / "owner").open("a") as owner:
+                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep(count: int, port: int, home_size: str) -> None:

@@ -111,7 +111,7 @@ app = typer.Typer(
     invoke_without_command=True,
     epilog=(
         "Exit codes: 0 done, 1 the job failed, 2 usage or invalid file, 3 a host or its"
-        " check failed, 70 internal error, 130 interrupted."
+        " check failed, 70 internal error, 130 interrupted, 141 the output was closed."
     ),
     **PLAIN,
 )
@@ -161,6 +161,7 @@ def run() -> int:
     """Run the command line; every failure ends as a message and an exit code."""
     from dtrain.diagnostics import DtrainError, ExitCode, LimitError
     from dtrain_cli.errors import explain, say
+    from dtrain_cli.standard import OutputClosedError
 
     if "_DTRAIN_COMPLETE" in os.environ:
         return _complete()
@@ -170,13 +171,11 @@ def run() -> int:
             sys.stdout.flush()
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
+    except OutputClosedError as closed:
+        return closed.exit_code
     except DtrainError as error:
         return explain(error)
     except (KeyboardInterrupt, typer.Abort):
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone, so there is nowhere to report to.
-        sys.stdout = None
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001  the last boundary: users never see a traceback
         # Newer versions of Typer have a copy of click, with exceptions of their own.

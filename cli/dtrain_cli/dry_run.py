@@ -24,7 +24,7 @@ def rendered(plan: LaunchPlan, *, json: bool = False, output: Path | None = None
     Uses no network and no clock, and returns the same bytes on every machine.
     """
     script = batch_script(plan)
-    manifest = view.as_json(plan, script)
+    manifest = view.as_json(plan, script) if json or output is not None else ""
     if output is not None:
         count = _write(plan, script, manifest, output)
         if not json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -22,10 +23,28 @@ class OutputError(DtrainError):
         )
 
 
+class OutputClosedError(DtrainError):
+    """The reader of standard output is gone, which needs no message."""
+
+    exit_code = ExitCode.OUTPUT_CLOSED
+
+    def __init__(self) -> None:
+        super().__init__("standard output was closed")
+
+
+def unwritable(error: OSError) -> OutputError | OutputClosedError:
+    """The error with which a command ends whose output cannot be written."""
+    return OutputClosedError() if reader_gone(error) else OutputError(error)
+
+
+def reader_gone(error: OSError) -> bool:
+    """Whether the reader of a pipe or the terminal is gone, in contrast to a full disk."""
+    return error.errno in (errno.EPIPE, errno.EIO, errno.ENXIO)
+
+
 def typed(stream: TextIO | None) -> TextIO | None:
-    """Wrap ``stream``: a failed write to stdout raises OutputError, and a failed write to stderr is
-    dropped, because no stream is left for the report. A closed pipe still raises
-    BrokenPipeError."""
+    """Wrap ``stream``: a failed write to stdout raises `unwritable`, and a failed write to stderr
+    is dropped, because no stream is left for the report."""
     if stream is None:
         return None
     raw = _Raw(stream.fileno(), "wb", closefd=False)
@@ -51,10 +70,8 @@ class _Raw(io.FileIO):
                 # The parent process made this terminal or pipe non-blocking.
                 select.select([], [self.fileno()], [])
             return written
-        except BrokenPipeError:
-            raise
         except OSError as error:
             discard(self.fileno())  # with the buffer, or Python's exit would fail on it too
             if self.fileno() == 2:
                 return memoryview(data).nbytes  # type: ignore[arg-type]
-            raise OutputError(error) from None
+            raise unwritable(error) from None

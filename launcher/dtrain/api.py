@@ -114,7 +114,9 @@ def launch(
     - ``on_running`` gets the run's name once all workers have started, or a queue has the job.
     - ``control``: its ``stop()``, called in another thread or in a callback, ends the job.
     - ``signals``: Ctrl-C, SIGTERM and a closed terminal stop the job cleanly. Only in the main
-      thread. Without it, `launch` installs no signal handlers.
+      thread. Without it, `launch` installs no signal handlers. If one of the program's handlers
+      raises, as Python's own does on Ctrl-C (KeyboardInterrupt), the job is stopped, and `launch`
+      raises that exception once the job has ended. A second one kills the workers.
     - ``observer`` gets everything that happens, instead of the callbacks.
     - ``ask`` asks a person for passphrases; without it no question is asked.
     - ``detach``: return once all workers have started or a queue has the job, or once that has
@@ -125,6 +127,7 @@ def launch(
     """
     from dtrain.engines.slurm import allocation
     from dtrain.failures.cause import Report
+    from dtrain.session.stopping.interruption import uninterrupted
     from dtrain.spec.secrets import secret_values
 
     request = load(spec, args=args, env=env)
@@ -154,13 +157,13 @@ def launch(
     caller = _caller(observer, control, ask, on_running)
     if observer is not None:
         with _starting(request, caller, signals) as engine:
-            return engine.run(values)
+            return uninterrupted(lambda: engine.run(values), caller.control.stop)
     from dtrain.session.reporting.callbacks import Callbacks
 
     received = Callbacks(caller.control, *callbacks)
     try:
         with _starting(request, replace(caller, observer=received.feed), signals) as engine:
-            report = engine.run(values)
+            report = uninterrupted(lambda: engine.run(values), caller.control.stop)
     except DtrainError as error:
         if error.exit_code is ExitCode.INVALID:
             raise
@@ -180,16 +183,19 @@ def attach(
     """Follow an earlier run until it ends, and return its report.
 
     Takes over the run if its launcher is gone. ``control.leave()`` returns early and leaves the job
-    running; the exit code in the report is then INTERRUPTED. It is NODE_FAILED, and the job may go
-    on, if no host can be reached for ``job.restart.node_timeout``. ``run`` is the name of a run or
+    running; the exit code in the report is then INTERRUPTED. Ctrl-C leaves it, too. The exit code
+    is NODE_FAILED, and the job may go on, if no host can be reached for
+    ``job.restart.node_timeout``. ``run`` is the name of a run or
     of its job, or the start of the name; of several runs, it means the one that is not over.
     Returns the report of a run that has ended. Raises UsageError if there is no such run, or if
     several are not over.
     """
     from dtrain.engines import existing
     from dtrain.runs.status import find_run
+    from dtrain.session.stopping.interruption import uninterrupted
 
-    return existing.attach(find_run(run), _caller(observer, control, ask))
+    folder, caller = find_run(run), _caller(observer, control, ask)
+    return uninterrupted(lambda: existing.attach(folder, caller), lambda _: caller.control.leave())
 
 
 def stop(
@@ -207,8 +213,10 @@ def stop(
     """
     from dtrain.engines import existing
     from dtrain.runs.status import find_run
+    from dtrain.session.stopping.interruption import uninterrupted
 
-    return existing.stop(find_run(run), _caller(observer, control, ask), force=force)
+    folder, caller = find_run(run), _caller(observer, control, ask)
+    return uninterrupted(lambda: existing.stop(folder, caller, force=force), caller.control.stop)
 
 
 def execute(
@@ -227,15 +235,16 @@ def execute(
 
     ``target`` is a spec as for `launch`, or a run as for `attach`; for ``settings`` see `load`. One
     word alone in ``argv`` is a line for ``/bin/sh``. ``timeout``: seconds after which the command
-    is stopped. ``control.stop()`` stops it on all hosts. ``receiver`` gets the output. Raises
-    UsageError and SpecError for invalid input; a host that cannot be reached is an `Outcome` with
-    an error.
+    is stopped. ``control.stop()`` and Ctrl-C stop it on all hosts. ``receiver`` gets the output.
+    Raises UsageError and SpecError for invalid input; a host that cannot be reached is an `Outcome`
+    with an error.
     """
     from dtrain.engines.execution import execute as run_commands
     from dtrain.runs.record import Record
     from dtrain.runs.status import find_run
     from dtrain.session.relays.commands import Receiver
     from dtrain.session.stopping.control import Control
+    from dtrain.session.stopping.interruption import uninterrupted
 
     refuse_text("argv", argv)
     record = None
@@ -252,17 +261,23 @@ def execute(
                 f"`settings` needs a cluster file, but {target!r} is a run",
                 hint="a run keeps the settings that it was launched with",
             )
-    return run_commands(
-        load(target, settings=settings) if record is None else record.request,
-        record,
-        argv,
-        hosts=hosts,
-        limit=timeout,
-        receiver=receiver or Receiver(),
-        control=control or Control(),
-        ask=ask,
-        notice=on_notice or (lambda text: None),
-    )
+    request = load(target, settings=settings) if record is None else record.request
+    control = control or Control()
+
+    def run() -> list[Outcome]:
+        return run_commands(
+            request,
+            record,
+            argv,
+            hosts=hosts,
+            limit=timeout,
+            receiver=receiver or Receiver(),
+            control=control,
+            ask=ask,
+            notice=on_notice or (lambda text: None),
+        )
+
+    return uninterrupted(run, control.stop)
 
 
 def _caller(

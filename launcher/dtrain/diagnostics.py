@@ -10,6 +10,7 @@ The exception tree, with the exit code of each branch:
     ├── StorageError     3   this machine cannot store the run's files
     ├── BackgroundError  3   the launcher in the background did not start
     ├── OutputError      3   standard output cannot be written
+    ├── OutputClosedError 141  the reader of standard output is gone
     ├── LimitError       3   this machine lets dtrain start no more threads, or open no more files
     └── NodeError        3   a host could not be reached or prepared
         ├── ConnectError     no connection (name, route, port, timeout)
@@ -42,6 +43,8 @@ class ExitCode(IntEnum):
     NODE_FAILED = 3
     INTERNAL = 70
     INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
+    """The reader of its output is gone. Shells report the same for a death by SIGPIPE."""
 
 
 @dataclass(frozen=True, slots=True)

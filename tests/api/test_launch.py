@@ -207,6 +207,33 @@ def test_signals_stop_the_job_when_asked(scene: Scene) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_ctrl_c_stops_the_job_and_is_raised_after_its_end(scene: Scene) -> None:
+    def on_running(run: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        dtrain.launch(scene.cluster_file(scene.script(WAIT)), on_running=on_running)
+    status = dtrain.LaunchedRun(scene.run_folder().name).status()
+    assert status.report is not None and status.report.reason == "Ctrl-C"
+    assert scene.leftovers() == []
+
+
+def test_ctrl_c_during_a_wait_leaves_the_job_running(scene: Scene) -> None:
+    def press() -> None:
+        until(lambda: run.status().in_charge == os.getpid(), "this process to take over")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    run = dtrain.launch(scene.cluster_file(scene.script(WAIT)), detach=True)
+    launcher = run.status().in_charge
+    assert launcher is not None
+    os.kill(launcher, signal.SIGKILL)
+    threading.Thread(target=press, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert {host.state for host in run.status(ask_hosts=True).hosts.values()} == {"running"}
+    assert run.stop().reason == "dtrain stop"
+
+
 def test_signals_need_the_main_thread(scene: Scene) -> None:
     launch = Background(scene.cluster_file(scene.script(TALK)), signals=True)
     with pytest.raises(dtrain.UsageError, match="main thread"):

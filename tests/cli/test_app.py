@@ -185,18 +185,6 @@ def test_an_unrelated_folder_is_not_changed(cluster: Path, tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("argv", [["schema"], ["launch", "{cluster}", "--dry-run", "--json"]])
-def test_a_reader_that_closes_the_pipe_early(cluster: Path, argv: list[str]) -> None:
-    command = [sys.executable, "-m", "dtrain_cli", *(a.format(cluster=cluster) for a in argv)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout and process.stderr
-        process.stdout.close()
-        message = process.stderr.read()
-    assert message == ""
-
-
 def test_an_internal_error_is_written_to_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

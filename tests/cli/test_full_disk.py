@@ -1,4 +1,5 @@
-"""If stdout is on a full disk, every command reports it and exits with 3."""
+"""If stdout is on a full disk, every command reports it and exits with 3. If its reader is gone, a
+command exits with 141."""
 
 from __future__ import annotations
 
@@ -63,6 +64,23 @@ def test_output_that_cannot_be_written(
     assert "Exception ignored" not in stderr
 
 
+@pytest.mark.parametrize("verb", ["--help", "ps", "logs run-1", "logs run-1 --json", "schema"])
+def test_output_whose_reader_is_gone(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTRAIN_HOME", str(tmp_path / "home"))
+    make_run()
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = warm.dtrain(
+        *verb.split(), environment=os.environ, stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    _, stderr = process.communicate(HANG)
+    assert process.returncode == 141, stderr
+    assert "rror" not in stderr
+
+
 def test_a_new_process_whose_output_cannot_be_written() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
@@ -100,11 +118,13 @@ def test_a_launch_whose_output_cannot_be_written(options: list[str], tmp_path: P
 
 @pytest.mark.parametrize("argv", [["ps", "nowhere"], ["--fly"]])
 def test_an_error_that_cannot_be_written_keeps_its_exit_code(argv: list[str]) -> None:
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "dtrain_cli", *argv], stderr=full, stdout=full, check=False
-        )
-    assert done.returncode == 2
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("wb") as full, open(writer, "wb") as closed:
+        for output in (full, closed):
+            process = warm.dtrain(*argv, environment=os.environ, stdout=output, stderr=output)
+            process.communicate(HANG)
+            assert process.returncode == 2
 
 
 def test_a_pipe_that_the_parent_process_made_non_blocking() -> None:

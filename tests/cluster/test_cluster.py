@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -108,6 +109,22 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
     with Cluster(1):
         assert not Path(folder).exists()
     assert Path(folder).parent == STATE
+
+
+def test_a_cluster_whose_owner_is_in_another_container_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process has another number there. It holds the lock."""
+    monkeypatch.setattr(script, "STATE", tmp_path)
+    theirs, crashed = (tmp_path / f"{PREFIX}{name}" for name in ("theirs", "crashed"))
+    for folder in (theirs, crashed):
+        folder.mkdir()
+        (folder / "owner").write_text(f"{os.getpid()} 1")
+        os.utime(folder, (0, 0))
+    with (theirs / "owner").open() as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        script._sweep()
+    assert [*tmp_path.iterdir()] == [theirs]
 
 
 def test_down_stops_no_cluster_of_another_checkout(

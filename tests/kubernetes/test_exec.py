@@ -59,7 +59,7 @@ def test_a_pod_that_is_gone_and_one_that_dies(desk: Desk) -> None:
     desk.kubernetes.run_out_of_memory(desk.pod(1))
     done = command.wait()
     assert done.code == 3, str(done)
-    assert re.search(r"node(1|\[0-1\]): running a command: .* was ended by SIGKILL", done.stderr)
+    assert re.search(r"node(1|\[0-1\]): running a command: .* was killed by SIGKILL", done.stderr)
 
 
 def test_why_no_command_runs(desk: Desk) -> None:

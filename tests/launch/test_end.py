@@ -269,7 +269,7 @@ def test_a_broken_pipe_ends_the_job(scene: Scene) -> None:
     reader.stdin.close()
     assert len(reader.stdout.readlines()) == 3
     reader.wait()
-    assert launch.wait().code == 130
+    assert launch.wait().code == 141
     assert "Traceback" not in launch.stderr
     assert "BrokenPipe" not in launch.stderr
     assert scene.leftovers() == []

@@ -147,6 +147,19 @@ def test_a_killed_launcher_loses_nothing(runs: Runs, times: int) -> None:
     assert runs.scene.leftovers() == []
 
 
+def test_stop_ends_a_run_that_attach_is_in_charge_of(runs: Runs) -> None:
+    run = runs.detach()
+    runs.kill_launcher(run)
+    attached = runs.dtrain("attach", run)
+    attached.until("line", count=20)
+    assert runs.dtrain("stop", run).wait().code == 0
+    done = attached.wait()
+    assert done.code == 130, str(done)
+    assert "left the run" not in done.stderr
+    assert "dtrain: stopped after " in done.stderr
+    assert runs.scene.leftovers() == []
+
+
 def test_status_of_a_run_without_a_launcher_comes_from_its_hosts(runs: Runs) -> None:
     run = runs.detach()
     runs.kill_launcher(run)

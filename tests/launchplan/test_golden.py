@@ -7,6 +7,7 @@ Its ``plan.json`` is also what ``--json`` prints. ``--update-golden`` writes the
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from dtrain.diagnostics import UsageError
 from dtrain.launchplan import shell
 from dtrain.launchplan.build import build
 from dtrain.launchplan.plan import LaunchPlan
+from dtrain.loading import load
 from dtrain_cli.dry_run import rendered
 from support.json_page import undocumented
 from support.other_users import MALLORY, folder_of, scratch
@@ -101,6 +103,18 @@ def test_tf_config_has_one_cluster_and_a_distinct_task_for_each_process() -> Non
     endpoints = [endpoint for tasks in cluster.values() for endpoint in tasks]
     assert len(set(endpoints)) == len(endpoints)
     assert "[fd00::7]:4000" in endpoints
+
+
+def test_a_plan_of_four_times_the_tasks_takes_four_times_the_calls() -> None:
+    def calls(nodes: int) -> int:
+        job = {"framework": "tensorflow", "script": "train.py"}
+        cluster = {"slurm": {}, "nodes": nodes, "gpus": 1}
+        spec = load({"cluster": cluster, "job": job}).spec()
+        profile = cProfile.Profile()
+        profile.runcall(build, spec)
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls(256) < 5 * calls(64)
 
 
 def test_a_script_passes_every_byte(tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ os.read(os.open({str(host.workdir / "go")!r}, os.O_RDONLY), 1)
 
 
 def test_a_removed_run_folder_does_not_hide_the_job(host: Node) -> None:
-    script = 'rm -r "$DTRAIN_RUN_DIR"; echo ready; exec sleep 600'
+    # Not `rm -r`: it leaves a folder in which a file appears meanwhile, such as the telemetry.
+    script = 'mv "$DTRAIN_RUN_DIR" removed; echo ready; exec sleep 600'
     agent = host.start(host.shell(script))
     agent.until(lambda: agent.text("worker-0.out") == "ready\n")
     second = host.attach()

@@ -67,7 +67,7 @@ def test_a_killed_receiver(incompressible: Folders, tmp_path: Path) -> None:
         os.kill(int(pid.read_text()), signal.SIGKILL)
 
     before = contents(folders.workdir)
-    with pytest.raises(PrepareError, match="ended with status -9"):
+    with pytest.raises(PrepareError, match="killed by SIGKILL"):
         _send(Faulty(folders.connection, 4, kill), folders, folders.scan())
     assert contents(folders.workdir) == before
     assert list(folders.container.glob(".incoming-*"))

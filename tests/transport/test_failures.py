@@ -22,7 +22,7 @@ import pytest
 
 from dtrain.diagnostics import ConnectError, HostKeyError
 from dtrain.spec.model import Host, Ssh
-from dtrain.transport import retry
+from dtrain.transport import retry, ssh
 from dtrain.transport.ssh import SshTransport
 from dtrain.transport.ssh_transport import MAX_GREETING, BoundedPacketizer
 from support.limits import HANG, until
@@ -212,6 +212,25 @@ def test_retries_end_if_the_server_hangs(
             transport.connect(host(server, connect_timeout=seconds))
         assert "overloaded" in caught.value.hint
         assert "(MTU): `ping -M do -s 1400 127.0.0.1`" in caught.value.hint
+
+
+def test_a_jump_host_that_hangs_is_named_early(
+    tmp_path: Path, blob: bytes, host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "JUMP_NOTICE_SECONDS", 0.1)
+    named = threading.Event()
+
+    def notice(text: str) -> None:
+        assert text == f"waiting for the jump host 127.0.0.1 (127.0.0.1:{server.port}) to answer"
+        named.set()
+
+    with Hanging(blob) as server, ThreadPoolExecutor(1) as pool:
+        transport = SshTransport(tmp_path, notice=notice)
+        jump = f"user@127.0.0.1:{server.port}"
+        connecting = pool.submit(transport.connect, host(server, jump=jump))
+        assert named.wait(HANG)
+        transport.close()
+        assert isinstance(connecting.exception(HANG), ConnectError)
 
 
 def test_a_server_that_does_not_speak_ssh(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.diagnostics import ConnectError
 from dtrain.spec.model import Host
 from dtrain.transport import node_program
 from dtrain.transport.local import LocalTransport
+from support.scripted import ScriptedProcess
 
 CASES = {
     "missing": ("there is no {python}", "cluster.python"),
@@ -17,6 +19,7 @@ CASES = {
     "not-executable": ("{python} cannot be executed", "cluster.python"),
     "too-old": ("{python} cannot run dtrain: python 3.6 is too old", "3.8 or newer"),
     "replaced": ("another shell ran there in place of {python}", "`exec`"),
+    "killed": ("killed by SIGTERM", "out of memory"),
     "ends": ("{python} ended with status 3: no memory", "log in there"),
 }
 SCRIPTS = {
@@ -25,6 +28,7 @@ SCRIPTS = {
     "too-old": '#!/bin/sh\necho Welcome\nwhile [ "$1" != -c ]; do shift; done\n'
     f'exec {sys.executable} -c "import sys; sys.version_info = (3, 6, 8)\n$2"\n',
     "replaced": "#!/bin/sh\nexec sh\n",
+    "killed": "#!/bin/sh\nkill $$\n",
     "ends": "#!/bin/sh\necho no memory\nexit 3\n",
 }
 
@@ -48,3 +52,12 @@ def test_the_error_names_host_command_and_remedy(case: str, tmp_path: Path) -> N
     assert error.message.startswith("node1: checking: ")
     assert reason.format(python=python) in error.message
     assert remedy in error.hint
+
+
+def test_a_connection_that_ends_after_the_output_is_the_error() -> None:
+    class Cut(ScriptedProcess):
+        def wait(self, timeout: float | None = None) -> int:
+            raise lost
+
+    lost = ConnectError("node1", "waiting for a command", "the server closed the connection")
+    assert node_program.failure("node1", "checking", "python3", Cut(b""), b"") is lost

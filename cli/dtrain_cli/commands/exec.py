@@ -16,10 +16,10 @@ from dtrain_cli import completion, prompt
 from dtrain_cli.commands.select import seconds_of, unfolded
 from dtrain_cli.options import errors_name_options
 from dtrain_cli.parameters import Settings, argument, flag, option
-from dtrain_cli.standard import OutputError
+from dtrain_cli.standard import unwritable
 from dtrain_cli.views import color
 from dtrain_cli.views.commands import CommandJson, CommandLines, CommandView
-from dtrain_cli.views.outlet import Outlet, reader_gone
+from dtrain_cli.views.outlet import Outlet
 
 
 def exec(
@@ -58,16 +58,16 @@ def exec(
     limit = seconds_of("--timeout", timeout)
     if limit == 0:
         raise UsageError("--timeout 0 leaves no time", hint="write e.g. 30s, 10m or 1h30m")
-    control = Control()
-    broken = _Broken(control)
-    out, err = (Outlet(stream, broken.note) for stream in (sys.stdout, sys.stderr))
+    stopping = _Stopping()
+    control = stopping.control
+    out, err = (Outlet(stream, stopping.on_failed_output) for stream in (sys.stdout, sys.stderr))
     hosts = None if host is None else unfolded("--host", host)
     view: CommandView = (
         CommandJson(out)
         if json
         else CommandLines(out, err, fold=fold, color=(color(out.terminal), color(err.terminal)))
     )
-    with errors_name_options(), on_signals(lambda number: stop_by_signal(control, number)):
+    with errors_name_options(), on_signals(stopping.on_signal):
         outcomes = api.execute(
             target,
             command,
@@ -81,19 +81,24 @@ def exec(
         )
         code = exit_code(outcomes, interrupted=control.interrupted)
         view.finished(outcomes, code)
-    if broken.error is not None:
-        raise OutputError(broken.error)
+    # Ctrl-C also ends a `tee` that reads the output.
+    if stopping.output_error is not None and not stopping.signalled:
+        raise unwritable(stopping.output_error)
     raise typer.Exit(code)
 
 
-class _Broken:
-    """Stops the command when its output cannot be written."""
+class _Stopping:
+    """Stops the command on a signal, or when its output cannot be written."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self.error: OSError | None = None
+    def __init__(self) -> None:
+        self.control = Control()
+        self.signalled = False
+        self.output_error: OSError | None = None
 
-    def note(self, error: OSError) -> None:
-        if not reader_gone(error):
-            self.error = error
-        self._control.hang_up("its output was closed")
+    def on_signal(self, number: int) -> None:
+        self.signalled = True
+        stop_by_signal(self.control, number)
+
+    def on_failed_output(self, error: OSError) -> None:
+        self.output_error = self.output_error or error
+        self.control.hang_up("its output was closed")

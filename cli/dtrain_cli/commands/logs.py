@@ -28,7 +28,7 @@ from dtrain.runs.stream_reader import last_lines
 from dtrain.session.stopping.signals import on_signals
 from dtrain_cli.commands.select import filters_of_run, seconds_of
 from dtrain_cli.parameters import AnyRun, Fold, OnlyHosts, OnlyRanks, Timestamps, flag, option
-from dtrain_cli.standard import OutputError
+from dtrain_cli.standard import unwritable
 from dtrain_cli.views import make_view
 from dtrain_cli.views.view import View
 
@@ -63,7 +63,7 @@ def logs(
         sys.stdout,
         sys.stderr,
         chosen,
-        leaving.set,
+        lambda: None,  # `_show` looks for its error
         json=json,
         fold=fold,
         timestamps=timestamps,
@@ -110,10 +110,10 @@ def _show(
                 plan = record.plan
             streams = _streams(folder, plan, record.attempt)
         view.close()
-        while not view.wait(POLL) and not leaving.is_set():
+        while not (view.wait(POLL) or view.output_error or leaving.is_set()):
             pass
-    if view.output_error is not None:
-        raise OutputError(view.output_error)
+    if view.output_error is not None and not leaving.is_set():
+        raise unwritable(view.output_error)
 
 
 def _streams(folder: RunFolder, plan: LaunchPlan, attempts: int) -> dict[Stream, int]:

@@ -15,11 +15,11 @@ from dtrain.failures.cause import Report
 from dtrain.runs.folder import RunFolder
 from dtrain.session.reporting.observer import Both
 from dtrain.session.stopping.control import Control
-from dtrain.session.stopping.signals import on_signals, stop_by_signal
+from dtrain.session.stopping.signals import INSIST, STOP, on_signals, stop_by_signal
 from dtrain.transport.questions import Ask
 from dtrain_cli import prompt
 from dtrain_cli.memory import tune_heap
-from dtrain_cli.standard import OutputError
+from dtrain_cli.standard import reader_gone, unwritable
 from dtrain_cli.views import Display, Filters, make_view
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class Watch:
         display: Display | None = None,
         exports: Exports | None = None,
     ) -> None:
-        """With ``stopping``, Ctrl-C and other signals stop the job; without, they only end the
-        view."""
+        """With ``stopping``, Ctrl-C and other signals stop the job; without, only those of `dtrain
+        stop` do, and the others end the view."""
         tune_heap()
         self._stopping = stopping
         self._detachment = detachment
-        self._over = self._enough = self._view_muted = False
+        self._signalled = self._over = self._enough = self._view_muted = False
         self.control = Control()
         if detachment is not None and display is not Display.QUIET:
             # stderr becomes a file, which redrawn dashboards would fill.
@@ -94,9 +94,11 @@ class Watch:
                 # Whatever is printed next must not end up below or inside a dashboard.
                 with self.view.pause():
                     raise
-        if report.exit_code is ExitCode.OK and self.view.output_error is not None:
-            raise OutputError(self.view.output_error)
-        return report.exit_code
+        code, error = report.exit_code, self.view.output_error
+        stopped = code is ExitCode.INTERRUPTED and not self._signalled
+        if error is not None and (stopped or code is ExitCode.OK):
+            raise unwritable(error)
+        return code
 
     def until_stopped(self, work: Callable[[], ExitCode]) -> ExitCode:
         """Run ``work``, which stops a run, and show dtrain's notices but no worker output. The
@@ -105,7 +107,9 @@ class Watch:
         code = work()
         self.view.close()
         self.view.wait(5)
-        return code
+        error = self.view.output_error
+        closed = error is not None and reader_gone(error) and not self._signalled
+        return ExitCode.OUTPUT_CLOSED if closed else code
 
     def running(self, run: str) -> None:
         """Leave the terminal if this launch is detached: all workers have started."""
@@ -116,12 +120,13 @@ class Watch:
                 self._detachment.leave_terminal(run, RunFolder.find(run).path)
 
     def on_signal(self, number: int) -> None:
+        self._signalled = True
         if self._over:
             # On the second signal, drop the unwritten output: its reader may be stuck.
             self._enough = self._view_muted
             self._view_muted = True
             self.view.mute()
-        elif self._stopping:
+        elif self._stopping or number in (STOP, INSIST):  # `attach` may be in charge of the run
             stop_by_signal(self.control, number)
         else:
             self.control.leave()

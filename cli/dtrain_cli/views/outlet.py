@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import stat
@@ -10,9 +9,6 @@ from collections.abc import Callable
 from typing import TextIO
 
 from dtrain_cli.standard import discard
-
-_READER_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)
-"""Errors of a closed pipe, and EIO of a closed terminal."""
 
 
 class Outlet:
@@ -70,8 +66,3 @@ class Outlet:
         except OSError:
             return False
         return self.terminal and other.terminal and mine.st_rdev == its.st_rdev
-
-
-def reader_gone(error: OSError) -> bool:
-    """Whether the reader is gone, in contrast to a full disk."""
-    return error.errno in _READER_GONE

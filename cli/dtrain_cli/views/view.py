@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from dtrain.runs.events import RunEvent, RunLeft
 from dtrain.session.reporting.feed import Feed, RunReceiver
+from dtrain_cli.standard import reader_gone
 from dtrain_cli.views import Filters
-from dtrain_cli.views.outlet import reader_gone
 
 
 class View(Feed):
@@ -26,7 +26,7 @@ class View(Feed):
         self._on_broken_pipe = on_broken_pipe
         self._broken = False
         self.output_error: OSError | None = None
-        """The error of a failed write to stdout or stderr, except that its reader is gone."""
+        """The error of the first failed write to stdout or stderr."""
         super().__init__(display(self._output_failed), filters.show, by_arrival=by_arrival)
 
     def on_event(self, event: RunEvent) -> None:
@@ -42,8 +42,8 @@ class View(Feed):
         super().on_event(event)
 
     def _output_failed(self, error: OSError) -> None:
+        self.output_error = self.output_error or error
         if not reader_gone(error):
-            self.output_error = error
             self.notice(f"output is no longer shown: {error.strerror}")
         elif not self._broken:
             self._broken = True

@@ -4,6 +4,7 @@ engine allocates the hosts, also hosts, addresses and the number of each process
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from dtrain.records import dataclass
 
@@ -29,21 +30,27 @@ class NodeSlot(Slot):
 class Template(str):
     """A string that remembers its slots. Other code uses it as a plain string."""
 
-    parts: tuple[str | Slot, ...]
+    _given: tuple[str | Slot, ...]
 
     def __new__(cls, *parts: str | Slot) -> Template:
         """Join ``parts``; a part that is a `Template` keeps its slots."""
+        values = (part.value if isinstance(part, Slot) else part for part in parts)
+        template = super().__new__(cls, "".join(values))
+        template._given = parts
+        return template
+
+    @cached_property
+    def parts(self) -> tuple[str | Slot, ...]:
+        """Text and slots in turn. Found only when needed: each process has the addresses of all,
+        and one script often shows those of one."""
         flat: list[str | Slot] = []
-        for part in parts:
+        for part in self._given:
             for each in part.parts if isinstance(part, Template) else (part,):
                 if flat and isinstance(each, str) and isinstance(flat[-1], str):
                     flat[-1] += each
                 else:
                     flat.append(each)
-        values = (part.value if isinstance(part, Slot) else part for part in flat)
-        template = super().__new__(cls, "".join(values))
-        template.parts = tuple(flat)
-        return template
+        return tuple(flat)
 
 
 def joined(separator: str, texts: Iterable[str]) -> str:

@@ -29,27 +29,29 @@ def task_hosts(spec: ClusterFile, launched: Launched, local_python: str) -> Iter
     placed, scripted = tensorflow_tasks(spec), launched.scripted
     listening: Counter[str] = Counter()
     tasks: list[tf_config.TensorFlowTask] = []
-    for role, index, on in placed:
+    ranks_of: list[list[int]] = [[] for _ in hosts]
+    for rank, (role, index, on) in enumerate(placed):
         # Hosts with the same address are one machine and share its ports.
         address = hosts[on].address
         tasks.append(
             tf_config.TensorFlowTask(role, index, address, launched.later_port(listening[address]))
         )
         listening[address] += 1
+        ranks_of[on].append(rank)
     shared, own = _tensorflow_identity(spec, tasks)
     for node_rank, values in enumerate(placeholders(spec, launched, len(tasks))):
         host = hosts[node_rank]
-        mine = [task for task, (_, _, on) in zip(tasks, placed, strict=True) if on == node_rank]
+        mine = [tasks[rank] for rank in ranks_of[node_rank]]
         gpus = _gpus_by_task(mine, job.roles, host)
         chosen = chosen_variables(job, host)
         python = python_on(host, local_python)
         numbered = {
-            task: {
+            tasks[rank]: {
                 **values,
-                "rank": number("rank", tasks.index(task), scripted=scripted),
+                "rank": number("rank", rank, scripted=scripted),
                 "local_rank": number("local_rank", local_rank, scripted=scripted),
             }
-            for local_rank, task in enumerate(mine)
+            for local_rank, rank in enumerate(ranks_of[node_rank])
         }
         processes = [
             Process(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtrain.diagnostics import ConnectError, PrepareError
+from dtrain.diagnostics import ConnectError, NodeError, PrepareError
 from dtrain.failures.cause import signal_name
 from dtrain.node.boot import REPLACED, TOO_OLD
 from dtrain.node.programs import boot_command, bundled
@@ -29,13 +29,16 @@ def start(connection: Connection, name: str, python: str, *, label: str) -> Remo
 
 def failure(
     host: str, attempted: str, python: str, process: RemoteProcess, output: bytes
-) -> PrepareError:
-    """The error for a program that ended too early. ``output`` is what it printed outside the
-    protocol, often a message of the shell or of Python."""
+) -> NodeError:
+    """The error for a program that ended too early: a ConnectError if its connection ended.
+    ``output`` is what it printed outside the protocol, often a message of the shell or of
+    Python."""
     try:
         status = process.wait(END)
-    except (TimeoutError, ConnectError):
+    except TimeoutError:
         status = None
+    except ConnectError as error:
+        return error
     said, shown = (text.decode("utf-8", "replace").strip() for text in (process.stderr(), output))
     printed = f"{said}\n{shown}".strip()
     # A version manager (pyenv) explains itself in several lines.
@@ -57,10 +60,15 @@ def failure(
         reason = f"there is no {python}{why}"
     elif status == NOT_EXECUTABLE:
         reason = f"{python} cannot be executed{why}"
+    elif status is not None and status < 0:
+        name = signal_name(-status) or f"signal {-status}"
+        reason = f"dtrain's process there was killed by {name}"
+        hint = (
+            "the host may be out of memory or shut down, or end the processes of a login (systemd's"
+            " KillUserProcesses): search `dmesg` and `journalctl` there"
+        )
     else:
         how = "ended" if status is None else f"ended with status {status}"
-        if status is not None and status < 0:
-            how = f"was ended by {signal_name(-status) or f'signal {-status}'}"
         reason = f"the program that dtrain started with {python} {how}"
         reason += f": {printed[-MAX_PRINTED:]}" if printed else ""
         hint = (

@@ -12,8 +12,9 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
@@ -57,6 +58,8 @@ drops connections at random (MaxStartups 10:30:100), and it may have other clien
 EARLY = 16
 """Limit on hosts that are connected early: more are not finished when their connections are needed,
 and each needs a thread more."""
+JUMP_NOTICE_SECONDS = 3.0
+"""Seconds without an answer after which a notice names the jump host: all hosts behind it wait."""
 ASKED_SECONDS = 60.0
 """Seconds for which all hosts share an answer of the user that their jump host refused."""
 
@@ -165,14 +168,16 @@ class SshTransport:
         server = self._server_slots(endpoint)
         with server, self._handshakes:
             deadline = time.monotonic() + endpoint.timeout
-            stream = self._open_stream(endpoint, via, deadline)
+            with self._naming_jump(endpoint):
+                stream = self._open_stream(endpoint, via, deadline)
             transport = ClientTransport(stream)
             with self._lock:
                 self._unfinished.add(transport)
             try:
                 if self._closing.is_set():
                     raise endpoint.error(ConnectError, "the launch is ending")
-                self._handshake(endpoint, transport, stream, deadline)
+                with self._naming_jump(endpoint):
+                    self._handshake(endpoint, transport, stream, deadline)
                 key = _host_key(endpoint, transport)
                 check_host_key(endpoint, key, transport.host_key_blob)
                 notice = self._known_hosts.check(endpoint, key)
@@ -192,6 +197,19 @@ class SshTransport:
                 with self._lock:
                     self._unfinished.discard(transport)
         return SshConnection(endpoint, transport)
+
+    @contextmanager
+    def _naming_jump(self, endpoint: Endpoint) -> Iterator[None]:
+        """Name a jump host that takes long to answer."""
+        text = f"waiting for the jump host {endpoint.host} ({endpoint.place}) to answer"
+        late = threading.Timer(JUMP_NOTICE_SECONDS, self._notice, [text])
+        late.daemon = True
+        if endpoint.is_jump:
+            late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
 
     def _handshake(
         self,

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import socket
 import sys
 import tarfile
 import threading
@@ -286,6 +287,36 @@ def test_a_proxy_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ConnectError, match=r"the proxy: .* refused$"):
         Client(Kubernetes(image="i")).request("GET", "/version")
+
+
+def test_a_request_whose_connection_ends_is_sent_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server may have done what it asks. The caller knows whether to ask again."""
+    sent = 0
+
+    def drop() -> None:
+        nonlocal sent
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:  # the test is over
+                return
+            sent += 1
+            connection.recv(100)
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drop)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "config").write_text(kubeconfig("prod").replace("http://prod.test", url))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        with pytest.raises(ConnectError):
+            Client(Kubernetes(image="i")).request("GET", "/version")
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(HANG)
+    assert sent == 1
 
 
 def test_a_busy_server_is_asked_again_when_it_says(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections.abc import Callable, Generator
 from types import SimpleNamespace
@@ -120,6 +121,40 @@ def first_events(followed: Readers, count: int, *kinds: type[PodEvent]) -> list[
             found.append(event)
     followed.stop()
     return found
+
+
+class Pauses(threading.Event):
+    """Keeps for how long its waits are, and waits no longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: queue.SimpleQueue[float] = queue.SimpleQueue()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seconds.put(timeout)
+        return super().wait(0.01)
+
+
+def test_pauses_between_questions_for_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short again after an answer, and after a defect, which must not keep a processor busy."""
+    monkeypatch.setattr(reading, "FIRST_DELAY", 1.0)
+    monkeypatch.setattr(reading, "LAST_DELAY", 15.0)
+    down = ConnectError("server", "GET job", "connection refused")
+    answers: list[Exception | None] = [down, down, None, down, ValueError("a defect")]
+
+    def state() -> None:
+        if answers and (error := answers.pop(0)):
+            raise error
+
+    followed = readers(Server(lambda: one_line()))
+    followed._launched.state = state  # type: ignore[assignment, method-assign]
+    followed._stopped = pauses = Pauses()
+    followed._thread("job", "job", followed._ask_for_job)
+    found = [pauses.seconds.get(timeout=HANG) for _ in range(6)]
+    followed.stop()
+    often = reading.JOB_SECONDS
+    assert found == [1, 2, often, 1, 15, often]
 
 
 def events_of_log(server: Server, *, over: bool = False) -> list[PodEvent]:

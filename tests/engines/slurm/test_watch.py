@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.diagnostics import ExitCode
+from dtrain.diagnostics import ConnectError, ExitCode
+from dtrain.engines.slurm import follow
 from dtrain.engines.slurm.follow import SlurmFollower
 from dtrain.engines.slurm.job import SlurmJob
 from dtrain.engines.slurm.state import SlurmState
@@ -163,3 +164,40 @@ def test_a_machine_shows_few_notices(folder: RunFolder) -> None:
         follower._handle(read_message(said))
     assert len(observer.texts) == 2 * (MAX_NOTICES + 1)
     assert observer.texts[MAX_NOTICES + 1].endswith(": x0: worker-0.out was truncated")
+
+
+def test_a_job_without_watchers_is_not_asked_for_stacks(folder: RunFolder) -> None:
+    """They could not start, so the report of a hang does not wait for them."""
+    job = followed(folder, Notices())
+    job.update(SlurmState("RUNNING", hosts=("n1",)))
+    login: Any = None
+    (machine,) = job.watch._machines.values()
+    follower = SlurmFollower(job, login, Control())
+    follower._handle(read_message({"type": "unwatched", "text": "srun: error"}))
+    assert machine.reported_end
+
+
+def test_a_job_with_a_number_is_not_submitted_again(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may have forgotten it, so the program on the login node would not find it."""
+    monkeypatch.setattr(follow, "FIRST_DELAY", 0.01)
+    orders: list[str] = []
+
+    class Broken(SlurmFollower):
+        def _serve(self, order: Any) -> bool:
+            orders.append(order["op"])
+            job.may_exist = True
+            if len(orders) == 2:
+                job.number("7")
+            if len(orders) == 3:
+                control.leave()
+            raise ConnectError("login", "following the job", "the connection was lost")
+
+    request = Request("c.yaml", "/", FILE)
+    record = Record("run-1", request, 29500, "python3", 1e9)
+    job, control = SlurmJob(record, folder, Caller(), {}), Control()
+    login: Any = None
+    order: Any = {"op": "submit"}
+    assert Broken(job, login, control)._follow(order) is None
+    assert orders == ["submit", "submit", "follow"]

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from dtrain.diagnostics import AuthError, ConnectError, ExitCode, HostKeyError, NodeError
+from dtrain.engines.ssh import host_state, machine, outage
 from dtrain.engines.ssh import link as link_module
-from dtrain.engines.ssh import machine, outage
 from dtrain.engines.ssh.attempt import Attempt
 from dtrain.engines.ssh.context import AttemptContext
-from dtrain.engines.ssh.host_events import Post
+from dtrain.engines.ssh.host_events import Post, StopWorkers
 from dtrain.engines.ssh.link import Link
 from dtrain.engines.ssh.readiness import Spares
 from dtrain.messages import agent as messages
@@ -22,6 +22,7 @@ from dtrain.node import protocol
 from dtrain.node.agent.wire import PREAMBLE, encode
 from dtrain.runs import events
 from dtrain.runs.journal import JournalReader
+from dtrain.session.relays.liveness import PingLimit
 from dtrain.session.reporting.recorder import MAX_NOTICES
 from dtrain.session.stopping.control import Force
 from dtrain.spec.model import Host
@@ -469,3 +470,12 @@ def test_a_notice_that_each_relay_and_attempt_repeats_is_shown_once(tmp_path: Pa
         link.disconnect(0.0)
     journal = context.folder.journal.read_text()
     assert (journal.count("was truncated"), journal.count("are hidden")) == (1, 0)
+
+
+def test_a_host_that_is_to_stop_has_less_time_to_answer(tmp_path: Path) -> None:
+    context = context_of(SilentHost(), tmp_path)
+    link = Link(context, context.plan.hosts[0])
+    link.state = host_state.attached(link.host)
+    assert link._patience() == PingLimit.NORMAL
+    link.step(StopWorkers(10.0, "Ctrl-C"))
+    assert link._patience() == PingLimit.STOPPING == 2

@@ -29,13 +29,15 @@ class Watching(Observer):
     def __init__(self) -> None:
         self.hosts: list[tuple[str, ...]] = []
         self.seen: list[object] = []
-        """Attempts that began, and attempts with new output."""
+        """Notices, attempts that began, and attempts with new output."""
 
     def on_event(self, event: events.RunEvent) -> None:
         if isinstance(event, events.HostsPlanned):
             self.hosts.append(event.plan.host_names)
         if isinstance(event, events.AttemptPlanned):
             self.seen.append(("begins", event.plan.attempt))
+        if isinstance(event, events.NoticeShown):
+            self.seen.append(event.text)
 
     def output(self, stream: Stream, size: int) -> None:
         self.seen.append((stream.attempt, size))
@@ -64,7 +66,7 @@ def test_hosts_allocated_while_attach_begins(
 def test_the_last_output_of_an_attempt_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although the next one has begun since the last look."""
+    """Before the notice of its end, although the next one has begun since the last look."""
     monkeypatch.setenv("DTRAIN_HOME", str(tmp_path))
     folder = RunFolder.create("run-1")
     record = replace(QUEUED, allocated=("n1", "n2"))
@@ -76,9 +78,11 @@ def test_the_last_output_of_an_attempt_is_shown(
         file = replace(folder, attempt=attempt).logs / "n1" / "worker-0.out"
         file.parent.mkdir(parents=True)
         file.write_text("x" * attempt)
-    folder.journal.write_bytes(journal.encode(1e9, events.NextAttempt(2, ("n1", "n2"))))
+    written = Journal(folder.journal)
+    written.write(1e9, events.NoticeShown("restarting"))
+    written.write(1e9, events.NextAttempt(2, ("n1", "n2")))
     follower.read_new()
-    assert watching.seen == [(1, 1), ("begins", 2), (2, 2)]
+    assert watching.seen == [(1, 1), "restarting", ("begins", 2), (2, 2)]
 
 
 def test_a_watcher_learns_of_another_launcher(

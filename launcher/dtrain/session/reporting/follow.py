@@ -81,7 +81,9 @@ class RunFollower:
 
     def read_new(self) -> None:
         """Show what is new since the last call."""
-        for then, event in self._journal.read():
+        if new := list(self._journal.read()):
+            self._show_output()  # what came before these events, such as the last of an attempt
+        for then, event in new:
             self.state.add(then, event)
             self._forward(event)
         self._show_output()

@@ -1,0 +1,51 @@
+"""Ctrl-C in a program that calls dtrain and handles no signals for it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from dtrain.node.waiting import next_item
+
+POLL = 0.2
+"""Seconds between two looks at signals: one that arrives just before a wait does not end it."""
+_Result = TypeVar("_Result")
+
+
+def uninterrupted(work: Callable[[], _Result], interrupt: Callable[[str], None]) -> _Result:
+    """Run ``work``. What a signal handler raises, such as KeyboardInterrupt, is raised only when
+    ``work`` has ended. Each time, ``interrupt`` is called with the reason, to end it early.
+
+    Python runs signal handlers in the main thread, so ``work`` has a thread of its own.
+    """
+    ended: queue.SimpleQueue[tuple[_Result | None, BaseException | None]] = queue.SimpleQueue()
+
+    def act() -> None:
+        try:
+            ended.put((work(), None))
+        except BaseException as failure:  # noqa: BLE001 - raised in the waiting thread
+            ended.put((None, failure))
+
+    def end() -> tuple[_Result | None, BaseException | None]:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return next_item(ended, POLL)
+
+    raised: BaseException | None = None
+    # Not a daemon: where it cannot be waited for, the end of the process waits for it.
+    threading.Thread(target=act, name="dtrain-run").start()
+    while True:
+        try:
+            result, failure = end()
+            break
+        except BaseException as error:  # noqa: BLE001 - raised below
+            raised = raised or error
+            interrupt("Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
+    if raised is not None:
+        raise raised
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[return-value]
