@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.oracles import ask
+from support.warm import TORCH
 
 pytestmark = pytest.mark.torch
 
@@ -20,7 +21,7 @@ SMALL = [entry for entry in RECORD["entries"] if entry["case"]["name"].startswit
 @pytest.mark.parametrize("entry", SMALL, ids=lambda entry: entry["case"]["name"])
 def test_the_record_matches_the_oracle(entry: dict[str, Any]) -> None:
     oracle = Path(__file__).with_name("fsdp_oracle.py")
-    answer = ask("dtrain.runtime.torch", oracle, json.dumps(entry["case"]))
+    answer = ask(TORCH, oracle, json.dumps(entry["case"]))
     assert answer == entry["answer"]
 
 

@@ -15,6 +15,7 @@ from dtrain.parallelism.cost.memory import stage_memory
 from dtrain.parallelism.model.shape import Shape
 from dtrain.runtime.layout import Layout
 from support.oracles import ask
+from support.warm import TORCH
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = json.loads(Path(__file__).with_name("memory_cases.json").read_text())
@@ -46,7 +47,7 @@ def test_some_cases_were_not_used_for_the_formulas() -> None:
 @pytest.mark.torch
 def test_a_case_without_a_record() -> None:
     tracker = ROOT / "scripts" / "planner" / "track_memory.py"
-    answer = ask("dtrain.runtime.torch", tracker, json.dumps(SMALL))
+    answer = ask(TORCH, tracker, json.dumps(SMALL))
     assert planned(SMALL) == pytest.approx(answer["peak"], rel=0.04)
 
 

@@ -18,6 +18,7 @@ from dtrain.planning.question import pose
 from dtrain.planning.request import PlanRequest
 from dtrain.runtime.layout import Layout, Sharding
 from support.oracles import ask
+from support.warm import TORCH
 
 RECORD = json.loads(Path(__file__).with_name("oracle_cases.json").read_text())["entries"]
 FRESH = {
@@ -88,7 +89,7 @@ def test_recorded_cases(entry: dict[str, Any]) -> None:
 @pytest.mark.torch
 def test_a_case_not_used_for_the_formulas() -> None:
     oracle = Path(__file__).with_name("fsdp_oracle.py")
-    answer = ask("dtrain.runtime.torch", oracle, json.dumps(FRESH))
+    answer = ask(TORCH, oracle, json.dumps(FRESH))
     assert allocated(FRESH) == pytest.approx(answer["peak"], rel=0.05)
 
 

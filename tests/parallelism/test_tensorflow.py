@@ -37,7 +37,7 @@ def answer(shape, cluster, *, global_batch, precision="bf16"):
 
 def oracle(*arguments):
     program = Path(__file__).with_name("keras_oracle.py")
-    return ask("tensorflow", program, *arguments)
+    return ask(("tensorflow",), program, *arguments)
 
 
 @pytest.mark.tensorflow

@@ -28,7 +28,6 @@ print(pstats.Stats(profile).total_calls)
     [
         ("model_size 100B a100-80gb 64 4096", 800_000),
         ("model_size 100B a100-80gb 16384 4096", 450_000),
-        ("model llama-4-maverick h100-80gb 512 8192", 8_000_000),
         ("model qwen3-235b-a22b h100-80gb 256 131072", 8_000_000),
     ],
 )

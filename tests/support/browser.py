@@ -101,11 +101,6 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page, as a PNG."""
-        shot = self._call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
     def pdf(self) -> bytes:
         """The page as it is printed."""
         return base64.b64decode(self._call("Page.printToPDF")["data"])

@@ -44,7 +44,7 @@ class Field:
 
     # The job -----------------------------------------------------------------------------------
 
-    def file(self, *, pause: float = 0.01, size: int = SIZE, **job_section: Any) -> Path:
+    def file(self, *, pause: float = 0.05, size: int = SIZE, **job_section: Any) -> Path:
         self.size = size
         section = {
             "framework": "torch",
@@ -92,7 +92,7 @@ class Field:
         except OSError:
             return 0
 
-    def advance(self, steps: int = 50) -> None:
+    def advance(self, steps: int = 10) -> None:
         """Wait until every rank has done ``steps`` more steps."""
         reached = [each + steps for each in self.steps()]
         until(

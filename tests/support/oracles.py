@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from support.limits import HANG
 from support.warm import server
 
 
-def ask(imported: str, program: Path, *arguments: str) -> Any:
-    """The JSON that a program prints. ``imported`` is its slowest import."""
-    process = server(imported).start(
+def ask(imported: Sequence[str], program: Path, *arguments: str) -> Any:
+    """The JSON that a program prints. ``imported`` are its slowest imports."""
+    process = server(*imported).start(
         program, *arguments, environment=os.environ, stderr=subprocess.PIPE
     )
     output, errors = process.communicate(HANG)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from support.limits import HANG
-from support.warm import server
+from support.warm import TORCH, server
 
 RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
 GPT = ["--width", "64", "--heads", "4", "--kv-heads", "4", "--context", "32"]
@@ -31,10 +31,10 @@ def losses(file: Path) -> list[float]:
 def alone(script: str, folder: Path, options: list[str]) -> list[float]:
     """The losses of one process without a launcher."""
     file = folder / "losses.json"
-    imported = "dtrain.runtime.torch" if script == "train_gpt.py" else "tensorflow"
+    imported = TORCH if script == "train_gpt.py" else ("tensorflow",)
     # With a thread for each core, those that wait would spin.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = server(imported).start(
+    process = server(*imported).start(
         RECIPES / script, *options, "--losses", file, environment=environment
     )
     output, _ = process.communicate(HANG)

@@ -3,7 +3,7 @@
 A new process spends 2 to 4 s on the import of torch or TensorFlow, and `dtrain` half a second. A
 script that needs no launcher saves it:
 
-    process = server("torch").start(script, "--steps", "5", environment={...})
+    process = server(*TORCH).start(script, "--steps", "5", environment={...})
     output, _ = process.communicate()
     process = dtrain("launch", "cluster.yaml", environment={...})
 
@@ -63,6 +63,9 @@ NEEDED_LATER = [
 ]
 """What commands import while they run. Some versions of Typer import pydantic there, which costs as
 much as all else in a short command."""
+TORCH = ("dtrain.runtime.torch", "torch._inductor.compile_fx")
+"""The runtime for torch, and what each rank that compiles would import. One server for all tests
+with torch."""
 Stream = int | IO[Any] | None
 
 

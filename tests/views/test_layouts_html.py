@@ -84,10 +84,9 @@ BOXES = """
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1000, 1600])
-def test_nothing_overflows_or_overlaps(browser, files, case, width, dark, tmp_path):
-    browser.show(files[case], width, dark=dark)
+def test_nothing_overflows_or_overlaps(browser, files, case, width):
+    browser.show(files[case], width)
     browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     boxes = browser.evaluate(BOXES)
@@ -107,21 +106,20 @@ def test_nothing_overflows_or_overlaps(browser, files, case, width, dark, tmp_pa
     covered = browser.evaluate("""[...document.querySelectorAll('.label')].filter(one =>
       one.getBoundingClientRect().bottom > one.nextElementSibling.getBoundingClientRect().top)""")
     assert covered == []
-    browser.screenshot(tmp_path / "page.png")
-    assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_makes_no_requests_and_logs_no_errors(files, case, tmp_path):
-    with Browser(tmp_path) as browser:
-        browser.show(files[case], 1000)
-        sent = [url for url in browser.requests if not url.startswith(("data:", "about:"))]
-        assert sent == [files[case].as_uri()]
-        assert browser.console == []
-        # Values of a cluster file appear in the page only as text.
-        assert browser.evaluate("document.querySelectorAll('script, img, iframe').length") == 0
-        assert "<script>alert(1)</script>" in browser.evaluate("document.body.innerText")
-        assert browser.evaluate("document.styleSheets[0].cssRules.length") > 30
+def test_it_makes_no_requests_and_logs_no_errors(browser, files, case):
+    browser.requests.clear()
+    browser.console.clear()
+    browser.show(files[case], 1000)
+    sent = [url for url in browser.requests if not url.startswith(("data:", "about:"))]
+    assert sent == [files[case].as_uri()]
+    assert browser.console == []
+    # Values of a cluster file appear in the page only as text.
+    assert browser.evaluate("document.querySelectorAll('script, img, iframe').length") == 0
+    assert "<script>alert(1)</script>" in browser.evaluate("document.body.innerText")
+    assert browser.evaluate("document.styleSheets[0].cssRules.length") > 30
 
 
 def test_an_injected_script_does_not_run(browser, files, tmp_path):

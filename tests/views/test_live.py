@@ -197,9 +197,10 @@ def test_long_output_is_cut_with_a_hint(terminal, workers, monkeypatch):
     running(view)
     dashboard(terminal)
     stream = workers.stream("node0", 0)
-    for number in range(20):
-        view.output(stream, workers.write(stream, b"line %d\n" % number))
-        dashboard(terminal, f"line {number}")
+    for first in (0, 10):
+        for number in range(first, first + 10):
+            view.output(stream, workers.write(stream, b"line %d\n" % number))
+        dashboard(terminal, f"line {first + 9}")
     finish(view)
     lines = terminal.close()
     assert "dtrain: `dtrain logs demo-1` shows earlier output" in lines

@@ -38,7 +38,7 @@ def kill_all(pids: Iterable[int]) -> None:
 def test_the_relay_repeatedly(field: Make) -> None:
     """It owns nothing: the next relay continues at the last byte."""
     scene = field()
-    launch = scene.start(scene.file())
+    launch = scene.start(scene.file(pause=0.01))
     hosts, reached = ("node1", "node2"), "all hosts are reachable again"
     for _ in range(5):
         until(lambda: all(find(scene, host, "dtrain-agent") for host in hosts), "both relays")
@@ -55,7 +55,7 @@ def test_the_relay_repeatedly(field: Make) -> None:
 
 def test_the_launcher_repeatedly(field: Make) -> None:
     scene = field()
-    run = scene.detach(scene.file())
+    run = scene.detach(scene.file(pause=0.01))
     for _ in range(5):
         scene.kill_launcher()
         attached = scene.command("attach", run)

@@ -26,7 +26,7 @@ def test_dropped_for_a_moment(field: Make, names: list[str]) -> None:
     launch = scene.start(scene.file())
     for name in names:
         scene.cluster.cut(name)
-    scene.advance(100)  # for a second
+    scene.advance(20)  # for a second
     scene.cluster.heal()
     scene.advance()
     scene.stop()
@@ -45,7 +45,7 @@ def test_cut_for_longer(field: Make, how: str, names: list[str]) -> None:
     for name in names:
         cut(name)
     launch.until(SAID, count=len(names))
-    scene.advance(3000 if LONG else 50)
+    scene.advance(600 if LONG else 10)
     scene.cluster.heal()
     launch.until("all hosts are reachable again")
     scene.advance()

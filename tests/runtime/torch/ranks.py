@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.limits import HANG
 from support.ports import free_port
-from support.warm import Process, server
+from support.warm import TORCH, Process, server
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -29,7 +29,7 @@ def start(world: int, script: Path, *arguments: object, **variables: str) -> lis
         "MASTER_PORT": str(free_port()),
         **variables,
     }
-    imported = server("dtrain.runtime.torch")
+    imported = server(*TORCH)
     return [
         imported.start(
             script, *arguments, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
