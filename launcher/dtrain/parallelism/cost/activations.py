@@ -195,7 +195,7 @@ def _saved(
     tokens that ranks with experts exchange."""
     h = shape.hidden
     if recompute == "full":
-        yield 2 * h * shape.streams / split
+        yield 2 * shape.residual / split
         return
     yield 2 * h / split
     queries = shape.heads * shape.head_size

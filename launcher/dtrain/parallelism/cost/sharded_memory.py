@@ -293,7 +293,7 @@ class Rank(StageRank):
     def stream(self) -> float:
         """Bytes of the residual streams of a micro-batch on this rank."""
         split = self.layout.tensor if self.layout.sequence_parallel else 1
-        return self.compute * self.shape.hidden * self.shape.streams / split * self.tokens
+        return self.compute * self.shape.residual / split * self.tokens
 
     @property
     def logit_count(self) -> float:

@@ -118,6 +118,11 @@ class Shape(KeepsHash):
         return self.attends_to_all + (1 - self.attends_to_all) * share
 
     @property
+    def residual(self) -> int:
+        """Elements of all residual streams for each token."""
+        return self.hidden * self.streams
+
+    @property
     def sums(self) -> int:
         """Sums of one layer with the residual stream, each with a norm: of attention, of the MLP,
         and of parts."""
