@@ -20,7 +20,7 @@ from dtrain.parallelism.cost.runtime_phases import highest_phase
 from dtrain.parallelism.cost.sharded_memory import Phase, Rank, peak
 from dtrain.parallelism.cost.stages import StageRank, extreme_stages, in_flight, layers_of_stage
 from dtrain.parallelism.cost.states import StageStates, stage_states
-from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.shape import Shape, residual
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
@@ -176,7 +176,7 @@ def _whole_peak(rank: Rank, states: StageStates, held: float) -> Phase:
     shape, layout, assumed = rank.shape, rank.layout, rank.assumed
     kept = rank.layers * rank.kept
     if assumed.habits.keeps_outputs and not rank.last:
-        kept += rank.compute * shape.residual * rank.tokens
+        kept += rank.compute * residual(shape) * rank.tokens
     widest = shape.hidden * shape.ffn_hidden * (2 if shape.gated else 1) / layout.tensor
     # A matrix's gradient in 16 and 32 bits; or a frozen matrix of 4 bits, as the product needs it.
     temporary = 6.0 * widest if shape.lora is None else 2.0 * widest * shape.lora.expands
@@ -254,7 +254,7 @@ def _activation_gradients(rank: Rank) -> float:
     scores = 0 if assumed.flash_attention else shape.heads * shape.seq_len
     widest = max(2 * scores, (2 if shape.gated else 1) * shape.ffn_hidden)
     split = layout.tensor if layout.sequence_parallel else 1
-    streams = 2 * shape.residual / split
+    streams = 2 * residual(shape) / split
     own = rank.compute * (widest / layout.tensor + streams)
     routed = routed_gradients(shape, layout, assumed)
     return max(own, routed + rank.compute * streams)

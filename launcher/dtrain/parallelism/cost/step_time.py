@@ -19,7 +19,7 @@ from dtrain.parallelism.cost.launches import kernels as kernels_of
 from dtrain.parallelism.cost.layer import BYTES, Kernels
 from dtrain.parallelism.cost.runtime_layer import runtime_layer
 from dtrain.parallelism.cost.stages import kinds_of_stages, stage_layers
-from dtrain.parallelism.model.shape import Shape
+from dtrain.parallelism.model.shape import Shape, residual
 from dtrain.records import dataclass
 from dtrain.runtime.layout import Layout
 
@@ -350,7 +350,7 @@ def _sends(kernels: Kernels, stage: float) -> tuple[float, float]:
     group = Group(kernels.cluster, kernels.efficiency, p, stride)
     # Each tensor rank sends its part of the sequence.
     shared = layout.sequence_parallel or backend_of(layout).sends_shares
-    size = _activation(kernels, kernels.shape.residual)
+    size = _activation(kernels, residual(kernels.shape))
     once = group.send(size / (layout.tensor if shared else 1))
     waited, hidden = 0.5 * once, 0.0
     if v > 1 and backend_of(layout).overlaps_sends:

@@ -118,11 +118,6 @@ class Shape(KeepsHash):
         return self.attends_to_all + (1 - self.attends_to_all) * share
 
     @property
-    def residual(self) -> int:
-        """Elements of all residual streams for each token."""
-        return self.hidden * self.streams
-
-    @property
     def sums(self) -> int:
         """Sums of one layer with the residual stream, each with a norm: of attention, of the MLP,
         and of parts."""
@@ -317,3 +312,8 @@ class Shape(KeepsHash):
             flop += part.model_flop
             flop += sum(2.0 * rows * k * n for rows, k, n in part.products(self.hidden, 1))
         return flop
+
+
+def residual(shape: Shape) -> int:
+    """Return the elements of all residual streams for each token."""
+    return shape.hidden * shape.streams
